@@ -16,7 +16,7 @@ type codeLine struct {
 	text string
 }
 
-// block is duplicate code: its two locations and its length in lines of code.
+// block is duplicate code. It has the two locations and the length in lines of code.
 type block struct {
 	file, other string
 	line, at    int
@@ -52,11 +52,11 @@ func duplicates(files []file) (blocks []block) {
 		for j := range len(code) - maxTwice {
 			key := window(code[j:])
 			for _, p := range seen[key] {
-				if p.file == i && p.line+maxTwice >= j { // it overlaps itself
+				if p.file == i && p.line+maxTwice >= j { // the block would overlap itself
 					continue
 				}
 				distance := place{p.file, p.line - j}
-				if ends[distance] > j { // part of the block before
+				if ends[distance] > j { // part of the block found before
 					continue
 				}
 				n := maxTwice + 1

@@ -42,7 +42,8 @@ func (f file) isTest() bool {
 		strings.HasSuffix(folder, "test") || folder == "testdata"
 }
 
-// Generated files follow their generator. The pattern is Go's, with each language's comment marks.
+// generated matches the header of generated files, which the checks skip. It is Go's pattern, with the comment marks of
+// each language.
 var generated = regexp.MustCompile(`(?m)^(?://|/\*|#|<!--) ?Code generated .* DO NOT EDIT\.`)
 
 // ours returns the files of the working tree below the given paths, in supported languages, except generated files, the
@@ -91,7 +92,7 @@ func ours(root string, paths []string) ([]file, error) {
 	return slices.CompactFunc(files, func(a, b file) bool { return a.path == b.path }), nil
 }
 
-// languageOf returns an empty language for a known file without an extension: its first line decides.
+// languageOf returns an empty language for a file without an extension, because its first line determines the language.
 func languageOf(path string) (language, bool) {
 	if strings.Contains(path, "/testdata/") || strings.HasPrefix(path, "dist/") || path == "bpf/vmlinux.h" {
 		return "", false

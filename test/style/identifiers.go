@@ -21,8 +21,8 @@ const (
 	sourceFile kind = "file"
 )
 
-// oldName is an identifier that we replaced. Words that are common elsewhere are banned in some folders, or as some
-// kinds of identifiers, only.
+// oldName is an identifier that we replaced. A word that is common elsewhere is only banned in some folders, or for
+// some kinds of identifiers.
 type oldName struct {
 	name, better string
 	kinds        []kind // all if empty
@@ -88,7 +88,7 @@ var cNames = []oldName{
 }
 
 // goNames are banned as names of packages, types, functions, methods, fields, constants and variables of packages.
-// Parameters and local variables are not looked at.
+// Parameters and local variables are not checked.
 var goNames = []oldName{
 	{"together", "batch", []kind{packaged}, ""},
 	{"spoil", "fuzzmutate", []kind{packaged}, ""},
@@ -172,7 +172,8 @@ func banned(names []oldName, filePath, name string, is kind) (oldName, bool) {
 	return oldName{}, false
 }
 
-// among reports whether a kind is one of some. Files and packages are so only if they are listed.
+// among reports whether an entry with these kinds applies to k. An entry without kinds applies to all kinds except
+// files and packages.
 func (k kind) among(kinds []kind) bool {
 	return slices.Contains(kinds, k) || len(kinds) == 0 && k != packaged && k != sourceFile
 }
@@ -208,7 +209,8 @@ var (
 	cWord  = regexp.MustCompile(`^[A-Za-z_]`)
 )
 
-// cIdentifiers reports each use of an identifier: of a type after struct, union or enum, of a function before (.
+// cIdentifiers reports each use of an identifier. After struct, union or enum it is a type, and before ( it is a
+// function.
 func cIdentifiers(f file, report func(int, string, kind)) {
 	code, _ := splitC(string(f.text))
 	before := ""

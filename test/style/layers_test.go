@@ -17,8 +17,8 @@ import (
 
 const module = "pilaster.io/pilaster/"
 
-// layers are all packages from the bottom up. A package may import packages of its own layer and of lower ones only. A
-// folder stands for all packages below it that are not listed themselves.
+// layers are all packages, the lowest layer first. A package may import only packages of its own layer and of lower
+// layers. A folder stands for all packages below it that are not listed themselves.
 var layers = []struct {
 	name    string
 	folders []string
@@ -48,7 +48,7 @@ var layers = []struct {
 	{"programs and tests", []string{"cmd", "deploy", "test"}},
 }
 
-// forbidden are packages that may not import others, not even indirectly.
+// forbidden are packages (from) that must not import others (to), not even indirectly.
 var forbidden = []struct{ from, to []string }{{
 	from: []string{"internal/datapath", "internal/network", "internal/policy", "internal/address"},
 	to:   []string{"internal/agent", "internal/orchestrator", "internal/cli", "internal/bench"},
@@ -60,8 +60,8 @@ var knownImports = map[string]string{}
 // maxFiles is the maximum number of files of a package, without tests and generated files.
 const maxFiles = 15
 
-// knownLarge are packages with more files than maxFiles, with a limit and a remedy. The limits may only decrease, but
-// that internal/cli gets a file for each new command family.
+// knownLarge are packages with more files than maxFiles, with a limit and a reason. The limits may only decrease,
+// except that internal/cli gets a file for each new command family.
 var knownLarge = map[string]struct {
 	files  int
 	reason string
@@ -144,7 +144,8 @@ func layerOf(folder string) (layer int) {
 	return layer
 }
 
-// upward returns the imports of packages of higher layers, as "from → to", with the names of their layers.
+// upward returns the imports from a package to a package of a higher layer, as "from → to", with the names of their
+// layers.
 func upward(all map[string]listed) map[string]string {
 	found := map[string]string{}
 	for from, p := range all {
@@ -157,8 +158,8 @@ func upward(all map[string]listed) map[string]string {
 	return found
 }
 
-// reached returns the forbidden paths of imports, "from → … → to", by their last import, "from → to". It ignores
-// imports in known.
+// reached returns the forbidden chains of imports, "from → … → to", by the last import of the chain, "from → to". It
+// ignores imports in known.
 func reached(all map[string]listed, known map[string]string) map[string]string {
 	found := map[string]string{}
 	for _, rule := range forbidden {

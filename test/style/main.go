@@ -29,7 +29,7 @@ type finding struct {
 
 func (f finding) String() string { return fmt.Sprintf("%s:%d: %s: %s", f.file, f.line, f.rule, f.text) }
 
-// rules check one file at a time.
+// rules are the rules that check one file at a time.
 var rules = []struct {
 	name  string
 	check func(file) []finding
@@ -84,7 +84,7 @@ func checkTree(paths []string) (found []finding, checked int, err error) {
 	return check(files), len(files), nil
 }
 
-// check applies all rules. Duplicates are searched among the given files only.
+// check applies all rules. It searches for duplicates only among the given files.
 func check(files []file) (found []finding) {
 	for _, f := range files {
 		for _, r := range rules {

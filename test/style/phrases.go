@@ -11,8 +11,8 @@ type phrase struct {
 	pattern string
 	better  string
 	reason  string
-	except  string // a match is let pass if this expression matches its sentence; never if empty
-	outside string // folders, separated by blanks, where the phrase is not looked for
+	except  string // a match is accepted if this expression matches its sentence; empty for no exception
+	outside string // folders, separated by blanks, in which the phrase is accepted
 }
 
 // Reasons that several phrases share.
@@ -55,7 +55,7 @@ var phrases = []phrase{
 	{`(?:pilaster_)?datapath_first_in_chain`, "datapath_tcx_first", "the metric has another name", "", ""},
 }
 
-// exempt are files in which phrases may stand, and why.
+// exempt are files in which the phrases are accepted, and why.
 var exempt = map[string]string{
 	"test/style/phrases.go":     "the list of phrases",
 	"test/style/identifiers.go": "the list of names",
@@ -104,7 +104,8 @@ func checkPhrases(f file) (found []finding) {
 	return found
 }
 
-// isKey reports whether a match is a key of JSON, or part of a name with hyphens or slashes: other programs read those.
+// isKey reports whether a match is a key of JSON, or part of a name with hyphens or slashes. Other programs use these
+// names, so they are accepted.
 func isKey(text string, from, to int) bool {
 	before, after := text[:from], text[to:]
 	return hyphened.MatchString(before[max(0, from-2):]) || hyphenNext.MatchString(after) ||
@@ -126,7 +127,7 @@ func isBelow(path, folders string) bool {
 	return false
 }
 
-// sentence is the text around a match, to the full stop or the empty line on each side.
+// sentence returns the text around a match, up to the full stop or the empty line on each side.
 func sentence(text string, from, to int) string {
 	start := max(strings.LastIndex(text[:from], ". "), strings.LastIndex(text[:from], ".\n"),
 		strings.LastIndex(text[:from], "\n\n"))

@@ -25,7 +25,7 @@ func segments(f file) []segment {
 	return []segment{{1, string(f.text)}}
 }
 
-// parseGo returns nil for text that is not Go; the compiler reports that.
+// parseGo returns nil if the text is not valid Go, which the compiler reports.
 func parseGo(f file) (*token.FileSet, *ast.File) {
 	set := token.NewFileSet()
 	tree, err := parser.ParseFile(set, f.path, f.text, parser.ParseComments|parser.SkipObjectResolution)
@@ -60,7 +60,7 @@ func goSegments(f file) (texts []segment) {
 	return texts
 }
 
-// uncomment blanks comment marks, so that a phrase that spans two lines is found.
+// uncomment removes comment marks, so that a phrase on two lines is found.
 func uncomment(text string) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
@@ -76,8 +76,8 @@ func uncomment(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// splitC splits C or protobuf source. In code, comments, literals and #include lines are replaced by blanks, and line
-// breaks remain. texts has the comments and strings. Comments on consecutive lines are one segment.
+// splitC splits C or protobuf source. In code, blanks replace comments, literals and #include lines, and line breaks
+// remain. texts has the comments and strings. Comments on consecutive lines are one segment.
 func splitC(text string) (code string, texts []segment) {
 	out := []byte(text)
 	blank := func(from, to int) {

@@ -25,7 +25,7 @@ var (
 	linkOnly  = regexp.MustCompile(`^\s*(?:[-*] )?(?:!?\[[^\]]*\])\([^)]*\)[.,]?\s*$`)
 )
 
-// longWord is a text without spaces, such as the name of a metric with its labels, that makes its line long.
+// longWord matches a long text without spaces, such as the name of a metric with its labels, which cannot be broken.
 var longWord = regexp.MustCompile(`[^\s]{80,}`)
 
 // checkWidth finds lines of more than maxColumns columns. Tables and code fences of Markdown, lines with a URL or a
