@@ -21,7 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// port is one of the router's devices, with an injector for sentinels.
+// port is a device of the router, with an injector for sentinels.
 type port struct {
 	name   string
 	inject *packet.Injector
@@ -45,7 +45,7 @@ type capture struct {
 func startCapture(ctx context.Context, t *testing.T, router *netns.Namespace, ports []port) *capture {
 	t.Helper()
 	c := &capture{ports: ports, grown: make(chan struct{}, 1), ended: make(chan struct{})}
-	// Buffers of 64 MB in the kernel for each port, and as much between dumpcap's threads.
+	// Use buffers of 64 MB in the kernel for each port, and between dumpcap's threads.
 	args := []string{"-q", "-B", "64", "-C", "64000000", "-N", "100000", "-w", "-"}
 	for _, p := range ports {
 		args = append(args, "-i", p.name)
@@ -95,7 +95,7 @@ func (c *capture) size() int {
 	return len(c.pcapng)
 }
 
-// resend is the retry interval of a sentinel that was not captured: dumpcap may not have listened yet.
+// resend is the retry interval for a sentinel that was not captured, because dumpcap may not have started to capture.
 const resend = 100 * time.Millisecond
 
 // await sends a sentinel from every port until each was captured.
@@ -106,7 +106,7 @@ func (c *capture) await(ctx context.Context, t *testing.T) {
 	from := c.size()
 	for _, p := range c.ports {
 		sentinel := packet.NewSentinel()
-		// No process listens there; the resulting ICMPv6 error is valid too.
+		// No process listens on this port. The resulting ICMPv6 error is valid traffic too.
 		frame := packet.Packet{Source: p.router, Destination: p.far,
 			Body: packet.UDP{SourcePort: sentinelPort, DestinationPort: sentinelPort, Payload: sentinel[:]}}
 		for due := true; !c.contains(sentinel, from); {
@@ -140,7 +140,7 @@ func (c *capture) stop(ctx context.Context, t *testing.T) recording {
 	if err := c.cmd.Wait(); err != nil {
 		t.Fatalf("dumpcap: %v\n%s", err, c.report.String())
 	}
-	// One line per port. Packets that were flushed came after the sentinel.
+	// dumpcap reports one line per port. Flushed packets do not matter, because they came after the sentinel.
 	for _, p := range c.ports {
 		_, counts, _ := strings.Cut(c.report.String(), "on interface '"+p.name+"': ")
 		if _, lost, _ := strings.Cut(counts, " "); !strings.HasPrefix(lost, "(pcap:0/dumpcap:0/") {
@@ -241,7 +241,7 @@ func parseFrame(v []string) (f frame, err error) {
 		source: addresses(v[4]), destination: addresses(v[5]), payload: number(v[6]),
 		icmpType: v[12],
 	}
-	// Only the packet's own protocol: an error also has the headers of the quoted packet.
+	// Use only the first protocol, because an ICMPv6 error also has the headers of the quoted packet.
 	for _, layer := range strings.Split(f.layers, ":") {
 		switch layer {
 		case "tcp":
@@ -259,8 +259,8 @@ func parseFrame(v []string) (f frame, err error) {
 	return f, err
 }
 
-// partial reports whether the checksum covers the pseudo header only: the kernel leaves the rest to the device, and a
-// veth never adds it.
+// partial reports whether the checksum covers only the pseudo header. The kernel leaves the rest to the device, and a
+// veth device does not complete it.
 func (f frame) partial() bool {
 	if f.protocol != packet.ProtocolTCP && f.protocol != packet.ProtocolUDP {
 		return false

@@ -31,8 +31,8 @@ type needle struct {
 	text []byte // lower case if it is text
 }
 
-// needles are encodings of the common prefix of all plaintext addresses, and of the fabric's prefix: raw, as short and
-// long text, as hex digits of if_inet6, and of tcp6, which swaps the bytes of each word.
+// needles returns encodings of the common prefix of all plaintext addresses, and of the fabric's prefix: raw, as short
+// and as long text, as hex digits as in if_inet6, and as in tcp6, which swaps the bytes of each word.
 func (b *bed) needles() []needle {
 	var all []needle
 	for _, prefix := range []netip.Prefix{b.judge.base, b.judge.underlay} {
@@ -53,7 +53,7 @@ func (b *bed) needles() []needle {
 	return all
 }
 
-// evidence returns the names of the needles in data that a container can read.
+// evidence returns the names of the needles that occur in data that a container can read.
 func (b *bed) evidence(seen []byte) []string {
 	var found []string
 	lower := bytes.ToLower(seen)
@@ -69,8 +69,9 @@ func (b *bed) evidence(seen []byte) []string {
 	return found
 }
 
-// testContainers captures in every container of encrypted tenants while all of them send, and searches every byte. A
-// clear tenant's container shows that the search works.
+// testContainers captures in every container while all of them send, and searches all captured bytes for needles. In
+// containers of encrypted tenants it must find none. In a clear tenant's container it must find some, which shows that
+// the search works.
 func (b *bed) testContainers(t *testing.T) {
 	captures := map[string]*packet.Capture{}
 	for name, h := range b.hosts {
@@ -127,11 +128,11 @@ func (b *bed) judgeFrames(t *testing.T, name string, frames []packet.Captured) {
 	}
 }
 
-// gateway is the source MAC of all frames to containers; the MAC of a real device would identify the node.
+// gateway is the source MAC of all frames to containers. The MAC of a real device would identify the node.
 const gateway = "02:70:69:6c:00:01"
 
-// mac returns a container's own MAC: the same one everywhere, or one derived from a number that does not identify the
-// node.
+// mac returns a container's own MAC. It is the same for all containers. Only the MAC of a macvlan differs; it is
+// derived from a number that does not identify the node.
 func (b *bed) mac(t *testing.T, container string) (mac string) {
 	t.Helper()
 	if labtest.Device() != endpoint.Macvlan {
@@ -167,7 +168,8 @@ func (b *bed) sendSentinel(t *testing.T, from, to host) packet.Sentinel {
 }
 
 // testListings reads the kernel's state in a container by commands, netlink, /proc/net and /proc/sys/net, while
-// connections are open. A clear tenant's container shows that each listing would reveal plaintext.
+// connections are open. The same listings in a clear tenant's container show that they would reveal plaintext
+// addresses.
 func (b *bed) testListings(t *testing.T) {
 	for _, p := range pairs {
 		from, to := b.hosts[p[0]], b.hosts[p[1]]

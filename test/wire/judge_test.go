@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// judge has the rules of the fabric's traffic. It reads captures with tshark, which is independent of Pilaster.
+// judge checks the fabric's traffic. It reads captures with tshark, which is independent of Pilaster.
 type judge struct {
 	places   map[netip.Addr]place // by plaintext address
 	secret   []netip.Addr         // ciphertext addresses, which must not occur
@@ -22,7 +22,7 @@ type place struct {
 	port, tenant string // the router's port to its node
 }
 
-// plainLayers are the allowed protocol stacks. ICMPv6 precedes a quoted packet.
+// plainLayers are the allowed protocol stacks. The layers after ICMPv6 are those of a quoted packet.
 var plainLayers = []string{
 	"ipv6:tcp", "ipv6:tcp:data", "ipv6:udp", "ipv6:udp:data", "ipv6:icmpv6", "ipv6:icmpv6:data",
 	"ipv6:ipv6.fraghdr:data", "ipv6:ipv6.fraghdr:udp:data", "ipv6:ipv6.fraghdr:icmpv6:data",
@@ -42,8 +42,8 @@ func (j judge) findings(t *testing.T, r recording, frames []frame, offload bool)
 	return append(all, j.ciphertexts(t, r)...)
 }
 
-// ciphertexts finds frames that contain either half of a ciphertext address, which is enough to reveal it. In a display
-// filter, "frame" means all bytes of the frame.
+// ciphertexts finds frames that contain the first or the second half of a ciphertext address. In a display filter,
+// "frame" means all bytes of the frame.
 func (j judge) ciphertexts(t *testing.T, r recording) []string {
 	t.Helper()
 	var filter, all []string
@@ -91,8 +91,8 @@ func (j judge) fault(f frame, offload bool) string {
 	return ""
 }
 
-// fabricsOwn reports whether a packet has nothing to do with containers: neighbour discovery, the orchestrator's
-// streams, sentinels.
+// fabricsOwn reports whether a packet is not from or to a container, but neighbour discovery, a stream of the
+// orchestrator or a sentinel.
 func (j judge) fabricsOwn(f frame, layers string) bool {
 	for _, a := range slices.Concat(f.source, f.destination) {
 		if !j.underlay.Contains(a) && !a.IsLinkLocalUnicast() && !a.IsMulticast() && !a.IsUnspecified() {

@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// testPlanted puts one frame of each forbidden kind on the fabric, from a namespace without an agent, and checks that
-// the judge finds exactly these.
+// testPlanted sends one frame of each forbidden kind to the fabric, from a namespace without an agent. The judge must
+// find exactly these frames.
 func (b *bed) testPlanted(t *testing.T) {
 	outside, err := b.Namespace(lab.Orchestrator)
 	if err != nil {
@@ -44,7 +44,7 @@ func (b *bed) testPlanted(t *testing.T) {
 	vxlan := append(binary.BigEndian.AppendUint32(nil, 0x08000000), 0, 0, 1, 0)
 	vxlan = append(vxlan, sound.Frame(inject.MAC(), inject.MAC())...)
 
-	// The router's source check drops each of them after this port: none has a source of this link.
+	// The router captures these frames and then drops them, because none has a source of this link.
 	planted := []struct {
 		name    string
 		packet  []byte
@@ -77,7 +77,7 @@ func (b *bed) testPlanted(t *testing.T) {
 	for _, finding := range b.judge.findings(t, r, r.frames(t), true) {
 		number, fault, _ := strings.Cut(finding, ": ")
 		if faulty[number] == nil {
-			order = append(order, number) // each has a second fault, such as its port
+			order = append(order, number) // a frame can also have a second fault, such as its port
 		}
 		faulty[number] = append(faulty[number], fault)
 	}

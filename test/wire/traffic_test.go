@@ -36,8 +36,8 @@ type host struct {
 	address netip.Addr
 }
 
-// talk exchanges all kinds of traffic from a to b: TCP streams; small, fragmented and GSO-segmented datagrams; echoes;
-// and errors.
+// talk exchanges all kinds of traffic between a and b: TCP streams; small, fragmented and GSO-segmented datagrams;
+// echoes; and errors.
 func talk(ctx context.Context, a, b host) error {
 	for _, part := range []struct {
 		name string
@@ -106,7 +106,7 @@ func datagrams(ctx context.Context, a, b host) error {
 			if err != nil {
 				return // closed
 			}
-			_, _ = echo.WriteToUDPAddrPort(buffer[:n], from) // the client notices a lost reply
+			_, _ = echo.WriteToUDPAddrPort(buffer[:n], from) // the client reports a lost reply
 		}
 	}()
 	defer func() { echo.Close(); <-ended }()
@@ -161,8 +161,8 @@ func echoes(ctx context.Context, a, b host) error {
 	return nil
 }
 
-// portUnreachable checks that an ICMPv6 error reaches its socket, with addresses that the container knows: the error
-// queue has those of the quoted packet and of the error's source.
+// portUnreachable checks that an ICMPv6 error reaches the socket of the sender, with addresses that the container sees.
+// The socket's error queue has the addresses of the quoted packet and of the error's source.
 func portUnreachable(_ context.Context, a, b host) error {
 	c, err := dial(a, "udp6", b.address, closedPort)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package wire_test checks a lab's network with independent tools: the packets on the fabric, and everything that a
-// container can read. The tools are tshark, OpenSSL and the kernel's own listings.
+// Package wire_test checks the packets on a lab's fabric, and everything that a container can read, with independent
+// tools: tshark, OpenSSL and the kernel's own listings.
 //
 //   - NP1, §6.1: the address on the wire encodes node, tenant and app
 //   - NP2, §6.1: plain IPv6, without VXLAN or other encapsulation
@@ -45,7 +45,7 @@ var (
 			{Name: "c3", Node: "n3", Tenant: "clear"},
 		},
 	}
-	// Pairs that communicate: across nodes under two keys and without one, and on one node.
+	// Pairs of containers that communicate: on different nodes with two keys and without a key, and on one node.
 	pairs = [][2]string{{"b1", "b2"}, {"r3", "r2"}, {"c1", "c3"}, {"b1", "b1too"}}
 )
 
@@ -106,7 +106,7 @@ func TestWire(t *testing.T) {
 	t.Run("drops", b.testDrops)
 }
 
-// testAddresses decrypts each container's address with OpenSSL and the key that an operator can read, and compares the
+// testAddresses decrypts each container's address with OpenSSL and the key that an operator can read. It compares the
 // result with the container's actual location.
 func (b *bed) testAddresses(t *testing.T) {
 	for _, c := range b.Containers() {
@@ -188,7 +188,8 @@ func (b *bed) testFabric(t *testing.T) {
 	}
 }
 
-// offloaders are the hosts whose eth0 determines the containers' offloads: a macvlan uses its uplink's features.
+// offloaders returns the hosts whose eth0 determines the containers' offloads: the containers, or the nodes if
+// containers have macvlans, which use their uplink's features.
 func (b *bed) offloaders(t *testing.T) (all []host) {
 	t.Helper()
 	if labtest.Device() != endpoint.Macvlan {
@@ -205,7 +206,7 @@ func (b *bed) offloaders(t *testing.T) (all []host) {
 	return all
 }
 
-// wantKinds checks that the recording has every kind of packet, of every tenant, on both of its ports.
+// wantKinds checks that the recording has every kind of packet of every tenant, on both ports that the packet passes.
 func (b *bed) wantKinds(t *testing.T, frames []frame, offload bool) {
 	t.Helper()
 	kinds := map[string]func(frame) bool{
@@ -245,8 +246,8 @@ func (b *bed) wantKinds(t *testing.T, frames []frame, offload bool) {
 	t.Logf("checked %d packets of containers, %d frames in total", total, len(frames))
 }
 
-// testDrops checks that nothing was dropped so far: all packets were meant to arrive, and containers send nothing
-// unsolicited.
+// testDrops checks that no packets were dropped so far: all packets of the test had to arrive, and containers send no
+// others.
 func (b *bed) testDrops(t *testing.T) {
 	for _, node := range nodes {
 		drops, err := b.Drops(b.ctx, node)
