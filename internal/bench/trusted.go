@@ -30,8 +30,8 @@ type tool struct {
 	figure func(said []byte) (float64, error)
 }
 
-// tools returns well-known generators in Debian. sockperf's shortest message has 14 bytes. sockperf supports only IPv4,
-// so our generator uses IPv4 in this comparison too.
+// tools returns well-known generators in Debian. sockperf supports only IPv4, so our generator uses IPv4 in this
+// comparison too. sockperf's shortest message has 14 bytes.
 func tools() []tool {
 	sockperf := func(metric string, protocol ...string) tool {
 		return tool{
