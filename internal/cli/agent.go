@@ -25,8 +25,8 @@ import (
 	"pilaster.io/pilaster/internal/join"
 )
 
-// gcPercent is the agent's GOGC, in percent of the live heap. The agent is idle most of the time, so a small heap is
-// worth more garbage collections.
+// gcPercent is the agent's GOGC, in percent of the live heap. The agent is idle most of the time, so frequent garbage
+// collections cost little, and the heap stays small.
 const gcPercent = 25
 
 // Values of --dscp.
@@ -81,7 +81,8 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 				MaxMappings: networks.maxMappings, MaxRules: maxRules, MaxSessions: maxSessions, Device: dev,
 				Log: o.Log,
 			}
-			// Before the node joins: if the start failed later, the node's name and prefix would stay allocated.
+			// Check this before the node joins: if the start failed later, the node's name and prefix would stay
+			// allocated.
 			if err := cmp.Or(host.CheckBPFFS(bpffs), datapath.CheckUplink(config),
 				networks.ready(c.Context())); err != nil {
 				return err
@@ -161,8 +162,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 	return c
 }
 
-// choice is a flag with a fixed set of values. It rejects other values while flags are parsed, before the command does
-// anything.
+// choice is a flag with a fixed set of values. It rejects other values when flags are parsed, before the command runs.
 type choice struct {
 	to *string
 	of []string
@@ -202,7 +202,8 @@ func bindDevice(c *cobra.Command, dev *string) {
 	)
 }
 
-// completeAgent checks the options and reads the values that flags only refer to: host name, prefix and token file.
+// completeAgent checks the options, and sets those that flags do not contain directly: the host name, the parsed prefix
+// and the content of the token file.
 func completeAgent(o *daemon.Options, tokenFile, nodePrefix string) error {
 	if u, err := url.Parse(o.OrchestratorURL); err != nil || u.Scheme != "https" || u.Host == "" {
 		return usage("--orchestrator %q is not of the form https://host:port", o.OrchestratorURL)

@@ -19,7 +19,7 @@ var (
 	placed = regexp.MustCompile("`([A-Za-z_][A-Za-z0-9_.]*)`\\s+\\((?:both\\s+)?`([A-Za-z0-9_./-]+\\.(?:h|c|go))`")
 )
 
-// TestArchitecture checks that the map of the code and the explanations name files that exist, and that functions are
+// TestArchitecture checks that the files that ARCHITECTURE.md and the explanations name exist, and that functions are
 // in the files that ARCHITECTURE.md names for them.
 func TestArchitecture(t *testing.T) {
 	must := func(t *testing.T, err error) {

@@ -20,7 +20,7 @@ type backupView struct {
 	Revision int64     `json:"revision"`
 	Records  int       `json:"records"`
 	DataDir  string    `json:"dataDir"`
-	Skip     *uint64   `json:"skip,omitempty"` // this field and the next ones: of restore
+	Skip     *uint64   `json:"skip,omitempty"` // Skip, Regions, Edge and Ruled are only set by restore
 	Regions  []string  `json:"regions,omitempty"`
 	Edge     string    `json:"edge,omitempty"`     // node that the backup records as the Edge Switch
 	Ruled    []string  `json:"policies,omitempty"` // tenants with policies
@@ -161,7 +161,8 @@ another cluster that was restored from the same file.`,
 	return cmd
 }
 
-// embeddedOnly adds the orchestrator's --etcd as a hidden flag, and rejects it with what to do instead.
+// embeddedOnly adds the orchestrator's --etcd as a hidden flag. If the user sets it, the command fails with an error
+// that says what to do instead.
 func embeddedOnly(cmd *cobra.Command, instead string) {
 	var etcd string
 	cmd.Flags().StringVar(&etcd, "etcd", "", "")

@@ -52,7 +52,7 @@ func newBenchCommand(env Env) *cobra.Command {
 	return c
 }
 
-// formerly keeps the name that a command had in the previous release. The help does not list it.
+// formerly gives a command the name that it had in the previous release. The help does not list this command.
 func formerly(name string, c *cobra.Command) *cobra.Command {
 	_, arguments, _ := strings.Cut(c.Use, " ")
 	c.Use, c.Hidden = strings.TrimSpace(name+" "+arguments), true
@@ -154,7 +154,7 @@ func listed(known []string) cobra.CompletionFunc {
 	}
 }
 
-// selectRun replaces the scenarios and metrics of the form by the named ones.
+// selectRun replaces the scenarios and metrics of o by those that the user has named.
 func selectRun(o *bench.Options, scenarios, metrics []string) (err error) {
 	for flag, names := range map[string][]string{"scenarios": scenarios, "metrics": metrics} {
 		if names != nil && len(names) == 0 {
@@ -192,7 +192,7 @@ func reportBench(ctx context.Context, env Env, o bench.Options, free bool, to re
 	})
 }
 
-// addPeers adds peers, which come after our own scenarios.
+// addPeers adds peers after our own scenarios.
 func addPeers(o *bench.Options, peers []string) error {
 	for _, peer := range peers {
 		name, command, found := strings.Cut(peer, "=")
@@ -272,7 +272,7 @@ machine.`,
 				return fmt.Errorf("%w; nothing was measured", err)
 			}
 			run := bench.Full()
-			run.Rounds, run.Window = rounds, time.Second // the shortest that the tools support
+			run.Rounds, run.Window = rounds, time.Second // the shortest time that the tools support
 			if err := prepare(&run, env); err != nil {
 				return err
 			}
@@ -352,13 +352,14 @@ func bindReport(c *cobra.Command, to *reportPlace) {
 	)
 }
 
-// formats are names of formats in other programs. -o refuses those that we do not have instead of creating a folder of
-// that name.
+// formats are names of formats of other programs. -o rejects those that we do not support, instead of creating a folder
+// with that name.
 var formats = []string{
 	"", "csv", "html", "json", "markdown", "md", "table", "text", "tsv", "txt", "wide", "xml", "yaml", "yml",
 }
 
-// reportPlace is a format or a folder. It refuses other values while flags are parsed, before anything is created.
+// reportPlace is a format or a folder. It rejects other values when flags are parsed, before the command creates
+// anything.
 type reportPlace string
 
 func (p *reportPlace) String() string { return string(*p) }
@@ -373,8 +374,8 @@ func (p *reportPlace) Set(to string) error {
 
 func (p reportPlace) isFolder() bool { return p != "text" && p != "json" }
 
-// makeReportFolder checks before the measurement whether a report can be written. giveUp removes a folder that
-// makeReportFolder created, unless the folder has files by then.
+// makeReportFolder checks before the measurement whether a report can be written. giveUp removes the folder if
+// makeReportFolder has created it and it is still empty.
 func makeReportFolder(to reportPlace) (giveUp func(), err error) {
 	return makeFolder(to, []string{"report.json", "report.html"})
 }

@@ -76,8 +76,7 @@ scenarios and metrics.`,
 	return c
 }
 
-// checkCompare rejects before the first run what the runs would reject, and removes duplicates of scenarios and
-// metrics.
+// checkCompare rejects invalid options before the first run, and removes duplicate scenarios and metrics.
 func checkCompare(o *bench.CompareOptions) error {
 	var run bench.Options
 	if err := selectRun(&run, o.Scenarios, o.Metrics); err != nil {

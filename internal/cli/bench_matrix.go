@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/nic"
 )
 
-// recordMatrix writes the packets of the model's rehearsal, or those that an Open vSwitch sends within a time. It
-// leaves no file if it fails.
+// recordMatrix writes the traffic matrix of the model's rehearsal, or of the packets that an Open vSwitch sends within
+// a time. If it fails, it leaves no file.
 func recordMatrix(ctx context.Context, env Env, file, runDir string, within time.Duration, seed uint64) error {
 	to, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if errors.Is(err, os.ErrExist) {
@@ -42,7 +42,7 @@ func recordMatrix(ctx context.Context, env Env, file, runDir string, within time
 	return err
 }
 
-// watchMatrix counts packets to other nodes with the switch's own counters.
+// watchMatrix returns the matrix of packets to other nodes, from the switch's own counters.
 func watchMatrix(ctx context.Context, env Env, runDir string, within time.Duration) (m nic.Matrix, err error) {
 	before, err := ovs.Forwarded(ctx, runDir)
 	if err != nil {
@@ -82,7 +82,8 @@ func watchMatrix(ctx context.Context, env Env, runDir string, within time.Durati
 	return m, nil
 }
 
-// sentSince is the difference of two counters, or the later one if the entry was installed again in between.
+// sentSince returns the difference of two readings of a counter, or the later reading if the entry was installed again
+// in between.
 func sentSince(now, before uint64) uint64 {
 	if now < before {
 		return now

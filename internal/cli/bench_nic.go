@@ -92,7 +92,8 @@ destinations of the job from another one.`,
 	return c
 }
 
-// recorded returns a function that plots figure 8 with files in place of its rehearsal and, if given, its job.
+// recorded returns a function that plots figure 8 with the file matrix instead of the model's rehearsal, and with the
+// file job, if it is not empty, instead of the model's job.
 func recorded(ctx context.Context, matrix, job string, seed uint64) (draw func() (*nic.Report, error), err error) {
 	preheated, err := readMatrix("matrix", matrix)
 	if err != nil || job == "" {

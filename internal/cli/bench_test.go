@@ -84,7 +84,7 @@ func TestBenchCompareRefuses(t *testing.T) {
 	}
 }
 
-// A path with a slash is a folder, also if its last element is the name of a format.
+// A path with a slash is a folder, even if its last element is the name of a format.
 func TestReportPlace(t *testing.T) {
 	for to, folder := range map[string]bool{"text": false, "json": false, "results": true, "./xml": true,
 		"dist/bench": true} {
@@ -99,8 +99,8 @@ func TestReportPlace(t *testing.T) {
 	}
 }
 
-// A scenario that this kernel does not support is not offered for completion. If it is named, the command fails before
-// it measures.
+// Completion does not offer a scenario that this kernel does not support. If the user names such a scenario, the
+// command fails before it measures.
 func TestBenchLeavesOut(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -265,7 +265,8 @@ func TestBenchNIC(t *testing.T) {
 	}
 }
 
-// --matrix reads files that --record wrote. It rejects other files, and incomplete combinations of flags.
+// --matrix reads files that --record has written, and rejects other files. The command rejects incomplete combinations
+// of flags.
 func TestBenchNICMatrix(t *testing.T) {
 	dir := t.TempDir()
 	file, wrong, other := filepath.Join(dir, "m.tsv"), filepath.Join(dir, "wrong.tsv"), filepath.Join(dir, "other.tsv")
@@ -331,7 +332,8 @@ func TestBenchNICMatrix(t *testing.T) {
 	}
 }
 
-// A folder that cannot be written is reported before the measurement. giveUp removes a folder that the command created.
+// The command reports before the measurement that it cannot write to a folder. giveUp removes a folder that the command
+// has created.
 func TestReportFolder(t *testing.T) {
 	made, there := filepath.Join(t.TempDir(), "made"), t.TempDir()
 	for _, dir := range []string{made, there} {

@@ -1,5 +1,5 @@
-// Package cli is the command line: flags, output and exit codes. The work of a command is done by other packages; each
-// file here holds one family of commands.
+// Package cli is the command line: flags, output and exit codes. Other packages do the work of the commands. Each file
+// has one family of commands.
 package cli
 
 import (
@@ -20,8 +20,8 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Env is the environment of a command: its arguments and standard streams. Tests set it to run commands without a
-// process of their own.
+// Env is the environment of a command: its arguments and standard streams. Tests set it to run commands within the
+// test's process.
 type Env struct {
 	Args           []string
 	Stdin          io.Reader
@@ -50,7 +50,7 @@ func (e *exitError) Error() string {
 }
 func (e *exitError) Unwrap() error { return e.err }
 
-// usage returns an error with ExitUsage: the user has to correct the command line.
+// usage returns an error with ExitUsage, which means that the user has to correct the command line.
 func usage(format string, args ...any) error {
 	return &exitError{ExitUsage, fmt.Errorf(format, args...)}
 }
@@ -95,7 +95,7 @@ func exitCode(err error) int {
 	return ExitFailed
 }
 
-// message is an error as it is printed.
+// message returns the text that the command prints for an error.
 func message(err error) string {
 	var remote *connect.Error
 	if errors.As(err, &remote) && remote.Code() == connect.CodeUnimplemented {
@@ -108,8 +108,8 @@ func message(err error) string {
 // moment formats a time for output: RFC 3339 in UTC, so that outputs of several nodes can be compared.
 func moment(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// output is the -o flag of a command that shows something. It rejects unknown formats while flags are parsed, before
-// the command does anything.
+// output is the -o flag of a command with output. It rejects unknown formats when flags are parsed, before the command
+// runs.
 type output struct {
 	format string
 	also   []string // formats of this command beside text and json

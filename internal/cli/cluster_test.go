@@ -12,7 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator"
 )
 
-// startOrchestrator starts an orchestrator, and sets the environment variable with which commands find its socket.
+// startOrchestrator starts an orchestrator, and sets the environment variable by which commands find the orchestrator's
+// socket.
 func startOrchestrator(t *testing.T) *orchestrator.Server {
 	t.Helper()
 	dir := t.TempDir()

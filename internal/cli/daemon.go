@@ -62,7 +62,8 @@ func (s *orchestratorSocket) client() pilasterv1connect.OperatorServiceClient {
 	)
 }
 
-// names completes the only argument of a command with names from a daemon. Without an answer it offers none.
+// names completes the only argument of a command with names from a daemon. If the daemon does not respond, it offers no
+// names.
 func names(ask func(context.Context) ([]string, error)) cobra.CompletionFunc {
 	return func(c *cobra.Command, args []string, _ string) (all []string, _ cobra.ShellCompDirective) {
 		if len(args) == 0 {
@@ -145,7 +146,7 @@ func (s *agentSocket) endpoints(ctx context.Context) (all []string, err error) {
 	return all, err
 }
 
-// whereTo is what to do if the daemon of a command does not answer.
+// whereTo returns advice for the case that the daemon of a command does not respond.
 func whereTo(c *cobra.Command, silent error) string {
 	for _, whose := range []string{"orchestrator", "agent"} {
 		if flag := c.Flag(whose + "-socket"); flag != nil && strings.Contains(silent.Error(), flag.Value.String()) {
@@ -159,7 +160,8 @@ func whereTo(c *cobra.Command, silent error) string {
 	return ""
 }
 
-// folder adds the flag for a folder of a daemon on this machine. A lab sets the environment variable.
+// folder adds the flag for a folder of a daemon on this machine. Labs set the environment variable to their own
+// folders.
 func folder(c *cobra.Command, into *string, flag, variable, path, whose string) {
 	c.Flags().StringVar(into, flag, cmp.Or(os.Getenv(variable), path), "the "+whose+"'s --"+flag+" ("+variable+")")
 }
@@ -174,7 +176,7 @@ func agentPins(c *cobra.Command, into *string) {
 
 const timeoutFlag = "timeout"
 
-// patience is the --timeout of all commands, more than 0.
+// patience is the --timeout of all commands. It must be more than 0.
 type patience time.Duration
 
 func (p *patience) String() string { return time.Duration(*p).String() }
@@ -188,7 +190,7 @@ func (p *patience) Set(text string) error {
 	return nil
 }
 
-// atMost is how long a command waits for nodes; with 0 it checks once.
+// atMost is the maximum time for which a command waits for nodes. With 0, the command checks once.
 type atMost time.Duration
 
 func (a *atMost) String() string { return time.Duration(*a).String() }
@@ -202,7 +204,7 @@ func (a *atMost) Set(text string) error {
 	return nil
 }
 
-// bounded sets the deadline of unary calls; streams have none.
+// bounded sets the deadline of unary calls. Streams have no deadline.
 func (s *daemonSocket) bounded() connect.Option {
 	return connect.WithInterceptors(connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {

@@ -15,11 +15,11 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// stuck is a daemon that accepts calls and does not answer Status and CreateTenant.
+// stuck is a daemon that accepts calls, but does not respond to Status and CreateTenant.
 type stuck struct {
 	pilasterv1connect.UnimplementedAgentServiceHandler
 	pilasterv1connect.UnimplementedOperatorServiceHandler
-	end <-chan struct{} // then Monitor ends
+	end <-chan struct{} // closed when Monitor must end
 }
 
 func (*stuck) Status(
@@ -59,7 +59,7 @@ func (*stuck) ListNodes(
 	return nil, connect.NewError(connect.CodeInternal, errors.New("the nodes are lost"))
 }
 
-// DeleteTenant returns at once, like a daemon for which the deadline has already passed.
+// DeleteTenant returns an error at once, like a daemon that sees the deadline pass before the client does.
 func (*stuck) DeleteTenant(
 	context.Context,
 	*connect.Request[pilasterv1.DeleteTenantRequest],
@@ -154,7 +154,7 @@ func TestDaemonsThatDoNotAnswer(t *testing.T) {
 		path,
 	)
 
-	// region delete lists the nodes first, and deletes nothing if that fails.
+	// region delete first lists the nodes. If this fails, it deletes nothing.
 	refused(t, ExitFailed, "the nodes are lost", "region", "delete", "east", "--orchestrator-socket", path)
 
 	// --timeout does not apply to streams.

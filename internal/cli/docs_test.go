@@ -28,7 +28,8 @@ func words(line string) []string {
 	return all
 }
 
-// understood returns what is wrong with a command line. A mention may omit arguments and flags.
+// understood returns an error if a command line is invalid. If mention is true, required arguments and flags may be
+// missing.
 func understood(line string, mention bool) error {
 	c, rest, err := newRoot(Env{}).Find(words(line)[1:])
 	if err != nil {
@@ -50,14 +51,14 @@ var (
 	heading = regexp.MustCompile(`(?m)^#{1,6} (.*)$`)
 )
 
-// Lower bounds of what the pages contain, without the generated command reference. With them a test fails if pages
-// moved to a place where it does not look.
+// Lower bounds for the numbers of items that the tests find in the pages, without the generated command reference. So a
+// test fails if pages have moved to a place that it does not read.
 const (
 	minPages    = 75
 	minTyped    = 95
 	minMentions = 150
 	minLinks    = 150
-	minNames    = 60 // of pages, in sources
+	minNames    = 60 // names of pages in sources
 )
 
 // pages returns the text of every Markdown page by its path: all of docs/ and those at the root of the repository,
@@ -101,7 +102,7 @@ func pages(t *testing.T) map[string]string {
 	return texts
 }
 
-// written is 1 for a page that a person wrote, and 0 for a generated one.
+// written returns 0 for a generated page, and 1 for all other pages.
 func written(path string) int {
 	if filepath.Dir(path) == referenceFolder {
 		return 0
@@ -109,7 +110,8 @@ func written(path string) int {
 	return 1
 }
 
-// TestDocsCommands checks every command on the pages: it exists, with its flags; those in code blocks are complete.
+// TestDocsCommands checks that all commands and flags on the pages exist, and that commands in code blocks are
+// complete.
 func TestDocsCommands(t *testing.T) {
 	typed, mentioned := 0, 0
 	for path, text := range pages(t) {
@@ -145,7 +147,8 @@ func TestDocsCommands(t *testing.T) {
 	}
 }
 
-// TestExamples checks that every command and every family of commands has an example, and that it is a valid command.
+// TestExamples checks that every command and every family of commands has an example, and that the examples are valid
+// commands.
 func TestExamples(t *testing.T) {
 	var visit func(*cobra.Command)
 	visit = func(c *cobra.Command) {
@@ -182,8 +185,8 @@ func anchors(text string) map[string]bool {
 	return all
 }
 
-// TestDocsReferences checks that the files and headings that the pages link to, and the drop reasons that they explain,
-// exist.
+// TestDocsReferences checks that the files and headings to which pages link exist, and that the drop reasons that pages
+// explain exist.
 func TestDocsReferences(t *testing.T) {
 	var known []string
 	for _, r := range dropreason.All() {
@@ -222,7 +225,7 @@ func TestDocsReferences(t *testing.T) {
 	}
 }
 
-// TestDocsIndex checks that docs/README.md links to every page that a person wrote.
+// TestDocsIndex checks that docs/README.md links to every page that is not generated.
 func TestDocsIndex(t *testing.T) {
 	texts := pages(t)
 	docs := filepath.Join("..", "..", "docs")
@@ -238,7 +241,7 @@ func TestDocsIndex(t *testing.T) {
 	}
 }
 
-// TestDocsMetrics checks that metrics which pages name, such as those of alerts, are in the list of metrics.
+// TestDocsMetrics checks that the list of metrics has all metrics that pages name, for example in alerts.
 func TestDocsMetrics(t *testing.T) {
 	texts := pages(t)
 	listed := map[string]bool{}
@@ -263,7 +266,7 @@ func TestDocsMetrics(t *testing.T) {
 	}
 }
 
-// TestDocsPaths checks that pages which sources name (help texts, errors, reports, units) exist.
+// TestDocsPaths checks that the pages that sources name (in help texts, errors, reports and unit files) exist.
 func TestDocsPaths(t *testing.T) {
 	root := filepath.Join("..", "..")
 	name := regexp.MustCompile(`\bdocs/[a-z/-]+\.(md|yaml)\b`)
@@ -289,7 +292,7 @@ func TestDocsPaths(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if path == filepath.Join(root, "test", "style", "style_test.go") { // its cases name files that never exist
+		if path == filepath.Join(root, "test", "style", "style_test.go") { // its cases name files that do not exist
 			return nil
 		}
 		for _, page := range name.FindAllString(string(b), -1) {

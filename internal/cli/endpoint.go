@@ -141,7 +141,7 @@ type endpointView struct {
 	CNINetwork  string `json:"cniNetwork,omitempty"`
 	Tenant      string `json:"tenant"`
 	TenantID    uint32 `json:"tenantId"`
-	App         uint32 `json:"app"` // the app in its addresses
+	App         uint32 `json:"app"` // the app in the endpoint's addresses
 	// the app that policies use, if the labels have changed
 	AppNow       uint32            `json:"appNow,omitempty"`
 	Labels       map[string]string `json:"labels"`

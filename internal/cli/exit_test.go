@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// TestExitCodesOfFamilies: all families of commands use the exit codes alike. The code is 2 for a command line that is
-// wrong in any cluster, 1 for one that the state of the cluster does not permit, and 3 if no daemon answers.
+// TestExitCodesOfFamilies: all families of commands use the same exit codes. The code is 2 if the command line is
+// invalid in every cluster, 1 if the state of the cluster does not permit the command, and 3 if the daemon does not
+// respond.
 func TestExitCodesOfFamilies(t *testing.T) {
 	west, westEdge := startRegion(t, "west", "fd70:696c:6100::/40")
 	west()

@@ -18,7 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// explanation is a decoded address. Parts that are not known are absent.
+// explanation is a decoded address. Unknown parts are absent.
 type explanation struct {
 	Address   netip.Addr       `json:"address"`
 	Kind      string           `json:"kind"` // plaintext, ciphertext, overlay, service, gateway or foreign
@@ -136,8 +136,8 @@ and apps that the agent does not know.`,
 	return c
 }
 
-// addNames adds what the orchestrator knows and the agent did not: the names of node and tenant, and the labels of the
-// app.
+// addNames adds names from the orchestrator that the agent did not return: the names of the node and the tenant, and
+// the labels of the app.
 func (s *orchestratorSocket) addNames(ctx context.Context, e *explanation) error {
 	if e.Node == nil {
 		return nil
@@ -349,7 +349,7 @@ func (e explanation) text(w io.Writer) {
 	}
 }
 
-// overlayUnknown is why explain names no tenant of network nimitz.
+// overlayUnknown returns the reason why explain names no tenant of network nimitz.
 func (e explanation) overlayUnknown() string {
 	if e.Unknown != "" {
 		return "tenants of network nimitz unknown: " + strings.TrimPrefix(e.Unknown, "names unknown: ")
@@ -357,7 +357,7 @@ func (e explanation) overlayUnknown() string {
 	return "and no tenant of network nimitz on this node has it in its CIDRs"
 }
 
-// gateway reports whether the address is one of a node's gateway on the underlay.
+// gateway reports whether the address is an underlay address of a node's gateway.
 func (e explanation) gateway() bool { return e.Tenant.ID == 0 && e.App.ID == address.GatewayApp }
 
 func (e explanation) tenantName() string {

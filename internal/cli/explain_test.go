@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// explainAgent is an agent that explains addresses of one tenant and hosts one of its containers.
+// explainAgent is an agent that explains addresses of one tenant and hosts a container of this tenant.
 type explainAgent struct {
 	pilasterv1connect.UnimplementedAgentServiceHandler
 	base string
@@ -75,7 +75,7 @@ func (explainAgent) Explain(
 	return connect.NewResponse(known), nil
 }
 
-// serve puts an agent on a socket of its own.
+// serve serves an agent on a new socket and returns the socket's path.
 func serve(t *testing.T, agent pilasterv1connect.AgentServiceHandler) string {
 	t.Helper()
 	mux := http.NewServeMux()

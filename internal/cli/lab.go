@@ -24,7 +24,7 @@ type labFlags struct{ root, name string }
 
 func (f *labFlags) choose() (string, error) { return lab.Choose(f.root, f.name) }
 
-// bindName lets a command take the lab's name as its only argument too, beside the flag --lab.
+// bindName lets a command accept the lab's name also as its only argument, in addition to the flag --lab.
 func (f *labFlags) bindName(c *cobra.Command) {
 	c.Args = cobra.MaximumNArgs(1)
 	c.ValidArgsFunction = names(func(context.Context) ([]string, error) { return lab.List(f.root) })
@@ -48,7 +48,8 @@ func (f *labFlags) open() (*lab.Lab, error) {
 	return lab.Open(f.root, name)
 }
 
-// offer completes the first count arguments of a command with names from the lab. For later arguments it returns rest.
+// offer completes the first count arguments of a command with names from the lab. It completes later arguments as rest
+// says.
 func (f *labFlags) offer(count int, rest cobra.ShellCompDirective, of func(*lab.Lab) []string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= count {
@@ -266,7 +267,7 @@ func printLab(w io.Writer, s lab.Status) {
 	}
 }
 
-// onFabric lists the container's addresses that packets on the fabric have.
+// onFabric lists the addresses of a container that packets on the fabric have.
 func onFabric(all []lab.Attachment) string {
 	var shown []string
 	for _, a := range all {
@@ -305,7 +306,7 @@ is the lab's own binary, and environment variables point it to the lab's daemons
 			if err := l.Launch(args[0], cmd); err != nil {
 				return err
 			}
-			// A terminal sends SIGINT to the command itself; other signals are forwarded here.
+			// The terminal sends SIGINT to the command. Forward other signals to it.
 			term := make(chan os.Signal, 1)
 			signal.Notify(term, syscall.SIGTERM, syscall.SIGHUP)
 			go func() {

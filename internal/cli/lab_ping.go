@@ -110,8 +110,8 @@ func outcome(e lab.Echo) string {
 	return "drop"
 }
 
-// complaint describes an unexpected result; it is empty for an expected one. must reports whether the two containers
-// reach each other without policies.
+// complaint describes an unexpected result; it returns "" if the result is as expected. must reports whether the two
+// containers reach each other if there are no policies.
 func complaint(e lab.Echo, must bool) string {
 	switch {
 	case must && !e.Denied && !e.Reached():

@@ -6,7 +6,7 @@ import (
 	"pilaster.io/pilaster/internal/lab"
 )
 
-// TestLabPingPolicies: a pair that policies deny is expected not to answer.
+// TestLabPingPolicies: lab ping expects no reply between containers if policies deny the echo.
 func TestLabPingPolicies(t *testing.T) {
 	answered, lost := lab.Echo{Sent: 3, Received: 3}, lab.Echo{Sent: 3}
 	denied := func(e lab.Echo) lab.Echo { e.Denied = true; return e }

@@ -117,7 +117,7 @@ func TestLabHelpHasExamples(t *testing.T) {
 	}
 }
 
-// While a tenant migrates, lab status shows the addresses of both networks. It names the agents that did not answer.
+// While a tenant migrates, lab status shows the addresses of both networks. It names the agents that do not respond.
 func TestLabStatusDuringMigration(t *testing.T) {
 	four, hidden, plain := netip.MustParseAddr(
 		"10.0.0.2",
@@ -153,7 +153,8 @@ func TestLabStatusDuringMigration(t *testing.T) {
 	}
 }
 
-// TestLabStatusWithoutSupervisor: processes outlive a killed supervisor, so their state is unknown.
+// TestLabStatusWithoutSupervisor: if the supervisor was killed, lab status shows the state of processes as unknown,
+// because they may still run.
 func TestLabStatusWithoutSupervisor(t *testing.T) {
 	s := lab.Status{Name: "demo", Nodes: []lab.NodeStatus{{Name: "n1"}}}
 	var out bytes.Buffer

@@ -20,7 +20,7 @@ import (
 type leavingView struct {
 	Network   string           `json:"network"`   // the old network; empty in the second step
 	Endpoints uint32           `json:"endpoints"` // with addresses of the old network
-	Moved     uint32           `json:"moved"`     // of these, those with addresses of the new network
+	Moved     uint32           `json:"moved"`     // of Endpoints, those that also have addresses of the new network
 	Nodes     []movingNodeView `json:"nodes"`
 }
 
@@ -34,7 +34,7 @@ type movingNodeView struct {
 	Problem   string `json:"problem,omitempty"`
 }
 
-// viewLeaving is nil if the tenant does not migrate and no node still removes old addresses.
+// viewLeaving returns nil if the tenant is not migrating and all nodes have removed the addresses of the old network.
 func viewLeaving(t *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) *leavingView {
 	v := &leavingView{Network: t.Leaving, Nodes: []movingNodeView{}}
 	for _, h := range hosting {
@@ -87,7 +87,7 @@ func (v *leavingView) describe(to string) string {
 	return fmt.Sprintf("%d of %d endpoints have addresses of network %s too%s", v.Moved, v.Endpoints, to, v.silent())
 }
 
-// silent is how many nodes have not reported, so that their endpoints are not counted.
+// silent says how many nodes have not reported. The endpoints of these nodes are not counted.
 func (v *leavingView) silent() string {
 	n := 0
 	for _, node := range v.Nodes {
@@ -104,7 +104,7 @@ func (v *leavingView) silent() string {
 	return fmt.Sprintf(", %s have not reported", humanize.Of(n, "node", "nodes"))
 }
 
-// network is the column of tenant list.
+// network returns the text for the network column of tenant list.
 func (v tenantView) network() string {
 	switch l := v.Leaving; {
 	case l == nil || l.Network == "":

@@ -137,7 +137,8 @@ func TestTenantMigrate(t *testing.T) {
 	}
 }
 
-// TestMigrationWithoutReports: the output names how many nodes have not reported, because their endpoints do not count.
+// TestMigrationWithoutReports: the output says how many nodes have not reported, because it does not count their
+// endpoints.
 func TestMigrationWithoutReports(t *testing.T) {
 	moving := &pilasterv1.Tenant{Name: "green", Network: "netpila", Leaving: "nimitz"}
 	reported := &pilasterv1.Hosting{

@@ -84,7 +84,7 @@ func (n *networkFlags) check(edge bool, device string) error {
 	return nil
 }
 
-// ready returns an error if --nimitz is ovs and Open vSwitch does not answer.
+// ready returns an error if --nimitz is ovs and Open vSwitch does not respond.
 func (n *networkFlags) ready(ctx context.Context) error {
 	if n.nimitz != nimitzOVS {
 		return nil
@@ -95,7 +95,8 @@ func (n *networkFlags) ready(ctx context.Context) error {
 	return nil
 }
 
-// openers are the factories of all networks. path returns the packet path, which is open before a factory is called.
+// openers returns the factories of all networks. path returns the packet path, which must be open before a factory is
+// called.
 func (n *networkFlags) openers(
 	ctx context.Context,
 	o *daemon.Options,
@@ -113,8 +114,8 @@ func (n *networkFlags) openers(
 	}
 }
 
-// openNimitz opens the switch, and then the gateway. Without a gateway the node works, but its containers reach no
-// services, and it has no publications.
+// openNimitz opens the switch and then the gateway. If the node has no gateway, its containers reach no services, and
+// it has no publications.
 func (n *networkFlags) openNimitz(
 	ctx context.Context,
 	o *daemon.Options,
@@ -185,7 +186,7 @@ func bindGatewayNetns(c *cobra.Command, path *string) {
 
 func gatewayNetns(path, runDir string) string { return cmp.Or(path, filepath.Join(runDir, "gateway")) }
 
-// openGateway opens the gateway of this node, between the switch and the packet path.
+// openGateway opens the gateway of this node.
 func openGateway(ctx context.Context, path *datapath.Datapath, netns string, on network.Node) (nimitz.Gateway, error) {
 	block, ok := on.Plan.GatewayBlock(on.Prefix, false)
 	if !ok {

@@ -18,12 +18,12 @@ type nodeView struct {
 	UUID            string    `json:"uuid"`
 	Prefix          string    `json:"prefix"`
 	State           string    `json:"state"` // connected (to any orchestrator) or away
-	Route           string    `json:"route"` // that the fabric must have; empty if the node reported no next hop
+	Route           string    `json:"route"` // the route that the fabric must have; empty if the node has reported no next hop
 	UplinkAddresses []string  `json:"uplinkAddresses"`
 	Version         string    `json:"version"`
 	Registered      time.Time `json:"registered"`
 	Edge            bool      `json:"edge,omitempty"`    // the Edge Switch of its region
-	Gateway         bool      `json:"gateway,omitempty"` // containers can be published there
+	Gateway         bool      `json:"gateway,omitempty"` // containers can be published on this node
 	Enforces        []string  `json:"enforces"`          // networks on which the node enforces policies
 	Tenants         []string  `json:"tenants,omitzero"`  // of node get: tenants that the node hosts
 }

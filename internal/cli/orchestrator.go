@@ -142,7 +142,7 @@ rotate" replaces.`,
 	return cmd
 }
 
-// gatewayFlag sorts gateway prefixes by family.
+// gatewayFlag sets the gateway prefixes of the plan, one per family.
 func gatewayFlag(texts []string, plan *address.Plan) error {
 	for _, text := range texts {
 		prefix, err := prefixFlag("--gateway-prefix", text)
@@ -161,7 +161,7 @@ func gatewayFlag(texts []string, plan *address.Plan) error {
 	return nil
 }
 
-// prefixFlag is the zero Prefix for an empty text.
+// prefixFlag parses a prefix. It returns the zero Prefix for an empty text.
 func prefixFlag(name, text string) (netip.Prefix, error) {
 	if text == "" {
 		return netip.Prefix{}, nil

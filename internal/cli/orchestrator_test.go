@@ -126,7 +126,7 @@ func TestOperatorCommands(t *testing.T) {
 			Labels: map[string]string{"app": "web"}})); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stream.Receive(); err != nil { // the app; the orchestrator now has it, and the node's hosting record
+	if _, err := stream.Receive(); err != nil { // the app; now the orchestrator knows that n1 hosts the tenant
 		t.Fatal(err)
 	}
 
@@ -183,7 +183,7 @@ func TestOperatorCommands(t *testing.T) {
 		t.Errorf("node delete: %+v, want exit %d", r, ExitDone)
 	}
 
-	// Another machine has the certificate of n2 and stays connected.
+	// Another machine with the certificate of n2 stays connected.
 	thief := joined("n2", "00000000-0000-4000-8000-000000000002")
 	taken := thief.Follow(t.Context())
 	if err := taken.Send(&pilasterv1.FollowRequest{}); err != nil {

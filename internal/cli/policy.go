@@ -56,7 +56,7 @@ func viewPolicy(p *pilasterv1.Policy) policyView {
 	return v
 }
 
-// policyKinds are the words for each kind in names of policies; the first is the kind in lower case.
+// policyKinds has the words that stand for each kind in names of policies. The first word is the kind in lower case.
 var policyKinds = []struct {
 	kind       string
 	words      []string
@@ -66,7 +66,7 @@ var policyKinds = []struct {
 	{"ClusterNetworkPolicy", []string{"clusternetworkpolicy", "cnp"}, false},
 }
 
-// policyNamed parses the name of a policy in the form that lists and errors print.
+// policyNamed parses the name of a policy, in the form in which lists and errors print it.
 func policyNamed(text string) (*pilasterv1.Policy, error) {
 	words := strings.Split(text, "/")
 	isKind := false
@@ -108,7 +108,7 @@ puts a policy in audit mode: packets that it would drop are counted and not drop
 // documentFiles is the flag for files with policies.
 type documentFiles struct {
 	names []string
-	of    []int // the file that each document is in
+	of    []int // for each document, the index of its file
 }
 
 func (f *documentFiles) bind(cmd *cobra.Command, usage string) {
@@ -140,8 +140,8 @@ func (f *documentFiles) read(env Env) (documents []string, err error) {
 // documentNumber matches the number of the document in a message of the orchestrator.
 var documentNumber = regexp.MustCompile(`(^|first in )document (\d+)`)
 
-// named replaces numbers of documents in an error of the orchestrator by the file and the number within the file, if
-// there are several files.
+// named replaces, if there are several files, the number of a document in an error of the orchestrator by the file's
+// name and the document's number in this file.
 func (f *documentFiles) named(err error) error {
 	var remote *connect.Error
 	if len(f.names) < 2 || !errors.As(err, &remote) {
@@ -232,7 +232,7 @@ cases.`,
 	return cmd
 }
 
-// policyMode is the mode of a policy, in text and JSON.
+// policyMode returns the mode of a policy as text and JSON show it.
 func policyMode(audit bool) string {
 	if audit {
 		return "audit"
@@ -446,7 +446,7 @@ that moment.`,
 	return cmd
 }
 
-// goneView is a policy that was deleted, as JSON.
+// goneView is a deleted policy as JSON.
 type goneView struct {
 	Tenant    string `json:"tenant"`
 	Kind      string `json:"kind"`

@@ -26,8 +26,8 @@ type sessionsView struct {
 	Capacity        uint32 `json:"capacity"`
 	HalfOpen        uint32 `json:"halfOpen"`
 	Begun           uint64 `json:"begun"`
-	Evicted         uint64 `json:"evicted"` // half open, to make room for another session
-	Refused         uint64 `json:"refused"` // because the table was full
+	Evicted         uint64 `json:"evicted"` // half-open sessions that were evicted to make room for another session
+	Refused         uint64 `json:"refused"` // sessions that were not created because the table was full
 	LargestEndpoint uint32 `json:"largestEndpoint,omitempty"`
 	Largest         string `json:"largest,omitempty"`
 	LargestUsed     uint32 `json:"largestUsed,omitempty"`
@@ -38,7 +38,7 @@ type hitsView struct {
 	Tenant  string `json:"tenant"`
 	Policy  string `json:"policy"`
 	Rule    string `json:"rule"`
-	Mode    string `json:"mode"` // "enforce", or "audit": the packets would have been denied, and passed
+	Mode    string `json:"mode"` // "enforce", or "audit": then the packets passed, and would have been denied by "enforce"
 	Packets uint64 `json:"packets"`
 }
 

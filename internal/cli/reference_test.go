@@ -25,9 +25,9 @@ const referenceNotice = "<!-- Code generated from the commands' help by make gen
 // pages.
 func TestReference(t *testing.T) {
 	write := os.Getenv("PILASTER_DOCS") == "write"
-	for _, v := range append(os.Environ(), "TMPDIR=") { // defaults of flags come from them
+	for _, v := range append(os.Environ(), "TMPDIR=") { // defaults of flags depend on these variables
 		if name, _, _ := strings.Cut(v, "="); name == "TMPDIR" || strings.HasPrefix(name, "PILASTER_") {
-			t.Setenv(name, "") // restores it
+			t.Setenv(name, "") // so that the test restores the variable
 			os.Unsetenv(name)
 		}
 	}
@@ -71,7 +71,7 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// documented reports whether a command is in the reference. Cobra's own and hidden commands are not.
+// documented reports whether a command is in the reference. Hidden commands and Cobra's own commands are not in it.
 func documented(c *cobra.Command) bool {
 	return !c.Hidden && c.Name() != "help" && c.Name() != "completion"
 }
@@ -108,7 +108,8 @@ func referencePages(root *cobra.Command) map[string][]byte {
 	return pages
 }
 
-// longestPage is the maximum number of lines of a family's page. The commands of a longer one get pages of their own.
+// longestPage is the maximum number of lines of a family's page. If the page would be longer, each command of the
+// family gets its own page.
 const longestPage = 200
 
 func splitPage(pages map[string][]byte, c *cobra.Command) {
@@ -130,7 +131,8 @@ func splitPage(pages map[string][]byte, c *cobra.Command) {
 	pages[c.Name()+".md"] = page.Bytes()
 }
 
-// writeCommand writes the text below the heading of a command, and its subcommands if they have no heading.
+// writeCommand writes the text below the heading of a command. Below a family's heading, it leaves the subcommands to
+// the caller; otherwise it also writes them.
 func writeCommand(b *bytes.Buffer, c *cobra.Command) {
 	long := c.Long
 	if long == "" {
@@ -157,7 +159,7 @@ func writeCommand(b *bytes.Buffer, c *cobra.Command) {
 	}
 }
 
-// writeLong writes a help text: its paragraphs as text, its indented lines as blocks of code.
+// writeLong writes the paragraphs of a help text as text, and its indented lines as code blocks.
 func writeLong(b *bytes.Buffer, long string) {
 	var paragraph, code []string
 	first := true

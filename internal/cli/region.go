@@ -17,7 +17,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// regionView is a region as JSON: also what export writes and import reads.
+// regionView is a region as JSON. export writes this format and import reads it.
 type regionView struct {
 	Version    int                `json:"version,omitempty"` // of the format; only in exports
 	Name       string             `json:"name"`
@@ -32,19 +32,19 @@ type regionTenantView struct {
 	VNI   uint32   `json:"vni"`
 	CIDRs []string `json:"cidrs"`
 
-	Created time.Time `json:"created,omitzero"` // distinguishes it from other tenants with this name
+	Created time.Time `json:"created,omitzero"` // distinguishes the tenant from other tenants with the same name
 	// of other regions: the state of the tenant in this region; not in exports
 	Here string `json:"here,omitempty"`
 }
 
-// regionsView is what list shows.
+// regionsView is the output of list.
 type regionsView struct {
 	Own     regionView   `json:"own"`
 	Regions []regionView `json:"regions"`
 }
 
-// regionVersion is the version of the format that export writes. Version 1 has no creation times of tenants; builds
-// that know only version 1 reject version 2.
+// regionVersion is the version of the format that export writes. Version 1 has no creation times of tenants. Builds
+// that support only version 1 reject version 2.
 const regionVersion = 2
 
 func viewRegion(r *pilasterv1.Region) regionView {
@@ -124,7 +124,7 @@ Switch, and name, VNI and CIDRs of its tenants of network nimitz. It contains no
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	out.format = "json" // to be imported
+	out.format = "json" // import reads JSON
 	cmd.Flags().Lookup("output").DefValue = out.format
 	return cmd
 }
@@ -238,7 +238,7 @@ func readRegion(env Env, file string) (v regionView, err error) {
 	return v, nil
 }
 
-// without returns the tenants that another view of the region lacks.
+// without returns the names of the tenants that are not in another view of the region.
 func (v regionView) without(other regionView) (names []string) {
 	for _, t := range v.Tenants {
 		if !slices.ContainsFunc(other.Tenants, func(o regionTenantView) bool { return o.Name == t.Name }) {
@@ -250,7 +250,7 @@ func (v regionView) without(other regionView) (names []string) {
 
 const joined = "joined"
 
-// find sets Here of each tenant. edge is whether this region has an Edge Switch.
+// find sets Here of each tenant. edge reports whether this region has an Edge Switch.
 func (v regionView) find(here []*pilasterv1.Tenant, edge bool) {
 	for i, t := range v.Tenants {
 		v.Tenants[i].Here = "not in this region"
@@ -262,7 +262,7 @@ func (v regionView) find(here []*pilasterv1.Tenant, edge bool) {
 	}
 }
 
-// joins describes whether a tenant of this region is connected to the tenant with its name in another region.
+// joins describes whether a tenant of this region is connected to the tenant with the same name in another region.
 func (v regionView) joins(own *pilasterv1.Tenant, edge bool) string {
 	switch {
 	case slices.ContainsFunc(own.Regions, func(r *pilasterv1.TenantRegion) bool { return r.Name == v.Name }):

@@ -13,7 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator"
 )
 
-// startRegion starts the orchestrator of a region. use makes commands call it; join adds an Edge Switch.
+// startRegion starts the orchestrator of a region. use makes later commands call this orchestrator; join adds an Edge
+// Switch.
 func startRegion(t *testing.T, name, base string) (use, join func()) {
 	t.Helper()
 	dir := t.TempDir()

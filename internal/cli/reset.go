@@ -95,8 +95,8 @@ func reset(env Env, o resetOptions) (err error) {
 	return removeAll(env, o.out, all)
 }
 
-// attached names the containers that would lose their network: those with a record, or the devices if no container has
-// a record.
+// attached names the containers that would lose their network. It uses the records of endpoints, or the devices if
+// there are no records.
 func attached(r *daemon.StaleState, kernel []network.StaleState) []string {
 	if len(r.Endpoints) > 0 {
 		return r.Endpoints
@@ -126,7 +126,7 @@ func confirmed(env Env, all []network.StaleState, prefix netip.Prefix) bool {
 	return answer == "y" || answer == "yes"
 }
 
-// removeAll continues after a failure, and prints what it removed.
+// removeAll removes all objects, also after a failure, and prints the removed ones.
 func removeAll(env Env, out output, all []network.StaleState) error {
 	removed := []removedView{}
 	var errs []error

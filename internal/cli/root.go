@@ -56,7 +56,7 @@ command that it runs.`,
 	root.AddCommand(newMetricsCommand(env))
 	root.AddCommand(newMonitorCommand(env))
 	root.AddCommand(newSysdumpCommand(env))
-	root.InitDefaultCompletionCmd() // here, so that strict changes them too
+	root.InitDefaultCompletionCmd() // add them here, so that strict changes them too
 	root.InitDefaultHelpCmd()
 	if c, _, err := root.Find([]string{"completion"}); err == nil {
 		c.Example = "  pilaster completion bash > /etc/bash_completion.d/pilaster"
@@ -65,7 +65,7 @@ command that it runs.`,
 	return root
 }
 
-// badFlag replaces the error of the function that parses a flag by one that names the valid values.
+// badFlag replaces the error of a flag's parser by an error that names the valid values.
 func badFlag(c *cobra.Command, err error) error {
 	var bad *pflag.InvalidValueError
 	if errors.As(err, &bad) { // pflag has no name for the type of a TextVar; ours are prefixes
@@ -89,7 +89,7 @@ func missing(c *cobra.Command, err error) error {
 	return err
 }
 
-// strict turns every error in arguments into a usage error, including unknown subcommands.
+// strict turns all errors about arguments into usage errors, including those about unknown subcommands.
 func strict(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		strict(sub)

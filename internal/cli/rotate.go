@@ -18,17 +18,17 @@ import (
 
 // States of a tenant's id.
 const (
-	idCurrent  = "current"  // new containers get addresses of it
-	idAccepted = "accepted" // becomes current when all nodes that host the tenant accept its packets
+	idCurrent  = "current"  // new containers get addresses with this id
+	idAccepted = "accepted" // becomes current when all nodes that host the tenant accept packets with this id
 	idRetiring = "retiring" // until its last container is deleted
 )
 
-// tenantIDView is an id as JSON; tenant get and rotate-key show which nodes hold or lack it.
+// tenantIDView is an id as JSON. In tenant get and rotate-key it has the nodes that hold or lack the id.
 type tenantIDView struct {
 	ID      uint32   `json:"id"`
 	State   string   `json:"state"`
-	HeldBy  []string `json:"heldBy,omitzero"`  // nodes with containers of it, or that use it for new ones
-	Lacking []string `json:"lacking,omitzero"` // nodes that host the tenant and do not accept or use it yet
+	HeldBy  []string `json:"heldBy,omitzero"`  // nodes that have containers with this id or use it for new containers
+	Lacking []string `json:"lacking,omitzero"` // nodes that host the tenant and do not yet accept this id, or do not yet use it
 	Key     string   `json:"key,omitempty"`    // hexadecimal; with --show-key
 }
 
@@ -52,7 +52,7 @@ func viewIDs(ids []*pilasterv1.TenantId) []tenantIDView {
 	return views
 }
 
-// viewHosted is a tenant with the reports of the nodes that host it.
+// viewHosted returns a tenant with the reports of the nodes that host it.
 func viewHosted(r *pilasterv1.GetTenantResponse) tenantView {
 	v := viewTenant(r.Tenant)
 	v.Apps, v.Nodes = []appView{}, []hostView{}
@@ -156,8 +156,8 @@ old id. The command can be repeated: it continues the rotation in progress.`,
 	return cmd
 }
 
-// rotateKey returns the tenant when all nodes use the new id for new containers, or after the wait when nodes may use
-// it.
+// rotateKey returns the tenant when all nodes use the new id for new containers. After the wait, it is enough that
+// nodes may use the id; if they may not, rotateKey fails, or makes the orchestrator permit it if force is true.
 func rotateKey(
 	ctx context.Context,
 	client pilasterv1connect.OperatorServiceClient,
@@ -186,7 +186,7 @@ func rotateKey(
 		i := slices.IndexFunc(v.IDs, func(has tenantIDView) bool { return has.ID == id })
 		late := time.Now().After(end)
 		switch {
-		case i < 0: // another rotation has replaced it
+		case i < 0: // another rotation has replaced the id
 			return v, nil
 		case v.IDs[i].State != idAccepted && (late || len(v.IDs[i].Lacking) == 0):
 			return v, nil // a disconnected node uses the previous id until it reconnects

@@ -9,7 +9,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// rotate rotates the key of tenant blue. The stream is that of node n1, which hosts the tenant.
+// rotate rotates the key of tenant blue. stream is the stream of node n1, which hosts the tenant.
 func rotate(t *testing.T, stream *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]) {
 	t.Helper()
 	says := func(sequence uint64, accepts, holds []uint32) {

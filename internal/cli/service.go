@@ -55,7 +55,7 @@ func namedFlag(cmd *cobra.Command, to *string, flag, usage string, ask func(cont
 	)
 }
 
-// filled is a flag that rejects an empty value: an unset variable of a script must not select all tenants.
+// filled is a flag that rejects an empty value, because an unset variable of a script must not select all tenants.
 type filled string
 
 func (f *filled) String() string { return string(*f) }
@@ -75,7 +75,7 @@ func addressFlag(cmd *cobra.Command, to *string, flag, usage string) {
 	_ = cmd.MarkFlagRequired(flag)
 }
 
-// checkAddress rejects text that is no IPv6 address.
+// checkAddress returns an error if text is not an IPv6 address.
 func checkAddress(flag, text string) error {
 	if a, err := netip.ParseAddr(text); err != nil || !a.Is6() || a.Is4In6() {
 		return usage("%s %q is not an IPv6 address; gateways support only IPv6", flag, text)

@@ -100,7 +100,8 @@ scenario was exceeded. It needs no root. Run it on an idle machine.`,
 	return c
 }
 
-// awaitEnter waits for a line or an interrupt. After an interrupt the reading goroutine stays until the process ends.
+// awaitEnter waits for a line or an interrupt. After an interrupt, the goroutine that reads remains until the process
+// ends.
 func awaitEnter(ctx context.Context, in *bufio.Reader) error {
 	line := make(chan struct{})
 	go func() {
@@ -115,7 +116,7 @@ func awaitEnter(ctx context.Context, in *bufio.Reader) error {
 	}
 }
 
-// checkDataDir checks the folder before anything else is done.
+// checkDataDir returns a usage error if the folder does not exist.
 func checkDataDir(dir string) error {
 	if about, err := os.Stat(dir); err != nil || !about.IsDir() {
 		return usage("--data-dir %s is no folder; nothing was simulated", dir)

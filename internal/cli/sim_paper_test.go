@@ -32,8 +32,8 @@ func TestSimPaperMistakes(t *testing.T) {
 	}
 }
 
-// TestSimPaperFails: without Open vSwitch, nothing runs. If Open vSwitch does not start, the command names the failed
-// figure and plots the other one.
+// TestSimPaperFails: if Open vSwitch is not installed, the command runs nothing. If Open vSwitch does not start, the
+// command names the failed figure and plots the other figure.
 func TestSimPaperFails(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -86,7 +86,7 @@ func TestSimMistakes(t *testing.T) {
 	}
 }
 
-// TestSimInterrupted: an interrupted run prints the completed events and is marked as interrupted.
+// TestSimInterrupted: an interrupted run prints the completed events, and its result is marked as interrupted.
 func TestSimInterrupted(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")

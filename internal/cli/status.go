@@ -84,17 +84,17 @@ type linkView struct {
 
 type datapathView struct {
 	DeviceKind   string            `json:"deviceKind"`
-	DeviceWhy    string            `json:"deviceWhy,omitempty"` // why, if the agent chose the kind
+	DeviceWhy    string            `json:"deviceWhy,omitempty"` // the reason, if the agent has chosen the kind
 	Programs     string            `json:"programs"`
 	Healthy      bool              `json:"healthy"`
 	FirstInChain bool              `json:"firstInChain"`
 	Guarded      []string          `json:"guarded"`  // other interfaces where the agent checks packets
 	Switches     map[string]string `json:"switches"` // switch of each network that has a choice
-	Without      []string          `json:"without"`  // features that containers lack here and have on other nodes
+	Without      []string          `json:"without"`  // features that containers lack on this node and have on other nodes
 	Entries      []entryView       `json:"entries"`
 }
 
-// gatewayView is the node's gateway to services and for clients. Without a gateway it has no addresses.
+// gatewayView is the node's gateway, for services and publications. If there is no gateway, it has no addresses.
 type gatewayView struct {
 	Own          string `json:"own,omitempty"`     // source address for services
 	Virtual      string `json:"virtual,omitempty"` // source address for published containers

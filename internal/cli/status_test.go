@@ -432,7 +432,7 @@ func TestCompleteAgent(t *testing.T) {
 	}
 }
 
-// A node that has joined needs no token, so a missing token file is no error.
+// A node that has joined needs no token, so a missing token file is not an error.
 func TestAgentWithoutItsTokenFile(t *testing.T) {
 	o := daemon.Options{OrchestratorURL: "https://o:7070", MaxEndpoints: 10, MaxTenantIDs: 10, StateDir: t.TempDir()}
 	if err := completeAgent(&o, "/nonexistent/join-token", ""); err == nil ||
@@ -448,8 +448,8 @@ func TestAgentWithoutItsTokenFile(t *testing.T) {
 	}
 }
 
-// In a mount namespace without the machine's bpffs, the agent's pins would be removed when it ends, and containers
-// would lose their network.
+// The agent must not start in a mount namespace without the machine's bpffs: when it ended, its pins would disappear,
+// and containers would lose their network.
 func TestAgentWithOwnBPFFS(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

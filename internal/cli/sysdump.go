@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/sysdump"
 )
 
-// sysdumpView is what was collected, as JSON.
+// sysdumpView is the result of a collection as JSON.
 type sysdumpView struct {
 	File   string           `json:"file"`
 	Bytes  int64            `json:"bytes"`
@@ -77,7 +77,7 @@ labels, and the unfiltered log of the agent: review it before you share it.`,
 	return c
 }
 
-// defaultDump is a file name in the working directory, with the host name and the time.
+// defaultDump returns a file name for the working directory, with the host name and the time.
 func defaultDump(now time.Time) string {
 	host, err := os.Hostname()
 	if err != nil {

@@ -53,12 +53,12 @@ type appView struct {
 	Labels map[string]string `json:"labels"`
 }
 
-// appNumbersView is how many apps a tenant has, and how many more it can have; of tenant get.
+// appNumbersView is the number of app ids that a tenant uses, and the maximum. Only tenant get sets it.
 type appNumbersView struct {
 	Used       int      `json:"used"`
 	Capacity   uint32   `json:"capacity"`
-	Retiring   int      `json:"retiring"`            // of those used: retired unless a container has them
-	WaitingFor []string `json:"waitingFor,omitzero"` // nodes that have not reported
+	Retiring   int      `json:"retiring"`            // of Used: retired when all nodes have reported that no container has them
+	WaitingFor []string `json:"waitingFor,omitzero"` // nodes that have not reported whether a container has them
 	Resting    uint32   `json:"resting"`             // quarantined for some minutes
 }
 
@@ -223,7 +223,7 @@ container gets an address instead.`,
 	return cmd
 }
 
-// describe is how the tenant's containers get their addresses.
+// describe says how the tenant's containers get their addresses.
 func (v tenantView) describe() string {
 	if v.Network == tenant.Netpila {
 		return string(v.Addressing)

@@ -81,7 +81,7 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 		connect.NewRequest(&pilasterv1.AllocateRequest{Tenant: "green"})); err != nil {
 		t.Fatal(err)
 	}
-	// tenant create returns after its own change is in the cache, so the changes above are too.
+	// tenant create returns when its change is in the cache. So the earlier changes above are in the cache too.
 	prints(t, "tenant blue created: id 4, encrypted\n", "tenant", "create", "blue")
 	r := command(t, "tenant", "get", "green")
 	for _, line := range []string{"network      nimitz\n", "addressing   own\n", "cidr         10.0.0.0/16      1 of " +

@@ -10,7 +10,7 @@ import (
 	"pilaster.io/pilaster/internal/version"
 )
 
-// versionView is the build of this binary: its release, and what the Go linker recorded of its source.
+// versionView describes this binary: its release, and the data about its source that the Go linker has recorded.
 type versionView struct {
 	Version  string `json:"version"`            // the release
 	Revision string `json:"revision,omitempty"` // commit of the source

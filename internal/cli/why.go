@@ -41,7 +41,7 @@ type whyView struct {
 	Reasons     []reasonView `json:"reasons"` // for each end on this node
 }
 
-// protocolNumbers are the numbers of protocols that have a name here.
+// protocolNumbers are the numbers of the protocols that a user can name.
 var protocolNumbers = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
 
 func newWhyCommand(env Env) *cobra.Command {
@@ -96,8 +96,8 @@ nimitz have the rules of all apps of a tenant, so each answers for both ends.`,
 	return c
 }
 
-// resolveEnds replaces names of endpoints on this node, as `pilaster endpoint get` takes them, by their addresses. Of
-// an endpoint with several addresses it chooses one of the family of the other end.
+// resolveEnds replaces names of endpoints on this node, as `pilaster endpoint get` accepts them, by addresses of these
+// endpoints. If an endpoint has several addresses, it chooses one of the family of the other end.
 func (s *agentSocket) resolveEnds(ctx context.Context, ends []string) error {
 	for i, end := range ends {
 		if _, err := address.ParseAny(end); err == nil || strings.ContainsAny(end, ":") {
