@@ -19,8 +19,8 @@ const Uplink = "eth0"
 // fabricMTU is the MTU of every link of the fabric.
 const fabricMTU = 1500
 
-// underlay returns the prefix of a link of the fabric; the orchestrators' links begin at 0, and the nodes' follow. The
-// router is ::1 and the other side is ::2.
+// underlay returns the prefix of a link of the fabric. The orchestrators' links have the numbers from 0, and the nodes'
+// links follow. In the prefix, the router is ::1 and the other side is ::2.
 func underlay(link int) netip.Prefix {
 	b := netip.MustParseAddr("2001:db8:70::").As16()
 	b[6], b[7] = byte(link>>8), byte(link)

@@ -132,8 +132,9 @@ func (l *Lab) PingAll(ctx context.Context, o packet.PingOptions) ([]Echo, error)
 	return echoes, group.Wait()
 }
 
-// MustReach reports whether two containers must reach each other: yes if they are of the same tenant. A tenant of
-// network nimitz spans all regions; a tenant of netpila is a separate tenant in each region.
+// MustReach reports whether two containers must reach each other. This is the case if they are of the same tenant. A
+// tenant of network nimitz spans all regions; on netpila, tenants of two regions are different tenants even if they
+// have the same name.
 func (l *Lab) MustReach(from, to string) (bool, error) {
 	a, err := l.Container(from)
 	if err != nil {

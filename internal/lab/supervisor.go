@@ -186,8 +186,8 @@ func answer(w http.ResponseWriter, v any) {
 	_ = json.NewEncoder(w).Encode(v) // an error means that the client is gone
 }
 
-// RunOVS is the process of a node's Open vSwitch: it starts the daemons. When one of them ends, it ends the other one
-// and returns.
+// RunOVS is the process of a node's Open vSwitch. It starts the two daemons. When one daemon ends, RunOVS ends the
+// other daemon and returns.
 func RunOVS(ctx context.Context, dir string) error {
 	ns, err := netns.Current()
 	if err != nil {

@@ -32,8 +32,8 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, fmt.Errorf("lab %s: %w", spec.Name, err)
 	}
-	// Check missing kernel features here: each agent would report them later. The uplinks are veth pairs, which support
-	// every kind of device.
+	// Check here that the kernel has the needed features. Without this check, each agent would report later that they
+	// are missing. The uplinks are veth pairs, which support every kind of device.
 	kind, _ := device.ChooseDevice(spec.Device)
 	if err := device.CheckDeviceUplink(kind, &netlink.Veth{}); err != nil {
 		return nil, fmt.Errorf("lab %s: %w", spec.Name, err)
