@@ -74,8 +74,8 @@ func (j peakJob) rehearsed(demand float64, seed uint64) Matrix {
 	return m
 }
 
-// ends returns the time of the first packet to the last destination; it is before the peak's end if the job runs out of
-// destinations.
+// ends returns the time of the first packet to the last destination. This is before the end of the peak if the job has
+// too few destinations.
 func (j peakJob) ends(demand float64, seed uint64) time.Duration {
 	begun := peakTraffic(j.to, demand, seed).Flows
 	if len(begun) < len(j.to) {

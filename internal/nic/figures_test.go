@@ -14,7 +14,7 @@ import (
 )
 
 // TestFluctuation covers NIMITZ §4.2 and fig 12 (NM9). With all causes, container 2 repeatedly falls far below its
-// offered load, and container 1 does not. Without any one of the causes, no entry in use is removed, and both
+// offered load, and container 1 does not. If one of the causes is removed, no entry in use is removed, and both
 // containers are always fast.
 func TestFluctuation(t *testing.T) {
 	for seed := range uint64(3) {

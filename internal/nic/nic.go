@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// Megaflow is a NIC's match: all packets with the same forwarding decision of the switch (§3.3). With node CIDRs it
-// matches all packets to one node.
+// Megaflow is the match of a NIC's entry. It matches all packets for which the switch makes the same forwarding
+// decision (§3.3). With node CIDRs, these are all packets to one node.
 type Megaflow struct {
 	VNI pipeline.VNI
 	To  netip.Prefix
@@ -155,8 +155,8 @@ func (m *Model) find(h Handle) *offloaded {
 // Len returns the number of entries, including the one in the channel.
 func (m *Model) Len() int { return len(m.entries) }
 
-// Speed returns the share of the line rate that offloaded packets reach: the NIC looks up flow groups one by one
-// (§4.2).
+// Speed returns the share of the line rate that offloaded packets reach. Many entries reduce it, because the NIC looks
+// up flow groups one by one (§4.2).
 func (m *Model) Speed() float64 {
 	groups := (len(m.entries) + m.GroupSize - 1) / m.GroupSize
 	return min(1, float64(m.FreeGroups)/float64(max(groups, 1)))

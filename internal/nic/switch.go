@@ -73,7 +73,7 @@ func NewSwitch(t *Table, n NIC, p Policy, busy func(time.Duration, Handle) bool)
 }
 
 // Miss handles a packet without an entry in the NIC: the switch forwards it in software, and queues its megaflow for
-// the channel (fig 6, 3 and 4).
+// the channel (fig 6, steps 3 and 4).
 func (s *Switch) Miss(h Handle) {
 	if f := &s.flows[h]; f.where == inSoftware {
 		f.where = queued
