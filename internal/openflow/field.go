@@ -44,8 +44,8 @@ var (
 	TunnelDst6 = Field{classNXM1, 110, 16}
 	TunnelGBP  = Field{classNXM1, 38, 2}
 	PacketMark = Field{classNXM1, 33, 4}
-	// inPort16 is InPort as actions write it: with 0 Open vSwitch forgets a packet's ingress port, so that the packet
-	// may return to it.
+	// inPort16 is the form of InPort that actions write. After an action has written 0, Open vSwitch may send the
+	// packet to its ingress port.
 	inPort16 = Field{classNXM0, 0, 2}
 )
 
