@@ -87,8 +87,8 @@ const (
 	ACK
 )
 
-// ICMP is an ICMPv6 message. Rest follows the checksum: ID and sequence number of an echo, the MTU of a packet too big,
-// unused in others.
+// ICMP is an ICMPv6 message. Rest has the four bytes after the checksum: ID and sequence number of an echo, or the MTU
+// of a packet too big. Other messages do not use it.
 type ICMP struct {
 	Type, Code uint8
 	Rest       [4]byte
