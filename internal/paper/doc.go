@@ -1,5 +1,5 @@
-// Package paper plots figures 7, 9 to 12 and 16 to 18 and table 1 of the NETPILA and NIMITZ paper again: results from
-// one machine, with the values of the paper's text (NM4, NM7, NM8, NM9, NP9, NP10).
+// Package paper plots figures 7, 9 to 12 and 16 to 18 and table 1 of the NETPILA and NIMITZ paper again, with results
+// from one machine and the values of the paper's text (NM4, NM7, NM8, NM9, NP9, NP10).
 //
 //	Form     the sizes of the measurements
 //	Draw     measures what the chosen figures need, each measurement once, and creates them
