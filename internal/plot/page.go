@@ -22,8 +22,8 @@ type Page struct {
 type Note struct {
 	Lead string // in bold letters before the text
 	Text string
-	// soft, what (text that says what the page shows), paper (text that says what the papers show) or bad (a failure);
-	// empty for plain text
+	// the style: soft, what (for text about what the page shows), paper (for text about what the papers show) or bad
+	// (for a failure); empty for plain text
 	Class string
 }
 
