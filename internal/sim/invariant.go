@@ -86,8 +86,8 @@ func sumOf(sorted []held) string {
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
-// check compares all agents, their packet paths and the orchestrator's view of them while no event runs. The agents
-// have finished their own work; only updates about it may still be in transit.
+// check compares the agents, their packet paths and the orchestrator's view of the agents with each other, while no
+// event runs. The agents have completed their work; only updates about this work may still be in transit.
 func (w *world) check(ctx context.Context) ([]string, error) {
 	var agents violations
 	has := w.checkAgents(&agents)

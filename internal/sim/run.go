@@ -41,8 +41,8 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 		defer cancel()
 	}
 	if s.Limits.Memory > 0 {
-		// Use all allowed memory before garbage collection: its cost grows with the live heap. etcd's file needs
-		// memory, too.
+		// Collect garbage only when almost all allowed memory is in use, because the cost of a collection grows with
+		// the live heap. Leave some memory for etcd's file.
 		defer debug.SetMemoryLimit(debug.SetMemoryLimit(int64(s.Limits.Memory) / 32 * 31))
 		defer debug.SetGCPercent(debug.SetGCPercent(1000))
 		collecting, stop := context.WithCancel(ctx)
@@ -91,8 +91,8 @@ func Run(ctx context.Context, s Scenario, o Options) (r *Result, err error) {
 // errOverTime is the cause of a run's end after the scenario's time limit.
 var errOverTime = errors.New("the scenario's time limit is exceeded")
 
-// ended records why a run ended early: by the time limit or an interrupt, not by the error of the call that was
-// cancelled. An exceeded limit is not an error of the run.
+// ended records why a run ended early. If the time limit or an interrupt has cancelled a call, it records the limit or
+// the interrupt, and not the call's error. An exceeded limit is not an error of the run.
 func (r *Result) ended(ctx context.Context, err error) error {
 	where := "while the orchestrator started"
 	if n := len(r.Stages); n > 0 {
@@ -350,9 +350,9 @@ var (
 	}
 )
 
-// collectEarly starts garbage collections before the memory limit is reached. The runtime itself would start late and
-// charge the allocating goroutines with the collection. Because all simulated machines share one heap, all of them
-// would pause for ten seconds.
+// collectEarly starts garbage collections before the memory limit is reached. The runtime itself would start them late,
+// and then make allocating goroutines do the work. Because all simulated machines share one heap, all of them would
+// pause for ten seconds.
 func collectEarly(ctx context.Context, limit uint64) {
 	for left := uint64(0); ; {
 		if now := inUse(); now > limit/8*5 && now > left+limit/4 {

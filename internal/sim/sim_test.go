@@ -279,8 +279,8 @@ func order(of []Entries, e Entries) int {
 	return slices.IndexFunc(of, func(o Entries) bool { return o.Table == e.Table })
 }
 
-// TestSeed: with sequential events, two runs of a scenario with the same seed have equal addresses (unless a key
-// decides them), calls and snapshots. Times, UUIDs and keys differ.
+// TestSeed: with sequential events, two runs of a scenario with the same seed have equal calls and snapshots, and equal
+// addresses, unless addresses depend on a key. Times, UUIDs and keys differ.
 func TestSeed(t *testing.T) {
 	t.Parallel()
 	for _, network := range []string{"addressing: clear", "network: nimitz"} {

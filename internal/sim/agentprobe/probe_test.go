@@ -15,8 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestAgent: on netpila a real agent receives no message about forty new nodes, and on nimitz some for each of them.
-// The agent is not fully warm, so the test tolerates some change of its memory.
+// TestAgent: when forty nodes join, a real agent receives no message about them on netpila, and messages about each of
+// them on nimitz. The agent is not fully warm, so the test tolerates some change of its memory.
 func TestAgent(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
