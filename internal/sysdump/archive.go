@@ -29,8 +29,9 @@ type Result struct {
 // partTimeout limits the time of a part, so that a daemon that hangs does not stop the others.
 const partTimeout = 15 * time.Second
 
-// Write collects the parts one after the other into a folder of a tar.gz. The last file is an index of all results.
-// Write calls report with each result at once. It returns an error only if it cannot write the archive.
+// Write collects the parts one after the other into a folder of a tar.gz. The last file is an index of all results. It
+// calls report with the result of each part as soon as the part is done. It returns an error only if it cannot write
+// the archive.
 func Write(ctx context.Context, w io.Writer, folder string, parts []Part, report func(Result)) ([]Result, error) {
 	zip := gzip.NewWriter(w)
 	archive := tar.NewWriter(zip)
