@@ -108,8 +108,8 @@ func (p *proof) key(ctx context.Context, tenant string) (address.Key, error) {
 	return address.Key(ids[len(ids)-1].Key), nil
 }
 
-// sendSeen sends a datagram from one container to another, and returns the packet as captured in the sender, on the
-// fabric in front of the receiver's node, and in the receiver.
+// sendSeen sends a datagram from one container to another. It returns the packet as captured in the sender, on the
+// fabric at the receiver's node, and in the receiver.
 func (p *proof) sendSeen(ctx context.Context, from, to lab.ContainerStatus) ([3]sighting, error) {
 	var seen [3]sighting
 	ctx, cancel := context.WithTimeout(ctx, waitTime)
