@@ -1,11 +1,11 @@
 // Package attack_test attacks a lab from containers and from the fabric, with crafted frames. The node must drop each
 // frame for the expected reason and count it once, and no receiver may get it.
 //
-//   - NP3, §6.2: drops by default; every packet's source and destination are checked with the tenant ID, and with the
-//     base prefix: a random address passes with probability 2^-64
-//   - NP4, §6.2: a container has only encrypted addresses; even with its tenant's key, it reaches only its own tenant's
-//     endpoints
-//   - NP1, §6.1: tenant 0 is the node itself, which containers cannot reach
+//   - NP3, §6.2: nodes drop by default. They check that the source and the destination of every packet have the base
+//     prefix and the same tenant ID, so a random address passes with probability 2^-64.
+//   - NP4, §6.2: a container has only encrypted addresses. Even with its tenant's key, it reaches only endpoints of its
+//     own tenant.
+//   - NP1, §6.1: tenant 0 is the node itself, which containers cannot reach.
 package attack_test
 
 import (

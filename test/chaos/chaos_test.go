@@ -21,8 +21,8 @@ const (
 	healing    = 2 * time.Minute // maximum time until everything works again after the last fault
 )
 
-// TestChaos makes clients perform PILASTER_CHAOS_CHANGES changes while faults of every kind occur, with random choices
-// by PILASTER_CHAOS_SEED, and checks the clients' logs.
+// TestChaos makes clients perform PILASTER_CHAOS_CHANGES changes while faults of every kind occur, and checks the
+// clients' logs. PILASTER_CHAOS_SEED determines the random choices.
 func TestChaos(t *testing.T) {
 	changes, long := setting(t, "PILASTER_CHAOS_CHANGES", few)
 	seed, given := setting(t, "PILASTER_CHAOS_SEED", 0)

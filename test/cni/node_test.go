@@ -95,8 +95,8 @@ func forgetNamespaces(folder string) error {
 	return nil
 }
 
-// node is a node of a lab as a container runtime expects it: the agent's socket at its default path, and its own /run,
-// /var/lib and /var/lib/cni.
+// node is a node of a lab as a container runtime expects it: the agent's socket is at its default path, and the node
+// has its own /run, /var/lib and /var/lib/cni.
 type node struct {
 	lab    *lab.Lab
 	name   string

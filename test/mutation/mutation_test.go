@@ -34,8 +34,8 @@ type mutation struct {
 	cases []string
 }
 
-// table has the mutations of each file. A list may be for several files: each of its mutations applies to the first
-// file that contains its old text.
+// table returns the mutations of each file. A list of mutations may be for several files: each mutation applies to the
+// first of these files that contains its old text.
 func table(t *testing.T) map[string][]mutation {
 	t.Helper()
 	byFile := map[string][]mutation{}

@@ -21,8 +21,9 @@ const webFromFront = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy
 // labelled is the maximum time until other nodes apply policies by a container's new labels.
 const labelled = 100 * time.Millisecond
 
-// TestLabelsOnOtherNodes: after a container's labels have changed, other nodes that host the tenant immediately apply
-// policies by the new labels, until the container is removed, also after restarts of the agent on the container's node.
+// TestLabelsOnOtherNodes: when a container's labels change, other nodes that host the tenant apply policies by the new
+// labels immediately. They do so until the container is removed, also after the agent on the container's node has
+// restarted.
 func TestLabelsOnOtherNodes(t *testing.T) {
 	l := labtest.New(t, lab.Spec{Nodes: nodes, Tenants: []lab.Tenant{{Name: "blue"}}, Containers: []lab.Container{
 		{Name: "web", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},

@@ -19,8 +19,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// plugin runs the CNI plugin as a runtime does: verb and namespace in the environment, and the configuration on
-// standard input.
+// plugin runs the CNI plugin as a runtime does, with the verb and the namespace in the environment and the
+// configuration on standard input.
 type plugin struct {
 	binary string
 	config string // path of a file

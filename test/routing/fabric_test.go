@@ -84,8 +84,8 @@ type router struct {
 
 var nodeSide = netip.MustParseAddr("2001:db8:70:1::2") // address of n1 on the lab's second link
 
-// Device indexes at the switch and at the lab's router. They differ from the indexes at the other ends, as in package
-// lab.
+// First device indexes at the switch and at the lab's router. They differ from the indexes at the other ends of the
+// links, as in package lab.
 const switchIndex, wanIndex = 200, 300
 
 // flush removes n1's next hops and default routes.
