@@ -86,7 +86,8 @@ func cures() []change {
 	}
 }
 
-// free is a change that no real NIC allows. It shows that the fluctuation depends on how long removals take.
+// free is a change that no real NIC allows. It shows that the switch takes the duration of removals for a sign of too
+// many entries.
 var free = change{"removals that take no time", func(r *Run, _ uint64) { r.Spec.RemoveEntry = 0 }}
 
 // Fluctuation describes a container's throughput after the new job has begun.
