@@ -32,9 +32,9 @@ const otherVersion = "-other"
 const givenOther = "PILASTER_TEST_OTHER"
 
 // OtherBinary returns the path of a pilaster binary of another build, with its pilaster-cni in the same folder: the one
-// that PILASTER_TEST_OTHER names, or one built from this tree with changes that a later release could have. That build
-// has other programs, another name for every pinned map, and other layouts of entries. Both builds share the session
-// table, whose version rarely changes between releases.
+// that PILASTER_TEST_OTHER names, or one built from this tree with changes that a later release could have. The build
+// from this tree has other programs, another name for every pinned map, and other layouts of entries. Both builds share
+// the session table, because its version rarely changes between releases.
 func OtherBinary(t testing.TB) string {
 	t.Helper()
 	if given := os.Getenv(givenOther); given != "" {
