@@ -327,7 +327,7 @@ func homeAddress(home netip.Addr) packet.Extension {
 	return packet.Extension{Type: packet.DestinationOptions, Data: slices.Concat([]byte{1, 2, 0, 0, 0xc9, 16}, a[:])}
 }
 
-// malformed are attacks with packets that are truncated or inconsistent.
+// malformed returns attacks with packets that are truncated or inconsistent.
 func (b *bed) malformed(t *testing.T) []attack {
 	self := b.container(t, "mallory").Address
 	var frames [][]byte

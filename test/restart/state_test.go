@@ -50,9 +50,9 @@ func damages() []damage {
 	}
 }
 
-// TestDamagedState: an agent that cannot use the node's identity, a missing record, or a file of a later build names
-// the file and the remedy, and changes nothing. It sets any other damaged file aside and starts. The node's containers
-// keep their connections, except a container whose own record is damaged.
+// TestDamagedState: if the node's identity is unusable, a record is missing, or a file is from a later build, the agent
+// does not start, names the file and the remedy, and changes nothing. It sets any other damaged file aside and starts.
+// The node's containers keep their connections, except a container whose own record is damaged.
 func TestDamagedState(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Nodes:   []string{"n1", "n2"},

@@ -28,9 +28,9 @@ var (
 // longWord matches a long text without spaces, such as the name of a metric with its labels, which cannot be broken.
 var longWord = regexp.MustCompile(`[^\s]{80,}`)
 
-// checkWidth finds lines of more than maxColumns columns. Tables and code fences of Markdown, lines with a URL or a
-// very long word, lines of "go:generate" or "go:build" and struct tags may be longer, and so may recipes and help of a
-// Makefile and commands of a script.
+// checkWidth finds lines of more than maxColumns columns. These may be longer: tables and code fences of Markdown,
+// lines with a URL or a very long word, lines with "go:generate", "go:build" or a struct tag, recipes and help of a
+// Makefile, and commands of a script.
 func checkWidth(f file) (found []finding) {
 	if f.language == makefile || f.language == shell {
 		return nil
