@@ -8,21 +8,22 @@ import (
 	"pilaster.io/pilaster/internal/humanize"
 )
 
-// maxWithin is how many times blocks of one set may lie within each other, in total. A thousand blocks with the same
-// thousand exceptions make a million.
+// maxWithin limits the pairs of a row and a block that applies to it, in one set. A thousand blocks of one prefix, each
+// with an exception of its own, make a million pairs.
 const maxWithin = 1 << 22
 
 // mappedIPv4 is the prefix of IPv4-mapped IPv6 addresses. An IPv6 block that contains it still matches IPv6 alone.
 var mappedIPv4 = netip.MustParsePrefix("::ffff:0:0/96")
 
-// blockRow is a prefix with the matches that apply to its addresses, except those that a longer prefix covers.
+// blockRow is a prefix with the matches that apply to its addresses. Addresses in a longer prefix of another row have
+// that row's matches instead.
 type blockRow struct {
 	prefix  netip.Prefix
 	within  int // the row of the next shorter prefix that contains this one, or -1
 	matches []int
 }
 
-// flattenBlocks returns the matches of each prefix that is a block or an exception, ordered by prefix.
+// flattenBlocks returns one row, with its matches, for each prefix that is a block or an exception, sorted by prefix.
 func flattenBlocks(all []blockMatch) (rows []blockRow, err error) {
 	type change struct{ open, shut []int } // by block number
 	at, matchOf := map[netip.Prefix]*change{}, []int(nil)
@@ -54,8 +55,7 @@ func flattenBlocks(all []blockMatch) (rows []blockRow, err error) {
 	open, within := make([][]int, len(rows)), 0
 	for i := range rows {
 		row := &rows[i]
-		// The rows are sorted, so either the previous row contains this one, or one of the rows that contain the
-		// previous row does.
+		// The rows are sorted. So a row that contains this one is the previous row, or contains that row too.
 		for row.within = i - 1; row.within >= 0 && !rows[row.within].prefix.Contains(row.prefix.Addr()); {
 			row.within = rows[row.within].within
 		}
@@ -64,7 +64,7 @@ func flattenBlocks(all []blockMatch) (rows []blockRow, err error) {
 		}
 		c := at[row.prefix]
 		open[i] = append(open[i], c.open...)
-		// Many blocks may except the same prefix, and their numbers are sorted: hence the binary search.
+		// A binary search, because many blocks may except the same prefix. Their numbers are sorted.
 		open[i] = slices.DeleteFunc(open[i], func(block int) bool {
 			_, shut := slices.BinarySearch(c.shut, block)
 			return shut

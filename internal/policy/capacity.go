@@ -13,10 +13,10 @@ import (
 const Room = 1 << 17
 
 // Fit rejects policies that no node could enforce, before they are stored: policies that cannot be compiled for one
-// app, or that need more entries than nodes have. It compiles the apps that changed policies select, and separately
-// each changed policy that selects no app yet. Where nodes also apply the egress policies of remote containers
-// (together), each node has the tables of all apps, so Fit compiles all apps into one set of tables. most is the number
-// of entries that a table has room for; it is at least Room.
+// app, or that need more entries than nodes have. It compiles the tables of each app that a changed policy selects,
+// app by app, and separately each changed policy that selects no app yet. together means that each node has the tables
+// of all apps, because nodes also apply the egress policies of remote containers; then Fit compiles all apps into one
+// set of tables. most is the number of entries that a table has room for; it is at least Room.
 func Fit(
 	ctx context.Context,
 	name string,

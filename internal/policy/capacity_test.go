@@ -42,8 +42,8 @@ func selecting(name, app string, blocks int) Policy {
 	return p
 }
 
-// TestFit: each app's policies may use the whole room of a node, whatever those of other apps need. Where each node has
-// the tables of all apps, all of them share the room.
+// TestFit: the policies of each app may use the whole room of a node, whatever the policies of other apps need. If each
+// node has the tables of all apps, all apps share the room.
 func TestFit(t *testing.T) {
 	const room = 1000 // entries
 	apps := map[address.AppID]map[string]string{}

@@ -30,7 +30,7 @@ func Compile(
 	return NewIndex(apps).Compile(tenant, policies, subjects)
 }
 
-// Compile is the function Compile for an index that exists already. The index must include subjects.
+// Compile does what the function Compile does, with an index of the apps. The index must include subjects.
 func (ix *Index) Compile(tenant string, policies []Policy, subjects []address.AppID) (Tables, error) {
 	c, err := newCompiler(tenant, policies, ix)
 	if err != nil || len(policies) == 0 {
@@ -114,7 +114,7 @@ func newCompiler(tenant string, policies []Policy, ix *Index) (*compiler, error)
 	return c, nil
 }
 
-// clear empties the tables.
+// clear empties the tables of the run.
 func (c *compiler) clear() {
 	c.rows, c.sets, c.ports, c.sums = nil, map[string]ID{}, map[[32]byte]ID{}, map[ID][32]byte{}
 	c.tables = Tables{
@@ -123,7 +123,7 @@ func (c *compiler) clear() {
 	}
 }
 
-// selecting returns for each place the policies that select the app there.
+// selecting returns, for the app at each place, the policies that select it.
 func (c *compiler) selecting(places []int) []selection {
 	of := make([]selection, len(places))
 	for i, p := range c.policies {
@@ -185,11 +185,11 @@ func (c *compiler) subject(at int, selecting selection) (s Subject, err error) {
 	return s, nil
 }
 
-// setMatches is the input of a set.
+// setMatches is what build makes a set from.
 type setMatches struct {
 	pods     []podMatch
 	blocks   []blockMatch
-	isolated uint32 // the step of the NetworkPolicy tier where no policy accepts
+	isolated uint32 // the step of the NetworkPolicy tier for packets that no policy accepts
 }
 
 // collect gathers the matches of policies for one subject.
@@ -222,7 +222,7 @@ func (c *compiler) collect(d Direction, policies []int, at int) (m setMatches, e
 	return m, nil
 }
 
-// matched returns the apps that a rule's peers select, on any port.
+// matched returns the apps that a rule's peers select by labels. It ignores the rule's ports.
 func (c *compiler) matched(r *Rule, where place) appSet {
 	if r.Everyone {
 		return c.index.everyone
@@ -259,14 +259,14 @@ type place struct {
 	rule      int // or Isolation
 }
 
-// numbers are those of all rules of a tenant, by policy and direction. The number for Isolation comes first.
+// numbers holds the numbers of a tenant's rules, by policy and direction. The number for Isolation comes first.
 type numbers [][2][]uint32
 
 func (n numbers) at(p place) uint32 { return n[p.policy][p.direction][p.rule-Isolation] }
 
-// number gives each rule its number: bits of a hash of its name. A rule so keeps its number when other policies are
-// added or removed. In audit a rule has another number, because its counter has another meaning. If two rules get the
-// same number, the later one gets the next free one.
+// number gives each rule its number: bits of a hash of its policy, direction and index. So a rule keeps its number when
+// other policies are added or removed. A rule in audit has another number than without audit, because its counter has
+// another meaning. If two rules would get the same number, the later rule gets the next free number.
 func number(tenant string, policies []*Policy) (n numbers) {
 	taken := make(map[uint32]struct{}, 4*len(policies))
 	var text []byte

@@ -10,8 +10,8 @@ import (
 type Decision struct {
 	Allowed bool
 	Rule    uint32 // the rule that decided; 0: no rule applied
-	// WouldDrop reports that a policy in audit would drop the packet if it were enforced. AuditRule is the rule of that
-	// policy.
+	// WouldDrop reports that a policy in audit would drop the packet if the policy were enforced. AuditRule is the
+	// policy's rule.
 	WouldDrop bool
 	AuditRule uint32
 }

@@ -10,15 +10,16 @@
 // on one node; policies that select none of them are not in the tables. Decide looks a packet up as the eBPF program
 // does: in a number of lookups that does not depend on the number of rules.
 //
-// In one direction of one subject, the first of these decides:
+// In one direction of one subject, the first of these steps that yields Accept or Deny decides:
 //
-//   - the tier Admin, by priority, then name, then order of rules: Accept or Deny ends it, Pass goes to the next tier;
+//   - the tier Admin: the first matching rule by priority, then name, then order in the policy; Pass goes to the next
+//     step;
 //   - NetworkPolicies, if one isolates the subject: Accept if a rule of any of them matches, else Deny;
-//   - the tier Baseline, as Admin;
-//   - else Accept.
+//   - the tier Baseline, like Admin;
+//   - otherwise Accept.
 //
-// Until a node learns the labels of a peer's app, only match-all allow rules apply to the peer; any deny rule that
-// could match applies (fail closed).
+// Until a node receives the labels of a peer's app, of the allow rules only those that match all peers apply to the
+// peer. Every deny rule that could match applies (fail closed).
 //
 // A connection needs egress at its source and ingress at its destination. The datapath accepts replies by its sessions,
 // without these tables.

@@ -22,8 +22,8 @@ type packet struct {
 	port      uint16
 }
 
-// evaluate applies the model rule by rule, as the policies are written. It is the reference for Compile and Decide, and
-// shares nothing with them but the model. by is the rule that decided; it is empty where no rule did.
+// evaluate applies the policies rule by rule, as they are written. It is the reference for Compile and Decide, and
+// shares only the types of the model with them. by is the rule that decided; it is empty if no rule did.
 func evaluate(policies []policy.Policy, p packet, audit bool) (allowed bool, by policy.RuleName) {
 	policies = slices.Clone(policies)
 	slices.SortFunc(policies, func(a, b policy.Policy) int {
@@ -69,8 +69,8 @@ func inTier(policies []policy.Policy, tier policy.Tier, p packet, audit bool) (p
 	return policy.None, policy.RuleName{}
 }
 
-// mayMatch reports whether a rule that denies, or that passes to a tier that may deny, would match for some labels of
-// the unknown peer.
+// mayMatch reports whether a rule would match an unknown peer with some labels, and denies, or passes to a tier that
+// may deny.
 func mayMatch(r policy.Rule, tier policy.Tier, p packet) bool {
 	if p.remote != nil || p.outside || r.Action != policy.Deny && (r.Action != policy.Pass || tier != policy.Admin) {
 		return false

@@ -51,7 +51,7 @@ func invalid(path *field.Path, value any, messages []string) (wrong field.ErrorL
 	return wrong
 }
 
-// podSelector reads a selector by the labels of containers, namespaceSelector one by the labels of namespaces.
+// podSelector reads a selector by labels of containers. namespaceSelector reads a selector by labels of namespaces.
 func podSelector(s metav1.LabelSelector, path *field.Path) (Selector, field.ErrorList) {
 	out, wrong := namespaceSelector(s, path)
 	for _, r := range out {
@@ -100,8 +100,8 @@ func namespaceSelector(s metav1.LabelSelector, path *field.Path) (out Selector, 
 	return out, wrong
 }
 
-// cidr reads a prefix. It rejects prefixes with bits set beyond their length, which Kubernetes still accepts: their
-// meaning is ambiguous.
+// cidr reads a prefix. It rejects a prefix with bits set beyond its length, because its meaning is ambiguous.
+// Kubernetes still accepts such prefixes.
 func cidr(s string, path *field.Path) (netip.Prefix, field.ErrorList) {
 	if wrong := validation.IsValidCIDR(path, s); len(wrong) > 0 {
 		return netip.Prefix{}, wrong

@@ -9,7 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// appSet is a bitmap of apps, by their places in the index.
+// appSet is a bitmap of apps: bit i is the app at place i of the index.
 type appSet []uint64
 
 func (b appSet) has(i int) bool { return b[i/64]>>(i%64)&1 != 0 }
@@ -33,13 +33,13 @@ func (b appSet) minus(o appSet) {
 	}
 }
 
-// values holds the apps that have a label, by the label's value. The apps are a list of places, because most values
-// have few apps.
+// values holds, for each value of a label, the places of the apps with this value. The places are a list and no bitmap,
+// because most values have few apps.
 type values map[string][]int
 
 // Index finds the apps of a tenant by their labels, so that a selector does not have to visit each app. It stays valid
-// while the apps and their labels are the same. After the places of the known apps it has two more: one for AnyApp and
-// one for Outside.
+// while the apps and their labels are the same. Each known app has a place, in the order of apps. Two places follow:
+// one for AnyApp (unknown) and one for Outside (outside).
 type Index struct {
 	apps       []address.AppID          // sorted
 	own        []map[string]tenant.Port // the named ports of each app, nil if it has none

@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestUnmatched: labels that no app has are reported for the subject and for peers, and no
-// others. All namespaces have the label with their name.
+// TestUnmatched: of the subject and of peers, exactly the labels that no app has are reported. All namespaces have the
+// label with their name.
 func TestUnmatched(t *testing.T) {
 	labels := policy.LabelsOf(map[address.AppID]map[string]string{
 		1: {"app": "web", tenant.NamespaceKey: "shop"},
@@ -40,8 +40,8 @@ func TestUnmatched(t *testing.T) {
 	}
 }
 
-// TestUnmatchedValuesAndPorts: values and named ports that no app has are reported. A label that no app has is reported
-// by its key alone.
+// TestUnmatchedValuesAndPorts: values and named ports that no app has are reported. For a label that no app has, only
+// its key is reported.
 func TestUnmatchedValuesAndPorts(t *testing.T) {
 	labels := policy.LabelsOf(map[address.AppID]map[string]string{
 		1: {"app": "web", tenant.NamespaceKey: "shop", "io.kubernetes.pod.port.http": "80-TCP"},

@@ -88,8 +88,8 @@ func TestManyThatExceptTheSame(t *testing.T) {
 	}
 }
 
-// Two contents may have the same 64-bit hash. Compile must detect that, or one content's verdicts would apply to the
-// other.
+// Two contents may have the same 64-bit hash. Compile must detect that. Otherwise packets would get the verdicts of the
+// wrong content.
 func TestTwoContentsOfOneHashAreRefused(t *testing.T) {
 	c := &compiler{sums: map[ID][32]byte{}}
 	id, isNew, err := c.identify("set", []byte("a"))

@@ -44,7 +44,7 @@ func appendVerdict(b []byte, v Verdict) []byte {
 	return b
 }
 
-// podMatch is the match of a rule with peers by label, blockMatch that of one with peers by address.
+// podMatch is the match of a rule for the peers that it selects by label, blockMatch for those by address.
 type podMatch struct {
 	match
 	apps appSet
@@ -65,14 +65,14 @@ func numbered(r *Rule) (ports []portRange, never bool) {
 	return ports, len(r.Ports) > 0 && len(ports) == 0
 }
 
-// called returns the container port that a named port of a rule refers to.
+// called returns the container port that a rule's named port refers to, and whether its protocol is the rule's.
 func (p Port) called(port tenant.Port) (portRange, bool) {
 	protocol, ok := protocols[port.Protocol]
 	return portRange{protocol, port.Number, port.Number}, ok && (p.Protocol == 0 || p.Protocol == protocol)
 }
 
 // matches returns the matches of a rule in the set of a subject. On egress, a port name refers to a port of the peer,
-// which may differ by app, so each such port is a separate match. Peers by address have no port names.
+// whose number may differ by app. So each number is a separate match. Peers by address have no port names.
 func (ix *Index) matches(
 	r *Rule,
 	d Direction,
@@ -118,9 +118,9 @@ func (ix *Index) matches(
 	return append(pods, podMatch{m, apps}), blocks
 }
 
-// ofStranger returns the verdict of a rule that may or may not select an unknown app, and whether the rule applies. A
-// rule that accepts does not apply. One that denies does, and so does one of the tier Admin that passes the peer to
-// tiers that may deny: both deny.
+// ofStranger returns the verdict of a rule for an unknown app, which the rule may or may not select, and whether the
+// rule applies. A rule that accepts does not apply. A rule that denies applies. A rule of the tier Admin that passes
+// also applies, and denies, because a later tier may deny.
 func (v Verdict) ofStranger() (Verdict, bool) {
 	for _, t := range [2]Tier{Admin, Baseline} {
 		if a := v.Action(t); a == Deny || a == Pass && t == Admin {
@@ -131,8 +131,8 @@ func (v Verdict) ofStranger() (Verdict, bool) {
 	return v, false
 }
 
-// possible returns the ports at which a rule may match an unknown app, in addition to those where it matches every app.
-// on egress any port may have the name.
+// possible returns the ports on which a rule may match an unknown app, without those on which it matches every app. On
+// egress, any port of an unknown app may have the name that the rule gives.
 func possible(r *Rule, d Direction, ports []portRange, selected bool) (all []portRange) {
 	if !selected && len(r.Pods) > 0 {
 		all = slices.Clone(ports)
@@ -180,8 +180,8 @@ func LabelsOf(apps map[address.AppID]map[string]string) Labels {
 	return l
 }
 
-// Unmatched returns the labels of pods and namespaces that a policy selects by and that no app has. Such a selector is
-// often a mistake: it selects no pod, or all pods if it requires that the label is absent.
+// Unmatched returns the keys of labels that a policy selects by and that no app has. Such a selector is often a
+// mistake: it selects no pod, or all pods if it requires that the label is absent.
 func (l Labels) Unmatched(p *Policy) []string {
 	keys := map[string]bool{}
 	p.eachRequirement(func(r Requirement, of string, namespace bool) {
@@ -192,7 +192,7 @@ func (l Labels) Unmatched(p *Policy) []string {
 	return slices.Sorted(maps.Keys(keys))
 }
 
-// UnmatchedValues returns the values that a policy selects by and that no app has, of labels that some app has.
+// UnmatchedValues returns the values that a policy selects by and that no app has, for labels that some app has.
 func (l Labels) UnmatchedValues(p *Policy) []string {
 	found := map[string]bool{}
 	p.eachRequirement(func(r Requirement, of string, namespace bool) {

@@ -43,7 +43,7 @@ const (
 	SCTP = 132
 )
 
-// protocols maps their Kubernetes names to numbers.
+// protocols maps the Kubernetes names of these protocols to their numbers.
 var protocols = map[string]uint8{"TCP": TCP, "UDP": UDP, "SCTP": SCTP}
 
 // A Policy is a NetworkPolicy or a ClusterNetworkPolicy.
@@ -54,7 +54,7 @@ type Policy struct {
 	Priority  int  // ClusterNetworkPolicies only; the lowest comes first
 	Audit     bool // count what the policy would drop, and do not drop it
 	Subject   Pods
-	Isolates  [2]bool // by Direction: a NetworkPolicy denies what none of its rules accepts
+	Isolates  [2]bool // by Direction: a NetworkPolicy denies what no NetworkPolicy accepts
 	Rules     [2][]Rule
 }
 
@@ -69,7 +69,7 @@ func (p *Policy) String() string {
 // touches reports whether a policy applies to a direction.
 func (p *Policy) touches(d Direction) bool { return p.Isolates[d] || len(p.Rules[d]) > 0 }
 
-// A Rule matches a connection with any of its peers on any of its ports.
+// A Rule matches a connection whose peer is one of Everyone, Pods and Blocks, and whose port is one of Ports.
 type Rule struct {
 	Name     string // optional
 	Action   Action
@@ -133,7 +133,8 @@ type RuleName struct {
 	Audit     bool   // the policy is in audit
 }
 
-// Isolation is the index of the implicit deny rule: a NetworkPolicy isolates the container, and no rule accepts.
+// Isolation is the index of the implicit deny rule of a NetworkPolicy that isolates the container: it denies a packet
+// that no rule accepts.
 const Isolation = -1
 
 func (n RuleName) String() string {

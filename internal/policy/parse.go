@@ -30,8 +30,8 @@ const (
 	clusterV1alpha2   = "policy.networking.k8s.io/v1alpha2"
 )
 
-// Parse reads YAML or JSON documents that are separated by lines "---"; a document may be a List. It rejects what it
-// cannot apply exactly as written, and the error names the document, the policy and the field.
+// Parse reads YAML or JSON documents that are separated by lines "---"; a document may be a List. It rejects a policy
+// that nodes could not enforce exactly as written. The error names the document, the policy and the field.
 func Parse(text []byte) ([]Policy, error) {
 	var policies []Policy
 	in := map[string]string{} // the document of each policy
@@ -192,7 +192,7 @@ func decodeSome(text []byte, into any) error {
 	return inWords(kjson.UnmarshalCaseSensitivePreserveInts(text, into))
 }
 
-// inWords rewrites an error of the decoder without its references to Go types.
+// inWords rewrites an error of the decoder without the names of Go types in it.
 func inWords(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
@@ -222,7 +222,7 @@ func errorOf(wrong field.ErrorList) error {
 }
 
 // ParseKept reads one JSON document of a kind, as the orchestrator stores it. It rejects the same policies as Parse and
-// takes half the time: every node that hosts the tenant parses all policies at each change.
+// takes half the time. Its speed matters: at each change every node that hosts the tenant parses all its policies.
 func ParseKept(kind string, text []byte) (Policy, error) {
 	switch kind {
 	case networkPolicyKind:

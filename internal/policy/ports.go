@@ -9,7 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/humanize"
 )
 
-// maxRanges is how many different port ranges may overlap. The time grows with its square.
+// maxRanges is how many different port ranges of one protocol may match one peer. The time grows with its square.
 const maxRanges = 4096
 
 // portTable holds the sorted entries of one table for the maps of ports and ranges.
@@ -28,8 +28,8 @@ type rangeRow struct {
 	verdict Verdict
 }
 
-// flatten merges matches so that one entry has the verdict of all that match a port. isolated is the step of the
-// NetworkPolicy tier where no policy accepts; 0 if no NetworkPolicy isolates.
+// flatten merges the matches into one entry for each port or range, with the verdict of all matches on it. isolated is
+// the step of the NetworkPolicy tier for packets that no policy accepts; 0 if no NetworkPolicy isolates.
 func flatten(matches []*match, isolated uint32) (t portTable, err error) {
 	end := func(v Verdict) Verdict {
 		if v.Action(NetworkPolicy) == None {
@@ -120,7 +120,7 @@ func (p *protocolPorts) at(port uint16) Verdict {
 	return v
 }
 
-// intervals returns the ranges split so that they do not overlap, without those that have the verdict of other ports.
+// intervals splits the ranges so that they do not overlap, and omits those with the same verdict as all other ports.
 func (p *protocolPorts) intervals(end func(Verdict) Verdict) (out []interval) {
 	var starts []uint16
 	for _, r := range p.ranges {

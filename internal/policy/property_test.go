@@ -14,7 +14,7 @@ import (
 )
 
 // TestDecideIsEvaluate: the tables decide as the reference (evaluate) does, in all tiers, in audit, for unknown apps
-// and for peers outside. Where several rules of NetworkPolicies accept, Decide may name any of them.
+// and for peers outside. If several rules of NetworkPolicies accept, Decide may name any of these rules.
 func TestDecideIsEvaluate(t *testing.T) {
 	const sets, packets = 800, 80
 	var answers [2]int
@@ -167,8 +167,7 @@ func same[K comparable, V comparable](t *testing.T, before, now map[K]V) (shared
 	return shared
 }
 
-// dice generates random policies: some that Parse can return, and others that the types of model.go allow and Parse
-// never returns.
+// dice generates random policies, also some that the types of model.go allow and Parse never returns.
 type dice struct{ *rand.Rand }
 
 func pick[T any](d dice, from ...T) T { return from[d.IntN(len(from))] }
@@ -310,8 +309,8 @@ func (d dice) selector(keys ...string) (s policy.Selector) {
 	return s
 }
 
-// ask passes a random packet to Decide. It also returns the packet for evaluate, with identities in place of app
-// numbers.
+// ask passes a random packet to Decide. It returns the decision, and the packet for evaluate, with identities instead
+// of app numbers.
 func (d dice) ask(tables policy.Tables, apps map[address.AppID]map[string]string) (policy.Decision, packet) {
 	known := appsOf(apps)
 	identity := func(app address.AppID) *tenant.Identity {

@@ -10,7 +10,7 @@ import (
 	"pilaster.io/pilaster/internal/humanize"
 )
 
-// set returns the set of a subject in a direction, from the policies that select it; 0 if no policy does.
+// set returns the set of a subject in a direction, made from the policies that select the subject; 0 if there are none.
 func (c *compiler) set(d Direction, policies []int, at int) (ID, error) {
 	if len(policies) == 0 {
 		return 0, nil
@@ -81,7 +81,7 @@ func (c *compiler) build(m setMatches) (ID, error) {
 	return id, c.fits()
 }
 
-// tableOfEach returns the table of ports for each app, by its place.
+// tableOfEach returns the table of ports for the app at each place.
 func (c *compiler) tableOfEach(m setMatches) ([]ID, error) {
 	class, classes := classify(len(c.index.apps)+2, m.pods)
 	made := make([]ID, classes)
@@ -106,8 +106,8 @@ func (c *compiler) tableOfEach(m setMatches) ([]ID, error) {
 	return tables, nil
 }
 
-// classify groups the apps that the same rules match into classes. It refines the classes rule by rule: each rule
-// splits those that it matches in part.
+// classify returns the class of each app, so that apps of one class match the same rules. It goes rule by rule: a rule
+// that matches only some apps of a class splits the class.
 func classify(places int, matches []podMatch) (class []int, classes int) {
 	class = make([]int, places)
 	size := []int{places}
@@ -140,7 +140,7 @@ type blockEntry struct {
 	table ID
 }
 
-// blocksOf returns the entries for blocks, without those that repeat the table of the next shorter prefix.
+// blocksOf returns the entries for blocks. It omits a prefix with the same table as the next shorter prefix around it.
 func (c *compiler) blocksOf(m setMatches) (entries []blockEntry, err error) {
 	rows, err := flattenBlocks(m.blocks)
 	if err != nil {
@@ -212,7 +212,7 @@ func flag(b bool) byte {
 	return 0
 }
 
-// identify returns the ID of a content, and whether the content is new.
+// identify returns the ID of a set's or table's content, and whether this content is new in the run.
 func (c *compiler) identify(what string, content []byte) (id ID, isNew bool, err error) {
 	sum := sha256.Sum256(append([]byte(what+"\x00"+c.tenant+"\x00"), content...))
 	id = ID(binary.BigEndian.Uint64(sum[:]))
@@ -224,7 +224,7 @@ func (c *compiler) identify(what string, content []byte) (id ID, isNew bool, err
 	return id, !known, nil
 }
 
-// fits rejects tables that no node has room for, before they use up this machine's memory.
+// fits rejects tables that no node has room for while they are made, so that they do not use up this machine's memory.
 func (c *compiler) fits() error {
 	t := c.tables
 	for what, n := range map[string]int{"peers": len(c.rows), "blocks": len(t.Blocks), "ports": len(t.Ports),

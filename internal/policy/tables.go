@@ -27,8 +27,8 @@ type Tables struct {
 	Names    map[uint32]RuleName  // of the rules in verdicts
 }
 
-// Subject holds the sets of an app. In Sets, 0 means that nothing restricts the direction; in Audit, that audit changes
-// nothing.
+// Subject holds the sets of an app. A 0 in Sets means that no policy restricts the direction; a 0 in Audit, that
+// policies in audit would change nothing.
 type Subject struct {
 	Sets  [2]ID // by Direction
 	Audit [2]ID // as if policies in audit were enforced
@@ -46,7 +46,7 @@ type Peer struct {
 	Blocks bool // the set has blocks, which need a lookup too
 }
 
-// BlockKey is a prefix in a set. Its table has the verdicts of the set's blocks alone. IPv4 is mapped into IPv6.
+// BlockKey is a prefix in a set. Its table has the verdicts of the set's blocks only. IPv4 is mapped into IPv6.
 type BlockKey struct {
 	Set    ID
 	Prefix netip.Prefix
@@ -83,11 +83,11 @@ type RangeKey struct {
 	Port     uint16
 }
 
-// nothing is a set without entries in any table: it denies all packets, by no rule.
+// nothing is a set without entries in any table. So it denies all packets, and the verdict names no rule.
 const nothing ID = 1<<64 - 1
 
-// HoldUnknown denies egress to unknown apps if any policy restricts egress, because that policy may select them. It is
-// for nodes that also apply the egress policies of remote containers.
+// HoldUnknown denies the egress of unknown apps if any policy restricts egress, because that policy may select them. It
+// is for nodes that also apply the egress policies of remote containers.
 func (t *Tables) HoldUnknown(policies []Policy) {
 	if unknown, policed := t.Subjects[AnyApp]; policed &&
 		slices.ContainsFunc(policies, func(p Policy) bool { return p.touches(Egress) && !p.Audit }) {
@@ -101,7 +101,7 @@ func Isolating() Tables {
 	return Tables{Subjects: map[address.AppID]Subject{AnyApp: {Sets: [2]ID{nothing, nothing}}}}
 }
 
-// A Verdict holds for each tier a step: an action in the 2 upper bits and the number of its rule below.
+// A Verdict holds a step for each tier: an action in the 2 upper bits and the number of its rule in the others.
 type Verdict struct {
 	Tiers [3]uint32 // by Tier
 	Rank  [2]uint16 // for Admin and Baseline: the rule's position in the set, by which two verdicts are merged
@@ -121,8 +121,8 @@ func (v Verdict) Rule(t Tier) uint32 { return v.Tiers[t] & (1<<numberBits - 1) }
 // rankOf returns the index of a tier in Rank.
 func rankOf(t Tier) int { return int(t) / 2 }
 
-// with merges two verdicts about the same packet in the same set. A rule may both accept and deny an unknown app; then
-// it denies.
+// with merges two verdicts about the same packet in the same set. If one rule both accepts and denies an unknown app,
+// the result denies.
 func (v Verdict) with(w Verdict) Verdict {
 	for _, t := range [2]Tier{Admin, Baseline} {
 		r := rankOf(t)

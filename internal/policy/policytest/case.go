@@ -43,7 +43,7 @@ type builder struct {
 	numbers map[string]address.AppID // by identity
 }
 
-// begin serialises the policies and parses them as if they came from a user's file.
+// begin serialises the policies and parses them like a user's file.
 func begin(name string, policies []*networkingv1.NetworkPolicy) (*builder, error) {
 	b := &builder{
 		Case:    Case{Name: name, Apps: map[address.AppID]map[string]string{}},
@@ -130,7 +130,7 @@ func withName(namespace string, labels map[string]string) map[string]string {
 	return all
 }
 
-// inside reports whether a prefix lies within another, longer than it.
+// inside reports whether prefix part lies within prefix of and is longer.
 func inside(part, of string) bool {
 	p, o := netip.MustParsePrefix(part), netip.MustParsePrefix(of)
 	return p.Bits() > o.Bits() && o.Contains(p.Addr())

@@ -2,6 +2,6 @@
 // cyclonus (github.com/mattfenwick/cyclonus), a conformance suite for NetworkPolicies. Only tests import it, because it
 // depends on a Kubernetes client.
 //
-// It makes no case where cyclonus differs from Kubernetes: in cyclonus, NotIn does not match where the label is
+// It makes no case in which cyclonus differs from Kubernetes: in cyclonus, NotIn does not match if the label is
 // missing, and ClusterNetworkPolicies do not exist.
 package policytest

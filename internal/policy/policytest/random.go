@@ -140,7 +140,7 @@ func (d dice) pods() (pods []*probe.Pod, namespaces map[string]map[string]string
 	return pods, namespaces
 }
 
-// onePerPort keeps one name for each port, because a packet of cyclonus has only one port name.
+// onePerPort keeps only one name for each port, because a packet of cyclonus can have only one port name.
 func onePerPort(all []*probe.Container) (out []*probe.Container) {
 	seen := map[string]bool{}
 	for _, c := range all {
