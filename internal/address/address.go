@@ -13,7 +13,7 @@ type TenantID uint32
 // are never those of a container.
 type AppID uint16
 
-// Index distinguishes the containers of one node, tenant ID and app. It has 24 bits; 0 is never allocated.
+// Index distinguishes containers with the same node, tenant ID and app. It has 24 bits; 0 is never allocated.
 type Index uint32
 
 const (
@@ -22,7 +22,7 @@ const (
 	GatewayApp       AppID    = 0xff00 // the node itself, as a tenant's containers see it
 	MaxIndex         Index    = 1<<24 - 1
 
-	// NodeBits is the length of the prefix the base network routes to a node.
+	// NodeBits is the length of the prefix that the base network routes to a node.
 	NodeBits = 64
 )
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// NP1, §6.1: node 64 bits, tenant 24, and the 40 of the container as app 16 and index 24.
+// NP1, §6.1: node 64 bits, tenant 24. We split the 40 bits of the container into app (16) and index (24).
 func TestAddrLayout(t *testing.T) {
 	node := netip.MustParsePrefix("fd70:696c:6100:3::/64")
 	for _, c := range []struct {

@@ -52,8 +52,8 @@ func (c *Cipher) Encrypt(a netip.Addr) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// Decrypt is the inverse of Encrypt. Every address decrypts to something; only the base prefix and the tenant ID of the
-// result show whether it was encrypted under this key.
+// Decrypt is the inverse of Encrypt. It has a result for every address. Only the base prefix and the tenant ID of the
+// result show whether the address was encrypted under this key.
 func (c *Cipher) Decrypt(a netip.Addr) netip.Addr {
 	b := a.As16()
 	c.block.Decrypt(b[:], b[:])
@@ -63,8 +63,8 @@ func (c *Cipher) Decrypt(a netip.Addr) netip.Addr {
 // ErrExhausted means that this node, tenant ID and app have no index left.
 var ErrExhausted = errors.New("no index left whose ciphertext lies in the private prefix")
 
-// Draw tries indexes upward from p.Index until the ciphertext lies in the private prefix. It returns that plaintext
-// address and its ciphertext. On average it takes 2^(private prefix length) tries: 256 for a /8, about 4 µs.
+// Draw tries indexes upward from p.Index until the ciphertext lies in the private prefix. It returns the fields of that
+// address and its ciphertext. On average it needs 2^(private prefix length) tries: 256 for a /8, about 4 µs.
 func (c *Cipher) Draw(private netip.Prefix, p Plain) (Plain, netip.Addr, error) {
 	b := make([]byte, 16) // one buffer for all tries, because it escapes to the heap
 	for p.Index = max(p.Index, 1); p.Index <= MaxIndex; p.Index++ {

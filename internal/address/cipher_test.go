@@ -149,7 +149,7 @@ func TestDrawTakesTheFirstThatServes(t *testing.T) {
 	}
 }
 
-// A walk over all indexes finds as many addresses as Usable says, and then fails with ErrExhausted.
+// Repeated Draws over all indexes find about as many addresses as Usable says, and then return ErrExhausted.
 func TestDrawFindsWhatThePlanPromises(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -169,7 +169,7 @@ func TestDrawFindsWhatThePlanPromises(t *testing.T) {
 				found++
 				p.Index = drawn.Index + 1
 			}
-			// Binomial: five standard deviations either way.
+			// The number has a binomial distribution. The test accepts five standard deviations in both directions.
 			want := plan.Usable()
 			if d := found - want; d*d > 25*want {
 				t.Errorf("%d addresses, %d promised", found, want)

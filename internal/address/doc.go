@@ -1,5 +1,5 @@
 // Package address implements the 128 bits of a Pilaster address: it composes and splits the plaintext form, computes
-// the AES-128 ciphertext form that containers see, and searches an index whose ciphertext lies in the private prefix.
+// the AES-128 ciphertext form that containers see, and finds an index whose ciphertext lies in the private prefix.
 // It is pure: no I/O, no clock, no state.
 //
 //	 0                              64              88        104          128

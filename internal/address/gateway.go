@@ -6,7 +6,7 @@ import (
 	"net/netip"
 )
 
-// Elsewhere lists prefixes with a special meaning. No gateway prefix and no overlay of a tenant may overlap them.
+// Elsewhere lists prefixes with a special meaning in IP. No gateway prefix and no overlay of a tenant may overlap them.
 var Elsewhere = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"),
 	netip.MustParsePrefix("127.0.0.0/8"),
@@ -65,7 +65,8 @@ func (p Plan) gateway(is4 bool) (netip.Prefix, int) {
 	return p.Gateway6, GatewayBits6
 }
 
-// GatewayBlocks returns how many nodes have a block of virtual addresses of a family: the nodes with lower numbers.
+// GatewayBlocks returns how many nodes have a block of virtual addresses of a family. Nodes with a number from this on
+// have none.
 func (p Plan) GatewayBlocks(is4 bool) uint64 {
 	prefix, bits := p.gateway(is4)
 	if !prefix.IsValid() {
@@ -74,9 +75,9 @@ func (p Plan) GatewayBlocks(is4 bool) uint64 {
 	return 1 << (bits - prefix.Bits())
 }
 
-// GatewayBlock returns a node's block of virtual addresses of a family. The first address is the gateway's own. Blocks
-// of different nodes do not overlap: the block follows from the node's number. The result is false if that number is
-// too high, or if the family has no gateway prefix.
+// GatewayBlock returns a node's block of virtual addresses of a family. The first address is the gateway's own. The
+// node's number determines the block, so blocks of different nodes do not overlap. The result is false if that number
+// is too high, or if the family has no gateway prefix.
 func (p Plan) GatewayBlock(node netip.Prefix, is4 bool) (netip.Prefix, bool) {
 	n := p.NodeNumber(node)
 	if n >= p.GatewayBlocks(is4) {
@@ -86,8 +87,7 @@ func (p Plan) GatewayBlock(node netip.Prefix, is4 bool) (netip.Prefix, bool) {
 	return Subnet(prefix, bits, n), true
 }
 
-// Subnet returns the n-th prefix of a length within a wider prefix. The caller guarantees that it exists; n has 64
-// bits.
+// Subnet returns the n-th prefix of a length within a wider prefix, from 0. The caller guarantees that it exists.
 func Subnet(of netip.Prefix, bits int, n uint64) netip.Prefix {
 	b := of.Masked().Addr().As16()
 	shift := of.Addr().BitLen() - bits // position of the number's lowest bit, from the right

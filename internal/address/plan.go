@@ -9,7 +9,7 @@ import (
 // MinUsable is the least number of addresses a node must have for each tenant id and app.
 const MinUsable = 16384
 
-// Lengths of a private prefix: the longest leaves MinUsable addresses.
+// Lengths that a private prefix may have. The longest one leaves MinUsable addresses.
 const (
 	MinPrivateBits = 4
 	MaxPrivateBits = 10
@@ -19,12 +19,12 @@ const (
 type Plan struct {
 	Base    netip.Prefix // the /64s of nodes are allocated from it
 	Private netip.Prefix // where ciphertexts lie
-	// Every node has a block of virtual addresses in each of these prefixes. Through them, tenants with addresses of
-	// their own and the rest of the network reach each other (NIMITZ §3.1). The zero Prefix means none.
+	// Every node has a block of virtual addresses in each of these prefixes. By virtual addresses, containers with
+	// overlay addresses and hosts on the underlay reach each other (NIMITZ §3.1). The zero Prefix means none.
 	Gateway4, Gateway6 netip.Prefix
 }
 
-// Lengths of a node's block in the gateway prefixes. In IPv4 256 addresses, so of 100.64.0.0/10 16,384 nodes have one.
+// Prefix lengths of a node's block in the gateway prefixes. 100.64.0.0/10 has 16,384 blocks of 256 addresses.
 const (
 	GatewayBits4 = 24
 	GatewayBits6 = 80

@@ -7,14 +7,14 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Guest is the alias address of a foreign peer among a tenant's containers.
+// Guest is the alias of a peer outside of the tenant, at which the tenant's containers see it.
 type Guest struct {
 	Plaintext netip.Addr
-	Address   netip.Addr // what containers see; the plaintext where the tenant is clear
+	Address   netip.Addr // what containers see; for a clear tenant the plaintext
 }
 
-// Gateway returns the address by which containers of one of the tenant's ids see the node: the first usable index of
-// the reserved app. It follows from node, plan and key.
+// Gateway returns the address at which containers with this tenant id see the node: that of the first usable index of
+// the reserved app. It is computed from node, plan and key.
 func (t Tenant) Gateway(plan address.Plan, node netip.Prefix, id ID) (Guest, error) {
 	plain := address.Plain{Node: node, Tenant: id.ID, App: address.GatewayApp, Index: 1}
 	if t.Addressing == Clear {

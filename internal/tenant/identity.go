@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// Labels that distinguish the pods of one workload, or that Kubernetes adds itself, are not part of the identity: each
-// pod would become an app of its own. The list is that of Cilium's defaults ("Limiting Identity-Relevant Labels"): the
-// shortest prefix that matches excludes a key, unless a longer prefix includes it.
+// Labels that distinguish the pods of one workload, or that Kubernetes adds itself, are not part of the identity:
+// otherwise each pod would be an app of its own. The lists are Cilium's defaults ("Limiting Identity-Relevant Labels").
+// A key with a left-out prefix is excluded, unless it also has a kept prefix.
 var (
 	keptPrefixes = []string{
 		"app.kubernetes.io",
-		NamespaceKey, // and the labels of the namespace, which have this prefix
+		NamespaceKey, // also the prefix of the namespace's labels
 		portPrefix,
 	}
 	leftOutPrefixes = []string{
@@ -35,8 +35,8 @@ var (
 	}
 )
 
-// An identity has everything of a container that a policy can select by, also what Kubernetes keeps outside of the
-// pod's labels.
+// An identity has all data about a container that a policy can select by, also data that Kubernetes stores outside of
+// the pod's labels.
 const (
 	// NamespaceKey is the label with the name of a container's namespace.
 	NamespaceKey = "io.kubernetes.pod.namespace"
@@ -70,7 +70,7 @@ type Identity struct {
 	Ports           map[string]Port   // by name
 }
 
-// ReadIdentity sorts the labels of an identity. It ignores a malformed port.
+// ReadIdentity groups the labels of an identity by their origin. It ignores a malformed port.
 func ReadIdentity(labels map[string]string) Identity {
 	id := Identity{
 		Pod:             map[string]string{},
@@ -106,8 +106,8 @@ func readPort(value string) (Port, bool) {
 			(protocol == "TCP" || protocol == "UDP" || protocol == "SCTP")
 }
 
-// IsPodLabel reports whether policies may select pods by a key. Keys that an identity uses for namespaces and ports are
-// not pod labels.
+// IsPodLabel reports whether policies may select pods by a key. The keys that an identity uses for namespaces and ports
+// are not pod labels.
 func IsPodLabel(key string) bool {
 	return IsIdentity(key) && !strings.HasPrefix(key, NamespaceKey) && !strings.HasPrefix(key, portPrefix)
 }
@@ -134,7 +134,7 @@ func IsIdentity(key string) bool {
 }
 
 // Canonical writes a label set in canonical form: "app=web,tier=front", sorted by key. Two sets are the same identity
-// exactly when these are equal.
+// exactly if their canonical forms are equal.
 func Canonical(labels map[string]string) string {
 	var b strings.Builder
 	for i, k := range slices.Sorted(maps.Keys(labels)) {
@@ -146,9 +146,9 @@ func Canonical(labels map[string]string) string {
 	return b.String()
 }
 
-// Limits of a label set; those of one label are Kubernetes's, after the longest prefix for its origin.
+// Limits of a label set. Those for one label are Kubernetes's, plus the longest prefix that an identity adds.
 const (
-	// of the container, and as many of its namespace and of its ports
+	// of the container's own labels, of its namespace's labels, and of its ports
 	maxLabels     = 64
 	maxLabelKey   = len(namespaceLabelPrefix) + 253 + 1 + 63 // DNS subdomain, "/", name
 	maxLabelValue = 63

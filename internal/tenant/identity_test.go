@@ -63,7 +63,7 @@ func TestReadIdentity(t *testing.T) {
 	}
 }
 
-// The longest label that a Kubernetes namespace may have fits after its prefix.
+// The longest label that a Kubernetes namespace may have is accepted with the identity's prefix.
 func TestCheckLabelsTakesTheLongestOfANamespace(t *testing.T) {
 	key := NamespaceLabelKey(strings.Repeat("d", 253) + "/" + strings.Repeat("n", 63))
 	if err := CheckLabels(map[string]string{key: "x"}); err != nil {
@@ -74,8 +74,8 @@ func TestCheckLabelsTakesTheLongestOfANamespace(t *testing.T) {
 	}
 }
 
-// The limits for a container's own labels, its namespace's labels and its ports are separate: many labels of a
-// namespace leave its containers theirs.
+// The limits for a container's own labels, its namespace's labels and its ports are separate: many labels of the
+// namespace leave the container as many labels of its own as before.
 func TestCheckLabelsCountsByWhose(t *testing.T) {
 	labels := map[string]string{NamespaceKey: "shop"}
 	for i := range maxLabels {

@@ -14,19 +14,19 @@ const (
 	Nimitz  = "nimitz"
 )
 
-// Networks returns all of them, the default first.
+// Networks returns the names of all networks, the default first.
 func Networks() []string { return []string{Netpila, Nimitz} }
 
-// Traits are the capabilities of a network's tenants. Code that treats tenants of one network differently uses these
-// and not the network's name.
+// Traits are the capabilities of a network's tenants. Code that treats tenants of one network differently uses traits,
+// not the network's name.
 type Traits struct {
 	Addressings []Addressing // what containers may see; the first is the default
 	// address ranges of the tenant's own, a precondition of services, publications and other regions
 	Overlays bool
-	// where a packet between containers arrives, the node applies the egress and ingress policies of both ends: no
-	// address names the app of the other end
+	// The receiver's node applies the sender's egress policies and the receiver's ingress policies, because addresses
+	// do not contain apps.
 	PolicyAtReceiver bool
-	To               string // the network that they may migrate to; mostly empty
+	To               string // the network that the tenants may migrate to; empty for most networks
 }
 
 // TraitsOf returns the traits of a network; false for one that this build does not know. No name means the default.
@@ -40,8 +40,8 @@ func TraitsOf(network string) (Traits, bool) {
 	return Traits{}, false
 }
 
-// PolicyAtReceiver reports whether nodes apply the policies of remote containers too, and so need those of all apps of
-// the tenant.
+// PolicyAtReceiver reports whether nodes also apply the policies of remote containers. If so, they need the rules of
+// all apps of the tenant.
 func (t Tenant) PolicyAtReceiver() bool {
 	on, _ := TraitsOf(t.Network)
 	leaves := Traits{}

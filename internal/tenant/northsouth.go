@@ -22,7 +22,7 @@ type Publication struct {
 	Name      string
 	Container netip.Addr
 	Gateway   netip.Prefix // the /64 of the node
-	Underlay  netip.Addr   // UnderlayAddress of an index that is allocated once per gateway and never again
+	Underlay  netip.Addr   // UnderlayAddress of an index; a gateway never gets the same index again
 }
 
 // Limits of one tenant: its record goes to every node that hosts it.
@@ -31,12 +31,12 @@ const (
 	MaxPublications = 256
 )
 
-// FirstPublished is the lowest index of a publication; the one below is the gateway's own.
+// FirstPublished is the lowest index of a publication. Index 1 is the gateway itself.
 const FirstPublished address.Index = 2
 
-// UnderlayAddress returns one of a gateway's addresses on the underlay. Services see containers under the first; the
-// others are for publications. They have tenant id 0 and an app that nothing else on the node has, so the packet path
-// recognises packets for them without a table.
+// UnderlayAddress returns a gateway's address on the underlay with this index. Index 1 is the source that services
+// see; the others are for publications. The addresses have tenant id 0 and an app that nothing else on the node has, so
+// the packet path recognises packets for them without a table.
 func UnderlayAddress(node netip.Prefix, i address.Index) netip.Addr {
 	return address.Plain{Node: node, App: address.GatewayApp, Index: i}.Addr()
 }
@@ -44,7 +44,7 @@ func UnderlayAddress(node netip.Prefix, i address.Index) netip.Addr {
 // NodeAddress is the address from which a node sends to its containers.
 func NodeAddress(node netip.Prefix) netip.Addr { return address.Plain{Node: node, Index: 1}.Addr() }
 
-// Index is the inverse of UnderlayAddress. It returns false where the address is not one of the gateway's publications.
+// Index is the inverse of UnderlayAddress. It returns false if the address cannot be that of a publication.
 func (p Publication) Index() (address.Index, bool) {
 	if !p.Gateway.IsValid() || !p.Gateway.Contains(p.Underlay) {
 		return 0, false
@@ -187,7 +187,7 @@ func (t Tenant) checkPublications(plan address.Plan) error {
 			return unfit("publications %s and %s of tenant %s both have %v", other, p.Name, t.Name, p.Underlay)
 		}
 		at[p.Underlay] = p.Name
-		// At a gateway a container has one virtual address, from which it answers.
+		// A container answers from its only virtual address at a gateway, so it can have one publication there.
 		if other := of[place{p.Container, p.Gateway}]; other != "" {
 			return unfit(
 				"publications %s and %s of tenant %s are both of container %v at the gateway of %v, where a "+

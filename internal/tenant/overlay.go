@@ -8,7 +8,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Default lengths of a node's subnet: 254 addresses in IPv4, and in IPv6 more subnets of each /48 than there are nodes.
+// Default prefix lengths of a node's subnet: a /24 has 254 addresses, and a /48 has more /80s than a cluster has nodes.
 const (
 	DefaultNodeBits4 = 24
 	DefaultNodeBits6 = 80
@@ -106,7 +106,7 @@ func (o Overlay) check(plan address.Plan) error {
 	return nil
 }
 
-// Bits is the prefix length of one allocation: a node's subnet, or a single address.
+// Bits returns the prefix length of one allocation: of a node's subnet, or of a single address.
 func (o Overlay) Bits() int {
 	if o.NodeBits != 0 {
 		return o.NodeBits
@@ -114,8 +114,8 @@ func (o Overlay) Bits() int {
 	return o.CIDR.Addr().BitLen()
 }
 
-// Given returns the first number that may be allocated, and how many there are. Of a CIDR without node subnets neither
-// its own address nor, in IPv4, the broadcast address is allocated.
+// Given returns the first number that may be allocated, and how many numbers there are. In a CIDR without node subnets,
+// number 0 and, in IPv4, the last number (the broadcast address) are not allocated.
 func (o Overlay) Given() (first, count uint64) {
 	count = maxGiven
 	if bits := o.Bits() - o.CIDR.Bits(); bits < 32 {
@@ -131,7 +131,7 @@ func (o Overlay) Given() (first, count uint64) {
 	}
 }
 
-// Contains reports whether a prefix may be allocated, and its number.
+// Contains returns the number of a prefix, and whether the prefix may be allocated.
 func (o Overlay) Contains(given netip.Prefix) (n uint64, ok bool) {
 	if given.Bits() != o.Bits() || given != given.Masked() || !o.CIDR.Contains(given.Addr()) {
 		return 0, false
@@ -141,7 +141,7 @@ func (o Overlay) Contains(given netip.Prefix) (n uint64, ok bool) {
 	return n, n >= first && n-first < count
 }
 
-// At is the inverse of Contains.
+// At returns the prefix with a number; it is the inverse of Contains.
 func (o Overlay) At(n uint64) netip.Prefix { return address.Subnet(o.CIDR, o.Bits(), n) }
 
 // ParseOverlays parses overlays from protobuf messages; CheckOverlays checks them.

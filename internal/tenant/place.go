@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// Place is what an identity holds of a container beside the container's own labels.
+// Place has the data of an identity that are not the container's own labels: its namespace and its named ports.
 type Place struct {
 	Namespace       string // empty: the namespace label, or else DefaultNamespace
 	NamespaceLabels map[string]string
 	Ports           map[string]Port // by name
 }
 
-// With returns labels together with those of the place. Where the place names a namespace, it overrides the namespace
-// labels: the author of a container's labels need not have authority over another namespace.
+// With returns the labels plus those of the place. If the place names a namespace, this namespace replaces one in the
+// labels: the author of a container's labels need not have authority over other namespaces.
 func (p Place) With(labels map[string]string) map[string]string {
 	all := maps.Clone(labels)
 	if all == nil {
@@ -25,7 +25,7 @@ func (p Place) With(labels map[string]string) map[string]string {
 	if p.Namespace != "" {
 		delete(all, NamespaceKey)
 	}
-	if p.Namespace != "" && p.Namespace != DefaultNamespace { // an identity without that label has DefaultNamespace
+	if p.Namespace != "" && p.Namespace != DefaultNamespace { // DefaultNamespace is expressed by no label
 		all[NamespaceKey] = p.Namespace
 	}
 	for k, v := range p.NamespaceLabels {
@@ -38,7 +38,7 @@ func (p Place) With(labels map[string]string) map[string]string {
 	return all
 }
 
-// SaysNamespace returns the first label that names a namespace or one of its labels; "" if there is none.
+// SaysNamespace returns the key of the first label that sets the namespace or a label of it; "" if there is none.
 func SaysNamespace(labels map[string]string) string {
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		if k == NamespaceKey || strings.HasPrefix(k, namespaceLabelPrefix) {

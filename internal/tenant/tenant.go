@@ -29,18 +29,18 @@ type Overlay struct {
 	NodeBits int
 }
 
-// Tenant owns one or more ids. Two addresses belong to one tenant when their ids map to the same tenant, never because
-// their bits are equal.
+// Tenant owns one or more ids. Two addresses belong to one tenant if their ids are ids of the same tenant. The ids need
+// not be equal.
 type Tenant struct {
 	Name    string
 	Network string // one of Networks
-	// another network, while the tenant migrates and its containers have addresses of both; mostly empty
+	// the network that the tenant leaves, while its containers have addresses of both; empty without a migration
 	Leaving    string
-	Overlays   []Overlay // one, or one of each family, where its network or the one it leaves has overlays
+	Overlays   []Overlay // one, or one of each family, if Network or Leaving has overlays
 	Regions    []Region  // other regions with this tenant
 	Addressing Addressing
 	IDs        []ID      // in the order of their creation; at least one is not OnlyAccepted
-	Changes    uint64    // counts changes of ids, services and publications: of two records the one with more is newer
+	Changes    uint64    // counts changes of ids, services and publications: a record with a higher count is newer
 	Created    time.Time // in UTC; distinguishes it from an earlier tenant of the same name
 
 	// Only with overlays; see CheckNorthSouth.
@@ -79,7 +79,7 @@ func (t Tenant) Current() ID {
 	return ID{}
 }
 
-// Of returns one of its ids, with the key; zero where it has no such id.
+// Of returns this id with its key; zero if the tenant does not have it.
 func (t Tenant) Of(id address.TenantID) ID {
 	for _, own := range t.IDs {
 		if own.ID == id {
