@@ -30,7 +30,7 @@ type Config struct {
 	StateDir string // for the certificate and its key, in a file with mode 0600
 	NodeName string
 	NodeUUID string // lower-case, with dashes
-	// identifies the calling machine, to distinguish it from one with a copy of its disk; empty means a new UUID
+	// identifies this machine, so that another machine with a copy of its disk is detected; empty means a new UUID
 	Instance string
 	Received func(procedure string, message any) // called with each message from the orchestrator; may be nil
 	Log      *slog.Logger
@@ -38,9 +38,9 @@ type Config struct {
 	Now func() time.Time // nil means time.Now
 }
 
-// Client calls the orchestrator as this node. A call without a deadline gets one of 10 s. Streams have none; they end
-// 20 s after the last data from the orchestrator. If the orchestrator refuses a call because of the node's
-// certificate, the client gets a new certificate and repeats the call. It does not do so for streams.
+// Client calls the orchestrator as this node. A call without a deadline gets a deadline of 10 s. Streams get none; they
+// end 20 s after the last data from the orchestrator. If the orchestrator refuses a call (not a stream) because of the
+// node's certificate, the client gets a new certificate and repeats the call.
 type Client struct {
 	pilasterv1connect.NodeServiceClient
 	config   Config
@@ -61,7 +61,7 @@ func (c *Client) Do(r *http.Request) (*http.Response, error) {
 	return resp, c.config.explainCluster(current.caSum(), err)
 }
 
-// explainCluster replaces the error of a certificate check if the server is an orchestrator of another cluster.
+// explainCluster replaces a certificate error by a clearer one if the server is an orchestrator of another cluster.
 func (c Config) explainCluster(own [sha256.Size]byte, err error) error {
 	var refused *tls.CertificateVerificationError
 	var unknown x509.UnknownAuthorityError
@@ -81,15 +81,15 @@ func (c Config) explainCluster(own [sha256.Size]byte, err error) error {
 	return err
 }
 
-// sha256Prefix is enough of a hash to tell two clusters apart.
+// sha256Prefix returns enough of a hash to distinguish two clusters.
 func sha256Prefix(sum [sha256.Size]byte) []byte { return sum[:4] }
 
 // CallTimeout is the time limit of a call without a deadline.
 const CallTimeout = 10 * time.Second
 
-// Dial returns a client that authenticates as the node. Without a certificate on disk, it joins the cluster first; if
-// that fails, the error is that of the call (connect.CodeUnavailable if the orchestrator does not answer). With a
-// certificate, Dial makes no connection and does not check the validity period: the orchestrator does.
+// Dial returns a client that authenticates as the node. Without a certificate on disk, Dial joins the cluster first; if
+// that fails, it returns the error of the call (connect.CodeUnavailable if the orchestrator does not answer). With a
+// certificate, it makes no connection. It does not check the validity period, because the orchestrator does.
 func Dial(ctx context.Context, c Config) (*Client, error) {
 	if err := checkURL(c.URL); err != nil {
 		return nil, err
@@ -122,7 +122,7 @@ func (c *Client) use(m *member) {
 		},
 	})})
 	if was != nil {
-		was.CloseIdleConnections() // the others close when they have been idle for IdleConnTimeout
+		was.CloseIdleConnections() // connections in use close after they have been idle for IdleConnTimeout
 	}
 }
 
@@ -242,7 +242,8 @@ func newService(
 	return pilasterv1connect.NewNodeServiceClient(t, c.URL, connect.WithInterceptors(append(outer, calls{c, pin})...))
 }
 
-// calls is an interceptor for all calls: it sets InstanceHeader and deadlines, and reports messages and wrong clocks.
+// calls intercepts all calls: it sets InstanceHeader and deadlines, passes messages to Received, and explains errors
+// that a wrong clock causes.
 type calls struct {
 	Config
 	pin Token // of the authority; without a secret
@@ -275,7 +276,7 @@ func (c calls) WrapStreamingClient(next connect.StreamingClientFunc) connect.Str
 	}
 }
 
-// reportingStream reports the messages that it receives.
+// reportingStream passes the messages that it receives to Config.Received.
 type reportingStream struct {
 	connect.StreamingClientConn
 	received func(procedure string, message any)

@@ -10,8 +10,8 @@ import (
 	"connectrpc.com/connect"
 )
 
-// VerifyButTime verifies a certificate that ca has signed, except its validity period. It ignores o.CurrentTime and
-// o.Roots. If a clock is wrong, there may be no time at which both certificates are valid.
+// VerifyButTime verifies that ca has signed a certificate, but not the validity periods: if a clock was wrong, there
+// may be no time at which both certificates are valid. It ignores o.CurrentTime and o.Roots.
 func VerifyButTime(cert, ca *x509.Certificate, o x509.VerifyOptions) error {
 	o.Roots = x509.NewCertPool()
 	o.Roots.AddCert(ca)
@@ -22,7 +22,8 @@ func VerifyButTime(cert, ca *x509.Certificate, o x509.VerifyOptions) error {
 	return err
 }
 
-// CheckTime returns an error if a certificate is not valid now. whose is the machine with that clock, for the error.
+// CheckTime returns an error if a certificate is not valid now. whose is, for the error, the machine that has read now
+// from its clock.
 func CheckTime(cert *x509.Certificate, now time.Time, whose string) error {
 	if !now.Before(cert.NotBefore) && !now.After(cert.NotAfter) {
 		return nil
@@ -33,8 +34,9 @@ func CheckTime(cert *x509.Certificate, now time.Time, whose string) error {
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// explainClocks adds the time of both clocks to an error if the orchestrator's certificate is not valid by this node's
-// clock. It gets the orchestrator's time without a check of that certificate's validity, only for the error message.
+// explainClocks replaces an error by one with the times of both clocks if the orchestrator's certificate is not valid by
+// this node's clock. It queries the orchestrator's time without a check of that validity, because it uses the time only
+// in the error message.
 func (c Config) explainClocks(ctx context.Context, ca Token, err error) error {
 	var invalid x509.CertificateInvalidError
 	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired || invalid.Cert == nil {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// FuzzMember: an accepted file has a key, its certificate and that certificate's authority, and Describe returns both
-// certificates.
+// FuzzMember: an accepted file has a key, the certificate of this key, and the authority that signed the certificate.
+// Describe returns both certificates.
 func FuzzMember(f *testing.F) {
 	dir := f.TempDir()
 	path := filepath.Join(dir, MemberFile)

@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// member is a node's key and certificate with the cluster's authority. On disk it is one file, so that a crash cannot
-// leave a certificate with another key.
+// member is a node's key, its certificate and the cluster's authority. All are in one file on disk, so that a crash
+// cannot leave a certificate with another key.
 type member struct {
 	key  *ecdsa.PrivateKey
 	cert *x509.Certificate
@@ -41,7 +41,7 @@ func request() (*ecdsa.PrivateKey, []byte, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// The request has no name and UUID: the orchestrator uses those that it has authenticated.
+	// The request has no name and UUID, because the orchestrator uses the authenticated ones.
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
 	return key, csr, err
 }
@@ -73,7 +73,7 @@ func (m *member) caSum() [sha256.Size]byte { return sha256.Sum256(m.ca.Raw) }
 // pin returns the authority's hash as a token without a secret.
 func (m *member) pin() Token { return Token{CA: m.caSum()} }
 
-// is reports whether the certificate is bound to this name and UUID.
+// is reports whether the certificate is for this name and UUID.
 func (m *member) is(name, uuid string) bool {
 	return m.cert.Subject.CommonName == name && len(m.cert.URIs) == 1 && m.cert.URIs[0].String() == "urn:uuid:"+uuid
 }
@@ -127,7 +127,7 @@ func load(dir string) (*member, error) {
 	return m, nil
 }
 
-// unusable adds advice. The node may join again under its name without this file.
+// unusable adds advice to the error of an unusable file. Without the file the node may join again under its name.
 func unusable(path string, err error) error {
 	return fmt.Errorf(
 		"%s cannot be used: %w\n  nothing was changed; restore the file, or remove it and use --token-file to join "+

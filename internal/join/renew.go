@@ -68,9 +68,9 @@ func (c *Client) renew(ctx context.Context) error {
 	return nil
 }
 
-// replace gets a new certificate after the orchestrator has refused the current one: with the refused one, which may
-// still permit its renewal, or else with the join token. It does nothing if another call has replaced the certificate
-// meanwhile.
+// replace gets a new certificate after the orchestrator has refused the current one. It tries a renewal with the
+// refused certificate, which the orchestrator may still accept for this call, and then the join token. It does nothing
+// if another call has replaced the certificate meanwhile.
 func (c *Client) replace(ctx context.Context, refused *identity) error {
 	c.renewing.Lock()
 	defer c.renewing.Unlock()
@@ -118,7 +118,8 @@ func (r renewal) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
-// WrapStreamingClient changes nothing: before each stream, a node registers, which is a call.
+// WrapStreamingClient changes nothing: a node registers before each stream, and this call replaces a refused
+// certificate.
 func (r renewal) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return next
 }
