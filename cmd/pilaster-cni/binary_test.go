@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// The plugin runs without Go's runtime, so it must not link packages with initializers. It links package syscall and
-// the packages that syscall needs.
+// The plugin runs without Go's runtime, so it must not link packages with initializers, such as os and fmt.
 func TestDependencies(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {

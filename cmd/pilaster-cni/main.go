@@ -13,7 +13,7 @@ func main() {
 	for _, v := range syscall.Environ() {
 		call.Variable(v)
 	}
-	// Not RawSyscall6: the scheduler would interrupt a blocked raw system call again and again.
+	// Not RawSyscall6, because Go's scheduler would interrupt a blocked raw system call again and again.
 	call.Kernel = syscall.Syscall6
 	syscall.Exit(run())
 }

@@ -7,12 +7,12 @@ import (
 	"unsafe"
 )
 
-// start is the entry point of the program with the linker flag -E main.start. It skips Go's runtime, whose threads,
-// heap and signal handlers take ten times as long as the work of this program. Package cniclient needs none of these:
-// the stack does not grow, all memory is in variables, and system calls bypass the Go scheduler.
+// start is the entry point of the program with the linker flag -E main.start. It does not start Go's runtime, whose
+// threads, heap and signal handlers take ten times as long as the work of this program. Package cniclient needs none of
+// them: the stack does not grow, all memory is in variables, and system calls bypass the Go scheduler.
 func start()
 
-// goroutine is where compiled code reads the limit of its stack; 0 permits all of the stack that the kernel provides.
+// goroutine is where compiled code reads the limit of its stack. The limit 0 permits the whole stack of the kernel.
 var goroutine [64]uintptr
 
 // begin receives the stack in the layout of the kernel: number of arguments, arguments, nil, environment, nil.

@@ -22,8 +22,8 @@ import (
 
 const tree = "../.."
 
-// build builds the plugin as `make build` does, with GOFLAGS as a distribution may set them. With a path, it uses other
-// linker flags.
+// build builds the plugin as `make build` does, with GOFLAGS as a distribution may set them. If path is not empty, the
+// plugin is written to path, with link as its linker flags.
 func build(path, link string, env ...string) error {
 	args := []string{"-C", tree, "plugin"}
 	if path != "" {
@@ -46,7 +46,7 @@ func plain(path, link string) error {
 	return nil
 }
 
-// both returns the plugin as it is installed, without Go's runtime, and one with it.
+// both returns two plugins: one without Go's runtime, as it is installed, and one with it.
 var both = sync.OnceValues(func() ([]string, error) {
 	dir, err := os.MkdirTemp("", "pilaster-plugin-")
 	if err != nil {
@@ -64,7 +64,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// start starts a binary and returns when it waits for its standard input.
+// start starts a binary and returns as soon as it waits for its standard input.
 func start(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	if err := cmd.Start(); err != nil {
@@ -231,7 +231,7 @@ func TestTimeout(t *testing.T) {
 				}
 			}
 		}
-		// connect tries every pause, and gives up when less than one more is left.
+		// connect tries again after each pause, and gives up when less than one pause is left.
 		if took := time.Since(began); took < seconds-pause*time.Nanosecond || cmd.ProcessState.ExitCode() != 1 ||
 			!strings.Contains(out.String(), `"code":11,`) ||
 			!strings.Contains(out.String(), "does not answer: "+c.at+": timeout after 1 seconds") {

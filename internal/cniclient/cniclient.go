@@ -14,7 +14,7 @@ const (
 	codeIO       = "5"
 	codeConfig   = "7"
 	codeTryAgain = "11"
-	codeStatus   = "50" // STATUS: the agent cannot serve an ADD now
+	codeStatus   = "50" // of STATUS: the agent cannot process an ADD now
 	codeInternal = "999"
 )
 
@@ -33,7 +33,7 @@ const (
 	maxText   = 4096 // of a quotation in an error
 )
 
-// Call is one call by a runtime, with all memory that it needs. The kernel allocates no pages for unused parts.
+// Call is one call by a runtime, with all memory that the plugin needs. The kernel allocates no pages for unused parts.
 type Call struct {
 	Kernel  func(number, a, b, c, d, e, f uintptr) (r1, r2 uintptr, err syscall.Errno)
 	command [16]byte // the beginning of CNI_COMMAND
@@ -50,7 +50,7 @@ type Call struct {
 	why     [64]byte
 }
 
-// Variable receives each variable of the environment; call it before Run.
+// Variable adds a variable of the environment to the request. Call it for each variable before Run.
 func (c *Call) Variable(v string) {
 	if !strings.HasPrefix(v, "CNI_") {
 		return
@@ -60,7 +60,7 @@ func (c *Call) Variable(v string) {
 		copy(c.command[:], value)
 	}
 	c.add(v)
-	c.add("\x00") // no variable contains it
+	c.add("\x00") // ends the variable, because no variable contains a NUL
 }
 
 // add appends text to the request, up to the agent's limit.
@@ -83,7 +83,7 @@ func (c *Call) Run(stdin int) (stdout, stderr string, exit int) {
 	case "VERSION":
 		return versions, "", 0
 	}
-	c.add("\x00") // an empty variable ends the environment
+	c.add("\x00") // an empty variable, which ends the environment
 	n, failed := c.read(stdin, c.request[c.end:], nil)
 	if failed != 0 {
 		return c.refusal(

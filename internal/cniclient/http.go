@@ -6,10 +6,10 @@ import (
 	"unsafe"
 )
 
-// timeout of a call in seconds, longer than every timeout of the agent. A variable, because tests set it by the linker.
+// timeout of a call in seconds, longer than every timeout of the agent. Tests set this variable by a linker flag.
 var timeout = "60"
 
-// The head of a request. Its content length is filled in, right-aligned.
+// The head of a request. exchange writes the content length over the zeros, right-aligned.
 const (
 	head    = "POST /cni HTTP/1.0\r\nHost: pilaster.local\r\nContent-Length: 00000000\r\n\r\n"
 	maxHead = len(head)
@@ -22,8 +22,8 @@ type response struct {
 	body   string
 }
 
-// roundTrip sends the request by HTTP/1.0, where the end of the connection ends the response. If it fails, why is the
-// reason, and call the failed system call, if any.
+// roundTrip sends the request by HTTP/1.0, in which the end of the connection ends the response. If roundTrip fails,
+// why is the reason, and call the failed system call, if any.
 func (c *Call) roundTrip(socket string) (r response, call, why string) {
 	const stream = syscall.SOCK_STREAM | syscall.SOCK_CLOEXEC | syscall.SOCK_NONBLOCK
 	s, _, err := c.Kernel(syscall.SYS_SOCKET, syscall.AF_UNIX, stream, 0, 0, 0, 0)
@@ -69,7 +69,7 @@ func (c *Call) connect(s uintptr, socket string) syscall.Errno {
 		if err != syscall.EAGAIN {
 			return err
 		}
-		// The queue of the agent's socket is full, and no event reports when it has room again.
+		// The queue of the agent's socket is full. No event says that it has room again, so connect polls.
 		left := c.left.Nano()
 		if left <= pause {
 			return syscall.ETIMEDOUT
@@ -83,7 +83,7 @@ func (c *Call) connect(s uintptr, socket string) syscall.Errno {
 	}
 }
 
-// parseResponse reads an HTTP/1 response. For an invalid one, why is the reason.
+// parseResponse parses an HTTP/1 response. If the response is invalid, why is the reason.
 func parseResponse(text string) (r response, why string) {
 	head, body, complete := strings.Cut(text, "\r\n\r\n")
 	line, headers, _ := strings.Cut(head, "\r\n")
@@ -96,7 +96,7 @@ func parseResponse(text string) (r response, why string) {
 	for headers != "" {
 		line, headers, _ = strings.Cut(headers, "\r\n")
 		name, value, _ := strings.Cut(line, ": ")
-		switch name { // in the case that Go's server uses
+		switch name { // letter case as Go's server writes it
 		case "Content-Length":
 			if number(value) != len(body) {
 				return r, "the response is incomplete"

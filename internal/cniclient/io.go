@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// In nanoseconds.
+// Times in nanoseconds.
 const (
 	second = 1_000_000_000
 	pause  = 10_000_000
@@ -22,8 +22,8 @@ const (
 	pollOut = 4
 )
 
-// await waits for the events in c.poll. The kernel subtracts the time from left, also if a signal interrupts the wait,
-// so signals do not prolong it. nil means no timeout.
+// await waits for the events in c.poll, at most for left; nil means no timeout. The kernel subtracts the waiting time
+// from left, also if a signal interrupts the wait, so signals do not prolong it.
 func (c *Call) await(left *syscall.Timespec) syscall.Errno {
 	for {
 		n, _, err := c.Kernel(
@@ -47,8 +47,8 @@ func (c *Call) await(left *syscall.Timespec) syscall.Errno {
 	}
 }
 
-// mayRetry handles an error of a read or write. It returns 0 if the caller must repeat the call. EAGAIN occurs on the
-// socket, and on non-blocking files that a runtime may pass.
+// mayRetry handles an error of a read or write. It returns 0 if the caller must repeat the read or write. EAGAIN occurs
+// on the socket, and on files that the runtime has set to non-blocking.
 func (c *Call) mayRetry(err syscall.Errno, fd int, event int16, left *syscall.Timespec) syscall.Errno {
 	switch err {
 	case syscall.EINTR:
@@ -60,7 +60,7 @@ func (c *Call) mayRetry(err syscall.Errno, fd int, event int16, left *syscall.Ti
 	return err
 }
 
-// send writes all of text to a socket. If the agent has closed it, it returns EPIPE, without SIGPIPE.
+// send writes all of text to a socket. If the agent has closed the connection, send returns EPIPE, without a SIGPIPE.
 func (c *Call) send(s uintptr, text []byte) syscall.Errno {
 	for len(text) > 0 {
 		n, _, err := c.Kernel(

@@ -34,9 +34,9 @@ func (c *Call) findSocket(config []byte) (socket, refused string) {
 	return socket, ""
 }
 
-// agentSocket returns the value of that key, of the last one if there are several, up to maxText bytes; "" if there is
-// no such key. other is the same key in another letter case, if there is one. The results are meaningful for valid JSON
-// only; the agent refuses anything else.
+// agentSocket returns the value of the key socketKey, up to maxText bytes: of the last such key if there are several,
+// "" if there is none. other is the key in another letter case, if there is one. The results are meaningful for valid
+// JSON only. The agent refuses a configuration that is not JSON.
 func (c *Call) agentSocket(config []byte) (socket, other string) {
 	depth := 0
 	for i := 0; i < len(config); i++ {

@@ -9,7 +9,7 @@ import (
 // view returns a string that shares the bytes of text.
 func view(text []byte) string { return unsafe.String(unsafe.SliceData(text), len(text)) }
 
-// add appends text as far as out has capacity: append would allocate memory.
+// add appends text as far as out has capacity. The function append would allocate memory.
 func add(out []byte, text string) []byte {
 	return out[:len(out)+copy(out[len(out):cap(out)], text)]
 }

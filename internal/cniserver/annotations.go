@@ -18,7 +18,8 @@ const (
 	portsAnnotation  = "pilaster.io/ports"  // "http=80/TCP,dns=53/UDP": names of the pod's ports
 )
 
-// trust is what the configuration lets annotations decide: the author of a pod need not have authority over tenants.
+// trust is what the configuration permits annotations to set, because the author of a pod need not have authority over
+// tenants.
 type trust string
 
 const (
@@ -65,7 +66,7 @@ func (f *fileConfig) trust() (trust, error) {
 	)
 }
 
-// Ignored returns the annotations of the pod that the configuration makes ineffective.
+// Ignored returns the names of the pod's annotations that have no effect because of the configuration.
 func (c Config) Ignored() (names []string) {
 	if c.file.decodeTrust() != nil || c.file.Annotations != trustNone {
 		return nil
@@ -136,7 +137,7 @@ func (f *fileConfig) tenantOf(annotations map[string]string, trusted trust) (str
 	)
 }
 
-// labelsOf returns the labels of the configuration with those of the annotations, the namespace and the named ports.
+// labelsOf returns the labels of the configuration, plus labels for the annotations, the namespace and the named ports.
 func (c Config) labelsOf(annotations, labels map[string]string) (map[string]string, error) {
 	more, err := tenant.ParseLabels(annotations[labelsAnnotation])
 	if err != nil {
@@ -164,7 +165,7 @@ func (c Config) labelsOf(annotations, labels map[string]string) (map[string]stri
 	return place.With(labels), nil
 }
 
-// add returns the labels of the configuration and those of an annotation, which may not change a label.
+// add returns the labels of the configuration plus those of an annotation. The annotation may not change a label.
 func add(labels, more map[string]string, annotation string) (map[string]string, error) {
 	all := map[string]string{}
 	maps.Copy(all, labels)

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// annotated returns the runtime's key for a pod with annotations.
+// annotated returns the key that the runtime adds to the configuration for a pod with annotations.
 func annotated(t *testing.T, annotations map[string]string) string {
 	t.Helper()
 	b, err := json.Marshal(map[string]any{"io.kubernetes.cri.pod-annotations": annotations})

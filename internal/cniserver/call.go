@@ -20,7 +20,7 @@ type call struct {
 	config                   []byte
 }
 
-// verbs are the CNI verbs, each with its required variables, and the first version of the specification that has it.
+// verbs has, for each CNI verb, the required variables and the first version of the specification with the verb.
 var verbs = map[string]struct {
 	needs []string
 	since string

@@ -68,7 +68,7 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// The namespace comes from the runtime. A pod's annotations cannot set it.
+// The namespace is the one that the runtime reports. A pod's annotations cannot set it.
 func TestNamespace(t *testing.T) {
 	annotated := func(labels string) string {
 		return conf(

@@ -14,7 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// maxCall in bytes is far above a GC that lists the attachments of a full node.
+// maxCall is the limit of a request in bytes. A GC that lists the attachments of a full node is far smaller.
 const maxCall = 32 << 20
 
 // Handler serves requests of pilaster-cni to /cni. The response's header Pilaster-Exit is the plugin's exit code.

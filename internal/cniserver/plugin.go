@@ -139,7 +139,7 @@ func (p plugin) status(ctx context.Context) error {
 }
 
 func (p plugin) collectGarbage(ctx context.Context, config Config) error {
-	// Without a list, no attachment is valid: libcni omits an empty list.
+	// A missing list means that no attachment is valid, because libcni omits an empty list.
 	req := &pilasterv1.CollectGarbageRequest{CniNetwork: config.Network}
 	for _, v := range config.ValidAttachments {
 		req.Valid = append(

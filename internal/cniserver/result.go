@@ -14,7 +14,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// result returns the CNI result for an endpoint. It has no plaintext addresses. netns is the path from the runtime.
+// result returns the CNI result for an endpoint, without plaintext addresses. netns is the path from the runtime.
 func result(e *pilasterv1.Endpoint, netns string) (*types100.Result, error) {
 	if len(e.GetAttachments()) == 0 {
 		return nil, errors.New("the agent's response is invalid: the endpoint has no address")

@@ -16,15 +16,15 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// MinQuarantine is how long a released index is quarantined: long enough for the caches, retries and open connections
-// of peers that used the address to end.
+// MinQuarantine is how long a released index is quarantined at least. In this time peers that used the address end
+// their cache entries, retries and open connections.
 const MinQuarantine = 5 * time.Minute
 
 // reserveAhead is how many indexes beyond the last allocated one are marked as used on disk, so that the next
-// allocations need no write. A crash loses them until the cursor wraps.
+// allocations need no write. After a crash these indexes are not allocated.
 const reserveAhead = 4096
 
-// compactAbove is how many lines of the release log may be void before the log is rewritten.
+// The release log is rewritten when it has more void lines than valid lines plus compactAbove.
 const compactAbove = 1024
 
 // CursorKey identifies a cursor: indexes are allocated per app, or per subnet.
@@ -54,8 +54,8 @@ func parseCursorKey(name string) (key CursorKey, ok bool) {
 	return key, err == nil && key.String() == name
 }
 
-// AllocatedIndex returns the cursor and the index that an attachment's address was allocated from. It returns false for
-// an address that was not allocated on this node.
+// AllocatedIndex returns the cursor that an attachment's address was allocated from, and its index. It returns false
+// for an address that was not allocated on this node.
 func (r Record) AllocatedIndex(a Attachment) (CursorKey, address.Index, bool) {
 	switch {
 	case a.Subnet.IsValid():
@@ -67,7 +67,7 @@ func (r Record) AllocatedIndex(a Attachment) (CursorKey, address.Index, bool) {
 	return CursorKey{}, 0, false
 }
 
-// AddressIn returns the address with an index in a subnet, if there is one.
+// AddressIn returns the address with an index in a subnet, and whether the subnet has this address.
 func AddressIn(subnet netip.Prefix, i address.Index) (netip.Addr, bool) {
 	b := subnet.Masked().Addr().AsSlice()
 	for at := len(b) - 1; i > 0 && at >= 0; at, i = at-1, i>>8 {
@@ -92,8 +92,8 @@ func indexIn(subnet netip.Prefix, a netip.Addr) address.Index {
 // ErrExhausted means that every index is in use or quarantined.
 var ErrExhausted = errors.New("every address of this node is in use or quarantined")
 
-// cursor allocates the indexes of one key: upward first; when all have been allocated, the one that was released
-// first, once its quarantine is over.
+// cursor allocates the indexes of one key, upward. When all have been allocated, it allocates the index that was
+// released first, if the quarantine of this index is over.
 type cursor struct {
 	disk statefile.Disk
 	path string           // without suffix
@@ -102,7 +102,7 @@ type cursor struct {
 	mu          sync.Mutex
 	removed     bool          // the key has another cursor now, or none
 	used        time.Time     // when an index was last allocated or released, or the cursor was read from disk
-	next        address.Index // the first index never allocated, apart from those in taken
+	next        address.Index // the next index to try; from here on only those in taken were allocated
 	taken       map[address.Index]bool
 	top         address.Index // the largest of taken
 	reserved    address.Index // on disk: all indexes up to here may be in use
@@ -122,9 +122,9 @@ type released struct {
 	at    time.Time
 }
 
-// AllocateIndex allocates an index that no endpoint of the key holds. find returns the first usable index from the
-// given one on, or address.ErrExhausted. The index is marked as used on disk before AllocateIndex returns; a caller
-// that does not put it into a record must call ReleaseIndex.
+// AllocateIndex allocates an index that no endpoint of the key holds. find returns the first usable index from an index
+// on, or address.ErrExhausted. When AllocateIndex returns, the index is marked as used on disk. A caller that does not
+// put the index into a record must call ReleaseIndex.
 func (s *Store) AllocateIndex(key CursorKey, find func(from address.Index) (address.Index, error)) (address.Index,
 	error) {
 	c := s.lockCursor(key)
@@ -158,12 +158,13 @@ func (s *Store) AllocateIndex(key CursorKey, find func(from address.Index) (addr
 	if wait := s.quarantine - s.now().Sub(oldest.at); wait > 0 {
 		return 0, fmt.Errorf("%w; the quarantine of the next one ends in %v", ErrExhausted, wait.Round(time.Second))
 	}
-	// The log keeps its line: the record that is written next makes it void.
+	// The index stays in the log. The record that the caller writes next makes that line void.
 	c.quarantined = c.quarantined[1:]
 	return oldest.index, nil
 }
 
-// ReleaseIndex releases an index into quarantine. It is written to disk before the record that held it is removed.
+// ReleaseIndex puts an index into quarantine, and writes that to disk. Call it before you remove the record with the
+// index.
 func (s *Store) ReleaseIndex(key CursorKey, i address.Index) error {
 	c := s.lockCursor(key)
 	err := c.release(i, s.now())
@@ -171,7 +172,7 @@ func (s *Store) ReleaseIndex(key CursorKey, i address.Index) error {
 	if err != nil {
 		return err
 	}
-	return c.log.Sync() // Forget does not remove a cursor with quarantined indexes.
+	return c.log.Sync() // without the lock: Forget does not remove a cursor that was just used
 }
 
 func (c *cursor) release(i address.Index, now time.Time) error {
@@ -226,8 +227,8 @@ func (s *Store) cursor(key CursorKey) *cursor {
 	return c
 }
 
-// Forget removes the cursors of tenant ids that this node no longer has, when their quarantines are over: until then,
-// the node may get the id again with its tenant. Only callers that use such a cursor wait for the disk.
+// Forget removes the cursors of tenant ids that this node no longer has. It keeps a cursor until its quarantines are
+// over, because the node may get the tenant id again. Only callers that use a removed cursor wait for the disk.
 func (s *Store) Forget(has func(address.TenantID) bool) error {
 	var errs []error
 	for key, c := range s.unused(has) {
@@ -238,7 +239,8 @@ func (s *Store) Forget(has func(address.TenantID) bool) error {
 	return errors.Join(errs...)
 }
 
-// unused returns the cursors of keys without records. A cursor that allocates meanwhile has just been used.
+// unused returns the cursors of keys without records and tenant id. If such a cursor allocates meanwhile, forget keeps
+// it, because it was just used.
 func (s *Store) unused(has func(address.TenantID) bool) map[CursorKey]*cursor {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -253,7 +255,7 @@ func (s *Store) forget(key CursorKey, c *cursor) error {
 	if c.removed || s.now().Sub(c.used) < s.quarantine {
 		return nil
 	}
-	// The log first: a log without its cursor file is read as a lost cursor.
+	// The log is removed first, because a start takes a log without its cursor file for a lost cursor.
 	for _, suffix := range []string{".released", ".json"} {
 		if err := s.disk.Remove(c.path + suffix); err != nil {
 			return err
@@ -266,7 +268,7 @@ func (s *Store) forget(key CursorKey, c *cursor) error {
 	return nil
 }
 
-// reserve makes sure that i is marked as used on disk.
+// reserve marks i and the next indexes as used on disk, unless i is marked already.
 func (c *cursor) reserve(i address.Index) error {
 	if i <= c.reserved {
 		return nil

@@ -26,7 +26,7 @@ func (s *Store) loadCursors() error {
 	if err != nil {
 		return err
 	}
-	// Without its cursor file a key would start from 1 again.
+	// A key with a log or a record must have a cursor file. Otherwise its indexes would start from 1 again.
 	all, err := s.disk.Names(dir, ".released")
 	if err != nil {
 		return err
@@ -84,10 +84,10 @@ func (s *Store) loadCursor(key CursorKey, path string, live map[address.Index]bo
 		}
 		ahead := address.Index(lostAhead * (1 + len(s.unusable)))
 		if key.Subnet.IsValid() {
-			ahead = reserveAhead // restart allocates from 1 again
+			ahead = reserveAhead // enough, because restart makes the cursor allocate from 1 again
 		}
 		if badCursor != nil && badLog != nil {
-			ahead = address.MaxIndex // any index may have been released a moment ago
+			ahead = address.MaxIndex // skips all: any index may have been released a moment ago
 		}
 		c = newCursor(s.disk, path, min(highest+min(ahead, address.MaxIndex), address.MaxIndex))
 		c.used = s.now()
@@ -110,7 +110,7 @@ func (s *Store) loadCursor(key CursorKey, path string, live map[address.Index]bo
 	return c, nil
 }
 
-// refuses returns an error that prevents the start, not that of a file that can be set aside.
+// refuses returns the error if it prevents the start, and nil if its file can be set aside.
 func (s *Store) refuses(err error) error {
 	if err == nil {
 		return nil
@@ -118,8 +118,8 @@ func (s *Store) refuses(err error) error {
 	return s.damages.Check(err)
 }
 
-// replaceCursor sets damaged files aside and writes the derived cursor. A crash at any point repeats it, or leaves a
-// higher cursor.
+// replaceCursor sets damaged files aside and writes the derived cursor. After a crash at any point the next start
+// repeats this, or finds a cursor that is higher than needed.
 func (s *Store) replaceCursor(c *cursor, badCursor, badLog error) error {
 	instead := fmt.Sprintf("new containers get indexes above %d", c.reserved)
 	if c.reserved == address.MaxIndex {
@@ -167,8 +167,8 @@ type releaseLog struct {
 	highest address.Index // of valid lines, also of those above the limit
 }
 
-// readReleased reads the release log. A last line without a line end is a write that a crash cut off; it was never
-// acknowledged. Beside a CorruptError it returns the valid lines.
+// readReleased reads the release log. It ignores a last line without a line end: a crash has interrupted its write, so
+// that release was not acknowledged. It returns the valid lines also with a CorruptError.
 func readReleased(disk statefile.Disk, path string, limit address.Index) (log releaseLog, err error) {
 	path += ".released"
 	b, err := disk.ReadFile(path)
@@ -220,7 +220,7 @@ func (c *cursor) setReleased(log releaseLog, live map[address.Index]bool, rewrit
 	return nil
 }
 
-// quarantineUnknown quarantines every index of a subnet up to the given one that no record has: it may be the one of a
+// quarantineUnknown quarantines every index of a subnet up to a limit that no record has: the index may belong to a
 // damaged record, or its release may be in the damaged log.
 func (c *cursor) quarantineUnknown(subnet netip.Prefix, to address.Index, live map[address.Index]bool,
 	now time.Time) error {
@@ -233,7 +233,7 @@ func (c *cursor) quarantineUnknown(subnet netip.Prefix, to address.Index, live m
 	}
 	for i := address.Index(1); i <= to; i++ {
 		a, ok := AddressIn(subnet, i)
-		if !ok || a.Is4() && !subnet.Contains(a.Next()) { // an IPv4 subnet's last address is no container's
+		if !ok || a.Is4() && !subnet.Contains(a.Next()) { // the last address of an IPv4 subnet is never allocated
 			break
 		}
 		if !known[i] {
@@ -243,8 +243,9 @@ func (c *cursor) quarantineUnknown(subnet netip.Prefix, to address.Index, live m
 	return c.compact()
 }
 
-// restart makes the cursor allocate from index 1 again, without the indexes in use or quarantined: a subnet is too
-// small to lose reserved indexes. A reserved index without a record was never used by a container, or it is in the log.
+// restart makes the cursor allocate from index 1 again, without the indexes in use or quarantined, because a subnet is
+// too small to lose reserved indexes. This is safe: a reserved index that has no record and is not in the log was never
+// used by a container.
 func (c *cursor) restart(live map[address.Index]bool) {
 	c.next, c.taken = 1, maps.Clone(live)
 	if c.taken == nil {

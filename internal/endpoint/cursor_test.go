@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// every finds each index; sparse finds one in 64, as with a private prefix, up to last.
+// every finds each index. sparse finds one in 64, up to last, like a cipher with a private prefix.
 func every(from address.Index) (address.Index, error) { return from, nil }
 
 func sparse(last address.Index) func(address.Index) (address.Index, error) {
@@ -36,8 +36,8 @@ func allocate(t testing.TB, s *Store) address.Index {
 	return i
 }
 
-// NP1, §6.1: no index is allocated twice, also if the agent crashes at any time. Here a crash opens the store again,
-// with only the state on disk.
+// NP1, §6.1: no index is allocated twice, also if the agent crashes at any time. The test simulates a crash: it opens
+// the store again, so only the state on disk remains.
 func TestNoIndexIsAllocatedTwice(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -82,7 +82,7 @@ func TestNoIndexIsAllocatedTwice(t *testing.T) {
 						t.Fatal(err)
 					}
 					releasedAt[i] = c.t
-					if rng.IntN(4) == 0 { // crash between the two steps: the record still holds it
+					if rng.IntN(4) == 0 { // crash between the two steps: the record still has the index
 						s = open(t, dir, c)
 						if err := s.ReleaseIndex(key, i); err != nil {
 							t.Fatal(err)

@@ -86,7 +86,7 @@ func TestDamagedFileIsSetAside(t *testing.T) {
 	}
 }
 
-// A subnet has no room to skip indexes: those that may be of a damaged record are quarantined.
+// A subnet has no room to skip indexes. Instead, the indexes that a damaged record may have are quarantined.
 func TestSubnetOfDamagedRecord(t *testing.T) {
 	dir, clock := t.TempDir(), newClock()
 	s := open(t, dir, clock)

@@ -1,3 +1,3 @@
 // Package endpoint holds a container's attachment point on a node: its record, its states, the cursors that allocate
-// indexes, and the files of all three. It touches no kernel object; package datapath does.
+// indexes, and their files. It touches no kernel object; package datapath does.
 package endpoint

@@ -41,7 +41,7 @@ type Record struct {
 	Labels      map[string]string `json:"labels,omitempty"` // the identity labels determine the app
 	State       State             `json:"state"`
 	Attachments []Attachment      `json:"attachments"`
-	// addresses from before its tenant moved to another network; the runtime still knows them
+	// addresses that it had before its tenant moved to another network; the runtime still has them
 	Left    []netip.Addr `json:"left,omitempty"`
 	Device  Device       `json:"device"`
 	Created time.Time    `json:"created"`
@@ -50,7 +50,7 @@ type Record struct {
 // Lives reports whether the runtime has added the endpoint and has not deleted it.
 func (r Record) Lives() bool { return r.State == Active || r.State == Lost }
 
-// Networks returns the names of the networks that it has attachments of.
+// Networks returns the names of the networks of which the endpoint has attachments.
 func (r Record) Networks() []string {
 	var names []string
 	for _, a := range r.Attachments {
@@ -89,7 +89,7 @@ func (r Record) Addresses() []netip.Addr {
 	return all
 }
 
-// Overhead returns the maximum number of bytes that networks add to its packets between nodes.
+// Overhead returns the most bytes that one of its networks adds to a packet between nodes.
 func (r Record) Overhead() int {
 	most := 0
 	for _, a := range r.Attachments {
@@ -98,8 +98,8 @@ func (r Record) Overhead() int {
 	return most
 }
 
-// Attachment is one network's part of an endpoint: an address, of either family, and its routes. A network may allocate
-// several.
+// Attachment is one network's part of an endpoint: an IPv4 or IPv6 address, and its routes. An endpoint may have
+// several attachments of one network.
 type Attachment struct {
 	Network string `json:"network"` // "netpila"
 	// the address on the fabric, in a network whose fabric routes to containers

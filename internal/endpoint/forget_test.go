@@ -28,7 +28,7 @@ func cursorFiles(t *testing.T, dir string) []string {
 	return files
 }
 
-// Forget removes the files of a tenant id if this node has neither the id nor a quarantined index of it.
+// Forget removes the files of a tenant id if this node has neither the id nor quarantined indexes of the id.
 func TestForget(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
@@ -134,7 +134,7 @@ func TestForgetDuringAllocations(t *testing.T) {
 	}
 }
 
-// While Forget waits for the disk to remove a cursor, callers of other cursors do not wait.
+// While Forget waits for the disk, callers that use other cursors do not wait.
 func TestForgetBlocksNoOtherCursors(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)

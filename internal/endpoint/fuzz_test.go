@@ -62,7 +62,8 @@ func FuzzCursor(f *testing.F) {
 	})
 }
 
-// FuzzDecodeRecord: an accepted record equals the file's content, is complete, and is the same when written again.
+// FuzzDecodeRecord: an accepted record is complete and has all content of the file. Written and read again, it is the
+// same.
 func FuzzDecodeRecord(f *testing.F) {
 	var good []string
 	for _, r := range []Record{record(1, 5), record(MaxID, address.MaxIndex)} {

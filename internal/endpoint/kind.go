@@ -1,6 +1,6 @@
 package endpoint
 
-// Kinds of device that join a container to the node, as Device.Kind has them.
+// Kinds of device that join a container to the node: the values of Device.Kind.
 const (
 	Veth    = "veth"
 	Macvlan = "macvlan"

@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 )
 
-// Peek reads the records below a store's directory one by one, by path, and changes nothing. The value of an unusable
+// Peek returns the records below a store's directory by their paths, and changes nothing. The value of an unusable
 // record is nil.
 func Peek(dir string) map[string]*Record {
 	var paths []string

@@ -18,8 +18,8 @@ import (
 const (
 	firstVersion  = 1
 	withNetworks  = 2 // attachments without a plaintext address, with IPv4, a subnet or an overhead
-	withLeft      = 3 // addresses left
-	recordVersion = 4 // an app that differs from the one in the addresses
+	withLeft      = 3 // addresses in Left
+	recordVersion = 4 // a current app (AppNow) that differs from the one in the addresses
 )
 
 func (r Record) version() int {
@@ -83,7 +83,7 @@ func (r Record) validate() error {
 // maxOverhead is far above the outer headers of any network, and far below any MTU.
 const maxOverhead = 512
 
-// validate checks what holds on every network; the attachment's own network checks more.
+// validate checks what every network requires. The attachment's own network checks more.
 func (a Attachment) validate() error {
 	switch {
 	case a.Network == "" || !isPlain(a.Address) || !isPlain(a.Gateway) || a.Address.Is4() != a.Gateway.Is4(),

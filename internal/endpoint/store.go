@@ -63,7 +63,7 @@ type StoreConfig struct {
 	Disk       statefile.Disk   // the file system of Dir
 	Quarantine time.Duration    // how long an index is quarantined before it is used again; 0 means MinQuarantine
 	Now        func() time.Time // nil means time.Now
-	// sets damaged files aside; nil: OpenStore fails
+	// sets damaged files aside; nil: a damaged file makes OpenStore fail
 	Damages *statefile.Damages
 }
 
@@ -97,7 +97,8 @@ func OpenStore(c StoreConfig) (*Store, error) {
 	if err := s.loadCursors(); err != nil {
 		return nil, err
 	}
-	// After the cursors, which quarantine the addresses of damaged records: a crash before that repeats both.
+	// After the cursors, which quarantine the addresses of damaged records. After a crash in between, the next start
+	// repeats both.
 	if err := s.setRecordsAside(); err != nil {
 		return nil, err
 	}
@@ -108,8 +109,8 @@ func OpenStore(c StoreConfig) (*Store, error) {
 	return s, nil
 }
 
-// LastIDFile is not synced to disk and may hold anything after a crash of the machine. Such a crash also ends whatever
-// the ids were used for.
+// LastIDFile is not synced to disk. After a crash of the machine it may have any content, which does no harm: the crash
+// also ends the devices and packets that the ids were used for.
 const LastIDFile = "last-id"
 
 // NoteLastID stores the id that was allocated last, for the next process.
@@ -164,8 +165,8 @@ func (s *Store) loadRecords() error {
 	return nil
 }
 
-// setRecordsAside sets damaged records aside, and notes the endpoints of these and of earlier ones: a crash may have
-// prevented the removal of their devices.
+// setRecordsAside sets damaged records aside. It also notes the endpoints of all records that are set aside, now or
+// earlier, because a crash may have prevented the removal of their devices.
 func (s *Store) setRecordsAside() error {
 	for _, damaged := range s.unusable {
 		if err := s.damages.SetAside(damaged, "the agent removes the endpoint of this file: its container has no "+
@@ -186,7 +187,7 @@ func (s *Store) setRecordsAside() error {
 	return nil
 }
 
-// loadRecord reads a file and notes the owner of its addresses.
+// loadRecord reads a record file, enters its addresses into inUse, and keeps the record.
 func (s *Store) loadRecord(name, suffix string, inUse map[string]ID) error {
 	path := s.files.Path(name + suffix)
 	b, err := s.disk.ReadFile(path)
@@ -247,7 +248,7 @@ const (
 func recordName(id ID) string { return strconv.Itoa(int(id)) + recordSuffix }
 func markedName(id ID) string { return strconv.Itoa(int(id)) + markedSuffix }
 
-// IsDamaged reports whether an endpoint has no record because the record is damaged.
+// IsDamaged reports whether an endpoint has no record because a damaged one was set aside.
 func (s *Store) IsDamaged(id ID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -314,8 +315,9 @@ func (s *Store) Put(r Record) error {
 	return s.Hold(r)
 }
 
-// Mark records that the endpoint's removal has begun, for the next process if this one crashes. After a crash of the
-// machine there is nothing to remove, so Mark need not be durable, and succeeds on a full disk.
+// Mark records on disk that the endpoint's removal has begun, so that the next process continues it if this one
+// crashes. After a crash of the machine there is nothing to remove. So Mark need not be durable; it succeeds on a full
+// disk.
 func (s *Store) Mark(r Record) error {
 	r.State = Deleting
 	if err := s.Hold(r); err != nil {
@@ -352,14 +354,14 @@ func (s *Store) Get(id ID) (Record, bool) {
 	return r, ok
 }
 
-// List returns all records, by id.
+// List returns all records, sorted by id.
 func (s *Store) List() []Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.SortedFunc(maps.Values(s.records), func(a, b Record) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// WithClusterAddresses returns the records, by id, with an address that was not allocated on this node.
+// WithClusterAddresses returns the records with an address that was not allocated on this node, sorted by id.
 func (s *Store) WithClusterAddresses() (some []Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,7 +8,8 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// With a subnet, a crash loses no address, no address is allocated twice, and every released address is quarantined.
+// In a subnet, every address can be allocated again after a crash, no address is allocated twice, and every released
+// address is quarantined.
 func TestSubnetAcrossRestarts(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	of := CursorKey{Tenant: 7, Subnet: netip.MustParsePrefix("10.0.3.0/29")}

@@ -34,9 +34,9 @@ func CheckTime(cert *x509.Certificate, now time.Time, whose string) error {
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// explainClocks replaces an error by one with the times of both clocks if the orchestrator's certificate is not valid by
-// this node's clock. It queries the orchestrator's time without a check of that validity, because it uses the time only
-// in the error message.
+// explainClocks replaces an error by one with the times of both clocks if the orchestrator's certificate is not valid
+// by this node's clock. It queries the orchestrator's time without a check of that validity, because it uses the time
+// only in the error message.
 func (c Config) explainClocks(ctx context.Context, ca Token, err error) error {
 	var invalid x509.CertificateInvalidError
 	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired || invalid.Cert == nil {

@@ -23,8 +23,8 @@ func DamagedName(name string) (original string, ok bool) {
 	return original, ok
 }
 
-// Damages sets damaged files aside and lists them. All methods may be called concurrently. A nil *Damages returns the
-// error of each damaged file, so that its caller stops.
+// Damages sets damaged files aside and lists them. All methods may be called concurrently. A nil *Damages sets nothing
+// aside: it returns the error of each damaged file, so that the caller stops.
 type Damages struct {
 	disk Disk
 	log  *slog.Logger
@@ -45,8 +45,8 @@ func NewDamages(disk Disk, log *slog.Logger, now func() time.Time) *Damages {
 }
 
 // SetAside renames the file of a CorruptError to NAME.damaged-TIME, and logs and lists it. instead says what the
-// program does without the file. SetAside returns the error if it is not a CorruptError, if a later build may have
-// written the file, and if the file cannot be renamed. A file that is missing is only logged and listed.
+// program does without the file. SetAside returns the error if it is not a CorruptError, or if a later build may have
+// written the file. It returns an error if it cannot rename the file. A missing file is only logged and listed.
 func (d *Damages) SetAside(damaged error, instead string) error {
 	if err := d.Check(damaged); err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Package statefile writes small files that survive a crash at any time: afterwards a file has either its old or its
-// new content, and the new one if the write has returned. It does not interpret the contents.
+// Package statefile writes small files that survive a crash at any time: after the crash a file has either its old or
+// its new content. It has the new content if the write had returned. The package does not interpret the contents.
 package statefile
 
 import (
@@ -104,8 +104,8 @@ func advise(dir string, err error) error {
 	return err
 }
 
-// Append adds a line to the file or, on an error, nothing. Only a crash may leave part of the line at the end of the
-// file. The line is durable after a Sync of the file.
+// Append adds a line to the file. If it returns an error, it has added nothing. Only a crash may leave part of the line
+// at the end of the file. The line is durable after a Sync of the file.
 func (d Disk) Append(path, line string, mode os.FileMode) error {
 	return advise(filepath.Dir(path), d.on().Append(path, line, mode))
 }
@@ -151,10 +151,12 @@ func (d Disk) Read(path string, version int, v any) error {
 	return nil
 }
 
-// DecodeVersion decodes the content of a file. It checks the version first, because a later one may have other fields.
+// DecodeVersion decodes the content of a file. It checks the version first, because a later version may have other
+// fields.
 func DecodeVersion(b []byte, version int, v any) error { return DecodeSince(b, version, version, v) }
 
-// DecodeSince also accepts earlier versions, from first on, whose fields are a subset of this one's.
+// DecodeSince is DecodeVersion that also accepts the earlier versions from first on. Their fields must be a subset of
+// this version's.
 func DecodeSince(b []byte, first, version int, v any) error {
 	var has struct {
 		Version int `json:"version"`
@@ -216,7 +218,7 @@ func (d Disk) Names(dir, suffix string) ([]string, error) {
 // LockFile is the name of the file in a directory that Lock locks.
 const LockFile = "lock"
 
-// Lock makes this process the only one using the directory until the returned file is closed.
+// Lock gives this process the exclusive use of the directory until the returned file is closed.
 func Lock(dir string) (*os.File, error) {
 	path := filepath.Join(dir, LockFile)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
