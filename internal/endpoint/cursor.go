@@ -122,9 +122,9 @@ type released struct {
 	at    time.Time
 }
 
-// AllocateIndex allocates an index that no endpoint of the key holds. find returns the first usable index from an index
-// on, or address.ErrExhausted. When AllocateIndex returns, the index is marked as used on disk. A caller that does not
-// put the index into a record must call ReleaseIndex.
+// AllocateIndex allocates an index that no endpoint of the key holds. find returns the first usable index that is not
+// below from, or address.ErrExhausted. When AllocateIndex returns, the index is marked as used on disk. A caller that
+// does not put the index into a record must call ReleaseIndex.
 func (s *Store) AllocateIndex(key CursorKey, find func(from address.Index) (address.Index, error)) (address.Index,
 	error) {
 	c := s.lockCursor(key)
@@ -239,8 +239,8 @@ func (s *Store) Forget(has func(address.TenantID) bool) error {
 	return errors.Join(errs...)
 }
 
-// unused returns the cursors of keys without records and tenant id. If such a cursor allocates meanwhile, forget keeps
-// it, because it was just used.
+// unused returns the cursors of tenant ids that the node does not have and no record uses. If such a cursor allocates
+// meanwhile, forget keeps it, because it was just used.
 func (s *Store) unused(has func(address.TenantID) bool) map[CursorKey]*cursor {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -220,8 +220,8 @@ func (c *cursor) setReleased(log releaseLog, live map[address.Index]bool, rewrit
 	return nil
 }
 
-// quarantineUnknown quarantines every index of a subnet up to a limit that no record has: the index may belong to a
-// damaged record, or its release may be in the damaged log.
+// quarantineUnknown quarantines all indexes of a subnet from 1 to to, except those in records: the others may belong to
+// a damaged record, or their release may be in the damaged log.
 func (c *cursor) quarantineUnknown(subnet netip.Prefix, to address.Index, live map[address.Index]bool,
 	now time.Time) error {
 	known := maps.Clone(live)

@@ -22,8 +22,8 @@ func VerifyButTime(cert, ca *x509.Certificate, o x509.VerifyOptions) error {
 	return err
 }
 
-// CheckTime returns an error if a certificate is not valid now. whose is, for the error, the machine that has read now
-// from its clock.
+// CheckTime returns an error if a certificate is not valid now. The error names whose, the machine whose clock shows
+// now.
 func CheckTime(cert *x509.Certificate, now time.Time, whose string) error {
 	if !now.Before(cert.NotBefore) && !now.After(cert.NotAfter) {
 		return nil
