@@ -333,7 +333,7 @@ type Tenant struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Addressing   Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"`
-	Ids          []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // in order of creation; new containers use the last that is not only accepted
+	Ids          []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // in order of creation; new containers use the last one without only_accepted
 	Created      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
 	Changes      uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`  // counts changes of ids, services and publications: a record with a higher count is newer
 	Network      string                 `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`   // "netpila" or "nimitz"; empty means netpila
@@ -463,9 +463,10 @@ func (x *Tenant) GetRetiringApps() *RetiringApps {
 	return nil
 }
 
-// RetiringApps are apps of a tenant whose ids may be reused for other labels. First each node that hosts the tenant
-// reports which of them its containers have. After that it creates no container of an app in the list before Resolve
-// has removed the app from it. Then all nodes delete the apps that no node has.
+// RetiringApps are apps of a tenant whose ids may be reused for other labels. First step: each node that hosts the
+// tenant reports which of these apps its containers have. After its report, the node creates a container of a listed
+// app only when Resolve has removed the app from the list. Second step: the list has the apps that no node has, and all
+// nodes delete them.
 type RetiringApps struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Round         uint64                 `protobuf:"varint,1,opt,name=round,proto3" json:"round,omitempty"` // a new number for each list, in both steps
@@ -975,9 +976,9 @@ type Hosting struct {
 	Sequence      uint64                 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`                            // in the store: sequence of the node's message
 	Connected     bool                   `protobuf:"varint,6,opt,name=connected,proto3" json:"connected,omitempty"`                          // the node; memory only, never stored
 	Moving        *Moving                `protobuf:"bytes,7,opt,name=moving,proto3" json:"moving,omitempty"`                                 // while the tenant leaves a network
-	Overrides     []*Override            `protobuf:"bytes,8,rep,name=overrides,proto3" json:"overrides,omitempty"`                           // of its containers, without the tenant
+	Overrides     []*Override            `protobuf:"bytes,8,rep,name=overrides,proto3" json:"overrides,omitempty"`                           // of its containers; their tenant is not set
 	HeardRound    uint64                 `protobuf:"varint,9,opt,name=heard_round,json=heardRound,proto3" json:"heard_round,omitempty"`      // the last round of RetiringApps that the node applied; earlier builds report none
-	KeepsApps     []uint32               `protobuf:"varint,10,rep,packed,name=keeps_apps,json=keepsApps,proto3" json:"keeps_apps,omitempty"` // of these, those of its containers, or that it has not deleted yet
+	KeepsApps     []uint32               `protobuf:"varint,10,rep,packed,name=keeps_apps,json=keepsApps,proto3" json:"keeps_apps,omitempty"` // apps of that round that its containers have, or that it has not deleted yet
 	Unenforced    string                 `protobuf:"bytes,11,opt,name=unenforced,proto3" json:"unenforced,omitempty"`                        // why the node does not enforce the tenant's current policies
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1095,7 +1096,7 @@ type Moving struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Endpoints     uint32                 `protobuf:"varint,1,opt,name=endpoints,proto3" json:"endpoints,omitempty"` // with addresses of the old network
 	Moved         uint32                 `protobuf:"varint,2,opt,name=moved,proto3" json:"moved,omitempty"`         // of these, those with addresses of the new network
-	Problem       string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`      // of the first endpoint without
+	Problem       string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`      // of the first endpoint without such addresses
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1285,7 +1286,7 @@ type Policy struct {
 	Audit         bool                   `protobuf:"varint,6,opt,name=audit,proto3" json:"audit,omitempty"`      // packets that it would deny are counted and pass
 	Rules         uint32                 `protobuf:"varint,7,opt,name=rules,proto3" json:"rules,omitempty"`
 	Changed       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=changed,proto3" json:"changed,omitempty"`
-	Revision      int64                  `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"` // of the store, at that change: of two documents the one with the higher is newer; not stored
+	Revision      int64                  `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"` // of the store, at that change; a document with a higher revision is newer; not stored
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -325,7 +325,7 @@ type ListMappingsResponse struct {
 	Mappings      []*Mapping             `protobuf:"bytes,1,rep,name=mappings,proto3" json:"mappings,omitempty"`
 	Revision      int64                  `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`                                 // of the store, of all pages
 	NextPageToken string                 `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"` // empty: this is the last one
-	EndedMappings []*Mapping             `protobuf:"bytes,4,rep,name=ended_mappings,json=endedMappings,proto3" json:"ended_mappings,omitempty"`   // of what changed; with tenant and prefix only
+	EndedMappings []*Mapping             `protobuf:"bytes,4,rep,name=ended_mappings,json=endedMappings,proto3" json:"ended_mappings,omitempty"`   // only with after_revision; with tenant and prefix only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -959,8 +959,8 @@ type FollowRequest struct {
 	Hosting []*Hosting `protobuf:"bytes,4,rep,name=hosting,proto3" json:"hosting,omitempty"`
 	// Tenants of Resolve calls in progress: their hosting records of this node stay.
 	ResolvingTenants []string `protobuf:"bytes,5,rep,name=resolving_tenants,json=resolvingTenants,proto3" json:"resolving_tenants,omitempty"`
-	// Grows with each message and Resolve of the node, also across restarts: a message that arrives after a later one
-	// changes nothing.
+	// Grows with each message and Resolve of the node, also across restarts. A message that arrives after one with a
+	// higher sequence changes nothing.
 	Sequence uint64 `protobuf:"varint,6,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// First message only: transit tenants that the node has received completely. hosted_tenants has no tenant that is
 	// only a transit tenant. The orchestrator sends transit tenants that are not listed here, and later ones, completely.
@@ -1253,7 +1253,7 @@ type Snapshot struct {
 	Tenants       []*Tenant              `protobuf:"bytes,2,rep,name=tenants,proto3" json:"tenants,omitempty"`
 	Apps          []*App                 `protobuf:"bytes,3,rep,name=apps,proto3" json:"apps,omitempty"`
 	Policies      []*Policy              `protobuf:"bytes,4,rep,name=policies,proto3" json:"policies,omitempty"`                                // of tenants that the node hosts
-	Overrides     []*Override            `protobuf:"bytes,5,rep,name=overrides,proto3" json:"overrides,omitempty"`                              // of these, of all nodes
+	Overrides     []*Override            `protobuf:"bytes,5,rep,name=overrides,proto3" json:"overrides,omitempty"`                              // of these tenants, from all nodes
 	WholePolicies []string               `protobuf:"bytes,6,rep,name=whole_policies,json=wholePolicies,proto3" json:"whole_policies,omitempty"` // tenants of which these are all policies and overrides
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -135,7 +135,7 @@ const (
 type NodeServiceClient interface {
 	// Join returns a node certificate for the join token.
 	Join(context.Context, *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error)
-	// Renew returns a new certificate for a valid one.
+	// Renew returns a new certificate. The node's present one may have expired.
 	Renew(context.Context, *connect.Request[v1.RenewRequest]) (*connect.Response[v1.RenewResponse], error)
 	// Register creates or updates the node's record, and returns it with the plan.
 	Register(context.Context, *connect.Request[v1.RegisterRequest]) (*connect.Response[v1.RegisterResponse], error)
@@ -274,7 +274,7 @@ func (c *nodeServiceClient) ListMappings(ctx context.Context, req *connect.Reque
 type NodeServiceHandler interface {
 	// Join returns a node certificate for the join token.
 	Join(context.Context, *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error)
-	// Renew returns a new certificate for a valid one.
+	// Renew returns a new certificate. The node's present one may have expired.
 	Renew(context.Context, *connect.Request[v1.RenewRequest]) (*connect.Response[v1.RenewResponse], error)
 	// Register creates or updates the node's record, and returns it with the plan.
 	Register(context.Context, *connect.Request[v1.RegisterRequest]) (*connect.Response[v1.RegisterResponse], error)
@@ -421,11 +421,12 @@ type OperatorServiceClient interface {
 	// containers get only those. With finish it removes the old addresses, after all nodes have completed the first step.
 	// Both steps may be repeated.
 	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
-	// CreateService creates a virtual address, for a nimitz tenant's containers, of an address on the underlay.
+	// CreateService creates a virtual address at which containers of a nimitz tenant reach an address on the underlay.
 	CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error)
 	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
 	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
-	// CreatePublication allocates an underlay address, at a node's gateway, for a nimitz tenant's container.
+	// CreatePublication allocates an address of a node's gateway at which the underlay reaches a container of a nimitz
+	// tenant.
 	CreatePublication(context.Context, *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error)
 	ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error)
 	// DeletePublication deletes a publication; its address is never reused.
@@ -794,11 +795,12 @@ type OperatorServiceHandler interface {
 	// containers get only those. With finish it removes the old addresses, after all nodes have completed the first step.
 	// Both steps may be repeated.
 	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
-	// CreateService creates a virtual address, for a nimitz tenant's containers, of an address on the underlay.
+	// CreateService creates a virtual address at which containers of a nimitz tenant reach an address on the underlay.
 	CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error)
 	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
 	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
-	// CreatePublication allocates an underlay address, at a node's gateway, for a nimitz tenant's container.
+	// CreatePublication allocates an address of a node's gateway at which the underlay reaches a container of a nimitz
+	// tenant.
 	CreatePublication(context.Context, *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error)
 	ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error)
 	// DeletePublication deletes a publication; its address is never reused.
