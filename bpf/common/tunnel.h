@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* What identifies tunnel packets: UDP ports, and the mark by which the programs of a node recognise tunnel packets that
- * one of them has accepted. The node's stack and netfilter are between them, and other software uses bits of the mark. Ours are bits without known users; the programs
- * ignore the rest. */
+ * one of them has accepted. The node's stack and netfilter are between them, and other software uses bits of the mark.
+ * Ours are bits without known users; the programs ignore the rest. */
 #pragma once
 #include "common/context.h"
 #include <bpf/bpf_helpers.h>

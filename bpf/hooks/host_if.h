@@ -24,8 +24,7 @@ __slowpath int spoofs_vtep(struct __sk_buff *skb, const struct addr *src, const 
 		return false;
 	if (nexthdr != NEXTHDR_UDP)
 		return nexthdr != NEXTHDR_TCP && nexthdr != NEXTHDR_ICMP;
-	return bpf_skb_load_bytes(skb, ip_offset(skb) + IPV6_HLEN + 2, &port, sizeof(port)) ||
-	       is_tunnel_port(port);
+	return bpf_skb_load_bytes(skb, ip_offset(skb) + IPV6_HLEN + 2, &port, sizeof(port)) || is_tunnel_port(port);
 }
 
 /* Tunnel packets enter only by the uplink, and only our own tunnel device sends them. */

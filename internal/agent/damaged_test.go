@@ -105,7 +105,7 @@ func TestDamagedRecord(t *testing.T) {
 	gone, kept := b.MustAdd("c1"), b.MustAdd("c2")
 	b.Driver.Calls = nil
 	restartDamaged(t, b, "endpoints/1.json")
-	// Nobody knows which policies apply to it.
+	// It is unknown which policies apply to it.
 	removed, enforced := slices.Index(b.Driver.Calls, "Remove"), slices.Index(b.Driver.Calls, "RestorePolicies")
 	if removed < 0 || removed > enforced {
 		t.Errorf("calls %v: the device is not removed before policies are restored", b.Driver.Calls)

@@ -69,8 +69,8 @@ func TestEdgeSwitch(t *testing.T) {
 	leads("without --edge", "", false)
 }
 
-// TestRegionsBesideResolve: an answer to what a first container of an app asks leaves regions alone that the stream has
-// told, however late it is; of a tenant that is new here it brings them.
+// TestRegionsBesideResolve: a late reply to Resolve does not change the regions that the stream has sent. For a tenant
+// that is new on the node, the reply adds them.
 func TestRegionsBesideResolve(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()

@@ -40,7 +40,7 @@ func (c *Core) Start(ctx context.Context) error {
 			c.log.Error("removing an endpoint failed", "endpoint", r.ID, "error", err)
 		}
 	}
-	// Before policies: nobody knows which ones apply to an endpoint whose record is damaged.
+	// Before policies: it is unknown which ones apply to an endpoint whose record is damaged.
 	for _, id := range c.store.Damaged() {
 		if err := c.driver.RemoveDevice(ctx, endpoint.Record{ID: id}); err != nil {
 			return fmt.Errorf("removing endpoint %d, whose record is damaged: %w", id, err)

@@ -531,6 +531,15 @@ func (b *progBench) fromFabric() []progCase {
 			frame:  frame(packet.Packet{Source: b.far.underlay, Destination: b.b1.seen(), Body: echo}),
 			reason: "private-outside",
 		},
+		{
+			name: "the gateway of a node without one",
+			frame: frame(packet.Packet{
+				Source:      b.far.underlay,
+				Destination: address.Plain{Node: b.prefix, App: address.GatewayApp, Index: 7}.Addr(),
+				Body:        echo,
+			}),
+			reason: "no-endpoint",
+		},
 		{name: "the node itself, from a container", frame: to(b.prefix.Addr().Next()), reason: "tenant-to-node"},
 		{name: "the node's underlay address, from a container", frame: to(b.underlay), reason: "tenant-to-node"},
 		{name: "our own /64 as source", frame: from(b.b2.plain(), echo), reason: "own-source"},

@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestForgedTunnels4: nobody sends or receives tunnel packets over IPv4 beside our tunnel device.
+// TestForgedTunnels4: tunnel packets over IPv4 that are not from our tunnel device are dropped.
 func TestForgedTunnels4(t *testing.T) {
 	n := newLink(t).nodes[0]
 	n.vtep4 = netip.MustParsePrefix("192.0.2.0/24")
@@ -32,6 +32,8 @@ func TestForgedTunnels4(t *testing.T) {
 		f[14+7] = offset
 		return f[:14+20+8] // shorter than the headers of IPv6
 	}
+	other17 := frame(udp(pool, other, pipeline.UDPPort))
+	other17[14+9] = packet.ProtocolTCP
 	for _, c := range []struct {
 		name   string
 		frame  []byte
@@ -43,7 +45,7 @@ func TestForgedTunnels4(t *testing.T) {
 		{"a first fragment to another port", fragment(0), false},
 		{"to another port", frame(udp(pool, pool, 53)), false},
 		{"other addresses", frame(udp(other, other, pipeline.UDPPort)), false},
-		{"ICMP", frame(packet.Packet{Source: pool, Destination: pool, Body: packet.ICMP{Type: 8}}), false},
+		{"another protocol", other17, false},
 	} {
 		for _, hook := range []struct {
 			name    string

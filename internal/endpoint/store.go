@@ -262,8 +262,8 @@ func (s *Store) Damaged() []ID {
 	return slices.Sorted(maps.Keys(s.damaged))
 }
 
-// NoteDamagedRemoved renames the damaged records, whose endpoints the caller has removed, so that a later start does not
-// ascribe a device with one of their numbers to them.
+// NoteDamagedRemoved renames the damaged records, whose endpoints the caller has removed: a later start then does not
+// assign a device with one of their numbers to them.
 func (s *Store) NoteDamagedRemoved() error {
 	folder := filepath.Join(s.dir, recordsFolder)
 	names, err := s.disk.Names(folder, "")

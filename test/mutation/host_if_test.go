@@ -112,9 +112,11 @@ func hostIf() []mutation {
 			},
 		},
 		{
-			name:  "VLANs",
-			old:   "if (in_vlan(skb) || !load_headers(skb, &f))",
-			new:   "if (!load_headers(skb, &f))",
+			name: "VLANs",
+			old: `if (in_vlan(skb))
+		return TCX_NEXT;
+	if (vtep4_mask`,
+			new:   "if (vtep4_mask",
 			test:  stranger,
 			cases: []string{"in a VLAN"},
 		},
@@ -193,12 +195,64 @@ func hostIf() []mutation {
 			cases: []string{"a process to a node, in fragments"},
 		},
 		{
-			name: "other ports",
-			old: `||
-	       is_tunnel_port(port);`,
-			new:   "|| true;",
+			name:  "other ports",
+			old:   "+ IPV6_HLEN + 2, &port, sizeof(port)) || is_tunnel_port(port);",
+			new:   "+ IPV6_HLEN + 2, &port, sizeof(port)) || true;",
 			test:  "TestNimitzTunnels",
 			cases: []string{"a process to another port"},
+		},
+		{
+			name: "tunnels over IPv4 on other interfaces",
+			old: `if (vtep4_mask && is_tunnel4(skb))
+		return drop(skb, inward ? REASON_PEER_UNKNOWN : REASON_TUNNEL_FORGED, hook);`,
+			new:  "",
+			test: "TestForgedTunnels4",
+			cases: []string{
+				"from a tunnel address, edge in",
+				"from a tunnel address, edge out",
+				"to a tunnel address, edge in",
+				"to a tunnel address, edge out",
+				"a later fragment, edge in",
+				"a later fragment, edge out",
+			},
+		},
+		{
+			name: "IPv4 addresses of tunnels",
+			old: `if ((h.src & vtep4_mask) != vtep4_prefix && (h.dst & vtep4_mask) != vtep4_prefix)
+		return false;`,
+			new:   "",
+			test:  "TestForgedTunnels4",
+			cases: []string{"other addresses, edge in", "other addresses, edge out", "other addresses, uplink out"},
+		},
+		{
+			name: "fragments of tunnels over IPv4",
+			old: `if (h.fragment & bpf_htons(IP4_FRAGMENT_OFFSET))
+		return true;`,
+			new:   "",
+			test:  "TestForgedTunnels4",
+			cases: []string{"a later fragment, edge in", "a later fragment, edge out", "a later fragment, uplink out"},
+		},
+		{
+			name: "other ports over IPv4",
+			old:  "at + 2, &port, sizeof(port)) || is_tunnel_port(port);",
+			new:  "at + 2, &port, sizeof(port)) || true;",
+			test: "TestForgedTunnels4",
+			cases: []string{
+				"to another port, edge in",
+				"to another port, edge out",
+				"to another port, uplink out",
+				"a first fragment to another port, edge in",
+				"a first fragment to another port, edge out",
+				"a first fragment to another port, uplink out",
+			},
+		},
+		{
+			name: "other protocols over IPv4",
+			old: ` ||
+	    h.proto != NEXTHDR_UDP)`,
+			new:   ")",
+			test:  "TestForgedTunnels4",
+			cases: []string{"another protocol, edge in", "another protocol, edge out", "another protocol, uplink out"},
 		},
 		{
 			name: "frames for other hosts",

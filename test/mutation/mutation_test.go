@@ -156,7 +156,7 @@ func linkAttacks(t *testing.T) (binary string) {
 
 // attack runs tests of the datapath with the changed object file, which is in the folder of the overlay.
 func attack(t *testing.T, binary, overlay, tests string) ([]byte, error) {
-	run := exec.CommandContext(t.Context(), binary, "-test.timeout=2m", "-test.run", tests)
+	run := exec.CommandContext(t.Context(), binary, "-test.timeout=10m", "-test.run", tests)
 	run.Dir = datapath
 	run.Env = append(os.Environ(), "PILASTER_TEST_OBJECT="+filepath.Join(filepath.Dir(overlay), "pilaster_bpfel.o"))
 	return run.CombinedOutput()

@@ -423,7 +423,14 @@ func uplinkClass() []mutation {
 			old:   " || (dst->lo & c->lo_mask) != c->lo",
 			new:   "",
 			test:  "TestNimitzTunnels",
-			cases: []string{"to another address of this node"},
+			cases: []string{"a node", "a node, with no identity", "to another address of this node"},
+		},
+		{
+			name:  "a network that the node lacks",
+			old:   "return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);",
+			new:   "return TCX_NEXT;",
+			test:  "TestFromFabric",
+			cases: []string{"the gateway of a node without one"},
 		},
 	}
 }

@@ -3,6 +3,18 @@ package mutation_test
 func uplink() []mutation {
 	return append(attackers(), []mutation{
 		{
+			name: "tunnels of processes over IPv4",
+			old: `if (vtep4_mask && !is_own_tunnel(skb) && is_tunnel4(skb))
+		return drop(skb, REASON_TUNNEL_FORGED, HOOK_UPLINK_OUT);`,
+			new:  "",
+			test: "TestForgedTunnels4",
+			cases: []string{
+				"from a tunnel address, uplink out",
+				"to a tunnel address, uplink out",
+				"a later fragment, uplink out",
+			},
+		},
+		{
 			name: "tunnel packets of processes",
 			old:  "why = REASON_TUNNEL_FORGED;",
 			new:  ";",
@@ -183,7 +195,7 @@ func uplink() []mutation {
 		},
 		{
 			name: "other destinations",
-			old: `return why ? drop(skb, why, HOOK_UPLINK_IN) : TCX_NEXT;
+			old: `return why ? drop(skb, why, HOOK_UPLINK_IN) : classify(skb, &key.dst);
 	}
 	why = parse`,
 			new: `if (why)
