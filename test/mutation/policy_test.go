@@ -292,14 +292,11 @@ func nimitzPolicy() []mutation {
 			),
 		},
 		{
-			name: "transit",
-			old:  "if (j->from < FIRST_DEVICE && has_policies(vni)) {",
-			new:  "if ((j->from < FIRST_DEVICE || r->port >= FIRST_DEVICE) && has_policies(vni)) {",
-			test: test,
-			cases: both(
-				"another node's outside", "another node's, to another region",
-				"from another region to another node",
-			),
+			name:  "transit",
+			old:   "if (j->from < FIRST_DEVICE && has_policies(vni)) {",
+			new:   "if ((j->from < FIRST_DEVICE || r->port >= FIRST_DEVICE) && has_policies(vni)) {",
+			test:  test,
+			cases: append(both("another node's outside", "another node's, to another region"), "IPv4", "IPv6"),
 		},
 		{
 			name:  "egress by another node's gateway",
