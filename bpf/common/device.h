@@ -62,15 +62,35 @@ static __always_inline bool on_way_in(struct __sk_buff *skb, __u32 device)
 	return !(device & ON_UPLINK) && skb->ingress_ifindex;
 }
 
+/* MACs of the containers behind pairs of devices, by the device on the node. A device without an entry is of an older
+ * build, and its container has container_mac. */
+struct dev_mac {
+	__u8 mac[ETH_ALEN];
+	__u8 zero[2];
+};
+_Static_assert(sizeof(struct dev_mac) == 8, "no implicit padding");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32); /* number of the device */
+	__type(value, struct dev_mac);
+	__uint(max_entries, 1); /* set at load */
+} pil_macs_v1 SEC(".maps");
+
 /* The first two bytes of the MACs of containers behind macvlans; the container's number follows. */
 static const __u8 macvlan_mac[2] = {0x06, 0x70};
 
-static __always_inline void mac_of(__u32 device, __u8 *mac)
+/* mac_of returns the MAC of a container. The kernel drops what a container's device receives with another one, unless
+ * the packet enters the container's namespace without crossing the device. */
+static __slowpath void mac_of(__u32 device, __u8 *mac)
 {
 	__be32 number = bpf_htonl(device & ~ON_UPLINK);
+	struct dev_mac *own;
 
 	if (!(device & ON_UPLINK)) {
-		__builtin_memcpy(mac, container_mac, ETH_ALEN);
+		own = bpf_map_lookup_elem(&pil_macs_v1, &device);
+		__builtin_memcpy(mac, own ? own->mac : container_mac, ETH_ALEN);
 		return;
 	}
 	__builtin_memcpy(mac, macvlan_mac, sizeof(macvlan_mac));

@@ -20,7 +20,9 @@
 #define MAX_HEADERS 8
 #define MAX_OPTIONS 16
 
-/* The link between a node and a container has only two ends. Constant MACs do not reveal where a packet came from. */
+/* The link between a node and a container has only two ends. The constant MAC of the node's end does not reveal where a
+ * packet came from. container_mac is that of the node's own stack, of the gateway, and of containers that older builds
+ * attached; other containers have a MAC of their own (mac_of in device.h). */
 static const __u8 gateway_mac[ETH_ALEN] = {0x02, 0x70, 0x69, 0x6c, 0x00, 0x01};
 static const __u8 container_mac[ETH_ALEN] = {0x02, 0x70, 0x69, 0x6c, 0x00, 0x02};
 

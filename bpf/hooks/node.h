@@ -66,7 +66,9 @@ static __always_inline int to_node(struct __sk_buff *skb, struct eth_ip6 *h, con
 	f->translate = 1;
 	f->policy_ep[TX] = f->policy_ep[RX] = 0; /* no policy applies between a node and its own containers */
 	f->checksum = csum_diff_addr(&f->key.dst, &f->dst);
-	send_to(f, node_ifindex);
+	f->ifindex = node_ifindex;
+	__builtin_memcpy(f->dmac, container_mac, ETH_ALEN);
+	__builtin_memcpy(f->smac, gateway_mac, ETH_ALEN);
 	return forward(skb, h, p, f, EGRESS_DEVICE, NULL, HOOK_CONTAINER);
 }
 

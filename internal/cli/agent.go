@@ -89,7 +89,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 			}
 			var path *datapath.Datapath
 			o.OpenDriver = func(m state.Membership) (_ daemon.DriverCloser, err error) {
-				config.NodePrefix, config.Plan = m.Prefix, m.Plan
+				config.Cluster, config.NodePrefix, config.Plan = m.ClusterUUID, m.Prefix, m.Plan
 				path, err = datapath.Open(config)
 				return path, err
 			}

@@ -23,6 +23,7 @@ import (
 // Config describes a node's packet path. It must not change while endpoints exist.
 type Config struct {
 	Uplink       string // device to the fabric
+	Cluster      string // UUID of the cluster, which containers' MACs are derived from
 	NodePrefix   netip.Prefix
 	Plan         address.Plan
 	BPFFS        string // folder for pins; bpffs is mounted there when it is not on one
@@ -152,8 +153,8 @@ func newDatapath(c Config) *Datapath {
 	var reason string
 	c.Device, reason = device.ChooseDevice(c.Device)
 	hostLink := &host.Host{
-		Log: c.Log, UplinkName: c.Uplink, DeviceKind: c.Device, BPFFS: c.BPFFS, NodePrefix: c.NodePrefix, Plan: c.Plan,
-		MTUReserve: c.MTUReserve,
+		Log: c.Log, UplinkName: c.Uplink, DeviceKind: c.Device, BPFFS: c.BPFFS, Cluster: c.Cluster,
+		NodePrefix: c.NodePrefix, Plan: c.Plan, MTUReserve: c.MTUReserve,
 	}
 	return &Datapath{
 		Devices: device.NewDevices(

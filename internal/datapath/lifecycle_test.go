@@ -287,7 +287,7 @@ func drain(t *testing.T, c *packet.Capture, to *testContainer) []packet.Captured
 					Destination: to.seen(),
 					Body:        packet.Raw{Proto: 253, Data: s[:]},
 				}.Frame(
-					host.ContainerMAC,
+					to.record.Device.ContainerMAC,
 					host.GatewayMAC,
 				),
 			),

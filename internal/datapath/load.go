@@ -45,6 +45,7 @@ func (d *Datapath) pinnedMaps() []pinnedMap {
 		}, // one more for verifyCipher, also on a full node
 		{bpfobj.PilasterMapPilKeysV1, bpfobj.PinKeys, d.config.MaxTenantIDs + 1},
 		{bpfobj.PilasterMapPilPortsV1, bpfobj.PinPorts, d.config.MaxEndpoints},
+		{bpfobj.PilasterMapPilMacsV1, bpfobj.PinMacs, d.config.MaxEndpoints},
 		{bpfobj.PilasterMapPilNetworksV1, bpfobj.PinNetworks, 0},
 		{bpfobj.PilasterMapPilUplinksV1, bpfobj.PinUplinks, 0},
 		{bpfobj.PilasterMapNimNodeV1, bpfobj.PinNimNode, 0},

@@ -3,6 +3,7 @@ package datapath
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"pilaster.io/pilaster/internal/address"
@@ -174,7 +175,7 @@ func (m model) outward(c *testContainer, in, out []byte, segments bool) (local b
 			return true, fmt.Errorf("no container here has %v", to)
 		}
 		w.newSource, w.newDestination, w.hops = a.source, a.destination, 0
-		return true, joinMACs(w.check(in, out, a), out)
+		return true, joinMACs(w.check(in, out, a), out, m.container(to).record.Device.ContainerMAC)
 	}
 	if in[ipv6At+7] <= 1 {
 		return false, fmt.Errorf("its hop limit was %d", in[ipv6At+7])
@@ -206,7 +207,7 @@ func (m model) checkICMPError(c *testContainer, in, out []byte) error {
 		return fmt.Errorf("it was short enough and had hops left")
 	}
 	want := packet.Packet{Source: m.gateway(c), Destination: c.seen(), Body: errorAbout(kind, mtu, in[ipv6At:])}
-	if want := want.Frame(host.ContainerMAC, host.GatewayMAC); !bytes.Equal(want, out) {
+	if want := want.Frame(c.record.Device.ContainerMAC, host.GatewayMAC); !bytes.Equal(want, out) {
 		return fmt.Errorf("the answer should be\n%x", want)
 	}
 	return nil
@@ -243,7 +244,7 @@ func (m model) inward(in, out []byte, segments bool) error {
 		return fmt.Errorf("source %v is of no container elsewhere of the tenant", source)
 	}
 	w := passage{source: source, destination: a.destination, newSource: m.sees(c, source), newDestination: c.seen()}
-	return joinMACs(w.check(in, out, a), out)
+	return joinMACs(w.check(in, out, a), out, c.record.Device.ContainerMAC)
 }
 
 // claimsTenant reports whether only a container could have an address.
@@ -254,10 +255,9 @@ func claimsTenant(a netip.Addr) bool {
 // onlyInside reports whether an address is one that containers see and the fabric never does.
 func onlyInside(a netip.Addr) bool { return address.DefaultPlan().Private.Contains(a) }
 
-func joinMACs(err error, out []byte) error {
-	if err == nil &&
-		!bytes.HasPrefix(out, packet.Frame(host.ContainerMAC, host.GatewayMAC, packet.EtherTypeIPv6, nil)) {
-		return fmt.Errorf("it reached a container with MACs %x", out[:12])
+func joinMACs(err error, out []byte, to net.HardwareAddr) error {
+	if err == nil && !bytes.HasPrefix(out, packet.Frame(to, host.GatewayMAC, packet.EtherTypeIPv6, nil)) {
+		return fmt.Errorf("it reached %v with MACs %x", to, out[:12])
 	}
 	return err
 }

@@ -179,7 +179,7 @@ func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
 		if !there {
 			return mapEntry{}, errors.New("the port has no device yet: connect one first")
 		}
-		value.Ifindex = index
+		value.Ifindex, value.Vtep = index, macWords(e.MAC)
 	}
 	return newMapEntry(n.d.Objects.NimForwardV1, key, value), nil
 }
@@ -294,10 +294,23 @@ func decodeForward(key, value []byte) (pipeline.Entry, error) {
 	v, err2 := unmarshal[bpfobj.PilasterRoute](value)
 	vni, to := scopedPrefix(k)
 	f := pipeline.Forward{VNI: vni, To: to, Port: pipeline.Port(v.Port)}
-	if f.Port == pipeline.VXLAN {
+	switch f.Port {
+	case pipeline.VXLAN:
 		f.VTEP, f.Outside = v.Vtep.Addr(), v.Outside != 0
+	case 0, pipeline.Gateway:
+	default:
+		b := v.Vtep.Addr().As16()
+		f.MAC = pipeline.MAC(b[:len(f.MAC)])
 	}
 	return f, errors.Join(err, err2)
+}
+
+// macWords returns a MAC as a route to a container has it: in the first bytes of the tunnel address, which it does not
+// use. Builds before there were such MACs write zeros there, and ignore them.
+func macWords(m pipeline.MAC) bpfobj.PilasterAddr {
+	var b [16]byte
+	copy(b[:], m[:])
+	return bpfobj.ToAddr(netip.AddrFrom16(b))
 }
 
 func scopedPrefix(k bpfobj.PilasterScopedPrefix) (pipeline.VNI, netip.Prefix) {

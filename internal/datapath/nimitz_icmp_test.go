@@ -88,7 +88,7 @@ func TestNimitzAnswers(t *testing.T) {
 			must(t, b.inject[2].Send(c.sent.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
 			b.dropped(t, c.name+", "+w.family, before, c.why)
 			if c.answer.Source.IsValid() {
-				want := packettest.Result{Frame: c.answer.Frame(pipeline.InsideMAC, pipeline.OutsideMAC)}
+				want := packettest.Result{Frame: c.answer.Frame(b.records[0].Device.ContainerMAC, pipeline.OutsideMAC)}
 				want.To = 2
 				b.leaves(t, c.name+", "+w.family, b.drops(t), want)
 				continue

@@ -86,6 +86,12 @@ func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, hostLink byte
 	var err error
 	c.record.Device, err = n.datapath.CreateDevice(t.Context(), c.record)
 	must(t, err)
+	for i, e := range entries {
+		if f, ok := e.(pipeline.Forward); ok {
+			f.MAC = pipeline.NewMAC(c.record.Device.ContainerMAC)
+			entries[i] = f
+		}
+	}
 	must(t, n.datapath.Attach(c.record))
 	must(t, w.switches[node-1].Plug(t.Context(), port, pipeline.Device{Name: c.record.Device.HostName}))
 	must(t, w.switches[node-1].Apply(t.Context(), nil, entries))

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -115,7 +116,7 @@ func (m model) fromStack(in, out []byte, segments bool) error {
 				newSource:      m.gateway(c),
 				newDestination: a.destination,
 			}
-			return joinMACs(w.check(in, out, a), out)
+			return joinMACs(w.check(in, out, a), out, c.record.Device.ContainerMAC)
 		}
 	}
 	return fmt.Errorf("no container here sees itself as %v", a.destination)
@@ -132,7 +133,7 @@ func (m model) toNode(c *testContainer, in, out []byte, a anatomy) error {
 		newSource:      a.source,
 		newDestination: m.node.Addr().Next(),
 	}
-	return joinMACs(w.check(in, out, a), out)
+	return joinMACs(w.check(in, out, a), out, host.ContainerMAC)
 }
 
 // answers reports whether the node has asked c for what begins with this transport header.

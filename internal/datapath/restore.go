@@ -46,6 +46,9 @@ func (d *Datapath) Restore(
 	for _, r := range found {
 		d.SetEndpointOf(r)
 	}
+	if err := d.RestoreMACs(found); err != nil { // before fill, which invalidates cached flows
+		return nil, err
+	}
 	if err := fill(found); err != nil {
 		return nil, err
 	}

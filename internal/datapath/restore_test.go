@@ -182,6 +182,14 @@ func ofPair() []breakage {
 			"program pil_container is not on",
 			func(b *broken) error { return b.node.detachContainer(b.record) },
 		},
+		{
+			"MAC entry",
+			"map entry pil_macs",
+			func(b *broken) error { return b.datapath().Objects.PilMacsV1.Delete(b.ifindex()) },
+		},
+		{"altered MAC entry", "map entry pil_macs", func(b *broken) error {
+			return b.datapath().Objects.PilMacsV1.Put(b.ifindex(), bpfobj.PilasterDevMac{Mac: [6]uint8{2}})
+		}},
 	}
 }
 

@@ -76,13 +76,13 @@ func unreachable() map[string]map[string]string {
 		"net/nimitz/stages.h": {
 			`if (encap(skb, j, vtep))
 		return drop(skb, REASON_MALFORMED, j->hook);`: "the kernel takes every key and policy of the right size",
-			`|| set_both_macs(skb))
+			`|| set_both_macs(skb, mac_to(r)))
 		return drop(skb, REASON_MALFORMED, j->hook);`: within,
 			`if (!own)
 		return drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);`: verifier,
 		},
 		"net/nimitz/gateway.h": {
-			`if (set_both_macs(skb))
+			`if (set_both_macs(skb, container_mac))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: within,
 		},
 		"net/nimitz/nat.h": {

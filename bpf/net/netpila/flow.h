@@ -46,7 +46,7 @@ static __always_inline void set_macs(void *frame, const struct flow *f)
 	*(__u32 *)(frame + sizeof(__u64)) = *(const __u32 *)(macs + sizeof(__u64));
 }
 
-/* send_to sets the device and the MACs of a flow to a container or to the node. */
+/* send_to sets the device and the MACs of a flow to a container. */
 static __always_inline void send_to(struct flow *f, __u32 device)
 {
 	f->ifindex = device;

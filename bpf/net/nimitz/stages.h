@@ -189,7 +189,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 
 	if (is_any_error(p, j->family) && !quote_matches(skb, p, j, &from))
 		return drop(skb, REASON_ICMP_QUOTE, j->hook);
-	if ((is_translated(j) && translate(skb, p, j, &from)) || set_both_macs(skb))
+	if ((is_translated(j) && translate(skb, p, j, &from)) || set_both_macs(skb, mac_to(r)))
 		return drop(skb, REASON_MALFORMED, j->hook);
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);

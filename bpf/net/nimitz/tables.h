@@ -2,7 +2,7 @@
 /* Tables of network nimitz that the agent fills: one entry for each entry of NIMITZ's pipeline (§3.1, fig. 5). Run in
  * internal/network/nimitz/pipeline defines what each stage does. A changed layout gets a new map name. */
 #pragma once
-#include "common/address.h"
+#include "common/packet.h"
 #include <bpf/bpf_helpers.h>
 
 #define VTEP_HOST    bpf_cpu_to_be64(2) /* low half of each node's tunnel address */
@@ -136,9 +136,16 @@ struct route {
 	__u32 port;
 	__u32 ifindex;	  /* if the port is a container's */
 	__u32 outside;	  /* 1: the port is VXLAN and no container of the region is there */
-	struct addr vtep; /* if the port is VXLAN */
+	struct addr vtep; /* if the port is VXLAN; see mac_to */
 };
 _Static_assert(sizeof(struct route) == 32, "no implicit padding");
+
+/* mac_to returns the MAC that a packet gets. If the port is a container's, the first bytes of vtep are its MAC, or zeros
+ * if it has container_mac. */
+static __always_inline const __u8 *mac_to(const struct route *r)
+{
+	return r->port < FIRST_DEVICE && r->vtep.hi ? (const __u8 *)&r->vtep : container_mac;
+}
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);

@@ -106,6 +106,12 @@ type PilasterDevEp struct {
 	Network  uint32
 }
 
+type PilasterDevMac struct {
+	_    structs.HostLayout
+	Mac  [6]uint8
+	Zero [2]uint8
+}
+
 type PilasterDropEvent struct {
 	_       structs.HostLayout
 	Time    uint64
@@ -447,6 +453,7 @@ const (
 	PilasterMapPilIcmpRate         = "pil_icmp_rate"
 	PilasterMapPilKeysV1           = "pil_keys_v1"
 	PilasterMapPilLocalsV1         = "pil_locals_v1"
+	PilasterMapPilMacsV1           = "pil_macs_v1"
 	PilasterMapPilNetworksV1       = "pil_networks_v1"
 	PilasterMapPilPolScratch       = "pil_pol_scratch"
 	PilasterMapPilPortsV1          = "pil_ports_v1"
@@ -597,6 +604,7 @@ type PilasterMapSpecs struct {
 	PilIcmpRate         *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.MapSpec `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.MapSpec `ebpf:"pil_locals_v1"`
+	PilMacsV1           *ebpf.MapSpec `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.MapSpec `ebpf:"pil_networks_v1"`
 	PilPolScratch       *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.MapSpec `ebpf:"pil_ports_v1"`
@@ -685,6 +693,7 @@ type PilasterMaps struct {
 	PilIcmpRate         *ebpf.Map `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.Map `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.Map `ebpf:"pil_locals_v1"`
+	PilMacsV1           *ebpf.Map `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.Map `ebpf:"pil_networks_v1"`
 	PilPolScratch       *ebpf.Map `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.Map `ebpf:"pil_ports_v1"`
@@ -725,6 +734,7 @@ func (m *PilasterMaps) Close() error {
 		m.PilIcmpRate,
 		m.PilKeysV1,
 		m.PilLocalsV1,
+		m.PilMacsV1,
 		m.PilNetworksV1,
 		m.PilPolScratch,
 		m.PilPortsV1,

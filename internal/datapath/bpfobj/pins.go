@@ -14,6 +14,7 @@ const (
 	PinTenants        = "pil_tenants_v2"
 	PinKeys           = "pil_keys_v1"
 	PinPorts          = "pil_ports_v1"
+	PinMacs           = "pil_macs_v1"
 	PinNetworks       = "pil_networks_v1"
 	PinUplinks        = "pil_uplinks_v1"
 	PinNimNode        = "nim_node_v1"

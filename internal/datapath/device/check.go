@@ -23,6 +23,7 @@ func (d *Devices) Check(_ context.Context, r endpoint.Record) error {
 	defer in.Close()
 	for _, check := range []func() error{
 		func() error { return d.Driver(r).Check(r) },
+		func() error { return d.checkMAC(r) },
 		func() error { return d.checkContainer(r, in) },
 		func() error { return d.CheckNodeRoutes(r) },
 	} {

@@ -16,10 +16,13 @@ import (
 
 // Attach attaches the program to the endpoint's device and adds the node's routes to the endpoint.
 func (d *Devices) Attach(r endpoint.Record) error {
+	d.SetEndpointOf(r)
+	if err := d.PutMAC(r); err != nil {
+		return err
+	}
 	if err := d.Driver(r).AttachProgram(r); err != nil {
 		return err
 	}
-	d.SetEndpointOf(r)
 	return d.AddNodeRoutes(r)
 }
 
@@ -58,7 +61,10 @@ func (d *Devices) RemoveDevice(_ context.Context, r endpoint.Record) error {
 	if err := d.Driver(r).Remove(r, hook.RoutesTo(r)...); err != nil {
 		return err
 	}
-	d.EndpointByDevice.CompareAndDelete(uint32(r.Device.HostIfindex), r.ID)
+	// After a reboot another endpoint may have this index.
+	if d.EndpointByDevice.CompareAndDelete(uint32(r.Device.HostIfindex), r.ID) {
+		return d.deleteMAC(r)
+	}
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -42,10 +43,9 @@ func (d PairDevice) create(r endpoint.Record, in *ContainerNS, mtu int) (_ endpo
 	name := host.DeviceName(r.ID)
 	node, container := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
 	node.Name, node.MTU, node.HardwareAddr = name, mtu, host.GatewayMAC
-	container.Name, container.MTU, container.HardwareAddr, container.Namespace = r.Interface, mtu, host.ContainerMAC,
-		netlink.NsFd(
-			in.Netns.FD(),
-		)
+	mac := address.MAC(d.Cluster, d.Plan.NodeNumber(d.NodePrefix), uint16(r.ID))
+	container.Name, container.MTU, container.HardwareAddr = r.Interface, mtu, mac
+	container.Namespace = netlink.NsFd(in.Netns.FD())
 	pair := d.link(node, container)
 	add := func() error {
 		return d.WithDeviceLock(func() error { return netns.Retry(func() error { return d.Netlink.LinkAdd(pair) }) })
@@ -73,7 +73,7 @@ func (d PairDevice) create(r endpoint.Record, in *ContainerNS, mtu int) (_ endpo
 	}
 	r.Device = endpoint.Device{
 		Kind: pair.Type(), HostName: name, HostIfindex: pair.Attrs().Index,
-		HostMAC: host.GatewayMAC, ContainerMAC: host.ContainerMAC, MTU: mtu,
+		HostMAC: host.GatewayMAC, ContainerMAC: mac, MTU: mtu,
 	}
 	if err := d.WithDeviceLock(func() error { return d.setUpHostSide(r, pair) }); err != nil {
 		return endpoint.Device{}, fmt.Errorf("host side: %w", err)

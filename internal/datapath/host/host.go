@@ -32,6 +32,7 @@ type Host struct {
 	UplinkName string
 	DeviceKind string // of new containers: Veth, Macvlan or Netkit
 	BPFFS      string // folder of the pins
+	Cluster    string // UUID, which MACs are derived from
 	NodePrefix netip.Prefix
 	Plan       address.Plan
 	MTUReserve int    // bytes that a container's MTU stays below the uplink's

@@ -25,8 +25,9 @@ func DeviceID(l netlink.Link) (endpoint.ID, bool) {
 	return endpoint.ID(id), ours && err == nil && name == DeviceName(endpoint.ID(id))
 }
 
-// The pair is a point-to-point link, so the MACs need not differ between endpoints; constant ones tell a
-// container nothing. bpf/common/packet.h has the same two.
+// Constant MACs, which bpf/common/packet.h has too. The pair is a point-to-point link, so the node's end may have the
+// same MAC on all of them, which tells a container nothing. Containers of older builds have ContainerMAC; others have
+// one of their own (address.MAC).
 var (
 	GatewayMAC   = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x01}
 	ContainerMAC = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x02}

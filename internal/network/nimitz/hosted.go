@@ -28,10 +28,11 @@ type hosted struct {
 	installed map[any]pipeline.Entry // by match
 }
 
-// port is a container's port and its addresses.
+// port is a container's port, its app and its MAC.
 type port struct {
 	pipeline.Port
 	app address.AppID
+	mac pipeline.MAC
 }
 
 func newHosted() *hosted {
@@ -58,7 +59,9 @@ func (h *hosted) set(t tenant.Tenant) {
 
 func (h *hosted) add(r endpoint.Record) {
 	for _, a := range r.Attachments {
-		h.here[a.Address] = port{pipeline.Port(r.ID), cmp.Or(r.AppNow, r.App)}
+		h.here[a.Address] = port{
+			pipeline.Port(r.ID), cmp.Or(r.AppNow, r.App), pipeline.NewMAC(r.Device.ContainerMAC),
+		}
 	}
 }
 
@@ -138,7 +141,7 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 		}
 		if p, ok := h.here[m.To.Addr()]; ok && m.To.IsSingleIP() {
 			if !h.sealed {
-				m.Port = p.Port
+				m.Port, m.MAC = p.Port, p.mac
 			}
 			return m
 		}

@@ -91,7 +91,7 @@ func (w world) entries() []pipeline.Entry {
 		}
 	}
 	forward := func(vni pipeline.VNI, to netip.Prefix, port pipeline.Port) pipeline.Entry {
-		f := pipeline.Forward{VNI: vni, To: to, Port: port}
+		f := pipeline.Forward{VNI: vni, To: to, Port: port, MAC: MACs[port]}
 		if port == pipeline.VXLAN {
 			f.VTEP = pipeline.VTEP(There)
 		}
@@ -152,6 +152,9 @@ func Entries() []pipeline.Entry {
 
 // Ports are the containers of the cases.
 var Ports = []pipeline.Port{2, 3, 4}
+
+// MACs are the MACs of their containers. The one of port 2 has the same MAC as containers of older builds.
+var MACs = map[pipeline.Port]pipeline.MAC{3: {0x0a, 0, 0, 0, 0, 3}, 4: {0x0a, 0, 0, 0, 0, 4}}
 
 // Cases returns all cases. Their payloads do not identify them, so run them one after the other.
 func Cases() []Case {

@@ -63,5 +63,5 @@ func (c Case) Want() Result {
 		}
 		out.HopLimit--
 	}
-	return Result{Verdict: v, Frame: out.Frame(pipeline.InsideMAC, pipeline.OutsideMAC)}
+	return Result{Verdict: v, Frame: out.Frame(MACs[v.To].Addr(), pipeline.OutsideMAC)}
 }

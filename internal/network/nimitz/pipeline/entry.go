@@ -116,6 +116,8 @@ type Forward struct {
 	// where the port is VXLAN: the node leads out of the region, or to hosts that are not containers. This node then
 	// applies the policies of such packets, because the other node does not
 	Outside bool
+
+	MAC MAC // of the container, where the port is one
 }
 
 func (Peer) Stage() Stage       { return Decap }

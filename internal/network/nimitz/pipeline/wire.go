@@ -1,6 +1,9 @@
 package pipeline
 
-import "net"
+import (
+	"bytes"
+	"net"
+)
 
 // Fields that both switches write alike, so that nodes of either kind understand each other.
 const (
@@ -34,8 +37,27 @@ const (
 type Device struct{ Name, Netns, Inside string }
 
 // MACs identify no packet: every packet that leaves the pipeline, also in a tunnel, has this destination and this
-// source.
+// source. A packet to a container has the container's MAC as its destination, if that differs.
 var (
 	InsideMAC  = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x02}
 	OutsideMAC = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x01}
 )
+
+// MAC is the MAC of a container; zeros stand for InsideMAC, which older builds gave to all of them.
+type MAC [6]byte
+
+// NewMAC returns a device's MAC.
+func NewMAC(a net.HardwareAddr) (m MAC) {
+	if !bytes.Equal(a, InsideMAC) {
+		copy(m[:], a)
+	}
+	return m
+}
+
+// Addr returns the destination of packets.
+func (m MAC) Addr() net.HardwareAddr {
+	if m == (MAC{}) {
+		return InsideMAC
+	}
+	return m[:]
+}
