@@ -77,6 +77,12 @@ func constants(region netip.Prefix, others ...netip.Prefix) []openflow.Flow {
 			},
 			dropreason.Untranslated,
 		),
+		{
+			Table: tableEncap, Priority: priorityFamily, Match: []openflow.Value{regMAC.Number(1)},
+			Actions: []openflow.Action{
+				set(openflow.EthSrc.MAC(pipeline.OutsideMAC)), openflow.ForgetPort, openflow.OutputTo{Field: regTo},
+			},
+		},
 		{Table: tableEncap, Priority: priorityLast, Actions: append(inside(), openflow.OutputTo{Field: regTo})},
 	}
 	// Open vSwitch treats the first bytes of every fragment as a transport header, and would write a checksum there.
@@ -156,8 +162,8 @@ func back(way ...openflow.Value) openflow.Flow {
 	return dropped(openflow.Flow{Table: tableEncap, Priority: priorityFirst, Match: way}, dropreason.NoRoute)
 }
 
-// inside rewrites the MACs to those that every container link has, and clears the ingress port, so that a packet may
-// return to it: only packets for containers get there.
+// inside rewrites the MACs to those that packets have without a MAC of the receiver, and clears the ingress port, so
+// that a packet may return to it: only packets for containers get there.
 func inside() []openflow.Action {
 	return []openflow.Action{
 		set(openflow.EthDst.MAC(pipeline.InsideMAC)),

@@ -36,6 +36,7 @@ var (
 	regSource   = openflow.Register(6) // 1: the source was translated
 	regAbroad   = openflow.Register(7) // 1: to another region
 	regOutside  = openflow.Register(8) // 1: to a destination that is no container of the region; not used yet
+	regMAC      = openflow.Register(9) // 1: the destination MAC is written
 )
 
 // Priorities. The longer prefix wins; of two prefixes of the same length, the one with the packet's own VNI wins.
@@ -232,6 +233,9 @@ func renderForward(f *openflow.Flow, region netip.Prefix, e pipeline.Forward) er
 		return err
 	}
 	f.Actions = []openflow.Action{set(regTo.Number(uint64(port)))}
+	if e.MAC != (pipeline.MAC{}) {
+		f.Actions = append(f.Actions, set(openflow.EthDst.MAC(e.MAC.Addr())), set(regMAC.Number(1)))
+	}
 	if e.Port == pipeline.VXLAN {
 		if !pipeline.IsVTEP(e.VTEP) {
 			return fmt.Errorf("%v: not the address of a node's VTEP", e)
@@ -313,7 +317,7 @@ func parse(f openflow.Flow) (pipeline.Entry, error) {
 				VNI: pipeline.VNI(
 					get[regVNI].Uint(),
 				), To: to, Port: portOf(written(f, regTo).Uint()), VTEP: written(f, openflow.TunnelDst6).AsAddress(),
-				Outside: written(f, regOutside).Uint() == 1,
+				Outside: written(f, regOutside).Uint() == 1, MAC: pipeline.NewMAC(written(f, openflow.EthDst).Bytes),
 			}, nil
 		}
 	}

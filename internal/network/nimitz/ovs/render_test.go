@@ -30,6 +30,7 @@ func entries() []pipeline.Entry {
 		},
 		pipeline.Forward{VNI: pipeline.Any, To: p("::/0")},
 		pipeline.Forward{VNI: 9, To: p("fd10::/127"), Port: lastContainer},
+		pipeline.Forward{VNI: 8, To: p("fd10::/127"), Port: 1, MAC: pipeline.MAC{0x0a, 1, 2, 3, 4, 5}},
 		pipeline.Foreign{Edge: p("fd01:2:3:4::/64"), Theirs: pipeline.MaxVNI, Source: p("0.0.0.0/0"), VNI: 9},
 		pipeline.Foreign{Edge: p("fd01:2:3:4::/64"), Theirs: 1, Source: p("fd10::/127"), VNI: pipeline.MaxVNI},
 	)
