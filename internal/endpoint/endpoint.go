@@ -110,14 +110,16 @@ type Attachment struct {
 	// the subnet of this node that the address was allocated from, if any
 	Subnet   netip.Prefix `json:"subnet,omitzero"`
 	Overhead int          `json:"overhead,omitempty"` // bytes of the outer headers
+	// the /64 that replaces the first half of the address on the fabric, in a network that does so
+	Locator netip.Prefix `json:"locator,omitzero"`
 }
 
-// Device connects the container to the node.
+// Device connects the container to the node. All attachments use it, so its MAC is that of all their addresses.
 type Device struct {
 	Kind         string           // "veth", "macvlan"
 	HostName     string           // name on the node; empty if the node has no device
 	HostIfindex  int              // or the number that identifies the device in the packet path
 	HostMAC      net.HardwareAddr // the gateway's MAC
-	ContainerMAC net.HardwareAddr
+	ContainerMAC net.HardwareAddr // stays the same as long as the endpoint lives
 	MTU          int
 }

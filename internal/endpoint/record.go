@@ -19,13 +19,16 @@ const (
 	firstVersion  = 1
 	withNetworks  = 2 // attachments without a plaintext address, with IPv4, a subnet or an overhead
 	withLeft      = 3 // addresses in Left
-	recordVersion = 4 // a current app (AppNow) that differs from the one in the addresses
+	withAppNow    = 4 // a current app (AppNow) that differs from the one in the addresses
+	recordVersion = 5 // attachments with a locator
 )
 
 func (r Record) version() int {
 	switch {
-	case r.AppNow != 0:
+	case slices.ContainsFunc(r.Attachments, func(a Attachment) bool { return a.Locator.IsValid() }):
 		return recordVersion
+	case r.AppNow != 0:
+		return withAppNow
 	case len(r.Left) > 0:
 		return withLeft
 	}
@@ -91,6 +94,8 @@ func (a Attachment) validate() error {
 		return fmt.Errorf("attachment %+v is incomplete", a)
 	case a.Subnet.IsValid() && (a.Subnet != a.Subnet.Masked() || !a.Subnet.Contains(a.Address)):
 		return fmt.Errorf("attachment %v is not of the subnet %v", a.Address, a.Subnet)
+	case a.Locator != netip.Prefix{} && !isLocator(a.Locator):
+		return fmt.Errorf("attachment %v has the locator %v, which is not an IPv6 /64", a.Address, a.Locator)
 	case a.Overhead < 0 || a.Overhead > maxOverhead:
 		return fmt.Errorf("attachment %v has an overhead of %d bytes", a.Address, a.Overhead)
 	}
@@ -104,6 +109,10 @@ func (a Attachment) validate() error {
 
 // isPlain reports whether an address is valid, not IPv4-mapped, and has no zone.
 func isPlain(a netip.Addr) bool { return a.IsValid() && !a.Is4In6() && a.Zone() == "" }
+
+func isLocator(p netip.Prefix) bool {
+	return p.Bits() == address.NodeBits && p.Addr().Is6() && p == p.Masked()
+}
 
 // firstKind is the kind of a device without a kind in its file.
 const firstKind = "veth"

@@ -96,6 +96,39 @@ func TestRecords(t *testing.T) {
 	}
 }
 
+// TestRecordVersions: a record has the version of what it uses. The file of a record without a locator is the one that
+// older builds write and read, byte for byte.
+func TestRecordVersions(t *testing.T) {
+	dir, c := t.TempDir(), newClock()
+	s := open(t, dir, c)
+	plain, changed, located := record(1, 1), record(2, 2), record(3, 3)
+	changed.AppNow = 9
+	located.Attachments[0].Locator = netip.MustParsePrefix("fd70:696c:6200:1::/64")
+	for id, want := range map[ID]struct {
+		Record
+		version int
+	}{1: {plain, 1}, 2: {changed, 4}, 3: {located, 5}} {
+		if err := s.Put(want.Record); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(s.RecordPath(id))
+		if err != nil || !strings.Contains(string(b), fmt.Sprintf(`"version": %d`, want.version)) {
+			t.Errorf("endpoint %d: %s, %v; want version %d", id, b, err, want.version)
+		}
+		if got, err := DecodeRecord(b); err != nil || !reflect.DeepEqual(got, want.Record) {
+			t.Errorf("endpoint %d was read as %+v, %v; want %+v", id, got, err, want.Record)
+		}
+	}
+	b, err := os.ReadFile(s.RecordPath(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := os.ReadFile(filepath.Join("testdata", "version1.json"))
+	if err != nil || string(b) != string(old) {
+		t.Errorf("written\n%s, by older builds\n%s, %v", b, old, err)
+	}
+}
+
 func TestPutRefusesInvalidRecords(t *testing.T) {
 	s := open(t, t.TempDir(), newClock())
 	valid := record(1, 1).Attachments[0]
@@ -110,6 +143,9 @@ func TestPutRefusesInvalidRecords(t *testing.T) {
 		"plaintext of IPv4":      func(a *Attachment) { a.Plaintext = netip.MustParseAddr("10.0.0.1") },
 		"not of its subnet":      func(a *Attachment) { a.Subnet = netip.MustParsePrefix("2001:db8::/64") },
 		"subnet not masked":      func(a *Attachment) { a.Subnet = netip.PrefixFrom(a.Address, 64) },
+		"locator of 63 bits":     func(a *Attachment) { a.Locator = netip.MustParsePrefix("fd00::/63") },
+		"locator of IPv4":        func(a *Attachment) { a.Locator = netip.MustParsePrefix("10.0.0.0/8") },
+		"locator not masked":     func(a *Attachment) { a.Locator = netip.MustParsePrefix("fd00::1/64") },
 		"negative overhead":      func(a *Attachment) { a.Overhead = -1 },
 		"more overhead than MTU": func(a *Attachment) { a.Overhead = 1500 },
 	} {
