@@ -2,14 +2,24 @@ package network
 
 import (
 	"context"
+	"net"
 	"net/netip"
+
+	"pilaster.io/pilaster/internal/address"
 )
 
-// Mapping maps a subnet or an address of a tenant to the node it is on.
+// Mapping says where packets to a subnet or an address of a tenant go. Where it has more than the node, each network
+// uses the fields that it needs.
 type Mapping struct {
-	Tenant string
-	To     netip.Prefix
-	Node   netip.Prefix // its /64
+	Tenant   string
+	To       netip.Prefix
+	Node     netip.Prefix     // the /64 of the node it is on; zero: no node of the cluster
+	NextHops []netip.Addr     // tunnel addresses, of which any leads there; empty: the node's own
+	Locator  netip.Prefix     // the /64 that replaces the first half of the destination
+	MAC      net.HardwareAddr // of the container or router there; nil: unknown
+	App      address.AppID    // of the container; 0: unknown
+	Sequence uint64           // increases each time that the address moves
+	Origin   string           // who announced it; empty: this cluster
 }
 
 // MappingSink is a network whose nodes store where each subnet or address of a tenant is. The agent sends it updates of

@@ -1,13 +1,65 @@
 package control
 
 import (
+	"net"
+	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/agent/agenttest"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/tenant"
 )
+
+// TestMappingFromProto: a mapping keeps its fields, and one of an older orchestrator has only tenant, prefix and node.
+func TestMappingFromProto(t *testing.T) {
+	to, node := netip.MustParsePrefix("10.0.0.5/32"), netip.MustParsePrefix("fd70:696c:6100:1::/64")
+	old := &pilasterv1.Mapping{Tenant: "green", To: to.String(), Node: node.String(), Name: "n1", Key: "c1/eth0"}
+	full := proto.CloneOf(old)
+	full.NextHops, full.Locator = []string{"192.0.2.1", "2001:db8::1"}, "fd70:696c:6200:1::/64"
+	full.Mac, full.App, full.Sequence, full.Origin = "0a:01:02:03:04:05", 9, 1<<40, "192.0.2.254"
+	outside := proto.CloneOf(full)
+	outside.Node = ""
+	is := network.Mapping{
+		Tenant: "green", To: to, Node: node,
+		NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")},
+		Locator:  netip.MustParsePrefix("fd70:696c:6200:1::/64"), MAC: net.HardwareAddr{0x0a, 1, 2, 3, 4, 5},
+		App: 9, Sequence: 1 << 40, Origin: "192.0.2.254",
+	}
+	onNoNode := is
+	onNoNode.Node = netip.Prefix{}
+	for name, c := range map[string]struct {
+		m    *pilasterv1.Mapping
+		want network.Mapping
+	}{
+		"of an older orchestrator": {old, network.Mapping{Tenant: "green", To: to, Node: node}},
+		"with all fields":          {full, is},
+		"on no node":               {outside, onNoNode},
+	} {
+		if got, err := MappingFromProto(c.m); err != nil || !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %+v, %v; want %+v", name, got, err, c.want)
+		}
+	}
+	for name, change := range map[string]func(*pilasterv1.Mapping){
+		"neither node nor next hop": func(m *pilasterv1.Mapping) { m.Node, m.NextHops = "", nil },
+		"node of 48 bits":           func(m *pilasterv1.Mapping) { m.Node = "fd70:696c:6100::/48" },
+		"next hop with a zone":      func(m *pilasterv1.Mapping) { m.NextHops[0] = "fe80::1%eth0" },
+		"locator of 48 bits":        func(m *pilasterv1.Mapping) { m.Locator = "fd70:696c:6200::/48" },
+		"MAC of 8 bytes":            func(m *pilasterv1.Mapping) { m.Mac = "0a:01:02:03:04:05:06:07" },
+		"reserved app":              func(m *pilasterv1.Mapping) { m.App = 0xff00 },
+		"app of 17 bits":            func(m *pilasterv1.Mapping) { m.App = 1 << 16 },
+	} {
+		m := proto.CloneOf(full)
+		change(m)
+		if got, err := MappingFromProto(m); err == nil {
+			t.Errorf("%s: accepted as %+v", name, got)
+		}
+	}
+}
 
 // A tenant whose networks this build lacks, or which do not fit its addresses, is refused.
 func TestTenantsOfALaterBuild(t *testing.T) {

@@ -92,9 +92,8 @@ func checkNews(t *testing.T, said *pilasterv1.Delta) {
 		count += len(n.add) + len(n.remove)
 		for _, m := range n.add {
 			if m.Tenant != name || !m.To.IsValid() || m.To != m.To.Masked() || m.To.Addr().Is4In6() ||
-				m.Node.Bits() != 64 ||
-				m.Node != m.Node.Masked() ||
-				!m.Node.Addr().Is6() {
+				(m.Node.IsValid() || len(m.NextHops) == 0) && (m.Node.Bits() != 64 || m.Node != m.Node.Masked() ||
+					!m.Node.Addr().Is6()) || m.App >= 0xff00 || m.MAC != nil && len(m.MAC) != 6 {
 				t.Fatalf("taken for tenant %q: %+v", name, m)
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -159,15 +160,48 @@ func mappingUpdates(event *pilasterv1.FollowResponse) (map[string]mappingUpdate,
 	return by, nil
 }
 
-// MappingFromProto decodes the mapping of a subnet or an address to its node.
+// MappingFromProto decodes a mapping.
 func MappingFromProto(m *pilasterv1.Mapping) (network.Mapping, error) {
 	to, err := netip.ParsePrefix(m.To)
 	if err != nil || to != to.Masked() || to.Addr().Is4In6() {
 		return network.Mapping{}, fmt.Errorf("tenant %s has a mapping of %q, which is not a prefix", m.Tenant, m.To)
 	}
-	node, err := netip.ParsePrefix(m.Node)
-	if err != nil || node != node.Masked() || node.Bits() != address.NodeBits || !node.Addr().Is6() {
-		return network.Mapping{}, fmt.Errorf("tenant %s has %v on %q, which is not a node prefix", m.Tenant, to, m.Node)
+	is := network.Mapping{
+		Tenant: m.Tenant, To: to, App: address.AppID(m.App), Sequence: m.Sequence, Origin: m.Origin,
 	}
-	return network.Mapping{Tenant: m.Tenant, To: to, Node: node}, nil
+	for _, s := range m.NextHops {
+		hop, err := address.ParseAny(s)
+		if err != nil {
+			return network.Mapping{}, fmt.Errorf("tenant %s has %v behind %q: %w", m.Tenant, to, s, err)
+		}
+		is.NextHops = append(is.NextHops, hop)
+	}
+	if m.Node != "" || len(is.NextHops) == 0 {
+		if is.Node, err = parseNodePrefix(m.Node); err != nil {
+			return network.Mapping{}, fmt.Errorf("tenant %s has %v on %w", m.Tenant, to, err)
+		}
+	}
+	if m.Locator != "" {
+		if is.Locator, err = parseNodePrefix(m.Locator); err != nil {
+			return network.Mapping{}, fmt.Errorf("tenant %s has %v with the locator %w", m.Tenant, to, err)
+		}
+	}
+	if m.App >= uint32(address.FirstReservedApp) {
+		return network.Mapping{}, fmt.Errorf("tenant %s has %v with app %#x, which is reserved", m.Tenant, to, m.App)
+	}
+	if m.Mac != "" {
+		if is.MAC, err = net.ParseMAC(m.Mac); err != nil || len(is.MAC) != 6 {
+			return network.Mapping{}, fmt.Errorf("tenant %s has %v with MAC %q, which is invalid", m.Tenant, to, m.Mac)
+		}
+	}
+	return is, nil
+}
+
+// parseNodePrefix reads an IPv6 /64.
+func parseNodePrefix(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil || p != p.Masked() || p.Bits() != address.NodeBits || !p.Addr().Is6() {
+		return netip.Prefix{}, fmt.Errorf("%q, which is not a node prefix", s)
+	}
+	return p, nil
 }

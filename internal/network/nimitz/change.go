@@ -207,10 +207,11 @@ func (n *Network) place(h *hosted, all []network.Mapping) {
 	}
 }
 
-// check refuses mappings of prefixes that are not the tenant's, and to what is not a node.
+// check refuses mappings of prefixes that are not the tenant's, and to what is not a node. Tunnels end at the addresses
+// of nodes, so it refuses other next hops.
 func (n *Network) check(h *hosted, all []network.Mapping) error {
 	for _, m := range all {
-		if !h.has(m.To) || !n.config.Plan.ContainsNode(m.Node) {
+		if !h.has(m.To) || !n.config.Plan.ContainsNode(m.Node) || len(m.NextHops) > 0 {
 			return fmt.Errorf(
 				"tenant %s: a mapping of %v to node %v cannot be used; nothing was changed",
 				m.Tenant,

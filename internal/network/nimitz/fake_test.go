@@ -361,7 +361,9 @@ func (c *cluster) take(name string, n *node, key string) {
 		gone = append(gone, network.Mapping{Tenant: name, To: p, Node: n.prefix})
 	}
 	delete(c.given, of)
-	c.where[name] = slices.DeleteFunc(c.where[name], func(m network.Mapping) bool { return slices.Contains(gone, m) })
+	c.where[name] = slices.DeleteFunc(c.where[name], func(m network.Mapping) bool {
+		return slices.ContainsFunc(gone, func(g network.Mapping) bool { return g.To == m.To && g.Node == m.Node })
+	})
 	if err := c.tell(name, nil, gone); err != nil {
 		c.t.Error(err)
 	}

@@ -284,12 +284,15 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 	blue, n := c.tenants[0], c.nodes[0]
 	n.add(blue, 1)
 	before := len(n.sw.has)
+	hops := []netip.Addr{netip.MustParseAddr("2001:db8::1")}
 	for _, m := range []network.Mapping{
 		{Tenant: blue.Name, To: netip.MustParsePrefix("10.1.0.0/24"), Node: plan.Node(2)},
 		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.0.0/16"), Node: plan.Node(2)}, // the complete CIDR
 		{Tenant: blue.Name, To: netip.PrefixFrom(netip.MustParseAddr("10.0.3.1"), 24), Node: plan.Node(2)},
 		{Tenant: blue.Name, To: netip.MustParsePrefix("fd00:1::/80"), Node: plan.Node(2)},
 		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.3.0/24"), Node: netip.MustParsePrefix("2001:db8::/64")},
+		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.3.0/24"), NextHops: hops},
+		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.3.0/24"), Node: plan.Node(2), NextHops: hops},
 	} {
 		if n.Replace(t.Context(), blue.Name, []network.Mapping{m}) == nil ||
 			n.Apply(t.Context(), blue.Name, []network.Mapping{m}, nil) == nil {

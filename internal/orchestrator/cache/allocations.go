@@ -206,5 +206,8 @@ func Visible(m *pilasterv1.Mapping, to string) *pilasterv1.Mapping {
 	if m.Name == to || m.Key == "" {
 		return m
 	}
-	return &pilasterv1.Mapping{Tenant: m.Tenant, To: m.To, Node: m.Node, Name: m.Name}
+	return &pilasterv1.Mapping{
+		Tenant: m.Tenant, To: m.To, Node: m.Node, Name: m.Name, NextHops: m.NextHops, Locator: m.Locator, Mac: m.Mac,
+		App: m.App, Sequence: m.Sequence, Origin: m.Origin,
+	}
 }
