@@ -18,9 +18,9 @@ const (
 )
 
 // MAC returns the MAC of an endpoint of a node, which is unique in the cluster. A container must not learn its node, so
-// the bits are permuted under the cluster's UUID, which containers do not know. The permutation is a Feistel network: it
-// maps no two endpoints to one MAC. 24 bits hold every node number of a base prefix of /40 or longer; of a larger
-// number, which no other node has, they hold a hash, so MACs are then unique with high probability only.
+// the bits are permuted under the cluster's UUID, which containers do not know. The permutation is a Feistel network:
+// it maps no two endpoints to one MAC. 24 bits hold every node number of a base prefix of /40 or longer. Of a larger
+// number they hold a hash, so MACs are then unique with high probability only.
 //
 // An endpoint that moves to another node keeps its MAC. Its first node must not use the endpoint id again until the
 // endpoint is gone.

@@ -109,7 +109,7 @@ func (c *testContainer) macInside(t *testing.T) net.HardwareAddr {
 	return eth0.Attrs().HardwareAddr
 }
 
-// TestMACsOfOlderBuilds: a container with the MAC of older builds reaches one with its own, and their node reaches both.
+// TestMACsOfOlderBuilds: a container with the MAC of older builds reaches one with its own. Their node reaches both.
 func TestMACsOfOlderBuilds(t *testing.T) {
 	w := newWireOf(t, paired)
 	n, far := w.nodes[0], w.nodes[1].add(t, blue, 1)

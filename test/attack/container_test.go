@@ -79,7 +79,8 @@ func (b *bed) testEveryReason(t *testing.T) {
 	}
 }
 
-// gateway and container are the MACs at the two ends of every container's link.
+// gateway is the MAC of the node's end of every container's link. Frames of attacks come from container, which older
+// builds gave to all containers; the programs ignore it.
 var (
 	gateway   = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x01}
 	container = net.HardwareAddr{0x02, 0x70, 0x69, 0x6c, 0x00, 0x02}

@@ -318,6 +318,19 @@ func crypto() []mutation {
 func device() []mutation {
 	return []mutation{
 		{
+			name: "MAC of its own",
+			old:  "own ? own->mac : container_mac",
+			new:  "own ? container_mac : container_mac",
+			test: "TestContainerMAC",
+			cases: []string{
+				"an error, with MACs, a hit", "an error, with MACs, a miss",
+				"from the fabric, with MACs, a hit", "from the fabric, with MACs, a miss",
+				"from the node, with MACs, a hit", "from the node, with MACs, a miss",
+				"on the same node, one of an older build, a hit", "on the same node, one of an older build, a miss",
+				"on the same node, with MACs, a hit", "on the same node, with MACs, a miss",
+			},
+		},
+		{
 			name:  "direction of forwarded packets of a container",
 			old:   "return !(device & ON_UPLINK) && skb->ingress_ifindex;",
 			new:   "return skb->ingress_ifindex;",

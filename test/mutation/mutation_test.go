@@ -65,6 +65,7 @@ func table(t *testing.T) map[string][]mutation {
 	add(forward(), "net/netpila/forward.h", "common/rewrite.h")
 	add(tables(), "net/netpila/tables.h")
 	add(nimitz(), "net/nimitz/stages.h")
+	add(nimitzTables(), "net/nimitz/tables.h")
 	add(nimitzICMP(), "net/nimitz/icmp.h", "common/icmp_error.h")
 	add(nimitzGateway(), "net/nimitz/gateway.h")
 	add(nimitzNAT(), "net/nimitz/nat.h", "common/packet4.h")

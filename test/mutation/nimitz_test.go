@@ -8,6 +8,21 @@ func both(names ...string) (all []string) {
 	return all
 }
 
+func nimitzTables() []mutation {
+	return []mutation{
+		{
+			name: "MAC of a container",
+			old:  "r->port < FIRST_DEVICE && r->vtep.hi ? (const __u8 *)&r->vtep : container_mac",
+			new:  "container_mac",
+			test: "TestNimitzPackets",
+			cases: both("b, the other tenant's arrives, TCP", "b, the other tenant's arrives, UDP",
+				"b, the other tenant's arrives, UDP without a checksum", "b, the other tenant's arrives, ICMP",
+				"b, the other tenant's arrives, another protocol", "b, the other tenant's arrives, a first fragment",
+				"b, the other tenant's arrives, a later fragment"),
+		},
+	}
+}
+
 func nimitz() []mutation {
 	const packets, drops, tunnels = "TestNimitzPackets", "TestNimitzDrops", "TestNimitzTunnels"
 	return []mutation{

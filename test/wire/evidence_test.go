@@ -131,12 +131,12 @@ func (b *bed) judgeFrames(t *testing.T, name string, frames []packet.Captured) {
 // gateway is the source MAC of all frames to containers. The MAC of a real device would identify the node.
 const gateway = "02:70:69:6c:00:01"
 
-// mac returns a container's own MAC. It is the same for all containers. Only the MAC of a macvlan differs; it is
-// derived from a number that does not identify the node.
+// mac returns a container's own MAC, which does not identify the node: it is scrambled, or derived from a number.
 func (b *bed) mac(t *testing.T, container string) (mac string) {
 	t.Helper()
-	if labtest.Device() != endpoint.Macvlan {
-		return "02:70:69:6c:00:02"
+	prefix := "0a:"
+	if labtest.Device() == endpoint.Macvlan {
+		prefix = "06:70:"
 	}
 	var device *net.Interface
 	err := b.hosts[container].ns.Do(func() (err error) {
@@ -146,7 +146,7 @@ func (b *bed) mac(t *testing.T, container string) (mac string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if mac = device.HardwareAddr.String(); !strings.HasPrefix(mac, "06:70:") {
+	if mac = device.HardwareAddr.String(); !strings.HasPrefix(mac, prefix) {
 		t.Errorf("%s has the MAC %s", container, mac)
 	}
 	return mac

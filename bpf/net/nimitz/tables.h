@@ -140,8 +140,8 @@ struct route {
 };
 _Static_assert(sizeof(struct route) == 32, "no implicit padding");
 
-/* mac_to returns the MAC that a packet gets. If the port is a container's, the first bytes of vtep are its MAC, or zeros
- * if it has container_mac. */
+/* mac_to returns the MAC that a packet gets. If the port is a container's, vtep begins with its MAC, or with zeros if
+ * that is container_mac. */
 static __always_inline const __u8 *mac_to(const struct route *r)
 {
 	return r->port < FIRST_DEVICE && r->vtep.hi ? (const __u8 *)&r->vtep : container_mac;
