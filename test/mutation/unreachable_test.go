@@ -82,7 +82,7 @@ func unreachable() map[string]map[string]string {
 		return drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);`: verifier,
 		},
 		"net/nimitz/gateway.h": {
-			`if (set_both_macs(skb, container_mac))
+			`if (set_both_macs(skb, mac_word(container_mac)))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: within,
 		},
 		"net/nimitz/nat.h": {

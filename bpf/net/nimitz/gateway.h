@@ -14,11 +14,11 @@ static __always_inline bool is_gateway_addr(const struct addr *a)
 	return a->hi == own_node && !tenant_id(a) && app_id(a) == GATEWAY_APP;
 }
 
-static __always_inline int set_both_macs(struct __sk_buff *skb, const __u8 *to)
+static __always_inline int set_both_macs(struct __sk_buff *skb, __u64 to)
 {
 	__u8 macs[2 * ETH_ALEN];
 
-	__builtin_memcpy(macs, to, ETH_ALEN);
+	__builtin_memcpy(macs, &to, sizeof(to)); /* the source overwrites the two zeros */
 	__builtin_memcpy(macs + ETH_ALEN, gateway_mac, ETH_ALEN);
 	return bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
 }
@@ -33,7 +33,7 @@ static __always_inline int to_gateway(struct __sk_buff *skb)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
 	if (skb->vlan_present)
 		bpf_skb_vlan_pop(skb);
-	if (set_both_macs(skb, container_mac))
+	if (set_both_macs(skb, mac_word(container_mac)))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
 	skb->mark = 0;
 	skb->tstamp = 0;

@@ -140,11 +140,20 @@ struct route {
 };
 _Static_assert(sizeof(struct route) == 32, "no implicit padding");
 
+/* mac_word returns a MAC, and two zeros behind it, as one word. */
+static __always_inline __u64 mac_word(const __u8 *mac)
+{
+	__u64 word = 0;
+
+	__builtin_memcpy(&word, mac, ETH_ALEN);
+	return word;
+}
+
 /* mac_to returns the MAC that a packet gets. If the port is a container's, vtep begins with its MAC, or with zeros if
  * that is container_mac. */
-static __always_inline const __u8 *mac_to(const struct route *r)
+static __always_inline __u64 mac_to(const struct route *r)
 {
-	return r->port < FIRST_DEVICE && r->vtep.hi ? (const __u8 *)&r->vtep : container_mac;
+	return r->port < FIRST_DEVICE && r->vtep.hi ? r->vtep.hi : mac_word(container_mac);
 }
 
 struct {
