@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -276,6 +277,33 @@ func TestFailuresAreMadeGood(t *testing.T) {
 	if _, out := c.send(n, r, r.Attachments[0].Address, netip.MustParseAddr("10.0.77.7")); out.Drop == 0 ||
 		n.sw.forwards(pipeline.VXLAN) != 1 {
 		t.Errorf("%+v; holds %v", out, n.sw.table())
+	}
+}
+
+// TestForwardingHasMAC: the entry of a container has its MAC, except for the one that older builds gave to all. A start
+// completes the entry of an older build.
+func TestForwardingHasMAC(t *testing.T) {
+	c := newCluster(t, 1, tenantOf(7, overlay("10.0.0.0/16", 24)))
+	n := c.nodes[0]
+	r := n.add(c.tenants[0], 1)
+	entry := pipeline.Forward{VNI: 7, To: host(r.Attachments[0].Address), Port: pipeline.Port(r.ID)}
+	has := func(when string, mac pipeline.MAC) {
+		t.Helper()
+		want := entry
+		want.MAC = mac
+		if got := n.sw.has[entry.Match()]; got != want {
+			t.Errorf("%s: %+v, want %+v", when, got, want)
+		}
+	}
+	has("without a MAC", pipeline.MAC{})
+	for _, mac := range []net.HardwareAddr{pipeline.InsideMAC, {0x0a, 1, 2, 3, 4, 5}} {
+		r.Device.ContainerMAC = mac
+		n.record[r.ID] = r
+		n.start(memory{})
+		has(mac.String(), pipeline.NewMAC(mac))
+	}
+	if got := pipeline.NewMAC(pipeline.InsideMAC); got != (pipeline.MAC{}) {
+		t.Errorf("the MAC of older builds is %v", got)
 	}
 }
 
