@@ -62,8 +62,8 @@ static __always_inline bool on_way_in(struct __sk_buff *skb, __u32 device)
 	return !(device & ON_UPLINK) && skb->ingress_ifindex;
 }
 
-/* MACs of the containers behind pairs of devices, by the device on the node. A device without an entry is of an older
- * build, and its container has container_mac. */
+/* MACs of the containers behind pairs of devices, by the device on the node. The container of a device without an entry
+ * has container_mac, which older builds gave to all of them. */
 struct dev_mac {
 	__u8 mac[ETH_ALEN];
 	__u8 zero[2];
