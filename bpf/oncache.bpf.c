@@ -109,15 +109,6 @@ static __always_inline bool same_address(const struct in6_addr *a, volatile cons
 	return true;
 }
 
-/* readable makes up to need bytes of a packet readable in place, or all of it if it is shorter. */
-static __always_inline void readable(struct __sk_buff *skb, __u32 need)
-{
-	__u32 there = CTX_POINTER(skb, data_end) - CTX_POINTER(skb, data);
-
-	if (there < need && there < skb->len)
-		bpf_skb_pull_data(skb, skb->len < need ? skb->len : need);
-}
-
 /* The programs read at most this much from the inner IPv6 header on. */
 #define INNER_MOST (sizeof(struct ipv6hdr) + TCP_FLAGS + 1)
 

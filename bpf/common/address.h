@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* NETPILA addresses (§6.1): node prefix 64 bits | tenant id 24 | app 16 | index 24. This header compares addresses and
- * reads their fields; every other header uses it. */
+/* NETPILA addresses (§6.1): node prefix 64 bits | tenant id 24 | app 16 | index 24. This header reads their
+ * fields; every other header uses it. */
 #pragma once
+#include "common/addr.h"
 #include "common/context.h"
 #include <bpf/bpf_endian.h>
-
-/* Both halves stay in network byte order, so that comparing and copying cost nothing. */
-struct addr {
-	__u64 hi, lo;
-};
-_Static_assert(sizeof(struct addr) == 16, "an address is 16 bytes");
 
 #define FIRST_RESERVED_APP 0xff00
 
@@ -17,11 +12,6 @@ _Static_assert(sizeof(struct addr) == 16, "an address is 16 bytes");
 CONSTANT __u64 base_prefix = 0, base_mask = 0;
 CONSTANT __u64 private_prefix = 0, private_mask = 0;
 CONSTANT __u64 own_node = 0; /* the /64 that the fabric routes to this node */
-
-static __always_inline bool same_addr(const struct addr *a, const struct addr *b)
-{
-	return a->lo == b->lo && a->hi == b->hi;
-}
 
 static __always_inline bool in_base(const struct addr *a)
 {

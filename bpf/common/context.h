@@ -19,6 +19,15 @@ void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
 		p;                                                                                                     \
 	})
 
+/* readable makes up to need bytes of a packet readable in place, or all of it if it is shorter. */
+static __always_inline void readable(struct __sk_buff *skb, __u32 need)
+{
+	__u32 there = CTX_POINTER(skb, data_end) - CTX_POINTER(skb, data);
+
+	if (there < need && there < skb->len)
+		bpf_skb_pull_data(skb, skb->len < need ? skb->len : need);
+}
+
 /* Constants that user space sets at load. One section puts them on one cache line. They are initialised, because the
  * compiler would otherwise reorder them. */
 #define CONSTANT volatile const __attribute__((section(".rodata.node")))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Internet checksums (RFC 1071) and their incremental update (RFC 1624). */
 #pragma once
-#include "common/address.h"
+#include "common/addr.h"
 #include "common/proto.h"
 #include <bpf/bpf_helpers.h>
 

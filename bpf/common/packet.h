@@ -47,14 +47,6 @@ struct eth_ip4 {
 } __attribute__((packed, aligned(2)));
 _Static_assert(sizeof(struct eth_ip4) == ETH_HLEN + 20, "Ethernet and IPv4 headers");
 
-/* ip4_mapped returns an IPv4 address as an IPv4-mapped IPv6 address (RFC 4291 §2.5.5.2). */
-static __always_inline struct addr ip4_mapped(__be32 ip4)
-{
-	struct addr a = {.lo = (__u64)ip4 << 32 | bpf_htonl(0xffff)};
-
-	return a;
-}
-
 /* Addresses in a frame are not aligned to 8 bytes. The kernel supports unaligned loads and so may programs. Loads of
  * two bytes, as the compiler would emit them, were half of the instructions of the fast path. */
 static __always_inline struct addr *src_of(struct eth_ip6 *h)

@@ -3,11 +3,6 @@
 #pragma once
 #include "common/packet.h"
 
-static __always_inline __be32 ip4_unmapped(const struct addr *a)
-{
-	return a->lo >> 32;
-}
-
 static __always_inline struct eth_ip4 *eth_ip4_of(struct __sk_buff *skb)
 {
 	void *data = CTX_POINTER(skb, data), *end = CTX_POINTER(skb, data_end);
