@@ -38,7 +38,7 @@ var layers = []struct {
 	}},
 	{"networks", []string{"internal/network"}},
 	{"the interface between agent and data path", []string{"internal/dpapi"}},
-	{"data path", []string{"internal/datapath", "internal/oncache", "internal/network/nimitz/ovs"}},
+	{"data path", []string{"internal/datapath", "internal/oncache", "internal/tunnel", "internal/network/nimitz/ovs"}},
 	{"daemons", []string{"internal/agent", "internal/orchestrator"}},
 	{"labs, benchmarks and simulation", []string{
 		"internal/bench", "internal/demo", "internal/lab", "internal/nic", "internal/paper", "internal/preflight",
