@@ -237,9 +237,9 @@ static __always_inline int read_vxlan(const struct udp_vxlan *u, __u8 accept, st
 
 	t->vni = vni >> 8;
 	t->next = NEXT_ETHERNET;
-	if (vni & VXLAN_RESERVED_VNI || !(flags & VXLAN_HAS_VNI))
+	if (vni & VXLAN_RESERVED_VNI)
 		return TUNNEL_BAD_FLAGS;
-	flags &= ~VXLAN_HAS_VNI;
+	flags ^= VXLAN_HAS_VNI;
 	if (accept & TUNNEL_GPE && flags & VXLAN_HAS_NEXT) {
 		t->flags |= TUNNEL_GPE;
 		t->next = flags & VXLAN_NEXT_MASK;
@@ -305,9 +305,6 @@ static __always_inline int read6(const struct outer6 *h, __u32 length, __be16 po
 		return TUNNEL_MALFORMED;
 	t->src = WIDE(struct addr, h, src);
 	t->dst = WIDE(struct addr, h, dst);
-	/* They must not pass for the IPv4 addresses that they contain. */
-	if (is_ip4_mapped(&t->src) || is_ip4_mapped(&t->dst))
-		return TUNNEL_MALFORMED;
 	t->tos = first >> TOS_SHIFT6;
 	t->ttl = h->hop_limit;
 	return read_udp(&h->udp, accept, t);

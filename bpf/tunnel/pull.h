@@ -75,6 +75,9 @@ static __always_inline int tunnel_parse(struct __sk_buff *skb, __be16 port, __u8
 		if (data + sizeof(struct outer6) > end)
 			return TUNNEL_OTHER;
 		why = read6(data, skb->len, port, accept, t);
+		/* They must not pass for the IPv4 addresses that they contain. */
+		if (!why && (is_ip4_mapped(&t->src) || is_ip4_mapped(&t->dst)))
+			why = TUNNEL_MALFORMED;
 	} else if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		at = sizeof(struct outer4);
 		why = read4(data, skb->len, port, accept, t);
