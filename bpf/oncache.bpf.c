@@ -5,17 +5,13 @@
  * cache miss, and those that need a decision, pass the network itself. */
 #include "common/context.h"
 #include "common/proto.h"
+#include "tunnel/pull.h"
+#include "tunnel/push.h"
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #define ECHO_REQUEST 128
 #define ECHO_REPLY   129
-
-/* Byte of an IPv6 header with the ECN bits (RFC 3168). */
-#define ECN_BYTE      1
-#define ECN_MASK      0x30
-
-#define VXLAN_HAS_VNI 0x08000000
 
 /* Marks of packets on the network's own path, from which its last hook learns. The kernel clears marks when a packet
  * enters or leaves a container, so containers cannot set them. */
@@ -23,28 +19,16 @@
 #define LEARN_IN  0x6f6e6302
 
 /* this node's end of the tunnel */
-volatile const struct in6_addr tunnel_address;
+volatile const struct addr tunnel_address;
 volatile const __u32 tunnel_vni;
 volatile const __u16 tunnel_port;
 
-/* The kernel's struct is private to its VXLAN module, so programs cannot rely on it. */
-struct vxlan {
-	__be32 flags, vni;
-};
-
-/* All headers before the inner IPv6 header. Only their sizes matter, so most are byte arrays. */
+/* All headers before the inner IPv6 header. */
 struct outer {
-	struct ethhdr eth;
-	__u8 ip[sizeof(struct ipv6hdr)];
-	__u8 udp[sizeof(struct udphdr)];
-	__u8 vxlan[sizeof(struct vxlan)];
+	struct outer6 tunnel;
 	struct ethhdr inner;
 };
 _Static_assert(sizeof(struct outer) == 84, "Ethernet, IPv6, UDP, VXLAN, Ethernet");
-
-#define OUTER_IP    offsetof(struct outer, ip)
-#define OUTER_UDP   offsetof(struct outer, udp)
-#define OUTER_VXLAN offsetof(struct outer, vxlan)
 
 /* The outer Ethernet header takes the place of the container's own. */
 #define ROOM (sizeof(struct outer) - ETH_HLEN)
@@ -101,12 +85,9 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } once_filter SEC(".maps");
 
-static __always_inline bool same_address(const struct in6_addr *a, volatile const struct in6_addr *b)
+static __always_inline __u8 ecn_of(const struct ipv6hdr *ip)
 {
-	for (int i = 0; i < 4; i++)
-		if (a->in6_u.u6_addr32[i] != b->in6_u.u6_addr32[i])
-			return false;
-	return true;
+	return ((__u8 *)ip)[1] >> ECN_SHIFT6 & ECN_MASK;
 }
 
 /* The programs read at most this much from the inner IPv6 header on. */
@@ -190,15 +171,10 @@ static __always_inline int relearn(struct __sk_buff *skb, const struct once_flow
 static __always_inline int encapsulate(struct __sk_buff *skb, const struct egress *e, __u8 ecn)
 {
 	__u32 hash = bpf_get_hash_recalc(skb);
-	struct ipv6hdr *ip;
-	struct udphdr *udp;
 	__u64 *to;
 	void *data;
 
-	/* As the kernel's tunnels do it, so that the device can segment the packet. */
-	if (bpf_skb_adjust_room(skb, ROOM, BPF_ADJ_ROOM_MAC,
-				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
-					(__u64)ETH_HLEN << BPF_ADJ_ROOM_ENCAP_L2_SHIFT | BPF_F_ADJ_ROOM_ENCAP_L2_ETH))
+	if (tunnel_grow(skb, false, 0, true))
 		return learn(skb, LEARN_OUT);
 	data = CTX_POINTER(skb, data);
 	if (data + sizeof(struct outer) > CTX_POINTER(skb, data_end))
@@ -207,11 +183,7 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct egres
 	for (int i = 0; i < 10; i++)
 		to[i] = e->headers[i];
 	*(__u32 *)(data + sizeof(e->headers)) = e->last_header;
-	ip = data + OUTER_IP;
-	udp = data + OUTER_UDP;
-	ip->payload_len = udp->len = bpf_htons(skb->len - OUTER_UDP);
-	((__u8 *)ip)[ECN_BYTE] = (((__u8 *)ip)[ECN_BYTE] & ~ECN_MASK) | ecn;
-	udp->source = bpf_htons(0xc000 | ((hash ^ hash >> 16) & 0x3fff)); /* RFC 7348 §5 */
+	fit6(data, skb->len, ecn, tunnel_sport(hash));
 	skb->tstamp = 0;
 	return bpf_redirect(e->uplink, 0);
 }
@@ -240,7 +212,7 @@ int once_out(struct __sk_buff *skb)
 	/* The network sends the ICMP errors for an expired hop limit or a packet that is too long. */
 	if (kind == OTHER || ip->hop_limit <= 2 || skb->len > 0xffff - ROOM)
 		return TCX_NEXT;
-	ecn = ((__u8 *)ip)[ECN_BYTE] & ECN_MASK;
+	ecn = ecn_of(ip);
 	v = established(&f, kind);
 	if (!v || v->device != skb->ifindex)
 		return learn(skb, LEARN_OUT);
@@ -251,26 +223,21 @@ int once_out(struct __sk_buff *skb)
 }
 
 /* tunnelled returns the inner IPv6 header of a packet of the overlay, NULL for any other packet. */
-static __always_inline struct ipv6hdr *tunnelled(struct __sk_buff *skb, bool out, void **end)
+static __always_inline struct ipv6hdr *tunnelled(struct __sk_buff *skb, bool out, struct tunnel *t, void **end)
 {
-	struct vxlan *vxlan;
-	struct ipv6hdr *ip;
-	struct udphdr *udp;
+	struct addr own = {.hi = tunnel_address.hi, .lo = tunnel_address.lo};
+	struct outer *h;
 	void *data;
 
-	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present ||
-	    skb->len < sizeof(struct outer) + sizeof(struct ipv6hdr))
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
 		return NULL;
 	readable(skb, sizeof(struct outer) + INNER_MOST);
 	data = CTX_POINTER(skb, data);
 	*end = CTX_POINTER(skb, data_end);
-	ip = data + OUTER_IP;
-	udp = data + OUTER_UDP;
-	vxlan = data + OUTER_VXLAN;
-	if (data + sizeof(struct outer) + sizeof(struct ipv6hdr) > *end || ip->nexthdr != IPPROTO_UDP ||
-	    udp->dest != bpf_htons(tunnel_port) || !same_address(out ? &ip->saddr : &ip->daddr, &tunnel_address) ||
-	    vxlan->flags != bpf_htonl(VXLAN_HAS_VNI) || vxlan->vni != bpf_htonl(tunnel_vni << 8) ||
-	    ((struct outer *)data)->inner.h_proto != bpf_htons(ETH_P_IPV6))
+	h = data;
+	if (data + sizeof(struct outer) + sizeof(struct ipv6hdr) > *end ||
+	    read6(&h->tunnel, skb->len, bpf_htons(tunnel_port), 0, t) || t->vni != tunnel_vni ||
+	    !same_addr(out ? &t->src : &t->dst, &own) || h->inner.h_proto != bpf_htons(ETH_P_IPV6))
 		return NULL;
 	return data + sizeof(struct outer);
 }
@@ -279,7 +246,7 @@ static __always_inline int decapsulate(struct __sk_buff *skb, const struct ingre
 {
 	void *data;
 
-	if (bpf_skb_adjust_room(skb, -(__s32)ROOM, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO))
+	if (tunnel_shrink(skb, ROOM, false))
 		return learn(skb, LEARN_IN);
 	data = CTX_POINTER(skb, data);
 	if (data + ETH_HLEN > CTX_POINTER(skb, data_end))
@@ -289,26 +256,31 @@ static __always_inline int decapsulate(struct __sk_buff *skb, const struct ingre
 	return bpf_redirect_peer(c->device, 0);
 }
 
+static __always_inline bool changes_ecn(__u8 outer, __u8 inner)
+{
+	return outer != inner && ecn_decap(outer, inner) != inner;
+}
+
 /* Packets that enter by the uplink. */
 SEC("tc")
 int once_in(struct __sk_buff *skb)
 {
-	struct ipv6hdr *outer, *ip;
 	struct once_flow f = {};
+	struct ipv6hdr *ip;
 	struct ingress *c;
 	struct verdict *v;
+	struct tunnel t;
 	enum kind kind;
 	void *end;
 
 	if (skb->pkt_type != PACKET_HOST)
 		return TCX_NEXT;
-	ip = tunnelled(skb, false, &end);
+	ip = tunnelled(skb, false, &t, &end);
 	if (!ip)
 		return TCX_NEXT;
-	outer = (void *)ip - sizeof(struct outer) + OUTER_IP;
 	kind = inward(ip, end, &f);
-	/* A congested router marks the outer header; the network handles that (RFC 6040). */
-	if (kind == OTHER || ip->hop_limit <= 1 || (((__u8 *)outer)[ECN_BYTE] & ECN_MASK) == ECN_MASK)
+	/* The network handles what a congested router has marked (RFC 6040), and UDP segments. */
+	if (kind == OTHER || ip->hop_limit <= 1 || changes_ecn(t.tos & ECN_MASK, ecn_of(ip)) || is_for_kernel(skb))
 		return TCX_NEXT;
 	v = established(&f, kind);
 	if (!v)
@@ -320,10 +292,10 @@ int once_in(struct __sk_buff *skb)
 }
 
 /* forget_packet clears the fields of outer headers that differ from packet to packet. */
-static __always_inline void forget_packet(struct ipv6hdr *ip, struct udphdr *udp)
+static __always_inline void forget_packet(struct outer6 *h)
 {
-	((__u8 *)ip)[ECN_BYTE] &= ~ECN_MASK;
-	ip->payload_len = udp->len = udp->source = 0;
+	((__u8 *)&h->tos_flow)[1] &= ~(ECN_MASK << ECN_SHIFT6);
+	h->payload_len = h->udp.len = h->udp.sport = 0;
 }
 
 /* differ compares entries: a write costs more, and most often nothing has changed. */
@@ -344,20 +316,19 @@ int once_learn_out(struct __sk_buff *skb)
 	struct verdict new = {.out = 1}, *v;
 	struct egress e = {.uplink = skb->ifindex}, *known;
 	struct once_flow f = {};
-	struct udphdr *udp;
 	struct ipv6hdr *ip;
+	struct tunnel t;
 	void *end;
 
 	if (skb->mark != LEARN_OUT)
 		return TCX_NEXT;
-	ip = tunnelled(skb, true, &end);
+	ip = tunnelled(skb, true, &t, &end);
 	if (!ip || outward(ip, end, &f) == OTHER)
 		return TCX_NEXT;
 	/* The headers are used for other packets, so they must not have a checksum over the payload. */
-	udp = (void *)ip - sizeof(struct outer) + OUTER_UDP;
-	if (udp->check || bpf_skb_load_bytes(skb, 0, e.headers, sizeof(struct outer)))
+	if (t.flags & TUNNEL_CSUM || bpf_skb_load_bytes(skb, 0, e.headers, sizeof(struct outer)))
 		return TCX_NEXT;
-	forget_packet((void *)e.headers + OUTER_IP, (void *)e.headers + OUTER_UDP);
+	forget_packet((void *)e.headers);
 	known = bpf_map_lookup_elem(&once_egress, &f.remote);
 	if (!known || differ(known, &e, sizeof(e)))
 		bpf_map_update_elem(&once_egress, &f.remote, &e, BPF_ANY);

@@ -29,7 +29,9 @@ type skb struct {
 	Mark    uint32
 	_       [7]uint32
 	Ifindex uint32
-	_       [37]uint32
+	_       [33]uint32
+	GSOSize uint32
+	_       [3]uint32
 }
 
 // Verdicts, and the index of the device for which all programs run: lo, whose MAC is all zeros.
@@ -84,7 +86,17 @@ func (b *bench) run(
 	mark uint32,
 ) (verdict uint32, out []byte, marked uint32) {
 	t.Helper()
-	ctx, out := skb{Ifindex: device, Mark: mark}, make([]byte, 2048)
+	return b.runAs(t, p, frame, skb{Ifindex: device, Mark: mark})
+}
+
+func (b *bench) runAs(
+	t *testing.T,
+	p *ebpf.Program,
+	frame []byte,
+	ctx skb,
+) (verdict uint32, out []byte, marked uint32) {
+	t.Helper()
+	out = make([]byte, 2048)
 	o := ebpf.RunOptions{Data: frame, DataOut: out, Context: ctx, ContextOut: &ctx}
 	must(t, b.ns.Do(func() (err error) { verdict, err = p.Run(&o); return err }))
 	return verdict, o.DataOut, ctx.Mark
@@ -138,6 +150,7 @@ const (
 	outerTo    = 14 + 24 + 15 // the last byte of the destination
 	portAt     = 14 + 40
 	targetAt   = portAt + 3
+	lengthAt   = portAt + 5
 	checksumAt = portAt + 6
 	flagsAt    = portAt + 8
 	vniAt      = flagsAt + 6
@@ -258,6 +271,12 @@ func TestLeftToTheNetwork(t *testing.T) {
 		{name: "in: new connection", frame: coming(received(syn(answered))), learns: true, forgets: true},
 		{name: "in: hops run out", frame: coming(received(answered, hops(1)))},
 		{name: "in: congestion marked on the way", frame: with(in, classAt, 0x30)},
+		{name: "in: ECT(1) around ECT(0)", frame: with(coming(received(answered,
+			func(p *packet.Packet) { p.TrafficClass = 2 })), classAt, 0x10)},
+		{name: "in: longer than it says", frame: append(bytes.Clone(in), 0)},
+		{name: "in: another length in UDP", frame: with(in, lengthAt, in[lengthAt]+1)},
+		{name: "in: version 4", frame: with(in, 14, 0x40)},
+		{name: "in: reserved byte", frame: with(in, vniAt+1, 1)},
 		{name: "in: ICMPv6 error", frame: coming(received(errorOf))},
 		{name: "in: another's frame", frame: with(in, 5, 9)},
 		{name: "in: another node's", frame: with(in, outerTo, 9)},
@@ -289,6 +308,17 @@ func TestLeftToTheNetwork(t *testing.T) {
 				t.Errorf("the connection is known: %v", known)
 			}
 		})
+	}
+}
+
+// Segments of UDP data would be lost behind the cache, so they pass the network, and the connection stays known.
+func TestSegmentsOfUDPAreLeft(t *testing.T) {
+	b := newBench(t)
+	b.fillCache(t)
+	in := coming(received(answered))
+	verdict, out, mark := b.runAs(t, b.objects.OnceIn, in, skb{Ifindex: device, GSOSize: 8}) // of no kind, so not TCP
+	if verdict != next || mark != 0 || !bytes.Equal(in, out) || !b.known(t) {
+		t.Errorf("verdict %d, mark %#x; left as it was: %v", int32(verdict), mark, bytes.Equal(in, out))
 	}
 }
 

@@ -127,6 +127,42 @@ func passed(t *testing.T, c *packet.Capture, s packet.Sentinel) (all []string) {
 	return all
 }
 
+// TestSegmentsOfUDP: UDP_SEGMENT data of a connection in the cache arrives whole. Behind a program that decapsulated
+// it, the kernel would drop it (bpf/tunnel/pull.h).
+func TestSegmentsOfUDP(t *testing.T) {
+	_, p := cachedPair(t)
+	server := inNamespace(t, p.Server, func() (net.PacketConn, error) { return net.ListenPacket("udp", p.at(port)) })
+	defer server.Close()
+	client := inNamespace(t, p.Client, func() (net.Conn, error) { return net.Dial("udp", p.at(port)) })
+	defer client.Close()
+	b := make([]byte, 2000)
+	for range 5 { // fills the cache
+		_, err := client.Write(b[:1])
+		must(t, err)
+		_, from, err := server.ReadFrom(b)
+		must(t, err)
+		_, err = server.WriteTo(b[:1], from)
+		must(t, err)
+		_, err = client.Read(b)
+		must(t, err)
+	}
+	const size, count = 1000, 10
+	raw, err := client.(*net.UDPConn).SyscallConn()
+	must(t, err)
+	must(t, raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT, size)
+	}))
+	must(t, err)
+	_, err = client.Write(make([]byte, count*size))
+	must(t, err)
+	must(t, server.SetReadDeadline(time.Now().Add(10*time.Second)))
+	for i := range count {
+		if n, _, err := server.ReadFrom(b); err != nil || n != size {
+			t.Fatalf("%d of %d datagrams arrived; then %d bytes: %v", i, count, n, err)
+		}
+	}
+}
+
 // TestCacheIsPassedBy: only the first packets of a connection in each direction pass the network's own devices (OC1,
 // OC2).
 func TestCacheIsPassedBy(t *testing.T) {
