@@ -72,7 +72,7 @@ func TestClientCertificates(t *testing.T) {
 					if c.pair == nil {
 						return &tls.Certificate{}, nil
 					}
-					return c.pair, nil // also if the server does not list its authority
+					return c.pair, nil // sent even if the server does not list its authority
 				},
 			}})
 			_, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{}))
@@ -123,7 +123,7 @@ func TestClientCertificates(t *testing.T) {
 	t.Run("paths", func(t *testing.T) {
 		client := &http.Client{
 			Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}},
-		} // by address, not by name
+		} // verifies the server by its IP address, not by join.ServerName
 		for path, want := range map[string]int{
 			"/healthz": 200, "/readyz": 200, "/metrics": 401, "/": 401,
 			"/pilaster.v1.OperatorService/ListTenants": 401, "/healthz/": 401, "//healthz": 401,
@@ -201,8 +201,8 @@ func TestJoinRefuses(t *testing.T) {
 	}
 }
 
-// A node must not accept a server whose chain contains the pinned authority if that authority has not signed the
-// server's certificate for an orchestrator.
+// A node refuses a server whose chain only contains the pinned authority: this authority must also have signed the
+// server's certificate, for an orchestrator.
 func TestPinVerifiesTheServerCertificate(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))

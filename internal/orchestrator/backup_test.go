@@ -232,8 +232,8 @@ func TestRestoreOfAnOldBackup(t *testing.T) {
 	}
 }
 
-// A node that resumes at a revision from before the restore receives a snapshot, also if the restored store has passed
-// that revision: its changes are different ones.
+// A node that resumes at a revision from before the restore receives a snapshot. It does so even if the restored store
+// has passed that revision, because the changes up to this revision now differ.
 func TestFollowAcrossARestore(t *testing.T) {
 	t.Parallel()
 	s, stop := startAndStop(t, testConfig(t))
@@ -247,7 +247,7 @@ func TestFollowAcrossARestore(t *testing.T) {
 	for n := range 2 { // two restores of the same file have different histories, too
 		s, stop := startAndStop(t, restoredConfig(t, file, 1))
 		n1 = registered(t, s, testNode(1))
-		for i := range 20 { // at least as many changes as there were
+		for i := range 20 { // at least as many changes as before the restore
 			resolve(t, n1, "blue", fmt.Sprint("made-", n, "-", i))
 		}
 		first := hosting("blue")

@@ -39,8 +39,8 @@ func wantClosed(t *testing.T, c net.Conn) {
 	}
 }
 
-// hang starts a call and never sends its whole request. The channel receives the gRPC status, or the error if the
-// server sends none.
+// hang starts a call and never sends its whole request. The channel receives the gRPC status, or the transport's error
+// if the server sends no status.
 func hang(ctx context.Context, t *testing.T, tr *http.Transport, url string) <-chan string {
 	t.Helper()
 	body, more := io.Pipe()
@@ -183,7 +183,7 @@ func TestSlowClients(t *testing.T) {
 			}
 		})
 	})
-	// The stream is now older than any other call may become.
+	// The stream has lasted longer than any other call may last, and still works.
 	createTenant(t, s, "blue")
 	f.send(t, hosting("blue"))
 	if d := f.next(t).GetDelta(); len(d.GetTenants()) != 1 {
@@ -191,7 +191,7 @@ func TestSlowClients(t *testing.T) {
 	}
 }
 
-// Each caller has a limit of concurrent calls of its own.
+// The limit of concurrent calls applies to each caller separately.
 func TestConcurrentCalls(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))

@@ -22,7 +22,7 @@ import (
 
 const year = 365 * 24 * time.Hour
 
-// outdated has offsets from now at which a certificate was made that is not valid now.
+// outdated has times, as offsets from now. A certificate that was made at such a time is not valid now.
 var outdated = map[string]time.Duration{
 	"expired":       -pki.NodeLife - time.Hour,
 	"not yet valid": year, // the orchestrator's clock was ahead

@@ -199,8 +199,8 @@ func TestNodesWithoutEnforcement(t *testing.T) {
 	register("netpila", "nimitz")
 }
 
-// TestPoliciesBeyondCapacity: two policies that a node could enforce one at a time, but not both. The orchestrator
-// refuses the second, and does not store it.
+// TestPoliciesBeyondCapacity: a node could enforce each of two policies alone, but not both together. The orchestrator
+// refuses the second one, and does not store it.
 func TestPoliciesBeyondCapacity(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -322,8 +322,8 @@ func TestSnapshotInSeveralMessages(t *testing.T) {
 	}
 }
 
-// TestOverrides: a node may report another app for its own containers. Other nodes that host the tenant receive it. The
-// orchestrator refuses overrides of other nodes' containers.
+// TestOverrides: a node may report another app for its own containers. Other nodes that host the tenant receive this
+// override. The orchestrator refuses overrides of other nodes' containers.
 func TestOverrides(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig(t))
@@ -355,7 +355,8 @@ func TestOverrides(t *testing.T) {
 		t.Errorf("n2 received %v, want the end of the override", d)
 	}
 
-	// A refused override does not end the stream. The node receives the reasons until its report has no such override.
+	// A refused override does not end the stream. The node receives the reasons, and then an empty list when it no
+	// longer reports the override.
 	wantRefusal := func(reasons int, text string) {
 		t.Helper()
 		if r := f2.next(t); r.Refusals == nil || len(r.Refusals.Reasons) != reasons ||

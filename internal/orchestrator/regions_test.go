@@ -23,8 +23,8 @@ func edge(t *testing.T, s *Server, n int) *join.Client {
 	return c
 }
 
-// startRegion starts the orchestrator of a region, with node 9 as its Edge Switch. tenants are names, each followed by
-// its tenant's CIDR.
+// startRegion starts the orchestrator of a region, with node 9 as its Edge Switch. tenants has the name and then the
+// CIDR of each tenant.
 func startRegion(t *testing.T, name, base string, tenants ...string) (*Server, *join.Client) {
 	t.Helper()
 	c := testConfig(t)
@@ -152,7 +152,7 @@ func TestRegions(t *testing.T) {
 	wantRegions("with all", want)
 	wantTransit("with all", []string{"blue"}, "blue", "red")
 
-	// A tenant that is created after the import is connected to its region at that time.
+	// West creates a tenant that the import already named: its creation connects it to the region.
 	overlay := &pilasterv1.Overlay{Cidr: "10.9.0.0/24", NodeBits: 28}
 	_, err = op.CreateTenant(
 		t.Context(),
@@ -169,7 +169,7 @@ func TestRegions(t *testing.T) {
 	}
 	wantTransit("red deleted", nil, "blue", "other")
 
-	// A tenant with the same name that is created again is not connected until the region is imported again.
+	// After red was deleted, a new tenant red is not connected until the region is imported again.
 	createNimitz(t, west, "red", &pilasterv1.Overlay{Cidr: "10.0.0.0/16", NodeBits: 24})
 	wantTransit("red created again", nil, "blue", "other")
 	if red, _, _ := west.cache.Tenant("red"); len(red.Regions) != 0 {

@@ -19,7 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
 )
 
-// machine is a node's disk. The test may start several machines from it, as from copies of the disk.
+// machine has a node's name and state directory. A test may boot it several times, like machines with copies of a disk.
 type machine struct {
 	node pki.Node
 	dir  string
@@ -27,7 +27,7 @@ type machine struct {
 
 func newMachine(t *testing.T, n int) machine { return machine{testNode(n), t.TempDir()} }
 
-// boot connects a new process of the agent, by the address in through unless that is empty.
+// boot connects a new process of the agent to the address through, or to the orchestrator itself if through is empty.
 func (m machine) boot(t *testing.T, s *Server, through string) *join.Client {
 	t.Helper()
 	url := s.url()

@@ -138,7 +138,7 @@ type slowClients struct {
 	unknown  atomic.Int32      // calls with an unknown outcome
 }
 
-// retry repeats a call until it succeeds. It accepts no error but the one for an unknown outcome, and only in time.
+// retry repeats a call until it succeeds. The only error that it accepts is the one for an unknown outcome, in time.
 func (c *slowClients) retry(ctx context.Context, what string, call func(context.Context) error) bool {
 	for {
 		began := time.Now()

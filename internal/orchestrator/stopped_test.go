@@ -110,7 +110,7 @@ const (
 )
 
 // Two orchestrators share an etcd. One of them is stopped by a signal, and continues after all its deadlines have
-// passed. What it had decided before must not take effect then.
+// passed. Changes that it decided before the stop must not take effect then.
 func TestTwoOrchestratorsOneStopped(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -264,8 +264,8 @@ func (c *clients) node(ctx context.Context, n int) {
 	})
 }
 
-// labels returns the labels of a node's containers: one that 20 nodes share, and on every fifth node another one of its
-// own.
+// labels returns the labels of a node's containers: one that several nodes share, and on every fifth node also a label
+// that no other node has.
 func labels(n int) []string {
 	if n%5 == 0 {
 		return []string{fmt.Sprint(n % 50), fmt.Sprint("own-", n)}

@@ -114,7 +114,7 @@ func TestFollow(t *testing.T) {
 	if err != nil || !got.Msg.Node.Connected || len(got.Msg.Tenants) != 1 {
 		t.Errorf("GetNode returned %v, %v; want a connected node with one tenant", got, err)
 	}
-	// The same happens when the orchestrator cannot reach the store until its sessions have expired.
+	// The session ends, as if the orchestrator could not reach the store until its sessions expired.
 	if err := s.store.Disconnect(t.Context(), "n1", s.cache.Subscribers["n1"].Session); err != nil {
 		t.Fatal(err)
 	}

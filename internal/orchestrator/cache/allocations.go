@@ -27,7 +27,7 @@ type tenantMappings struct {
 	listing  *store.Listing                 // sorted; nil until the first query after a change
 }
 
-// MaxMappings is how many addresses and subnets of tenants a node may have: two per tenant or endpoint.
+// MaxMappings is the maximum number of addresses and subnets that a node may have: two per tenant or endpoint.
 const MaxMappings = 2 * 65_535
 
 func newAllocations() allocations {
@@ -66,9 +66,9 @@ func (g allocations) find(m *pilasterv1.Mapping) *pilasterv1.Mapping {
 	return nil
 }
 
-// Page returns a page after the first from memory if nothing of the tenant has changed since the first; otherwise it
-// returns false, and the caller reads the store. Many nodes list at the same time, and the store would decode each page
-// for each of them.
+// Page returns a page after the first from memory if no mapping of the tenant has changed since the first page.
+// Otherwise it returns false, and the caller reads the store. Many nodes list at the same time, and the store would
+// decode each page for each of them.
 func (m *Cache) Page(tenant, token string) (store.Page, bool) {
 	after, err := store.ParsePageToken(token)
 	if err != nil {

@@ -157,8 +157,8 @@ func (m *Cache) broadcast(updates store.Batch) {
 }
 
 // since returns the updates after a revision and the current revision. It returns false if the history no longer has
-// all of them, or if the revision is newer than the cache: it comes from another orchestrator. The caller may read the
-// batches without the lock.
+// all updates, or if the revision, which may come from another orchestrator, is newer than the cache. The caller may
+// read the batches without the lock.
 func (m *Cache) since(revision int64) (past []store.Batch, now int64, ok bool) {
 	if revision < m.compactedRev || revision > m.Revision || revision == 0 {
 		return nil, 0, false

@@ -265,7 +265,7 @@ func TestIncompleteTenantIsSentWhole(t *testing.T) {
 	}
 }
 
-// A report does not remove what a pending Resolve recorded, until a report no longer lists the tenant as resolving.
+// While a node reports a tenant as resolving, its reports do not remove the hosting record that Resolve made.
 func TestReportsKeepResolvingTenants(t *testing.T) {
 	m, _ := newTestCache()
 	f, _ := testFollow(m, 0, "blue")

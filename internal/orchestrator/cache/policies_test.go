@@ -223,8 +223,8 @@ func TestResumeAfterLongPolicies(t *testing.T) {
 	}
 }
 
-// Parts splits an event that exceeds maxPart into messages of about maxPart. The last message has the revision. The
-// messages together are the event.
+// Parts splits an event that exceeds maxPart into messages of about maxPart. The last message has the revision. All
+// messages together have the content of the event.
 func TestParts(t *testing.T) {
 	for _, c := range []struct {
 		name                string

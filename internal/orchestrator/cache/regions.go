@@ -24,8 +24,8 @@ func newRegion(r *pilasterv1.Region) region {
 	return region{r, tenants}
 }
 
-// deriveRegions sets in which other regions a tenant exists, in the cache and in the events. It checks the tenants of
-// the events, or all tenants if a region or the Edge Switch changed.
+// deriveRegions sets the list of other regions in which a tenant exists, in the cache and in the events. It checks the
+// tenants of the events, or all tenants if a region or the Edge Switch changed.
 func (m *Cache) deriveRegions(events []store.Event, all bool) []store.Event {
 	at := map[string]int{} // index of the last event of each tenant
 	for i, e := range events {

@@ -15,9 +15,9 @@ import (
 
 // A stream without other messages sends a heartbeat with the current revision every heartbeatEvery. With many nodes the
 // period is longer, so that all streams together send at most heartbeatRate per second: 50 s with 100,000 nodes. The
-// node's next stream resumes at the last revision that the node received, and needs no snapshot if at most MaxHistory
-// batches came since: 80 per second with 100,000 nodes. Agents do not wait for heartbeats; HTTP/2 pings check the
-// connection.
+// node's next stream resumes at the last revision that the node received. It needs no snapshot if at most MaxHistory
+// batches came since then; with 100,000 nodes, this allows 80 batches per second. Agents do not wait for heartbeats;
+// HTTP/2 pings check the connection.
 const (
 	heartbeatEvery = 5 * time.Second
 	heartbeatRate  = 2000 // per second
@@ -40,7 +40,7 @@ type Subscriber struct {
 	end           context.CancelCauseFunc
 }
 
-// Subscribe starts a stream, of which first is the first message. The queue begins with the updates after the node's
+// Subscribe starts a stream. first is the node's first message. The queue begins with the updates after the node's
 // revision, or with a snapshot. Subscribe ends an earlier stream of the node.
 func (m *Cache) Subscribe(
 	n pki.Node,

@@ -68,7 +68,7 @@ func TestTransitTenants(t *testing.T) {
 	publish(m, 15, "red", "n1")
 	want(t, f, "[red][red][]0[]")
 
-	publish(m, 16, "blue", "n1") // a tenant that it hosts
+	publish(m, 16, "blue", "n1") // a tenant that n1 hosts
 	want(t, f, "[blue red][blue blue][blue]0[]")
 	m.Rehost(f, &pilasterv1.FollowRequest{})
 	app(m, 17, "blue")

@@ -81,7 +81,7 @@ func sameKey(a, b []byte) bool {
 	return err1 == nil && err2 == nil && one.(interface{ Equal(crypto.PrivateKey) bool }).Equal(other)
 }
 
-// FuzzSignNode: SignNode signs a certificate for the node's name and the key of the request, or none.
+// FuzzSignNode: SignNode returns a certificate for the node's name and the key of the request, or an error.
 func FuzzSignNode(f *testing.F) {
 	now := time.Now()
 	a, err := NewAuthority()

@@ -38,8 +38,8 @@ type Authority struct {
 	key  crypto.Signer
 }
 
-// NewAuthority makes a self-signed authority without a validity limit: every join token contains its hash, so it cannot
-// be replaced, and the clock may be wrong when it is made.
+// NewAuthority makes a self-signed authority that is valid at any time. It cannot be replaced, because every join token
+// contains its hash, and the clock may be wrong when NewAuthority runs.
 func NewAuthority() (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -52,8 +52,8 @@ func (s *NodeService) Follow(
 		}
 	}()
 	err = s.connect(ctx, node, session)
-	// After connect: if more streams started before the cache has this session, the cache would lag by more than
-	// streams wait for it.
+	// connect has waited for the cache. Released earlier, the slot would let more streams start than the cache keeps
+	// up with, and connect would time out.
 	begun()
 	if err != nil {
 		return err
@@ -90,7 +90,7 @@ func (s *NodeService) writeStream(
 ) error {
 	heartbeat := time.NewTimer(s.Cache.HeartbeatEvery())
 	defer heartbeat.Stop()
-	var sent time.Time // when the last other message was sent, which also has the revision
+	var sent time.Time // when the last message except heartbeats was sent; it also has the revision
 	for {
 		var next *pilasterv1.FollowResponse
 		select {

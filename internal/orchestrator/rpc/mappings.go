@@ -135,7 +135,8 @@ func (s *NodeService) changedMappings(
 	return connect.NewResponse(resp), nil
 }
 
-// hosting waits for a moment in case another orchestrator has just recorded that the node hosts the tenant.
+// hosting refuses a node that does not host the tenant. First it waits for a moment: another orchestrator may just have
+// recorded that the node hosts the tenant.
 func (s *NodeService) hosting(ctx context.Context, n pki.Node, tenant string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

@@ -259,7 +259,8 @@ func (s *NodeService) acting(ctx context.Context) (pki.Node, error) {
 	return node, s.Cache.Session(node.Name).Admit(node.Name, admission.Instance(ctx))
 }
 
-// registered waits for a moment in case the node has just registered with another orchestrator.
+// registered refuses a node that is not registered. First it waits for a moment: the node may just have registered with
+// another orchestrator.
 func (s *NodeService) registered(ctx context.Context) error {
 	n, _ := admission.Caller(ctx)
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)

@@ -30,10 +30,10 @@ type OperatorService struct {
 	RegionName string // name of this region
 	Started    time.Time
 
-	applying keymutex.Locks // by tenant: the capacity check needs the policies applied before
+	applying keymutex.Locks // by tenant: the capacity check must see all policies of earlier calls
 }
 
-// await waits for the revision of the last change, not for its content: another client may already have reverted that.
+// await waits for the revision of the last change, not for its content: another client may have reverted the change.
 func (s *OperatorService) await(ctx context.Context) {
 	revision := s.Store.Revision()
 	s.Cache.Await(ctx, func() bool { return s.Cache.Revision >= revision })

@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// awaitPredecessor waits for the end of the stream that another machine has under this identity: the same machine
-// before it rebooted, or a copy of its disk. The store decides afterwards.
+// awaitPredecessor waits until no other instance has a stream with this node's identity. The other instance is this
+// machine before a reboot, or a machine with a copy of its disk. Afterwards the store decides whether to refuse.
 func (s *NodeService) awaitPredecessor(ctx context.Context, n pki.Node, instance string) {
 	s.Cache.AwaitSession(ctx, n.Name, func(is store.Session) bool { return is.None() || is.Instance == instance })
 }

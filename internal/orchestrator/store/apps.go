@@ -133,7 +133,7 @@ func (s *Store) endApps(t *txn, name string, apps []uint32, kept map[uint32]bool
 			return true, nil
 		}
 		record := dirApps + name + "/" + hash
-		if kept[app] { // a node has it from an orchestrator of an earlier build: send it to the others again
+		if kept[app] { // a node got the app from an orchestrator of an earlier build: send it to all nodes again
 			if err := t.repeat(record); err != nil {
 				return false, err
 			}
@@ -156,7 +156,7 @@ func (t *txn) keepApp(of *pilasterv1.Tenant, app *pilasterv1.App, hash string) e
 		return nil
 	}
 	if round.Forgotten {
-		// Send it again to the nodes that have deleted it.
+		// Some nodes have deleted the app: send it to all nodes again.
 		if err := t.repeat(dirApps + of.Name + "/" + hash); err != nil {
 			return err
 		}

@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/fuzzmutate"
 )
 
-// FuzzBackup checks that parseBackup returns all records of a file or an error, and an error for each byte that the
-// checksum does not cover. A restored cluster allocates no number of the backup and none of those to skip.
+// FuzzBackup checks that parseBackup returns all records of a file or an error, and an error if a byte of the file was
+// changed or appended. A restored cluster allocates neither the numbers in the backup nor the skipped ones.
 func FuzzBackup(f *testing.F) {
 	r, err := newCluster(address.Plan{})
 	if err != nil {

@@ -70,9 +70,9 @@ func (s *Store) noticeRewound(read, watched int64) {
 	}
 }
 
-// changeQueued is change without the first run of decide before the queue. It is for frequent calls of many nodes that
-// read few keys and usually write: one read per batch costs less than one per call, and the queue is fair. w estimates
-// the writes; reads are the keys to fetch.
+// changeQueued is change without the first run of decide before the queue. It is for calls that many nodes make often
+// and that read few keys and usually write: one read per batch costs less than one per call, and the queue is fair. w
+// estimates the writes; reads are the keys to fetch.
 func (s *Store) changeQueued(ctx context.Context, decide func(*txn) error, w weight, reads ...string) error {
 	if len(reads) > maxOps {
 		return s.change(ctx, decide)

@@ -15,8 +15,8 @@ import (
 
 // While a tenant has policies that are not in audit, only nodes that enforce policies on all networks of the tenant may
 // host it. Nodes report the networks on which they enforce policies. The change that starts hosting reads the policies,
-// and the change that adds the first policy reads the hosting nodes. So of two concurrent changes one reads the other
-// and is refused.
+// and the change that adds the first policy reads the hosting nodes. So if both run concurrently, one of them reads the
+// other's writes, and is refused.
 
 // mayHost refuses a node that would not enforce the tenant's policies.
 func (t *txn) mayHost(n *pilasterv1.Node, of *pilasterv1.Tenant) error {

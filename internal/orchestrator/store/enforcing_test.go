@@ -94,7 +94,7 @@ func testEnforcing(t *testing.T, etcd *clientv3.Client) {
 	must(apply("blue", store.Applying{}, policies("1", "b")...))
 	refused(t, resolve(1, "blue"), store.Refused, "n1")
 
-	// The node enforces policies on another network than the tenant's.
+	// n2 enforces policies, but not on the tenant's network.
 	must(resolve(2, "green"))
 	refused(
 		t,

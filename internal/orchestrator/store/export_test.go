@@ -47,7 +47,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// opened returns the store of an orchestrator. Another call with the same etcd returns that of another orchestrator.
+// opened returns the store of a new orchestrator. Two calls with one etcd return the stores of two orchestrators.
 func opened(t *testing.T, etcd *clientv3.Client) *Store {
 	t.Helper()
 	s, err := Open(t.Context(), etcd, noPlan, discard)

@@ -18,7 +18,7 @@ import (
 type gated struct {
 	clientv3.KV
 	gate  chan struct{} // receives one token per transaction; nil: no delay
-	at    chan struct{} // has one token per transaction that awaitQueue
+	at    chan struct{} // has one token per transaction that waits at the gate
 	fails error         // result of the next transaction, which then changes nothing
 	made  int           // transactions
 }
@@ -47,8 +47,8 @@ func (g *gated) Txn(ctx context.Context) clientv3.Txn {
 	return gatedTxn{g.KV.Txn(ctx), g}
 }
 
-// openGated returns a store, and a function that runs calls in one batch: it queues them while another transaction
-// awaitQueue at the gate.
+// openGated returns a store, and a function that runs calls in one batch: the function queues the calls while another
+// transaction waits at the gate.
 func openGated(t *testing.T, etcd *clientv3.Client) (s *Store, g *gated, batch func(...func() error) []error) {
 	t.Helper()
 	g = &gated{KV: etcd.KV, at: make(chan struct{}, 100)}
@@ -128,8 +128,8 @@ func reasonOf(err error) Reason {
 	return 0
 }
 
-// The changes of a batch are committed in one transaction. Each sees the writes of those before it, and a refused
-// change writes nothing.
+// The changes of a batch are committed in one transaction. Each change sees the writes of earlier changes of the batch,
+// and a refused change writes nothing.
 func testBatch(t *testing.T, etcd *clientv3.Client) {
 	s, g, batch := openGated(t, etcd)
 	ctx := t.Context()
@@ -192,8 +192,8 @@ func testFullQueue(t *testing.T, etcd *clientv3.Client) {
 	checkValues(t, s, map[string]string{"0": "x", "1": "x", "2": "x", "3": ""})
 }
 
-// A change is refused because of an earlier change of its batch, and then the commit fails: its caller receives the
-// error of the commit, not the refusal.
+// A change is refused because of an earlier change of its batch, and then the commit of the batch fails: the caller of
+// the refused change receives the error of the commit, not the refusal.
 func testRefusalAfterFailedCommit(t *testing.T, etcd *clientv3.Client) {
 	s, g, batch := openGated(t, etcd)
 	ctx := t.Context()
@@ -267,8 +267,8 @@ func testConflict(t *testing.T, etcd *clientv3.Client) {
 	checkValues(t, s, map[string]string{"mine": "other's", "second": "after other's"})
 }
 
-// A change is refused because of an earlier change of its batch and of a key that another orchestrator then changes: it
-// is decided again.
+// A refusal depends on an earlier change of the batch, and on a key that another orchestrator then changes: the store
+// decides the refused change again.
 func testRefusalAfterConflict(t *testing.T, etcd *clientv3.Client) {
 	s, _, batch := openGated(t, etcd)
 	other := opened(t, etcd)
@@ -305,7 +305,7 @@ func testRefusalAfterConflict(t *testing.T, etcd *clientv3.Client) {
 	checkValues(t, s, map[string]string{"both": "xx"})
 }
 
-// A change after one that deletes a whole directory in the same batch sees all its deletions.
+// If a change deletes a whole directory, later changes of the same batch see all its deletions.
 func testAfterRangeDeletion(t *testing.T, etcd *clientv3.Client) {
 	ctx := t.Context()
 	must(t, opened(t, etcd).change(ctx, func(t *txn) error {
@@ -341,7 +341,7 @@ func testAfterRangeDeletion(t *testing.T, etcd *clientv3.Client) {
 
 // A change that is too large for a transaction is committed in several, with small changes in the same queue. A change
 // that became larger than its estimate leaves the batch. A change that reads or deletes a whole directory sees the
-// writes of those before it.
+// writes of earlier changes.
 func testLargeChangeInBatch(t *testing.T, etcd *clientv3.Client) {
 	s, _, batch := openGated(t, etcd)
 	ctx := t.Context()
@@ -419,7 +419,7 @@ func testCanceled(t *testing.T, etcd *clientv3.Client) {
 	}
 	checkValues(t, s, map[string]string{"canceled": "", "all": "ii"})
 
-	// The context of the only change of a transaction ends while the transaction awaitQueue for etcd.
+	// The context of the only change of a transaction ends while the transaction waits for etcd.
 	ctx, cancel := context.WithCancel(t.Context())
 	g.gate = make(chan struct{}, 1)
 	go func() {

@@ -242,8 +242,8 @@ func (t *txn) hostingOf(name string) ([]*pilasterv1.Hosting, error) {
 }
 
 // hostedBy returns the tenants that a node hosts, and fetches their records. A node that is shut out cannot start to
-// host others, so the commit then compares only the keys that exist. hostedBy reads one key per tenant: a list of all
-// hosting records would grow with the number of nodes.
+// host other tenants, so with shutOut the commit does not compare the keys of tenants that the node does not host.
+// hostedBy reads one key per tenant: a list of all hosting records would grow with the number of nodes.
 func (t *txn) hostedBy(node string, shutOut bool) (hosted []string, err error) {
 	tenants, err := t.names(dirTenants)
 	if err != nil {

@@ -337,9 +337,9 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 	return s.claimMapping(t, node, n, held, overlays[i], to)
 }
 
-// claimMapping records a reported mapping. A node has one subnet of an overlay, so claimMapping quarantines another one
-// that the store has. A report about an endpoint may be older than the endpoint's current prefixes, so claimMapping
-// keeps these until the endpoint is deleted.
+// claimMapping records a reported mapping. A node has one subnet of an overlay, so claimMapping quarantines a different
+// subnet that the store has for the node. A report about an endpoint may be older than the endpoint's current prefixes,
+// so claimMapping keeps the current ones until the endpoint is deleted.
 func (s *Store) claimMapping(
 	t *txn,
 	node *pilasterv1.Node,

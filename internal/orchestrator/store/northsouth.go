@@ -21,7 +21,7 @@ import (
 // Services and publications are part of their tenant's record. In addition each gateway has a mark: indexes of
 // publications increase and are never reused, because a disconnected gateway may still publish the old ones.
 
-// CreateService creates a virtual address for the tenant's containers, of a service on the underlay.
+// CreateService creates a virtual address at which the tenant's containers reach a service on the underlay.
 func (s *Store) CreateService(ctx context.Context, name string, is tenant.Service) (*pilasterv1.Service, error) {
 	if err := checkReal(s.cluster.Plan, is.Real); err != nil {
 		return nil, err

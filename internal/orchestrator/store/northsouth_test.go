@@ -275,8 +275,8 @@ func testPublications(t *testing.T, etcd *clientv3.Client) {
 	refused(t, err, store.Full, "all 16777214 addresses", "node n2", "nothing was changed")
 }
 
-// Deletions that exceed one transaction: a tenant with the maximum of publications, and a node that publishes
-// containers of many tenants.
+// The store deletes a tenant with the maximum number of publications in one transaction, and a node that publishes
+// containers of 140 tenants.
 func testManyPublications(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	one, two := register(t, s, 1), register(t, s, 2)

@@ -110,7 +110,8 @@ func testCrash(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
-// A change that read keys which the first transaction of a deletion then deletes is decided again.
+// A change reads keys, and then the first transaction of a deletion deletes one of them: the store decides the change
+// again.
 func testPartialDeletion(t *testing.T, etcd *clientv3.Client) {
 	ctx := within(t, 20*time.Second)
 	s := opened(t, etcd)

@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// maxFetched is the maximum length of keys that are read in one request with those of other calls. Keys of valid names
-// are never longer.
+// maxFetched, in bytes, is the maximum length of a key that is read in one request with keys of other calls. Keys with
+// valid names are never longer.
 const maxFetched = 1024
 
 // heldKeys returns the keys on which reclaim depends. A node may hold thousands of ids, and usually the store agrees
@@ -176,8 +176,8 @@ func seenAs(a pilasterv1.Addressing) string {
 	return "encrypted"
 }
 
-// chargeReclaimed limits the tenant ids that are lost by a node's claims, because a node could invent claims until no
-// ids are left.
+// chargeReclaimed limits the tenant ids that a node's claims use up. Otherwise a node could invent claims until no ids
+// are left.
 func (t *txn) chargeReclaimed(n pki.Node, ids uint64) error {
 	key := dirReclaimed + n.UUID
 	spent, err := t.mark(key)

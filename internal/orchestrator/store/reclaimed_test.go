@@ -79,8 +79,7 @@ func testReclaimMappings(t *testing.T, etcd *clientv3.Client) {
 	if got := allocate(t, s, 3, "lime", "c3/eth0"); got != "10.0.0.4/32" {
 		t.Errorf("node 3 has address %s, want 10.0.0.4/32", got)
 	}
-	// A report about the node's own mappings replaces those of the store: another subnet, another container of an
-	// address.
+	// A node's report replaces its mappings in the store: here its subnet, and the container that has an address.
 	err := holding(s, 2, "green", "10.0.8.0/24", "", "green", "fd12:3456:0:0:9::/80", "",
 		"lime", "10.0.0.3/32", "c9/eth0")
 	if err != nil {
@@ -98,7 +97,7 @@ func testReclaimMappings(t *testing.T, etcd *clientv3.Client) {
 	if got := allocate(t, s, 2, "lime", "c2/eth0"); got != "10.0.0.5/32" {
 		t.Errorf("the container before has %s, want 10.0.0.5/32", got)
 	}
-	// An old report does not release the current address of a key. Free releases both.
+	// An old report does not release the current address of a key. Free releases the current and the reported address.
 	if err := s.Free(t.Context(), node(2), "lime", "c9/eth0"); err != nil {
 		t.Fatal(err)
 	}

@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// The record of another region is its export, reduced to the imported tenants. Package cache derives from it, from the
-// Edge Switch and from the local tenants what nodes receive.
+// The record of another region is its export, reduced to the imported tenants. From this record, the Edge Switch and
+// the local tenants, package cache derives what nodes receive.
 
 // maxRegion, in bytes, keeps a record below etcd's request limit.
 const maxRegion = 1 << 20
@@ -257,8 +257,8 @@ func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs
 	return nil
 }
 
-// joinTo records to which local tenant another region's tenant is joined. A tenant that was deleted and created again,
-// in either region, is another tenant, and its name alone does not join it.
+// joinTo records to which local tenant another region's tenant is joined. If a tenant was deleted and created again, in
+// either region, joinTo does not join the new tenant only because it has the same name.
 func joinTo(region string, of *pilasterv1.Region_Tenant, here *pilasterv1.Tenant, before *pilasterv1.Region) error {
 	of.Joined = here.Created
 	i := slices.IndexFunc(before.GetTenants(), func(was *pilasterv1.Region_Tenant) bool { return was.Name == of.Name })
@@ -345,7 +345,7 @@ func cidrsIn(regions []*pilasterv1.Region, name string) (there []tenant.Region, 
 	return there, nil
 }
 
-// apart refuses CIDRs of a tenant that overlap others of the tenant.
+// apart refuses a tenant's CIDRs at one place (where) that overlap its CIDRs at another place (there).
 func apart(name, where string, cidrs []netip.Prefix, there string, others []netip.Prefix) error {
 	for _, cidr := range cidrs {
 		for _, other := range others {

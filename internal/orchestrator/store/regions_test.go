@@ -272,8 +272,8 @@ func checkRecreatedTenants(t *testing.T, s *store.Store) {
 	}
 }
 
-// checkNewTenants imports a region again after it has created tenants: they are not imported unless selected, also not
-// a tenant that was missing in one export.
+// checkNewTenants imports a region again after the region has created tenants. The import omits them unless they are
+// selected. It also omits a tenant that was missing in one earlier export.
 func checkNewTenants(t *testing.T, s *store.Store) {
 	t.Helper()
 	cidrs := []string{"10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"}

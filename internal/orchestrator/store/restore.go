@@ -40,8 +40,8 @@ type RestoreResult struct {
 
 // Restore creates the embedded etcd of a new data directory from a backup.
 //
-// Allocations after the backup are lost. So the restored store does not allocate the next skip prefixes, tenant ids,
-// and apps of each tenant: when a node with one of them reconnects, the number is free, and Register accepts it.
+// Allocations after the backup are lost. So the restored store skips numbers: the parameter skip is how many prefixes,
+// tenant ids, and apps of each tenant. When a node with a skipped number reconnects, Register finds it free.
 // Revisions begin above all earlier ones, so that no node resumes from a revision of the lost history.
 func Restore(ctx context.Context, file, dataDir string, skip uint64, log *slog.Logger) (is RestoreResult, err error) {
 	header, records, err := ReadBackup(file)

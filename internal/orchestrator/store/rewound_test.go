@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// etcd is restored from an old snapshot during a watch. The watch reports the whole old state and then further changes,
-// although etcd has not reached the revision before the restore again.
+// etcd is restored from an old snapshot during a watch. The watch reports the whole restored state and then further
+// changes, even while etcd's revision is lower than before the restore.
 func TestRestoredWhileWatched(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -11,8 +11,8 @@ import (
 )
 
 // The keys of an overlay's allocations are in numeric order, so one page of keys shows which numbers of a range are
-// free. In an almost full overlay a search may read many pages. The first decision, before the queue, does that. The
-// decision in the batch starts at the number that the first one found.
+// free. In an almost full overlay a search may read many pages. Only the first decision, before the queue, reads them.
+// The decision in the batch starts at the number that the first decision found.
 
 // hints are the free numbers that the last decision found, by CIDR.
 type hints map[netip.Prefix]uint64

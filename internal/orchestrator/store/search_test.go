@@ -47,8 +47,8 @@ func (p *pages) Do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, er
 	return p.KV.Do(ctx, op)
 }
 
-// The only free address of many is found with few requests. The decision in the batch, for which others wait, needs
-// one.
+// The store finds the only free address of many with few requests. The decision in the batch, for which other changes
+// wait, needs one request.
 func testOneFreeAddress(t *testing.T, etcd *clientv3.Client) {
 	count := &pages{KV: etcd.KV}
 	etcd.KV = count
@@ -73,7 +73,7 @@ func testOneFreeAddress(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
-// The keys of both IP families have one order, so keys of one family may be between those of the other.
+// The keys of both IP families sort together, so keys of one family may be between those of the other.
 func testInterleavedFamilies(t *testing.T, etcd *clientv3.Client) {
 	s := open(t, etcd, address.Plan{})
 	nimitz(t, s, "green", "32.1.13.0/24", "2001:db8::/48") // 2001:0db8 is 32.1.13.184

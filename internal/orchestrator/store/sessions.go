@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 )
 
-// Session identifies a node's stream. A node has at most one session: the store refuses a second machine with the same
-// certificate, which is on a copied disk.
+// Session identifies a node's stream. A node has at most one session: the store refuses a second machine that has the
+// same certificate on a copy of the disk.
 type Session struct {
 	Orchestrator string // id of the orchestrator process
 	Instance     string // identifies the agent's machine from boot to shutdown

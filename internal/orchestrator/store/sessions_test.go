@@ -46,7 +46,8 @@ func testSessions(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("the session of the deleted node remains: %v, %v", left, err)
 	}
 
-	// The machine connects again before its old stream has ended. The end of the old stream keeps the new session.
+	// The machine connects again before its old stream has ended. The end of the old stream does not delete the new
+	// session.
 	again := session(1)
 	again.Orchestrator, again.Stream = "other", "s1 again"
 	if err := other.Connect(ctx, node(1), again); err != nil {

@@ -64,7 +64,7 @@ func TestLabelsAreASet(t *testing.T) {
 }
 
 // A process is suspended between its reads and its commit, while another orchestrator commits the same change: the
-// suspended one is decided again.
+// suspended process decides its change again.
 func testSuspended(t *testing.T, etcd *clientv3.Client) {
 	ctx := within(t, 20*time.Second)
 	suspended, other := opened(t, etcd), opened(t, etcd)

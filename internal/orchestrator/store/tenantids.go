@@ -13,7 +13,8 @@ import (
 
 // A tenant's ids, in order of creation, are: old ids that containers still use; the current id, from which nodes
 // allocate addresses; and at most one id that nodes only accept. The last one becomes current when all nodes that host
-// the tenant accept it, so that each receiver can decrypt its addresses. An old id is removed when no node holds it.
+// the tenant accept it, so that each receiver can decrypt addresses of this id. An old id is removed when no node holds
+// it.
 
 // RotateKey adds a new id with a new key to a tenant. If the tenant has an id that is only accepted, RotateKey changes
 // nothing, so a call with an unknown result may be repeated.

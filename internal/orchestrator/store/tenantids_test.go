@@ -214,7 +214,7 @@ func testReclaimOfIDs(t *testing.T, etcd *clientv3.Client) {
 	refused(t, reclaim(s, held(9, 1, 7), nil), store.Refused, "id 7 of tenant blue", "does not have it")
 }
 
-// Ids that a node invents use up only these ids, not those below them, and a node can invent a limited number.
+// If a node invents ids, the store loses only these ids, not the lower ones. A node can invent a limited number of ids.
 func testReclaimOfInventedIDs(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
