@@ -65,7 +65,7 @@ type Dataplane interface {
 	// PutTenant adds a tenant to this node, or updates it. On ErrConflict and endpoint.ErrExhausted the tenant stays as
 	// it was.
 	PutTenant(ctx context.Context, t tenant.Tenant) error
-	// DeleteTenant removes a tenant that has no endpoint here any more, or only those of its ids that t has.
+	// DeleteTenant removes the ids in t from this node: all ids of a tenant without endpoints here, or only some.
 	DeleteTenant(ctx context.Context, t tenant.Tenant) error
 
 	// Activate lets packets flow from and to an endpoint, whose device exists.
@@ -74,9 +74,9 @@ type Dataplane interface {
 	Deactivate(ctx context.Context, r endpoint.Record) error
 	// Check names the first difference between a record and the tables.
 	Check(ctx context.Context, r endpoint.Record) error
-	// Repair makes the tables hold exactly the endpoints in found, with the tenants of all endpoints that are recorded
-	// or were put, without losing packets. The agent calls it once, at its start, after it has put all tenants; earlier
-	// calls need not take effect before Repair.
+	// Repair makes the tables hold exactly the endpoints in found, and the tenants that were put or that have an
+	// endpoint in recorded. No packet is lost. The agent calls Repair once, at its start, after it has put all tenants;
+	// earlier calls of other methods need not take effect before Repair.
 	Repair(ctx context.Context, recorded, found []endpoint.Record) error
 	// Entries returns how full the tables are, read from the kernel or the switch.
 	Entries(ctx context.Context) ([]Entries, error)
@@ -128,7 +128,7 @@ type Gateway struct {
 	Missing                string // reason why there is no gateway
 }
 
-// StateDevice is the kind of a container's device, whose container still runs.
+// StateDevice is the Kind of the device of a container that still runs.
 const StateDevice = "device"
 
 // StaleState is an object that an agent left on a node without a running agent.

@@ -61,7 +61,7 @@ func (h *hosted) have(remove, add []pipeline.Entry) {
 	}
 }
 
-// apply refuses what would exceed a limit before it changes anything.
+// apply changes the switch. If the change would exceed a limit, it returns an error and changes nothing.
 func (n *Network) apply(ctx context.Context, remove, add []pipeline.Entry) error {
 	if len(remove)+len(add) == 0 {
 		return nil
@@ -223,8 +223,8 @@ func (n *Network) check(h *hosted, all []network.Mapping) error {
 	return nil
 }
 
-// Repair makes the switch hold the wanted entries and no others. Until the first mappings come from the cluster it
-// keeps the entries for other nodes: so a restart loses no packet, also while the orchestrator is away.
+// Repair makes the switch hold the wanted entries and no others. Until the first mappings come from the cluster, it
+// keeps the entries for other nodes, so a restart loses no packet even if the orchestrator is unreachable.
 func (n *Network) Repair(ctx context.Context, _, found []endpoint.Record) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -304,7 +304,7 @@ func (n *Network) adopt(there []pipeline.Entry) {
 	}
 }
 
-// plug makes the devices of the endpoints in found ports, and removes other ports.
+// plug adds a port for the device of each endpoint in found, and removes other ports.
 func (n *Network) plug(ctx context.Context, there []pipeline.Entry, found []endpoint.Record) error {
 	ports := map[pipeline.Port]bool{}
 	for _, r := range found {

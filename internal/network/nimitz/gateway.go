@@ -12,15 +12,15 @@ import (
 
 // Gateway is this node's gateway.
 type Gateway interface {
-	// Device returns its device at the switch.
+	// Device returns the gateway's device at the switch.
 	Device() pipeline.Device
-	// Addresses returns its addresses: the source that services see, and the source that published containers see.
+	// Addresses returns the gateway's addresses: the source that services see, and that which published containers see.
 	Addresses() (own, virtual netip.Addr)
-	// SetMTU sets its MTUs after the uplink's MTU, in bytes, changed.
+	// SetMTU sets the MTUs of the gateway's devices after the uplink's MTU, in bytes, changed.
 	SetMTU(mtu int) error
-	// Publish translates packets to these addresses on the underlay to these virtual ones, and no others.
+	// Publish makes the gateway translate exactly these destinations: each underlay address to its virtual address.
 	Publish(ctx context.Context, virtual map[netip.Addr]netip.Addr) error
-	// Keep ends all connections except those to published addresses, and from virtual addresses that are in use.
+	// Keep ends all connections except those to published addresses and those from virtual addresses in use.
 	Keep(ctx context.Context, published map[netip.Addr]netip.Addr, used map[netip.Addr]bool) error
 }
 

@@ -44,7 +44,7 @@ func newHosted() *hosted {
 	}
 }
 
-// set stores the tenant as it is now. Its VNI is its oldest id, which stays when it gets more.
+// set stores the tenant's current state. The VNI is the tenant's oldest id, which stays when the tenant gets more ids.
 func (h *hosted) set(t tenant.Tenant) {
 	h.name, h.vni, h.overlays = t.Name, pipeline.VNI(t.IDs[0].ID), nil
 	for _, o := range t.Overlays {

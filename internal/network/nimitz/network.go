@@ -79,8 +79,8 @@ func (n *Network) Close() error {
 // gateways is each family's next hop inside a container, a static neighbour.
 var gateways = map[bool]netip.Addr{true: netip.MustParseAddr("169.254.1.1"), false: netip.MustParseAddr("fe80::1")}
 
-// Prepare allocates an address of each overlay: from this node's subnets where the tenant has node CIDRs, which takes
-// no message once they are known, otherwise from the cluster.
+// Prepare allocates an address of each overlay. If the tenant has node CIDRs, the addresses come from this node's
+// subnets, which takes no message once these are known. Otherwise they come from the cluster.
 func (n *Network) Prepare(
 	ctx context.Context,
 	t tenant.Tenant,
@@ -123,7 +123,7 @@ func (n *Network) Prepare(
 	return all, nil
 }
 
-// allocateFromSubnets returns what it has allocated, also beside an error.
+// allocateFromSubnets returns what it has allocated, also together with an error.
 func (n *Network) allocateFromSubnets(ctx context.Context, t tenant.Tenant,
 	r endpoint.Record) (all []endpoint.Attachment,
 	err error) {
@@ -188,7 +188,7 @@ func usable(subnet netip.Prefix, from address.Index) (address.Index, error) {
 	return from, nil
 }
 
-// Release puts addresses of this node's subnets into quarantine and releases the cluster's.
+// Release puts addresses of this node's subnets into quarantine, and frees addresses that the cluster allocated.
 func (n *Network) Release(ctx context.Context, r endpoint.Record) error {
 	var errs []error
 	given := false
@@ -280,8 +280,8 @@ func (n *Network) Check(ctx context.Context, r endpoint.Record) error {
 	return nil
 }
 
-// Drops counts drops of the switch and the gateway that the driver does not count. Beside an error it returns those
-// that it could read.
+// Drops counts drops of the switch and the gateway that the driver does not count. Together with an error it returns
+// the counters that it could read.
 func (n *Network) Drops(ctx context.Context) (map[dropreason.Reason]uint64, error) {
 	all := map[dropreason.Reason]uint64{}
 	var errs []error

@@ -99,9 +99,9 @@ func (c *cluster) reach() {
 	}
 }
 
-// TestRandomClusters: tenants with the same addresses come and go, nodes restart, and an old agent's orchestrator is
-// unreachable. After each step, the tables of the nodes deliver exactly the packets between containers of one tenant,
-// and contain nothing else (NM1).
+// TestRandomClusters: containers of tenants with the same addresses start and end, and agents restart. After a restart,
+// even before the agent receives updates, the tables of the nodes deliver exactly the packets between containers of one
+// tenant. Without containers, the tables have no entries but the peer (NM1).
 func TestRandomClusters(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

@@ -19,8 +19,8 @@ type Switch interface {
 	Unplug(ctx context.Context, port pipeline.Port) error
 	// Apply removes entries and adds others, all or nothing.
 	Apply(ctx context.Context, remove, add []pipeline.Entry) error
-	// Check names the first of a port's entries that the switch lacks, or why the device is not the port. It reads no
-	// other entries.
+	// Check returns an error if the device is not this port, or if the switch lacks one of the entries; the error names
+	// the first missing one. Check reads only these entries.
 	Check(ctx context.Context, port pipeline.Port, device pipeline.Device, entries []pipeline.Entry) error
 	// SetMTU sets the MTU of the tunnel devices after the uplink's MTU, in bytes, changed.
 	SetMTU(mtu int) error

@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// regions are two regions; the last node of each is its Edge Switch. Tenant t7 is in both, with the numbers 7 and 12.
-// Two other tenants, in one region each, have the same number.
+// regions has two regions; the last node of each is its Edge Switch. Tenant t7 is in both, with VNI 7 in west and 12 in
+// east. Each region also has another tenant, with the VNI that t7 has in the other region.
 type regions struct {
 	west, east *cluster
 	near, far  endpoint.Record // of t7
@@ -150,7 +150,7 @@ func TestCrossRegion(t *testing.T) {
 			t.Errorf("from %v to %v: %v, then %+v; want %v", far, near, hops, out, want)
 		}
 	}
-	// A tenant whose number belongs to another tenant in the other region.
+	// A tenant whose VNI belongs to another tenant in the other region.
 	for _, of := range r.west.nodes[0].record {
 		if of.Tenant != "t7" {
 			if hops, _, out := r.send(r.west.nodes[0], pipeline.Port(of.ID), of.Attachments[0].Address,
@@ -163,8 +163,8 @@ func TestCrossRegion(t *testing.T) {
 	}
 }
 
-// TestEntriesOfRegions: a node has one entry for each CIDR of a tenant in another region, and the Edge Switch has one
-// more and the peer's. All are removed with the region.
+// TestEntriesOfRegions: a node has one entry for each CIDR of a tenant in another region. The Edge Switch has two for
+// each CIDR, and one for the peer. All are removed with the region.
 func TestEntriesOfRegions(t *testing.T) {
 	r := newRegions(t)
 	with := func(n *node) map[pipeline.Stage]int { return pipeline.Count(n.sw.table().Entries) }

@@ -35,8 +35,8 @@ func (n *Network) at(p tenant.Publication) bool {
 	return n.config.Gateway != nil && p.Gateway == n.config.Node
 }
 
-// virtual returns this node's virtual address of a container that is published here. A container of this node has the
-// same one for services, so that it keeps its connections when it is published.
+// virtual returns this node's virtual address of a container that is published here. A container of this node uses the
+// same virtual address towards services, so it keeps its connections when it is published.
 func (n *Network) virtual(h *hosted, p tenant.Publication) netip.Addr {
 	block, _ := n.config.Plan.GatewayBlock(n.config.Node, false)
 	if own, here := h.here[p.Container]; here {
@@ -67,8 +67,8 @@ func (n *Network) virtuals(h *hosted) map[netip.Addr]netip.Addr {
 	return all
 }
 
-// renew computes the wanted entries of services, containers and other regions: as many as services, containers here,
-// publications of these or at this node's gateway, and CIDRs in other regions.
+// renew computes the wanted entries of services, containers and other regions. Their number is linear in the services,
+// the containers here, their publications, the publications at this node's gateway, and the CIDRs in other regions.
 func (n *Network) renew(h *hosted) {
 	if h == n.region {
 		return
@@ -187,8 +187,8 @@ func (n *Network) update(ctx context.Context, h *hosted, matches []any) error {
 	return n.publish(ctx)
 }
 
-// reconcile applies everything that is wanted of tenants, and the entries that belong to no tenant, in one step. The
-// caller holds the lock.
+// reconcile applies all wanted entries of tenants, and the entries that belong to no tenant, in one step. The caller
+// holds the lock.
 func (n *Network) reconcile(ctx context.Context, all ...*hosted) error {
 	for _, h := range all {
 		n.renew(h)

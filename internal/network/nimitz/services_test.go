@@ -24,9 +24,9 @@ var (
 	name8   = netip.MustParseAddr("fd09::8")
 )
 
-// northSouth has three nodes, and two tenants with the same CIDR. Both tenants reach one server by a service with a
-// virtual address of its own. Tenant 7 has one container on node 1 and one on node 2. Nodes 1 and 3 publish both of
-// them; node 3 has no container.
+// northSouth has three nodes, and two tenants with the same CIDR. Both tenants reach the same server, each at a
+// different virtual address. Tenant 7 has one container on node 1 and one on node 2. Nodes 1 and 3 publish both
+// containers; node 3 has no container.
 type northSouth struct {
 	*cluster
 	near, far, other endpoint.Record
@@ -187,8 +187,8 @@ func TestNorthSouth(t *testing.T) {
 		}
 	}
 	s.other = one.add(s.tenants[1], 3)
-	// When a published container is removed, the node's own entry for it goes. The next container with its address gets
-	// one.
+	// When a published container is removed, its entry on the node is removed, too. The next container with the same
+	// address gets a new entry.
 	was := one.publishes[s.tenants[0].Publications[2].Underlay]
 	one.carries["t7"], one.kept = true, nil
 	one.remove(s.near)
@@ -255,8 +255,8 @@ func TestServicesWithoutAGateway(t *testing.T) {
 	}
 }
 
-// TestAnothersService: one tenant's service may be a container of another tenant, whose own containers use its own
-// address.
+// TestAnothersService: a service of tenant 7 may be a container of tenant 8. Containers of tenant 8 still reach this
+// container at its own address.
 func TestAnothersService(t *testing.T) {
 	c := newCluster(t, 2, tenantOf(7, overlay("fd00:1::/48", 80)), tenantOf(8, overlay("fd00:2::/48", 80)))
 	one := c.nodes[0]

@@ -16,7 +16,8 @@ import (
 )
 
 // txn is one change during its decision, or a group of changes. Its reads return one revision of the store, plus the
-// earlier writes of the group and of this change. It collects writes. The commit fails if a key that it read has changed.
+// earlier writes of the group and of this change. It collects writes. The commit fails if a key that was read has
+// changed.
 type txn struct {
 	ctx          context.Context
 	etcd         *clientv3.Client

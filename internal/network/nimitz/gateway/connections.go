@@ -11,8 +11,8 @@ import (
 )
 
 // Keep ends all connections except those from virtual addresses in use, and those to published addresses whose target
-// has not changed. Without it, the kernel would keep them and send their packets to the next container with the
-// address.
+// has not changed. Without Keep, the kernel would keep all connections and send their packets to the next container
+// with the address.
 func (g *Gateway) Keep(_ context.Context, published map[netip.Addr]netip.Addr, used map[netip.Addr]bool) error {
 	var h *netlink.Handle
 	if err := g.ns.Do(func() (err error) {

@@ -9,6 +9,6 @@
 //
 //	switch ── pilgate0 ═ overlay │ the gateway │ underlay ═ pilgate1 ── uplink
 //
-// On the node's side of the first pair is the switch. On that of the second, a program lets out only packets from the
-// gateway's addresses. All of it stays when the agent ends.
+// The first pair leads to the switch. On the node's side of the second pair, a program lets out only packets from the
+// gateway's addresses. The namespace, its devices and its rules stay when the agent ends.
 package gateway

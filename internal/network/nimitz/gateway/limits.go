@@ -16,8 +16,8 @@ import (
 // table and, for each service, its ports.
 const MostConnections = 4096
 
-// The table of limits is separate, so that it stays with its counters when the rules are replaced. Its number changes
-// whenever the rule or the limit does: the table then replaces those of other builds.
+// The table of limits is separate, so that it stays with its counters when the rules are replaced. A build that changes
+// the rule or the limit also changes the number in the name: its table then replaces those of other builds.
 const (
 	limits      = "pilaster-limits"
 	limitsName  = limits + "-1"
@@ -33,7 +33,7 @@ const (
 )
 
 // limit adds the rule that drops connections of a virtual address beyond its limit, and deletes the limits of other
-// builds in the same transaction. The rule comes after those that say who may open connections at all.
+// builds in the same transaction. It comes after the rules that decide who may open connections at all.
 func (g *Gateway) limit(there []*nftables.Table) error {
 	nft, err := g.open()
 	if err != nil {

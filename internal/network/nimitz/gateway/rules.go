@@ -145,7 +145,7 @@ func (g *Gateway) replace(elements []nftables.SetElement) error {
 		accept,
 	)
 	add(through, from(underlay), to(overlay), conntrack(expr.CtKeySTATUS, destinationTranslated, expr.CmpOpNeq), accept)
-	// The gateway's own stack sends nothing.
+	// The gateway's own stack accepts no packets.
 	nft.AddChain(&nftables.Chain{
 		Table: table, Name: "here", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput,
 		Priority: nftables.ChainPriorityFilter, Policy: &drop,

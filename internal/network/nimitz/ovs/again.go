@@ -13,8 +13,8 @@ const (
 	patience = 10 * time.Second
 )
 
-// Forgets returns after ovs-vswitchd has restarted, which loses its flows and keeps its ports, and after Open has been
-// repeated. It implements nimitz.Forgetful.
+// Forgets waits until ovs-vswitchd has restarted, which loses the flows and keeps the ports, and repeats Open. It
+// implements nimitz.Forgetful.
 func (s *Switch) Forgets(ctx context.Context) error {
 	if err := s.ended(ctx); err != nil {
 		return err

@@ -36,8 +36,8 @@ func limit(t testing.TB) context.Context {
 	return ctx
 }
 
-// bed is a node with an Open vSwitch of its own. Beyond are the far ends of its devices: eth0 is the fabric, the others
-// have the names of their ports.
+// bed is a node with its own Open vSwitch. The namespace beyond has the far ends of the node's devices: eth0 is the
+// fabric's end, the others have the names of their ports.
 type bed struct {
 	node, beyond *netns.Namespace
 	config       Config

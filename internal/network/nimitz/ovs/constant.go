@@ -21,15 +21,15 @@ var reasons = []dropreason.Reason{
 }
 
 // VXLAN's group policy field carries the identity, but the userspace datapath neither reads nor writes that field.
-// Between that datapath and the node's stack the identity is in the VTEP's address, and bpf/policy.bpf.c moves it there
-// and back.
+// Between that datapath and the node's stack the identity is in the VTEP's address, and bpf/policy.bpf.c moves it
+// between the address and the field.
 const (
 	identityByte = 12 // of the address
 	identityBit  = 16 // of it, from its end
 )
 
-// forLinks are ICMP types that are only valid on one link. On a container's link, where all is static, they are not
-// valid either: they could redirect a container's packets, or its kernel sends them by default.
+// forLinks are ICMP types that are only valid on one link. The switch drops them, also on a container's link, where
+// neighbours and routes are static: some could redirect a container's packets, and kernels send others by default.
 var forLinks = []struct {
 	of    family
 	types []uint64

@@ -389,7 +389,7 @@ func (s *Switch) constants(ctx context.Context) error {
 	})
 }
 
-// place is the key of a flow. It sorts the match, because the switch returns it in an order of its own.
+// place returns the key of a flow. It sorts the match, because the switch returns the fields in a different order.
 func place(f openflow.Flow) string {
 	match := slices.Clone(f.Match)
 	slices.SortFunc(match, func(a, b openflow.Value) int { return cmp.Compare(a.String(), b.String()) })

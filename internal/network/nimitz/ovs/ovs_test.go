@@ -48,8 +48,8 @@ func (b *bed) has(t *testing.T, want []pipeline.Entry) {
 	}
 }
 
-// TestEntries adds, changes and removes entries, all or nothing, and reads them back. It also removes loosely where
-// prefixes contain each other.
+// TestEntries adds, changes and removes entries, all or nothing, and reads them back. With LooseDeletes it also removes
+// prefixes that contain other prefixes.
 func TestEntries(t *testing.T) {
 	b := newBed(t)
 	all := entries()

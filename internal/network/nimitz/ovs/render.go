@@ -99,7 +99,7 @@ const (
 	cookieOurs uint64 = 0x7069 << 48
 	cookieMask uint64 = 0xffff << 48
 	cookieKind        = 40
-	// With a mask of all bits Open vSwitch finds the flow by its cookie; this mask makes it search.
+	// With a mask of all bits Open vSwitch finds the flow by its cookie; with this mask it searches all flows.
 	cookieLoose = ^uint64(1)
 )
 

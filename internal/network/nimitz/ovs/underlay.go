@@ -121,8 +121,8 @@ func (s *Switch) pair(h *netlink.Handle) error {
 }
 
 // sysctls disables the node's stack on the bridge's port, and enables forwarding between the other device and the
-// uplink. From Linux 6.17 on it enables it for these two only, because a node that forwards on all devices loses a
-// default route learnt from router advertisements.
+// uplink. From Linux 6.17 on it enables forwarding only for these two, because a node that forwards on all devices
+// loses a default route learnt from router advertisements.
 func (s *Switch) sysctls() error {
 	const conf = "/proc/sys/net/ipv6/conf/"
 	return s.config.Netns.Do(func() error {

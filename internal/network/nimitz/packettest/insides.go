@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// insides returns packets that every table accepts, and that may be dropped for what follows their addresses: to a
-// container from the same node and from another node, and to the gateway.
+// insides returns packets whose addresses every table accepts, but whose other headers may be a reason for a drop. They
+// go to a container, from the same node and from another node, and to the gateway.
 func (w world) insides() (all []Case) {
 	for _, way := range []struct {
 		name         string

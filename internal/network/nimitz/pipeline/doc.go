@@ -8,6 +8,6 @@
 //	Forwarding  to a container here, a node, the gateway, or drop
 //	Encap       VXLAN to that node; it has no entries, for the forwarding entry names the node
 //
-// The number of entries is that of the containers here, plus services, plus nodes (or remote containers, where a node
-// has no CIDR); never a product of two.
+// The number of entries is a sum: containers here, plus services, plus nodes (or remote containers, where a node has no
+// CIDR). It is never a product of two of these numbers.
 package pipeline

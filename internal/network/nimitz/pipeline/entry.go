@@ -32,7 +32,7 @@ const (
 	MaxVNI     VNI = 1<<24 - 1
 )
 
-// Port is where packets come from and go to: containers by their endpoint ids, 1 to 65535, and two more.
+// Port is a source and destination of packets: a container, by its endpoint id from 1 to 65535, or one of two others.
 type Port uint32
 
 const (
@@ -58,11 +58,11 @@ type Entry interface {
 	String() string
 }
 
-// Peer, in Decap, is a prefix of nodes from which encapsulated packets are accepted: all whose /64 lies in the prefix,
-// each from its VTEP address (VTEP). One entry covers a region.
+// Peer, in Decap, accepts encapsulated packets from all nodes whose /64 lies in the prefix, each from its VTEP address
+// (VTEP). One entry covers a region.
 type Peer struct{ Nodes netip.Prefix }
 
-// Sender, in Register, is a container that may send: from its port, with this source. Its packets get the VNI, and
+// Sender, in Register, allows a container to send from its port with this source address. Its packets get the VNI, and
 // carry the identity in VXLAN's group policy field.
 type Sender struct {
 	Port     Port
@@ -71,9 +71,9 @@ type Sender struct {
 	Identity uint16
 }
 
-// Foreign, in Register, is a tenant's containers in another region, behind that region's Edge Switch (§3.1,
-// cross-region traffic): the Edge Switch sends with the VNI that the tenant has there, and only these sources are
-// accepted. Their identities are the other region's, so they mean nothing here.
+// Foreign, in Register, accepts packets of a tenant's containers in another region, from that region's Edge Switch
+// (§3.1, cross-region traffic). The Edge Switch sends with the VNI that the tenant has there, and only these sources are
+// accepted. The identities in these packets are the other region's, so they mean nothing here.
 type Foreign struct {
 	Edge   netip.Prefix // the /64 of the other region's Edge Switch
 	Theirs VNI
@@ -82,14 +82,15 @@ type Foreign struct {
 }
 
 // NorthSouth, in NAT, is a prefix outside a tenant's overlay that is reached by this node's gateway: packets to it, and
-// packets from the gateway, are translated. For another tenant the same addresses may be its own containers'.
+// packets from the gateway, are translated. Containers of another tenant may have the same addresses.
 type NorthSouth struct {
 	VNI VNI
 	To  netip.Prefix
 }
 
-// DNAT, in NAT, replaces the destination of north-south packets and sets the VNI of the new one. A service's virtual
-// address becomes the real one (from a container), a container's virtual address the container's (from the gateway).
+// DNAT, in NAT, replaces the destination of north-south packets, and sets the VNI of the new destination. In packets
+// from a container, it replaces a service's virtual address by the real one. In packets from the gateway, it replaces a
+// container's virtual address by the container's own.
 type DNAT struct {
 	VNI     VNI // GatewayVNI or a tenant's
 	Virtual netip.Addr

@@ -25,8 +25,8 @@ type Verdict struct {
 	Src, Dst netip.Addr // after NAT
 }
 
-// Table holds a node's entries. It scans them: it is the oracle that switches are compared with, and explains their
-// decisions; it never forwards packets itself.
+// Table holds a node's entries, and scans all of them for each packet. Tests compare switches with it, and it explains
+// decisions of switches; it never forwards packets itself.
 type Table struct {
 	// Region is the prefix of all nodes of this region. A peer outside of it is another region's Edge Switch, and then
 	// this node is one too (§3.1; NM6).
@@ -79,7 +79,7 @@ type run struct {
 	translated bool
 }
 
-// met looks up the entry of a type for which a condition holds, and records it.
+// met looks up an entry of type E that fulfils a condition, and records it.
 func met[E Entry](r *run, is func(E) bool) bool {
 	for _, e := range r.table.Entries {
 		if own, ok := e.(E); ok && is(own) {
@@ -128,7 +128,7 @@ func (r *run) forward(from Port) (Verdict, []Entry) {
 		// A packet never leaves by the way it came: this region's tunnels, or other regions'.
 		return r.drop(dropreason.NoRoute)
 	case best.Port == Gateway && !r.translated:
-		return r.drop(dropreason.Untranslated) // An overlay address has no meaning on the underlay, or another one.
+		return r.drop(dropreason.Untranslated) // On the underlay, an overlay address has no or another meaning.
 	}
 	r.To, r.VTEP = best.Port, best.VTEP
 	return r.Verdict, r.trace

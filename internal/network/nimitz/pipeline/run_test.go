@@ -15,9 +15,9 @@ var (
 	region = prefix("fd70:696c:6100::/40")
 )
 
-// Tenants 7 and 8 have the same addresses. On each node are 10.0.N.2 of both, ports 2 and 3; that of tenant 7 is
-// reachable from outside at 100.64.N.2. 100.64.N.1 is node N's gateway. Tenant 7 reaches storage at 192.0.2.9 by the
-// address 10.9.9.9.
+// Tenants 7 and 8 have the same addresses. Node N has a container 10.0.N.2 of tenant 7 at port 2, and of tenant 8 at
+// port 3. Clients outside reach tenant 7's container at 100.64.N.2. 100.64.N.1 is node N's gateway. Tenant 7 reaches
+// storage at 192.0.2.9 by the address 10.9.9.9.
 func table(here, there byte, remote netip.Prefix) Table {
 	at := func(n ...byte) netip.Addr { return netip.AddrFrom4([4]byte(n)) }
 	cidr := func(n byte) netip.Prefix { return netip.PrefixFrom(at(10, 0, n, 0), 24) }
@@ -36,7 +36,7 @@ func table(here, there byte, remote netip.Prefix) Table {
 			at(100, 64, here, 3),
 			7,
 			at(10, 0, there, 2),
-		}, // a service's address leads to the container on the other node
+		}, // a virtual address here leads to the container on the other node
 		SNAT{7, at(10, 0, there, 2), at(100, 64, here, 3)},
 		Forward{7, prefix("10.0.0.0/16"), 0, netip.Addr{}, false, MAC{}},
 		Forward{8, prefix("10.0.0.0/16"), 0, netip.Addr{}, false, MAC{}},
@@ -193,7 +193,7 @@ func TestRegions(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v; it met %v", c.name, got, c.out, trace)
 		}
 	}
-	// A node that is not their Edge Switch accepts nothing from other regions, even though it sends to them.
+	// A node that is no Edge Switch accepts nothing from other regions, even though it sends to them.
 	node := table(1, 2, n2)
 	node.Entries = append(node.Entries, Forward{7, prefix("10.1.0.0/16"), VXLAN, v2, false, MAC{}})
 	if got, _ := node.Run(Packet{VXLAN, by, 8, 99, there, addr("10.0.1.2")}); got.Drop != dropreason.PeerUnknown {
@@ -208,7 +208,7 @@ func TestRegions(t *testing.T) {
 	}
 }
 
-// TestMatches: no two entries of the tables above have the same match, which switches could not distinguish.
+// TestMatches: no two entries of the tables above have the same match: switches could not distinguish them.
 func TestMatches(t *testing.T) {
 	seen := map[any]Entry{}
 	for _, e := range edge().Entries {

@@ -32,8 +32,8 @@ const (
 	UnderlayDevice = "pilgate1"
 )
 
-// Device names a device that becomes a port, by its name on the node. A container's device has another end, in a
-// namespace where it has another name.
+// Device names a device that becomes a port: Name is its name on the node. The peer of a container's device is in the
+// namespace Netns and has the name Inside there.
 type Device struct{ Name, Netns, Inside string }
 
 // MACs identify no packet: every packet that leaves the pipeline, also in a tunnel, has this destination and this
