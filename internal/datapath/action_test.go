@@ -23,18 +23,18 @@ const (
 	adopted
 )
 
-// arrival is a packet of a session and what is to become of it.
+// arrival is a packet of a session and its expected result.
 type arrival struct {
 	way    uint8
 	flags  packet.TCPFlags
 	error  bool
 	passes bool
-	by     uint8 // whose pre-action decides
-	seen   uint8 // of the session afterwards; 0: nothing is remembered, or nothing new
+	by     uint8 // direction whose pre-action decides
+	seen   uint8 // bits of the session afterwards; 0: the result has no session state
 }
 
-// TestAction holds the one decision, action = f(packet, pre-actions, state), against Nezha's cases (NZ8, §5.1) and the
-// life of connections.
+// TestAction checks the decision, action = f(packet, pre-actions, state), with Nezha's cases (NZ8, §5.1) and with whole
+// connections.
 func TestAction(t *testing.T) {
 	b := newProgBench(t)
 	const (
@@ -104,7 +104,7 @@ func TestAction(t *testing.T) {
 	}
 }
 
-// TestActionVersions: pre-actions and states that another build has written are denied, whatever they contain.
+// TestActionVersions: packets are denied if another build wrote the pre-actions or the state, whatever these contain.
 func TestActionVersions(t *testing.T) {
 	b := newProgBench(t)
 	for name, change := range map[string]func(*bpfobj.PilasterActionRequest){
@@ -123,7 +123,7 @@ func TestActionVersions(t *testing.T) {
 	}
 }
 
-// arrive has a packet come to what the packets before it have left.
+// arrive runs the decision on a packet, with the session state that the packets before it have left.
 func (b *progBench) arrive(t *testing.T, name string, request *bpfobj.PilasterActionRequest, proto uint8, a arrival) {
 	t.Helper()
 	request.Pkt.Dir, request.Pkt.Proto, request.Pkt.Flags, request.Pkt.Error = a.way, proto, uint8(
@@ -149,8 +149,8 @@ func (b *progBench) arrive(t *testing.T, name string, request *bpfobj.PilasterAc
 	}
 }
 
-// TestActionAdopts: of a connection that may be older than policies either end may have begun it, also when rules
-// change later; and nothing can be begun by that.
+// TestActionAdopts: if a connection may be older than the policies, the rules of either end may allow it, also when the
+// rules change later. This exception allows no new connection.
 func TestActionAdopts(t *testing.T) {
 	b := newProgBench(t)
 	const (
@@ -199,7 +199,7 @@ func flag(is bool) uint8 {
 	return 0
 }
 
-// ask has a program that no packet meets work on a request.
+// ask runs a program that processes requests and no packets.
 func (b *progBench) ask(t *testing.T, program *ebpf.Program, request any) {
 	t.Helper()
 	if result, err := program.Run(&ebpf.RunOptions{Context: request, ContextOut: request}); err != nil || result != 0 {

@@ -15,7 +15,7 @@ type anatomy struct {
 	protocol            uint8
 	upper               int  // where the upper layer begins
 	end                 int  // after the last byte of the packet; the frame may have more
-	later               bool // a later fragment: what is at upper is not a header
+	later               bool // a later fragment: the bytes at upper are not a header
 	diverts             bool // a routing header, or a home-address option
 }
 
@@ -89,7 +89,7 @@ func hasHomeAddress(options []byte) bool {
 	return false
 }
 
-// checksumAt is where a protocol whose checksum covers the addresses has it; -1 where none does.
+// checksumAt returns the offset of a protocol's checksum; -1 if the protocol has none that covers the addresses.
 func checksumAt(protocol uint8) int {
 	switch protocol {
 	case packet.ProtocolTCP:
@@ -123,7 +123,7 @@ func (a anatomy) isError(frame []byte) bool {
 	return a.protocol == packet.ProtocolICMPv6 && !a.later && a.upper+1 <= a.end && frame[ipv6At+a.upper] < 128
 }
 
-// quoted are source and destination of the packet that an ICMPv6 error is about.
+// quoted returns source and destination of the packet that an ICMPv6 error quotes.
 func (a anatomy) quoted(frame []byte) (from, to netip.Addr, ok bool) {
 	if a.upper+8+40 > a.end {
 		return from, to, false
@@ -132,7 +132,7 @@ func (a anatomy) quoted(frame []byte) (from, to netip.Addr, ok bool) {
 	return netip.AddrFrom16([16]byte(q[8:24])), netip.AddrFrom16([16]byte(q[24:40])), true
 }
 
-// TestModelKnowsItsPackets: the model reads a chain of headers as it should, or fuzzing would prove little.
+// TestModelKnowsItsPackets: the model reads chains of headers correctly; otherwise fuzzing would prove little.
 func TestModelKnowsItsPackets(t *testing.T) {
 	b := packet.Packet{Source: netip.MustParseAddr("fc00::1"), Destination: netip.MustParseAddr("fc00::2")}
 	for _, c := range []struct {

@@ -17,7 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// longFrame is more than the length field of IPv6 can say.
+// longFrame is the length of a frame whose packet is longer than the length field of IPv6 can express.
 const longFrame = 14 + 40 + 65_535
 
 // countLong counts the frames above longFrame that come in by a device, before any program of ours.
@@ -63,8 +63,8 @@ func countLong(t *testing.T, ns *netns.Namespace, device string) (count func() u
 	}
 }
 
-// TestBigTCP: packets of segments longer than IPv6 can say (RFC 2675's option, within the kernel only) go
-// through both nodes whole, and what they carry arrives as it was sent.
+// TestBigTCP: packets of segments that are longer than IPv6's length field can express (RFC 2675's option, within the
+// kernel only) pass both nodes whole, and their data arrives unchanged.
 func TestBigTCP(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
@@ -87,7 +87,7 @@ func TestBigTCP(t *testing.T) {
 	}
 	fromFabric := countLong(t, b.node.ns, "eth0")
 	fromContainer := fromFabric
-	if joined == endpoint.Veth { // nothing comes in by the node's side of the others
+	if joined == endpoint.Veth { // with other kinds, no packet comes in by a device on the node
 		fromContainer = countLong(t, a.node.ns, a.record.Device.HostName)
 	}
 	for range 8 {

@@ -11,10 +11,11 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// lldp is one of the addresses whose frames a bridge does not take from its ports.
+// lldp is one of the link-local MACs: a bridge does not forward their frames, and leaves them to the port's stack.
 var lldp = net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0x0e}
 
-// TestStrangerAtPort: what a bridge leaves to the stack at its port is checked there; all else goes on into the bridge.
+// TestStrangerAtPort: our program checks the frames that a bridge leaves to the stack at a port; all other frames pass
+// on to the bridge unchecked.
 func TestStrangerAtPort(t *testing.T) {
 	w := newWire(t)
 	n, peer := w.nodes[0], w.nodes[1]

@@ -24,7 +24,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// cost is what one program asks of a kernel.
+// cost is the verifier cost and the size of one program.
 type cost struct {
 	Verified     int `json:"verified"`     // instructions the verifier walks, over all paths; the kernel stops at a million
 	Instructions int `json:"instructions"` // as they run, before the machine's own
@@ -41,10 +41,11 @@ const (
 // budgetFile is by series of kernels, then by program. `make budget` writes the entries anew.
 const budgetFile = "budget.json"
 
-// lowerFrom is the part of a budget below which it says nothing any more.
+// lowerFrom is a fraction of a budget. If a program's cost is below it, the budget is too high to be of use.
 const lowerFrom = 0.8
 
-// TestBudget: a change that makes a program dearer to load or nearer to a kernel's limits says so in its diff.
+// TestBudget fails if a program costs more than its budget. So a change that makes a program more expensive to load, or
+// brings it nearer to a kernel's limits, shows it in the diff of the budget file.
 func TestBudget(t *testing.T) {
 	series := kernelSeries(t)
 	budgets := map[string]map[string]cost{}
@@ -58,8 +59,8 @@ func TestBudget(t *testing.T) {
 	write := os.Getenv("PILASTER_BUDGET") == "write"
 	budget, known := budgets[series]
 	spent := map[string]cost{}
-	// Of times the shortest counts: other work on the machine only makes them longer. So a time within its budget is
-	// not measured again.
+	// The shortest time counts, because other work on the machine only makes times longer. So a time within its budget
+	// is not measured again.
 	for range 5 {
 		for name, c := range measureCosts(t) {
 			if was, again := spent[name]; again {
@@ -98,7 +99,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// compareCosts says what is above its budget, or so far below that the budget no longer tells.
+// compareCosts lists the costs that are above their budget, or so far below that the budget is useless.
 func compareCosts(spent, budget map[string]cost) (complaints []string) {
 	for _, name := range slices.Sorted(maps.Keys(spent)) {
 		allowed, known := budget[name]
@@ -179,7 +180,7 @@ func TestBudgetComplains(t *testing.T) {
 	}
 }
 
-// withHeadroom is what a budget grants for what was measured: a small fix needs no new one.
+// withHeadroom returns budgets for measured costs, with some room, so that a small fix needs no new budget.
 func withHeadroom(spent map[string]cost) map[string]cost {
 	budget := map[string]cost{}
 	for name, c := range spent {
@@ -218,8 +219,8 @@ func kernelSeries(t *testing.T) string {
 // oncacheObject has programs that live on the same hooks, and the same budget file.
 const oncacheObject = "../oncache/oncache_bpfel.o"
 
-// measureCosts loads the programs as load does for macvlans, which is most of them, and those of the other object, and
-// reads what the verifier says of each.
+// measureCosts loads the programs as load does for macvlans, because these need most programs, and those of the other
+// object. It reads the verifier's statistics of each program.
 func measureCosts(t *testing.T) map[string]cost {
 	spec, err := bpfobj.LoadSpec()
 	must(t, err)

@@ -20,7 +20,7 @@ func TestNoiseTakesNoSlot(t *testing.T) {
 	b.fillCache(t, established)
 	random := rand.New(rand.NewPCG(1, 2))
 	before := b.drops(t)["dst-undecryptable"]
-	const packets = 20_000 // so that 99 % of the slots are asked for
+	const packets = 20_000 // so that 99 % of the slots are looked up
 	must(t, b.ns.Do(func() error {
 		for range packets {
 			to := [16]byte{0: 0xfc}

@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestCacheAnswersOnlyItsKey puts one entry in every slot, as if every packet's slot were taken by
-// that flow: only the very same packet may use it, and only as long as it holds.
+// TestCacheAnswersOnlyItsKey puts one flow's entry into every slot, so that the lookup of every packet finds it. Only a
+// packet of that flow may use the entry, and only while the entry is valid.
 func TestCacheAnswersOnlyItsKey(t *testing.T) {
 	b := newProgBench(t)
 	far, decoy := b.b3.Addr(), b.b3.Addr().Next()
@@ -55,8 +55,8 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: c.device}, c.progCase)
 	}
 
-	// A packet that goes nowhere leaves nothing in the slot, whatever was there. One run more than there are
-	// CPUs comes by one slot twice.
+	// A packet without a route writes no entry into the slot. With one run more than there are CPUs, one slot is used
+	// twice.
 	b.fillCache(t, cached())
 	nowhere := b.b3
 	nowhere.Node = netip.MustParsePrefix("fd70:696c:6100:99::/64")
@@ -67,7 +67,7 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 		})
 	}
 
-	// What the agent changes is believed at once, whatever was cached.
+	// A change by the agent takes effect at once, whatever was cached.
 	dropped := func(name, reason string) {
 		b.check(
 			t,
@@ -101,8 +101,7 @@ func TestCacheAnswersOnlyItsKey(t *testing.T) {
 	dropped("with a place for a key and none in it", "no-key")
 }
 
-// cached is what the cache holds of b1's packets to b3 when they go to an address, of so many bytes at most.
-// Without a cache nothing that lies in it counts, however well it fits.
+// TestNoCache: with NoCache, programs ignore a cache entry, even if it matches the packet.
 func TestNoCache(t *testing.T) {
 	b := newProgBench(t)
 	config := b.datapath.config
@@ -116,7 +115,7 @@ func TestNoCache(t *testing.T) {
 	})
 }
 
-// A tenant that leaves voids what is cached, and one of another network, of which there was nothing here, does not.
+// The deletion of a tenant invalidates cached flows, unless the tenant is on another network and had no ids here.
 func TestTenantsThatLeave(t *testing.T) {
 	b := newProgBench(t)
 	decoy := b.b3.Addr().Next()

@@ -23,8 +23,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// newVXLANWire joins the nodes by a tunnel whose UDP has checksums that no device fills in. Its receiver sums
-// up what comes, and hands the inner packet on with that sum (CHECKSUM_COMPLETE).
+// newVXLANWire connects the nodes by a tunnel whose UDP checksums the kernel computes. The receiving kernel sums up
+// each packet, and delivers the inner packet with that sum (CHECKSUM_COMPLETE).
 func newVXLANWire(t *testing.T) *wire {
 	t.Helper()
 	w := &wire{}
@@ -77,7 +77,7 @@ func newVXLANWire(t *testing.T) *wire {
 	return w
 }
 
-// sumsInSoftware takes checksums away from a device: the kernel writes them before it sends.
+// sumsInSoftware disables checksum offload on a device: the kernel writes checksums before it sends.
 func sumsInSoftware(device string) error {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -98,7 +98,7 @@ func sumsInSoftware(device string) error {
 	return nil
 }
 
-// sums holds packets that came into a container to the sum the kernel has of them.
+// sums compares packets that came into a container with the sum that the kernel has of them.
 type sums struct {
 	reader *perf.Reader
 	ended  sync.WaitGroup
@@ -164,7 +164,7 @@ func (s *sums) judge() {
 		}
 		sum, frame := int64(binary.NativeEndian.Uint64(record.RawSample)), record.RawSample[8:]
 		if sum < 0 {
-			continue // of another kind: still to be filled in, or believed without one
+			continue // not CHECKSUM_COMPLETE: CHECKSUM_PARTIAL, or accepted without a sum
 		}
 		length := 14 + 40 + int(binary.BigEndian.Uint16(frame[14+4:]))
 		frame = frame[:min(len(frame), length)] // the ring pads
@@ -193,8 +193,8 @@ func onesSum(b []byte) uint16 {
 	return uint16(sum % 0xffff)
 }
 
-// TestSumOfTheWholePacketOnTheWay: what a receiver has summed up itself stays right through both directions of
-// both nodes, for all that containers send each other, and no kernel counts a wrong checksum.
+// TestSumOfTheWholePacketOnTheWay: the sum that a receiving kernel has computed stays right when our programs change a
+// packet, in both directions and on both nodes, and no kernel counts a wrong checksum.
 func TestSumOfTheWholePacketOnTheWay(t *testing.T) {
 	w := newVXLANWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)

@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/dropreason"
 )
 
-// FuzzKernelCipher: the programs that take a key and try it make of any address what Go's AES-128 makes of it, under
-// the key given last and no other; without a key nothing is made of it.
+// FuzzKernelCipher: the kernel's cipher encrypts any address as Go's AES-128 does, under the key that was set last for
+// the id. Without a key the program changes nothing and returns no-key.
 func FuzzKernelCipher(f *testing.F) {
 	b := newProgBench(f)
 	const first, keyless = 0x5000, 0x5002 // unused ids; two have keys

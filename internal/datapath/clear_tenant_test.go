@@ -11,7 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestClearTenantsStayInside: what is not translated is checked all the same.
+// TestClearTenantsStayInside: packets of a clear tenant are not translated, but the programs check them like others.
 func TestClearTenantsStayInside(t *testing.T) {
 	b := newProgBench(t)
 	p := b.add(t, plain, 1)

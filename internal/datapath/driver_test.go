@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestMacvlanKindsLoseNothing: what containers with a pair send meets programs of either kind of node on its way, while
-// the node changes to macvlans and back.
+// TestMacvlanKindsLoseNothing: a node changes to macvlans and back. Meanwhile packets of containers with a device pair
+// pass programs of both configurations on their way, and none is lost.
 func TestMacvlanKindsLoseNothing(t *testing.T) {
 	w := newWireOf(t, paired)
 	n := w.nodes[0]
@@ -50,8 +50,8 @@ func TestMacvlanKindsLoseNothing(t *testing.T) {
 	}
 }
 
-// TestMacvlanForwards: a packet of a container's own address that came in by a device of its own, too, is on its way
-// out.
+// TestMacvlanForwards: a container forwards a packet that has the container's address as source and came in by another
+// of its devices. Our programs accept the packet like one that the container sent itself.
 func TestMacvlanForwards(t *testing.T) {
 	w := newWireOf(t, paired)
 	n := w.nodes[0]
@@ -92,7 +92,7 @@ func TestMacvlanForwards(t *testing.T) {
 		).Send(packet.Packet{Source: c.seen(), Destination: sibling.seen(),
 			Body: gram}.Frame(inner.Attrs().HardwareAddr, host.ContainerMAC)),
 	)
-	if got := drain(t, heard, sibling); len(got) != 2 { // and what drain sends
+	if got := drain(t, heard, sibling); len(got) != 2 { // with the sentinel of drain
 		t.Errorf("forwarded: %d packets arrived, want 2: %v", len(got), n.drops(t))
 	}
 }

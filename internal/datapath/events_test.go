@@ -17,7 +17,7 @@ import (
 // eventBurst is of bpf/common/event.h.
 const eventBurst = 32
 
-// eventBench drops packets for one reason, on one CPU, and reads what is said of it.
+// eventBench drops packets for one reason, on one CPU, and reads the events of these drops.
 type eventBench struct {
 	*progBench
 	ring *ringbuf.Reader
@@ -42,7 +42,7 @@ func (b eventBench) drop(t *testing.T, n int, body packet.Body) {
 	}
 }
 
-// state is what the program keeps of the reason; nothing else counts there.
+// state returns the program's event state for the reason. No other drops change it.
 func (b eventBench) state(t *testing.T) (sum bpfobj.PilasterDropState) {
 	t.Helper()
 	var all []bpfobj.PilasterDropState
@@ -78,7 +78,7 @@ func (b eventBench) events(t *testing.T) (all []dpapi.Event) {
 	return all
 }
 
-// TestEventsAddUp: each drop is counted; a flood is few events, which say how many drops they stand for.
+// TestEventsAddUp: each drop is counted; a flood of drops makes few events, each with the number of its drops.
 func TestEventsAddUp(t *testing.T) {
 	b := newEventBench(t)
 	const flood = 2000
@@ -101,7 +101,7 @@ func TestEventsAddUp(t *testing.T) {
 	}
 }
 
-// TestEventsAreLost: without a reader events are lost and counted; the next event has the number.
+// TestEventsAreLost: without a reader, events are lost and counted; the next event has the number of lost events.
 func TestEventsAreLost(t *testing.T) {
 	b := newEventBench(t)
 	sent := uint64(0)
@@ -128,7 +128,7 @@ func TestEventsAreLost(t *testing.T) {
 	}
 }
 
-// TestEventsSayWhich ports a packet had, if it had any, and nothing of the event before.
+// TestEventsSayWhich: an event has the packet's ports if the packet had any, and no data of the event before.
 func TestEventsSayWhich(t *testing.T) {
 	b := newEventBench(t)
 	for _, c := range []struct {
@@ -150,7 +150,8 @@ func TestEventsSayWhich(t *testing.T) {
 	}
 }
 
-// TestEventsOfIPv4 say as much, also of short ones, and of later fragments no ports.
+// TestEventsOfIPv4: events of IPv4 packets have the same fields, also of short packets; those of later fragments have
+// no ports.
 func TestEventsOfIPv4(t *testing.T) {
 	b := newEventBench(t)
 	from, to := netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("192.0.2.4")
@@ -189,7 +190,7 @@ func TestEventsOfIPv4(t *testing.T) {
 	}
 }
 
-// next is the next event of a reason; containers' kernels may say something too.
+// next returns the next event of a reason. It skips other events, because containers' kernels may send packets, too.
 func (b eventBench) next(t *testing.T, why dropreason.Reason) (e dpapi.Event) {
 	t.Helper()
 	for e.Reason != why.String() {

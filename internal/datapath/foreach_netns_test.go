@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// TestNoNamespaceIsPassedOverInSilence: one that cannot be opened may have ended; what goes wrong inside of an open one
-// is said.
+// TestNoNamespaceIsPassedOverInSilence: a namespace that cannot be opened may have ended, which is no error. An error
+// inside an open namespace is returned.
 func TestNoNamespaceIsPassedOverInSilence(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ns")
 	ns, err := netns.Create(path)

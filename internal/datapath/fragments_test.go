@@ -32,8 +32,8 @@ func cut(whole packet.Packet, id uint32, spans ...[2]int) (fragments []packet.Pa
 	return fragments
 }
 
-// TestHeadersOnTheWire: fragments in any order and extension headers reach a socket as they should, and on the
-// fabric they are what was sent, between plaintext addresses, their checksum right across all of them.
+// TestHeadersOnTheWire: packets with extension headers, and fragments in any order, reach the socket. On the fabric
+// they are as sent except for plaintext addresses, with a checksum that is right for the whole packet.
 func TestHeadersOnTheWire(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
@@ -60,13 +60,13 @@ func TestHeadersOnTheWire(t *testing.T) {
 	unknown := packet.Extension{
 		Type: packet.DestinationOptions,
 		Data: []byte{0x1e, 4, 1, 2, 3, 4},
-	} // skipped by who does not know it
+	} // receivers that do not know the option skip it
 	for i, c := range []struct {
 		name    string
 		whole   func(from, to netip.Addr, hops uint8) packet.Packet
 		spans   [][2]int // nil: not in fragments
 		arrives bool
-		dropped int // so many of the first are, as malformed
+		dropped int // how many of the first fragments are dropped as malformed
 		fails   int // reassemblies in the container
 	}{
 		{name: "in order", whole: with(gram), spans: [][2]int{{0, 64}, {64, 128}}, arrives: true},
@@ -155,7 +155,7 @@ func (c *testContainer) until(t *testing.T, fabric *packet.Capture, mark []byte)
 	}
 }
 
-// counter is one of the container's kernel for IPv6.
+// counter returns an IPv6 counter of the container's kernel.
 func (c *testContainer) counter(t *testing.T, name string) (n int) {
 	t.Helper()
 	must(t, c.ns.Do(func() error {

@@ -17,7 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// How a fuzzed frame is made into one that gets far: mutation alone would never hit an address.
+// How shape changes a fuzzed frame so that it passes the first checks: mutation alone would never produce an address.
 const (
 	fitLength   = 1 << iota // of the IPv6 header
 	fitChecksum             // of the transport header
@@ -42,7 +42,7 @@ func newFuzzBench(f *testing.F) *fuzzBench {
 	b := newModelBench(f)
 	b.converse(f)
 	for _, c := range b.containers {
-		// Its kernel has nothing to say between our packets.
+		// So that the container's kernel sends nothing between our packets.
 		must(f, c.ns.Do(func() error {
 			h, err := c.ns.Netlink()
 			if err != nil {
@@ -60,7 +60,7 @@ func newFuzzBench(f *testing.F) *fuzzBench {
 	return b
 }
 
-// newModelBench is a bench whose containers run.
+// newModelBench returns a bench with running containers.
 func newModelBench(f testing.TB) *fuzzBench {
 	b := &fuzzBench{progBench: newProgBench(f), jobs: make(chan func())}
 	// Blue's key is being renewed: it has containers of two ids.
@@ -153,10 +153,10 @@ func (b *fuzzBench) shape(frame []byte, source, destination, how byte) []byte {
 	return frame
 }
 
-// answered is the verdict on a packet that was dropped and made into an error about itself.
+// answered stands for the verdict on a packet that the program dropped and turned into an ICMP error for its sender.
 const answered = verdictRedirect + 1<<16
 
-// send runs the program on a frame, and holds what is true of every packet and every program.
+// send runs the program on a frame, and checks what must hold for every packet and every program.
 func (b *fuzzBench) send(t *testing.T, frame []byte, ctx *skb) (verdict uint32, out []byte) {
 	t.Helper()
 	options := &ebpf.RunOptions{
@@ -196,7 +196,7 @@ func (b *fuzzBench) send(t *testing.T, frame []byte, ctx *skb) (verdict uint32, 
 	return verdict, options.DataOut
 }
 
-// seed adds a frame as it is and in the shapes that make most of it.
+// seed adds each frame as it is and in the most useful shapes.
 func seed(f *testing.F, frames ...[]byte) {
 	for _, frame := range frames {
 		f.Add(frame, byte(0), byte(0), byte(0), byte(0))
@@ -254,8 +254,8 @@ func FuzzFromContainer(f *testing.F) {
 	})
 }
 
-// FuzzFromFabric: whatever the fabric delivers, a container gets only what its tenant sent elsewhere,
-// and all that is not for containers goes on as it came.
+// FuzzFromFabric: whatever the fabric delivers, a container receives only packets of its tenant on other nodes, and
+// packets that are not for containers pass on unchanged.
 func FuzzFromFabric(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.Objects.PilUplinkIn
@@ -285,8 +285,9 @@ func FuzzFromFabric(f *testing.F) {
 	})
 }
 
-// isForUs reports whether a frame of the fabric concerns containers: it is for one, claims to be from
-// one here, from any to what is none, has an address that only containers see, or hides what it is.
+// isForUs reports whether a frame from the fabric concerns containers: its destination is a container; its source is a
+// container of this node; its source is any container and its destination is none; it has an address that only
+// containers see; or a tag hides its type.
 func (b *fuzzBench) isForUs(frame []byte) bool {
 	if len(frame) < ipv6At+40 || !toStation(frame, b.uplinkMAC) {
 		return false
@@ -317,7 +318,7 @@ func hidesInTag(frame []byte) bool {
 // toStation reports whether a network card without promiscuity would take a frame.
 func toStation(frame, mac []byte) bool { return frame[0]&1 != 0 || bytes.Equal(frame[:6], mac) }
 
-// FuzzToFabric: the host's own stack never leaves as a container or to one, and is otherwise free.
+// FuzzToFabric: the host's stack sends no packet to the fabric from or to a container's address. Others pass.
 func FuzzToFabric(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.Objects.PilUplinkOut
@@ -368,7 +369,7 @@ func FuzzToFabric(f *testing.F) {
 	})
 }
 
-// FuzzDecodeEvent: a sample of the ring is an event with all that it says, or none.
+// FuzzDecodeEvent: a sample of the ring decodes to an event with all its fields, or to an error.
 func FuzzDecodeEvent(f *testing.F) {
 	sample := make([]byte, 88)
 	for i := range sample {

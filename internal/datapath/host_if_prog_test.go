@@ -128,7 +128,7 @@ func TestFromEdge(t *testing.T) {
 	}
 }
 
-// TestFromPort: at the port of a bridge only those frames are looked at that the bridge does not take.
+// TestFromPort: at the port of a bridge, the program checks only the frames that the bridge does not forward.
 func TestFromPort(t *testing.T) {
 	b := newProgBench(t)
 	index := b.edgeDevices(t)["eth1"]
@@ -149,8 +149,8 @@ func TestFromPort(t *testing.T) {
 	}
 }
 
-// TestToEdge: by another interface the host's stack says nothing that it may not say to the fabric, and our mark
-// is no excuse there.
+// TestToEdge: the host's stack may send no other packets by another interface than to the fabric. Our mark does not
+// change the verdict there.
 func TestToEdge(t *testing.T) {
 	b := newProgBench(t)
 	for device, index := range b.edgeDevices(t) {
@@ -168,7 +168,8 @@ func TestToEdge(t *testing.T) {
 	}
 }
 
-// FuzzFromEdge: whatever comes in by another interface, it claims no container and not the node, and all else goes on.
+// FuzzFromEdge: a packet that comes in by another interface is dropped if it claims to be from a container or the node.
+// All others pass.
 func FuzzFromEdge(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.Objects.PilEdgeIn
@@ -180,7 +181,7 @@ func (b *fuzzBench) forgedInward(source, destination netip.Addr) bool {
 	return here || claimsTenant(source) || onlyInside(source) || onlyInside(destination)
 }
 
-// FuzzFromPort: at a bridge's port that goes for the frames that no bridge takes, and all others are the bridge's.
+// FuzzFromPort: at a bridge's port, the same holds for the frames that no bridge forwards. All other frames pass.
 func FuzzFromPort(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.Objects.PilPortIn
@@ -196,7 +197,7 @@ func FuzzFromPort(f *testing.F) {
 	)
 }
 
-// FuzzToEdge: the host's own stack leaves by no interface as a container or to one.
+// FuzzToEdge: the host's stack sends no packet by any interface from or to a container's address.
 func FuzzToEdge(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.Objects.PilEdgeOut

@@ -26,7 +26,7 @@ type side struct {
 	to     net.HardwareAddr
 }
 
-// secondNIC gives the node another one, with a machine at its other end.
+// secondNIC gives the node a second NIC, with a machine at the other end.
 func (n *testNode) secondNIC(t *testing.T) side {
 	t.Helper()
 	stranger := namespace(t, "stranger")
@@ -63,7 +63,7 @@ func (n *testNode) up(t *testing.T, device, address string) net.HardwareAddr {
 	return l.Attrs().HardwareAddr
 }
 
-// forwards makes a router of the node, which is the hardest case: its stack passes on what it can.
+// forwards makes the node a router, which is the hardest case: its stack forwards all packets that it can route.
 func (n *testNode) forwards(t *testing.T) {
 	t.Helper()
 	for _, device := range []string{"all", "eth0"} {
@@ -73,7 +73,7 @@ func (n *testNode) forwards(t *testing.T) {
 	}
 }
 
-// defaultRoute leads out whatever nothing else stops.
+// defaultRoute adds a default route, so that every packet that nothing else stops leaves the node.
 func (n *testNode) defaultRoute(t *testing.T, via *testNode) {
 	t.Helper()
 	must(
@@ -84,7 +84,7 @@ func (n *testNode) defaultRoute(t *testing.T, via *testNode) {
 	)
 }
 
-// claims are packets for a node's containers from anywhere but the fabric, all forged one way or another.
+// claims returns forged packets for a node's container, which do not come from the fabric.
 func (n *testNode) claims(t *testing.T, c, sibling, far *testContainer) (all []packet.Packet) {
 	t.Helper()
 	for _, source := range []netip.Addr{
@@ -98,8 +98,8 @@ func (n *testNode) claims(t *testing.T, c, sibling, far *testContainer) (all []p
 	return all
 }
 
-// TestOtherWaysIn: a packet for a container comes in by the uplink, from the fabric, or not at all, also where no
-// agent has put programs on the interface yet. (With them: TestStranger. Tags on the uplink: TestTaggedFramesStayOut.)
+// TestOtherWaysIn: packets for a container come in only by the uplink, from the fabric, even if no agent has attached
+// programs to another interface yet. (With programs: TestStranger. Tags on the uplink: TestTaggedFramesStayOut.)
 func TestOtherWaysIn(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
@@ -185,15 +185,15 @@ func TestHostNetworkProcess(t *testing.T) {
 			t.Errorf("a packet for %v was sent", to)
 		}
 	}
-	// What a node says as itself goes on: its own services, and a router's.
+	// Packets from the node's own addresses pass, also those of services and of a router.
 	for _, to := range []*testContainer{peer.self(), peer.under()} {
 		transfer(t, n.self(), to, 100000)
 		transfer(t, n.under(), to, 100000)
 	}
 }
 
-// TestAnotherNode: one that was broken into, without a program on its way out, is believed about its own containers
-// alone, and only towards theirs.
+// TestAnotherNode: an attacker controls another node and has removed the program on its way out. This node accepts only
+// packets from that node's containers, and only to containers of the same tenant.
 func TestAnotherNode(t *testing.T) {
 	w := newWire(t)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -239,11 +239,11 @@ func TestAnotherNode(t *testing.T) {
 			t.Errorf("%s: %d drops for %s, want 1", a.name, got, a.why)
 		}
 	}
-	peer.restore(t, far, farRed) // after macvlans they need the program too
+	peer.restore(t, far, farRed) // with macvlans, far needs the program uplink_out to send
 	mustReach(t, far, c, "after all of it")
 }
 
-// detachLink takes a program off the uplink.
+// detach detaches a program from the uplink.
 func (n *testNode) detach(t *testing.T, hook string) {
 	t.Helper()
 	l, err := link.LoadPinnedLink(filepath.Join(n.datapath.LinksDir(), hook), nil)
@@ -252,15 +252,15 @@ func (n *testNode) detach(t *testing.T, hook string) {
 	must(t, l.Close())
 }
 
-// under is the node's stack by its address on the fabric.
+// under returns the node's stack as a container with the node's address on the fabric.
 func (n *testNode) under() *testContainer {
 	c := n.self()
 	c.record.Attachments[0].Address = n.underlay
 	return c
 }
 
-// TestEachProgramMissing: whichever program is missing, packets of containers end at its place and reach no container
-// they should not. A program that is missing on the way out of the node leaks nothing of the others.
+// TestEachProgramMissing: whichever program is missing, packets of containers reach no container of another tenant, and
+// no packet with a ciphertext address leaves the node.
 func TestEachProgramMissing(t *testing.T) {
 	hooks := map[string]bool{"uplink_in": false, "uplink_out": true} // whether packets go on without it
 	if joined == endpoint.Macvlan {

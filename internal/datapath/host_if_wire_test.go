@@ -22,10 +22,10 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// strangerAddress is a machine's on the link of a second NIC.
+// strangerAddress is the address of a machine on the link of a second NIC.
 var strangerAddress = netip.MustParseAddr("2001:db8:99::2")
 
-// guardedNIC is a second one that carries ordinary traffic, and a machine that lives there.
+// guardedNIC adds a second NIC that carries ordinary traffic, and a machine on its link.
 func (n *testNode) guardedNIC(t *testing.T, peer *testNode) (side, *testContainer) {
 	t.Helper()
 	s := n.secondNIC(t)
@@ -79,7 +79,7 @@ func TestStranger(t *testing.T) {
 		name       string
 		source, to netip.Addr
 		vlans      []uint16
-		why        string // "" for what is let through
+		why        string // "" for packets that pass
 	}{
 		{"container here", c.plain(), n.address(), nil, "own-source"},
 		{"container here, to its sibling", c.plain(), c.plain(), nil, "own-source"},
@@ -332,8 +332,8 @@ func (n *testNode) edgePins(t *testing.T) int {
 	return len(pins)
 }
 
-// TestGuardFollowsInterfaces: wherever packets meet the stack stand programs, and nowhere else, whether an agent
-// sees the change or finds it at its start.
+// TestGuardFollowsInterfaces: our programs are on every interface where packets reach the stack, and on no other,
+// whether an agent sees the change of an interface or finds it at its start.
 func TestGuardFollowsInterfaces(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
@@ -412,12 +412,12 @@ func TestGuardFollowsInterfaces(t *testing.T) {
 	}
 }
 
-// says reports whether a status names a problem.
+// says reports whether a status lists a problem.
 func says(s dpapi.Status, problem string) bool {
 	return slices.ContainsFunc(s.Problems, func(p string) bool { return strings.Contains(p, problem) })
 }
 
-// TestEdgeProgramsOfOthers: they stay, and Status reports a program before ours.
+// TestEdgeProgramsOfOthers: programs of others on an interface stay, and Status reports one that runs before ours.
 func TestEdgeProgramsOfOthers(t *testing.T) {
 	n := newWire(t).nodes[0]
 	n.secondNIC(t)

@@ -21,12 +21,12 @@ import (
 )
 
 const (
-	answerLength = 40 + 8 // what an error has before its quote
+	answerLength = 40 + 8 // bytes of an error before its quote
 	quoteMax     = 1280 - answerLength
 	answerBurst  = 32 // of bpf/common/icmp_error.h
 )
 
-// gateway is the node as the container sees it.
+// gateway returns the node's address as the container sees it.
 func (c *testContainer) gateway(t testing.TB, of tenant.Tenant) netip.Addr {
 	t.Helper()
 	guest, err := of.Gateway(address.DefaultPlan(), c.node.prefix, of.Current())
@@ -45,7 +45,7 @@ func errorAbout(kind uint8, mtu uint32, quoted []byte) packet.ICMP {
 	return e
 }
 
-// long is a datagram that makes a packet of so many bytes.
+// long returns a datagram whose IPv6 packet has this number of bytes.
 func long(bytes int) packet.UDP {
 	return packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: make([]byte, bytes-48)}
 }
@@ -182,7 +182,7 @@ func TestLengthOfSegments(t *testing.T) {
 	}
 }
 
-// TestAnswersAreFew: a container that keeps sending gets a few errors at once and then one in a while.
+// TestAnswersAreFew: a container that keeps sending receives a burst of errors and then few, at a limited rate.
 func TestAnswersAreFew(t *testing.T) {
 	b := newProgBench(t)
 	last := b.frame(packet.Packet{Source: b.b1.seen(), Destination: sees(b.b3.Addr()), HopLimit: 1, Body: gram})
@@ -213,8 +213,8 @@ func TestAnswersAreFew(t *testing.T) {
 	}
 }
 
-// TestFirstHop: who asks for the way finds the node first, by its address in the tenant, then routers in
-// the name of the peer, then the peer.
+// TestFirstHop: a traceroute shows the node first, by its address in the tenant. Then it shows a router in the fabric,
+// by the peer's address, and then the peer.
 func TestFirstHop(t *testing.T) {
 	w := newRoutedWire(t, 1500)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
@@ -232,7 +232,7 @@ func TestFirstHop(t *testing.T) {
 	}
 }
 
-// hop is who answered a probe, and the type of the answer.
+// hop has the sender of the answer to a probe, and the type of the answer.
 type hop struct {
 	from netip.Addr
 	kind uint8

@@ -20,8 +20,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// fabricErrors: a router's error reaches the container it is about, translated, as if the peer had
-// sent it; anything else that looks like one is dropped.
+// fabricErrors returns ICMP errors from the fabric and the verdicts on them. A router's error is translated and reaches
+// the container whose packet it quotes, as if the peer had sent it. Forged errors are dropped.
 func (b *progBench) fabricErrors() []progCase {
 	router := netip.MustParseAddr("2001:db8:99::1")
 	quote := func(from, to netip.Addr) []byte {
@@ -64,7 +64,7 @@ func (b *progBench) fabricErrors() []progCase {
 		Proto: packet.ProtocolUDP,
 		Data:  make([]byte, 64),
 	}
-	zeroSum := segment // of which the payload makes it so
+	zeroSum := segment // the payload makes its checksum 0
 	zeroSum.Payload = []byte{0, 0}
 	sum := packet.Checksum(b1, b3, packet.ProtocolTCP, unsummed(zeroSum))
 	zeroSum.Payload = []byte{byte(sum >> 8), byte(sum)}
@@ -231,7 +231,7 @@ func TestPathMTU(t *testing.T) {
 	if mtu := pathMTU(t, a.ns, b.seen()); mtu != 1280 {
 		t.Errorf("the container believes in an MTU of %d", mtu)
 	}
-	// The same as a person looks for it.
+	// The same, as an administrator looks it up.
 	show := exec.CommandContext(t.Context(), "ip", "-6", "route", "get", b.seen().String())
 	var said bytes.Buffer
 	show.Stdout, show.Stderr = &said, &said
@@ -269,7 +269,7 @@ func TestTimeExceeded(t *testing.T) {
 	if !ok || icmp.Type != packet.TimeExceeded || got.Source != b.seen() || got.Destination != a.seen() {
 		t.Fatalf("the container saw: %+v", got)
 	}
-	// Between us and the router the hop limit fell to 1; all else is what the container sent.
+	// The hop limit is 1 at the router; all else is as the container sent it.
 	sent.HopLimit = 1
 	if !bytes.Equal(icmp.Payload, sent.Marshal()) || !packet.ChecksumOK(seen.Frame[14:]) {
 		t.Errorf("it quotes\n%x, sent was\n%x", icmp.Payload, sent.Marshal())

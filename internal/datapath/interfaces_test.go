@@ -11,7 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath/hook"
 )
 
-// aLink is one as the kernel describes it.
+// aLink is a link as the kernel describes it.
 type aLink struct {
 	netlink.LinkAttrs
 	kind string
@@ -20,7 +20,7 @@ type aLink struct {
 func (l aLink) Attrs() *netlink.LinkAttrs { return &l.LinkAttrs }
 func (l aLink) Type() string              { return l.kind }
 
-// TestWhichInterfacesAreGuarded has those that no kernel here can make, too.
+// TestWhichInterfacesAreGuarded also has kinds of interfaces that the test's kernel may be unable to make.
 func TestWhichInterfacesAreGuarded(t *testing.T) {
 	make := func(index int, name, kind string, parent, master int, more ...func(*netlink.LinkAttrs)) netlink.Link {
 		l := aLink{

@@ -29,7 +29,7 @@ func mustReach(t *testing.T, from, to *testContainer, when string) {
 	}
 }
 
-// TestWorksWithoutAgent: the agent is never on the packet path, and finds its work again.
+// TestWorksWithoutAgent: packets need no agent, and a new agent takes over the existing packet path.
 func TestWorksWithoutAgent(t *testing.T) {
 	w := newWire(t)
 	n1, n2 := w.nodes[0], w.nodes[1]
@@ -55,7 +55,7 @@ func TestWorksWithoutAgent(t *testing.T) {
 	}
 }
 
-// TestSeesWhoStandsBeforeIt: another program may run first, and ours can be detached.
+// TestSeesWhoStandsBeforeIt: Status reports if another program runs before ours, or if ours was detached.
 func TestSeesWhoStandsBeforeIt(t *testing.T) {
 	n := newWire(t).nodes[0]
 	says := func(healthy, first bool, problem string) {
@@ -100,8 +100,8 @@ func TestSeesWhoStandsBeforeIt(t *testing.T) {
 	}
 }
 
-// TestOnePacketPathOnAnUplink: an agent started with another state directory by mistake must not
-// sweep away the containers it does not know, whether the one that does runs or not.
+// TestOnePacketPathOnAnUplink: an agent that was started with the wrong state directory must not remove containers that
+// it does not know, whether the agent that knows them runs or not.
 func TestOnePacketPathOnAnUplink(t *testing.T) {
 	w := newWire(t)
 	n1, n2 := w.nodes[0], w.nodes[1]
@@ -133,7 +133,7 @@ func TestNothingFlowsBeforeActive(t *testing.T) {
 			t.Errorf("%v reached %v", pair[0].seen(), pair[1].seen())
 		}
 	}
-	// What b sends meets no program yet, so the kernel drops it uncounted by us.
+	// b has no program yet, so the kernel drops its packets, and our counters do not count them.
 	if got := w.nodes[1].drops(t); got["no-endpoint"] != 2 {
 		t.Errorf("counted %v, not what was sent", got)
 	}
@@ -186,7 +186,7 @@ func TestMissingProgramDrops(t *testing.T) {
 	}
 }
 
-// TestMissingProgramDropsIPv4: nor does the stack of a node that forwards IPv4 listen to a container.
+// TestMissingProgramDropsIPv4: without the program, a node that forwards IPv4 accepts no IPv4 packet of a container.
 func TestMissingProgramDropsIPv4(t *testing.T) {
 	w := newWireOf(t, endpoint.Veth)
 	n := w.nodes[0]
@@ -266,8 +266,8 @@ func sentinelAfter(t *testing.T, c *packet.Capture, send func(packet.Sentinel)) 
 	return seen
 }
 
-// drain returns what reached a container so far, ending with a sentinel put on its device; behind a macvlan the node
-// sends it one, past which nothing can be waiting.
+// drain returns the packets that have reached a container. The last one is a sentinel that drain sends into the
+// container's device; with a macvlan, the node's stack sends it to the container.
 func drain(t *testing.T, c *packet.Capture, to *testContainer) []packet.Captured {
 	t.Helper()
 	if to.record.Device.Kind == endpoint.Macvlan {
@@ -341,7 +341,7 @@ func TestRefuses(t *testing.T) {
 		!strings.Contains(err.Error(), "--uplink") {
 		t.Errorf("an uplink that is not there: %v", err)
 	}
-	wrong.Uplink = "tun0" // whose packets begin where the programs look for MACs
+	wrong.Uplink = "tun0" // its packets have no Ethernet header, which the programs expect
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = wrong.Uplink
 	must(
@@ -356,7 +356,7 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// TestEventsNameTheDrop: the ring says what the counters count.
+// TestEventsNameTheDrop: the ring has an event for each drop that the counters count.
 func TestEventsNameTheDrop(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
@@ -408,8 +408,8 @@ func TestEventsNameTheDrop(t *testing.T) {
 	t.Error("no event came")
 }
 
-// TestDeviceThatIsGone: until the agent notices, packets for it vanish behind our programs; then they are dropped with
-// a reason.
+// TestDeviceThatIsGone: packets for a container whose device is gone are lost without a reason until the agent notices.
+// Then the programs drop them with a reason.
 func TestDeviceThatIsGone(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]

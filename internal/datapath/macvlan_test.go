@@ -25,8 +25,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestMacvlanSendsAsItself: a container with raw sockets shares the uplink with its node and has the frame in its hand;
-// whatever it writes there, it is known by its namespace.
+// TestMacvlanSendsAsItself: a container with raw sockets can write any frame to the uplink that it shares with its
+// node. The programs identify the container by its namespace, whatever the frame contains.
 func TestMacvlanSendsAsItself(t *testing.T) {
 	w := newWireOf(t, endpoint.Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -92,8 +92,8 @@ func TestMacvlanSendsAsItself(t *testing.T) {
 	transfer(t, n.self(), c, 1000)
 }
 
-// TestMacvlanWithoutOwner: a container that rules its own network can send back frames that no socket wrote and no
-// route led, which came in by a device of its own and have any mark: no container owns them, and they stay.
+// TestMacvlanWithoutOwner: root in a container can redirect received frames to the uplink with any mark. No socket sent
+// these frames and no route led them, so the programs attribute them to no container, and they do not leave.
 func TestMacvlanWithoutOwner(t *testing.T) {
 	w := newWireOf(t, endpoint.Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -137,8 +137,8 @@ func TestMacvlanWithoutOwner(t *testing.T) {
 	mustReach(t, far, c, "after frames of no container")
 }
 
-// TestMacvlanKeepsItsARP: who rules the network of a container can have its kernel tell the link of an IPv4 address.
-// No container owns such a frame, and only its MAC identifies the node's own.
+// TestMacvlanKeepsItsARP: root in a container can make its kernel send ARP for an IPv4 address. The programs can
+// attribute such a frame to no container; only the source MAC distinguishes it from the node's own ARP.
 func TestMacvlanKeepsItsARP(t *testing.T) {
 	w := newWireOf(t, endpoint.Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -179,7 +179,8 @@ func TestMacvlanKeepsItsARP(t *testing.T) {
 	}
 }
 
-// TestMacvlanHearsTheFabricOnlyThroughUs: its MAC, and those of many, are on the uplink too.
+// TestMacvlanHearsTheFabricOnlyThroughUs: frames from the fabric to a container's MAC or to a multicast MAC reach the
+// container only through our programs.
 func TestMacvlanHearsTheFabricOnlyThroughUs(t *testing.T) {
 	for _, without := range []string{"", "uplink_in", "guard_in"} {
 		t.Run("without "+without, func(t *testing.T) {
@@ -189,7 +190,7 @@ func TestMacvlanHearsTheFabricOnlyThroughUs(t *testing.T) {
 			if without != "" {
 				n.detach(t, without)
 			}
-			peer.detach(t, "uplink_out") // which lets no host say what follows
+			peer.detach(t, "uplink_out") // it would drop the frames that follow
 			inside, onPeer := capture(t, c.ns), capture(t, peer.ns)
 			raw := injector(t, peer.ns)
 			keepOrder(t)
@@ -231,7 +232,7 @@ func TestMacvlanHearsTheFabricOnlyThroughUs(t *testing.T) {
 	}
 }
 
-// TestMacvlanRefusals: replies of the kernel that no socket sends find their way too.
+// TestMacvlanRefusals: replies that a container's kernel sends without a socket reach the peer, too.
 func TestMacvlanRefusals(t *testing.T) {
 	w := newWireOf(t, endpoint.Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -247,8 +248,8 @@ func TestMacvlanRefusals(t *testing.T) {
 	}
 }
 
-// TestMacvlanKinds: one kind gives way to the other only when its last container has gone, and not on an uplink
-// where the kernel would lead packets past us.
+// TestMacvlanKinds: a node changes from macvlans to another kind only when its last macvlan is gone. It refuses
+// macvlans on an uplink where the kernel would lead packets past our programs.
 func TestMacvlanKinds(t *testing.T) {
 	w := newWireOf(t, paired)
 	n, peer := w.nodes[0], w.nodes[1]
@@ -296,7 +297,7 @@ func TestMacvlanKinds(t *testing.T) {
 	}
 }
 
-// TestMacvlanMACs: they are unique, and the programs compute the same.
+// TestMacvlanMACs: MACs of macvlans are unique, and the programs compute the same MACs.
 func TestMacvlanMACs(t *testing.T) {
 	if got, want := device.MacvlanMAC(device.OnUplink|0x01020304), (net.HardwareAddr{0x06, 0x70, 1, 2, 3,
 		4}); !bytes.Equal(
@@ -307,8 +308,8 @@ func TestMacvlanMACs(t *testing.T) {
 	}
 }
 
-// TestMacvlanLeftovers: what a cut off ADD left is taken away at the next start, before the programs that see to it go;
-// what has a record, or is in the way of a number that came again, is not.
+// TestMacvlanLeftovers: an agent that starts removes the device of an interrupted ADD. It does not remove a device with
+// a record, nor a device whose number is also in a stale record.
 func TestMacvlanLeftovers(t *testing.T) {
 	w := newWireOf(t, endpoint.Macvlan)
 	n := w.nodes[0]
@@ -321,10 +322,10 @@ func TestMacvlanLeftovers(t *testing.T) {
 		_, err = h.LinkByName("eth0")
 		return err
 	}
-	// A record from before the machine was booted, whose number is another's now.
+	// A record from before the last boot, with a number that now belongs to another container.
 	stale := kept.record
 	stale.ID, stale.Netns = 77, kept.record.Netns+"-gone"
-	n.reopen(t, n.datapath.config) // which goes on with removals before anything else
+	n.reopen(t, n.datapath.config) // an agent first continues pending removals
 	must(t, n.datapath.Driver(stale).Remove(stale))
 	must(t, eth0(kept))
 	must(t, n.datapath.putTenant(blue))
@@ -403,8 +404,8 @@ func TestMacvlansElsewhere(t *testing.T) {
 	}
 }
 
-// TestMacvlanWithoutItsJudge: where the program is gone that judges what containers send, nothing of it leaves, and the
-// node goes on.
+// TestMacvlanWithoutItsJudge: without the program that checks what containers send, their packets do not leave the
+// node. Packets of the node still do.
 func TestMacvlanWithoutItsJudge(t *testing.T) {
 	w := newWireOf(t, endpoint.Macvlan)
 	n, peer := w.nodes[0], w.nodes[1]

@@ -8,7 +8,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 )
 
-// TestMain has the tests load the object that PILASTER_TEST_OBJECT names in place of the committed one: test/mutation
+// TestMain makes the tests load the object that PILASTER_TEST_OBJECT names, instead of the committed one: test/mutation
 // links these tests once and runs them with many objects.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("PILASTER_TEST_OBJECT"); path != "" {

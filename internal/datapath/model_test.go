@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What fuzzing holds the programs to: what the design promises of any packet, read from the packet
-// by rules of its own. It says what must never happen, and leaves open which reason a drop has.
+// The model that fuzzing compares the programs with: what the design promises for any packet, computed independently of
+// the programs. It defines what must never happen, but not the reason of each drop.
 
 const (
 	authHeader    = 51
@@ -22,9 +22,9 @@ const (
 	ipv6At        = 14 // in a frame
 )
 
-// passage is how a delivered packet must have changed: from the addresses the sender meant to others.
+// passage has the addresses of a packet before it passed a program, and those that it must have afterwards.
 type passage struct {
-	source, destination       netip.Addr // in, as the rules take them
+	source, destination       netip.Addr // before
 	newSource, newDestination netip.Addr
 	hops                      uint8
 }
@@ -62,7 +62,7 @@ func (w passage) check(in, out []byte, a anatomy) error {
 	return nil
 }
 
-// translateQuote makes quote what it should be; got is what it became.
+// translateQuote changes quote into the expected quote; got is the quote that left the program.
 func (w passage) translateQuote(quote, got []byte) error {
 	var a anatomy
 	if !a.follow(quote) || a.diverts {
@@ -82,8 +82,8 @@ func (w passage) translateQuote(quote, got []byte) error {
 	return nil
 }
 
-// keepSum takes over a checksum as it left, if it is as right or wrong as the one that came: right by
-// the same, with 0 for "none" kept and never made where it means that.
+// keepSum copies the checksum of the packet that left (got) into the expected packet (want), if both checksums have the
+// same error. With UDP, where 0 means "no checksum", it copies nothing if one of them is 0.
 func keepSum(want, got []byte, protocol uint8, equallyRight func() bool) {
 	zeroIsNone := protocol == packet.ProtocolUDP
 	if zeroIsNone && (bytes.HasPrefix(want, []byte{0, 0}) || bytes.HasPrefix(got, []byte{0, 0})) {
@@ -100,14 +100,14 @@ func put(b []byte, source, destination netip.Addr) {
 	copy(b[16:], d[:])
 }
 
-// model is what the bench's node holds, as its operator would tell it.
+// model has the containers and tenants of the bench's node.
 type model struct {
 	node       netip.Prefix
 	containers []*testContainer
 	tenants    map[string]tenant.Tenant
 }
 
-// container is the one with this plaintext address.
+// container returns the container with this plaintext address, nil if there is none.
 func (m model) container(plain netip.Addr) *testContainer {
 	for _, c := range m.containers {
 		if c.plain() == plain {
@@ -124,8 +124,8 @@ func (m model) peer(of *testContainer, plain netip.Addr) bool {
 		p.App < firstReserved
 }
 
-// plaintext is what an address means that a container wrote: of the ids of its tenant, one whose key makes it an
-// address of that very id. Without one it is the zero Addr, which nothing contains.
+// plaintext decrypts an address that a container wrote, with the key of each id of its tenant. It returns the result
+// that is an address of the same id, else the zero Addr, which no prefix contains.
 func (m model) plaintext(c *testContainer, a netip.Addr) netip.Addr {
 	if c.cipher == nil {
 		return a
@@ -139,7 +139,7 @@ func (m model) plaintext(c *testContainer, a netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// sees is what a container sees of a peer: the address under the key of the peer's own id.
+// sees returns a peer's address as a container sees it: encrypted with the key of the peer's tenant id.
 func (m model) sees(c *testContainer, plain netip.Addr) netip.Addr {
 	for _, id := range m.tenants[c.record.Tenant].IDs {
 		if c.cipher != nil && id.ID == address.Split(plain).Tenant {
@@ -183,8 +183,8 @@ func (m model) outward(c *testContainer, in, out []byte, segments bool) (local b
 	return false, w.check(in, out, a)
 }
 
-// checkICMPError says what is wrong with an answer of the node to a packet from the device of c (RFC 4443 §2.4, §3.2,
-// §3.3).
+// checkICMPError returns what is wrong with an ICMP error of the node about a packet from the device of c (RFC 4443
+// §2.4, §3.2, §3.3).
 func (m model) checkICMPError(c *testContainer, in, out []byte) error {
 	a, whole := dissect(in, true)
 	if !whole || c == nil || a.source != c.seen() {
@@ -213,7 +213,7 @@ func (m model) checkICMPError(c *testContainer, in, out []byte) error {
 	return nil
 }
 
-// gateway is the node as a container sees it.
+// gateway returns the node's address as a container sees it.
 func (m model) gateway(c *testContainer) netip.Addr {
 	of := m.tenants[c.record.Tenant]
 	for _, id := range of.IDs {
@@ -224,7 +224,7 @@ func (m model) gateway(c *testContainer) netip.Addr {
 	return netip.Addr{}
 }
 
-// inward says what is wrong with a packet from the fabric that went to a container.
+// inward returns what is wrong with a packet from the fabric that went to a container.
 func (m model) inward(in, out []byte, segments bool) error {
 	a, whole := dissect(in, segments)
 	if !whole {

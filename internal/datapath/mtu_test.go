@@ -53,8 +53,8 @@ func TestMTUOfALiveDevice(t *testing.T) {
 	}
 }
 
-// TestMTUOfAnotherNamespace: a recorded path may meanwhile lead elsewhere, as /proc/<pid>/ns/net does when
-// a process of the node has the number; what is there keeps its MTU.
+// TestMTUOfAnotherNamespace: a recorded path may lead to another namespace by now, as /proc/<pid>/ns/net does when
+// another process has the PID. The devices in that namespace keep their MTU.
 func TestMTUOfAnotherNamespace(t *testing.T) {
 	n := newWire(t).nodes[0]
 	r := n.add(t, blue, 1).record
@@ -71,8 +71,8 @@ func TestMTUOfAnotherNamespace(t *testing.T) {
 	}
 }
 
-// TestMTUOfADeadAgent: an uplink that was narrowed meanwhile is no reason to complain about containers, or to change
-// them: the agent does that when the uplink's MTU changes.
+// TestMTUOfADeadAgent: the uplink's MTU was reduced while no agent ran. Check and Restore neither report nor change the
+// containers' MTU: the agent changes it when it follows the uplink's MTU.
 func TestMTUOfADeadAgent(t *testing.T) {
 	for _, kind := range []string{endpoint.Macvlan, joined} {
 		n := newWireOf(t, kind).nodes[0]
@@ -95,7 +95,7 @@ func TestMTUOfADeadAgent(t *testing.T) {
 	}
 }
 
-// TestOverhead: a network that puts something before packets leaves containers less; not so little that they lose IPv6.
+// TestOverhead: a network with encapsulation reduces the containers' MTU, but not below IPv6's minimum.
 func TestOverhead(t *testing.T) {
 	n := newWire(t).nodes[0]
 	c := n.add(t, blue, 1)

@@ -17,7 +17,8 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// TestChooseDevice: what is there decides, and the choice says so; what is not there is refused.
+// TestChooseDevice: Auto chooses a kind that the kernel supports, and gives the reason. A named kind that the kernel
+// does not support is refused.
 func TestChooseDevice(t *testing.T) {
 	lo, err := netlink.LinkByName("lo")
 	must(t, err)

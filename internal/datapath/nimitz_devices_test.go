@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// TestNimitzOthersDevices: a device with the name of ours that is another, or the other switch's, is refused and left
-// as it was.
+// TestNimitzOthersDevices: if another program's device, or one of the other switch, has the name of our device, it is
+// refused and left unchanged.
 func TestNimitzOthersDevices(t *testing.T) {
 	n := newWireOf(t, endpoint.Veth).nodes[0]
 	h, err := n.ns.Netlink()

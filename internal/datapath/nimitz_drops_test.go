@@ -36,14 +36,14 @@ var (
 	service6   = netip.MustParseAddr("fd10:9::9")
 )
 
-// around4 makes an IPv4 frame and changes its header, whose checksum it sets right.
+// around4 makes an IPv4 frame, changes its header, and updates the header's checksum.
 func around4(p packet.Packet, change func(header []byte)) []byte {
 	frame := p.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)
 	change(frame[14:])
 	return frame
 }
 
-// TestNimitzDrops: what no entry decides.
+// TestNimitzDrops: drops for reasons that do not depend on an entry.
 func TestNimitzDrops(t *testing.T) {
 	b := newNimitzBench(t)
 	gram4 := packet.Packet{Source: own4, Destination: far4, Body: gram}
@@ -121,8 +121,8 @@ func TestNimitzDrops(t *testing.T) {
 	}
 }
 
-// TestNimitzErrors: errors are translated with what they quote, and a router's errors come from the peer that it could
-// not reach.
+// TestNimitzErrors: ICMP errors are translated together with their quotes. A router's error arrives with the source
+// address of the peer that the router could not reach.
 func TestNimitzErrors(t *testing.T) {
 	b := newNimitzBench(t)
 	for _, w := range []struct {
@@ -344,7 +344,7 @@ func (b *nimitzBench) addEdge(t testing.TB) *packet.Injector {
 	return i
 }
 
-// TestNimitzPorts: only a plugged device's packets are the second network's, and without its program they are dropped.
+// TestNimitzPorts: only packets of plugged devices belong to the second network. Without its program they are dropped.
 func TestNimitzPorts(t *testing.T) {
 	b := newNimitzBench(t)
 	p4 := packet.Packet{Source: own4, Destination: far4, Body: gram}.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)
@@ -378,7 +378,7 @@ func TestNimitzPorts(t *testing.T) {
 		),
 	)
 	b.dropped(t, "without a gateway", before, dropreason.NoRoute)
-	// What a switch has read for itself is dropped and not counted, whatever it is; what others send after it is.
+	// Packets that a switch has read itself are dropped and not counted. After Unplug, drops are counted again.
 	device, err := b.datapath.Netlink.LinkByIndex(int(b.nimitz.ports[2]))
 	must(t, err)
 	taps := hook.NewOVSPorts(b.datapath.Hooks)
@@ -407,7 +407,7 @@ func TestNimitzPorts(t *testing.T) {
 		),
 	)
 	b.dropped(t, "a switch's", before, dropreason.SrcNotOwn)
-	// What only netpila gives the switch leaves to the programs.
+	// The switch leaves packets with netpila's sources to the programs.
 	for _, source := range []netip.Prefix{address.DefaultPlan().Private, address.DefaultPlan().Base} {
 		before = b.drops(t)
 		must(
@@ -439,7 +439,7 @@ func TestNimitzPorts(t *testing.T) {
 	must(t, taps.Unplug(t.Context(), 2))
 	check("of a switch no more", dropreason.NotIp6, dropreason.SrcNotOwn)
 	must(t, b.nimitz.Plug(t.Context(), 2, pipeline.Device{Name: device.Attrs().Name}))
-	// The port of one device is not that of another, whatever its source.
+	// Another device with the same source address is not the port.
 	must(t, b.nimitz.Unplug(t.Context(), 2))
 	check("unplugged", dropreason.NotIp6, dropreason.SrcNotOwn)
 

@@ -16,8 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestGatewayLeaksNothing: whatever the gateway's stack sends, on the underlay are only its own addresses, and it
-// reaches no container by these.
+// TestGatewayLeaksNothing: whatever the gateway's stack sends, only packets from its own addresses reach the underlay,
+// and with these addresses it reaches no container.
 func TestGatewayLeaksNothing(t *testing.T) {
 	w := newUnderlayWire(t)
 	n := w.nodes[0]
@@ -62,7 +62,7 @@ func TestGatewayLeaksNothing(t *testing.T) {
 		b.dropped(t, c.name, before, c.why)
 	}
 
-	// What its rules do not know goes no further.
+	// The gateway drops packets that match none of its rules.
 	before := b.drops(t)
 	ping := func(at netip.Addr) {
 		r, err := packet.Ping(t.Context(), w.host, at, packet.PingOptions{Count: 1, Timeout: impatience})

@@ -20,9 +20,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestGatewayLimit: a container has so many connections to services and no more, also after the rules were replaced and
-// by another process; those it has go on, the other containers have theirs, and it has new ones when those end. A flow
-// without answers is one, however many datagrams it has.
+// TestGatewayLimit: a container can have MostConnections connections to services, also after rules were replaced, by
+// this or another process. At the limit, its connections and those of other containers continue; when some end, it can
+// open new ones. A flow without answers counts once, however many datagrams it has.
 func TestGatewayLimit(t *testing.T) {
 	w := newUnderlayWire(t)
 	greedy, modest := w.add(t, 1, 7, 2), w.add(t, 1, 8, 2)
@@ -103,7 +103,7 @@ func TestGatewayLimit(t *testing.T) {
 			return packet.UDP{SourcePort: 1000, DestinationPort: to.Port(), Payload: []byte("flow")}
 		})
 	}
-	// goesOn has datagrams of the flow arrive that are sent from now on, and none refused.
+	// goesOn checks that new datagrams of the flow arrive and that none is refused.
 	goesOn := func(when string) {
 		t.Helper()
 		before := refused()
@@ -119,7 +119,7 @@ func TestGatewayLimit(t *testing.T) {
 			t.Errorf("%s %d datagrams of the flow that was there are refused", when, n)
 		}
 	}
-	// beginUntilRefused has the gateway refuse some more.
+	// beginUntilRefused opens connections until the gateway refuses one.
 	beginUntilRefused := func(when string) {
 		t.Helper()
 		before := refused()

@@ -27,8 +27,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// underlayWire is two nodes and a host without any network of containers behind one router, which lets by only what
-// comes from where answers go.
+// underlayWire has two nodes, a host without container networks, and a router between them. The router drops packets
+// that come from another device than the one to their source.
 type underlayWire struct {
 	*nimitzWire
 	host     *netns.Namespace
@@ -137,7 +137,7 @@ func joinRouter(t testing.TB, router, ns *netns.Namespace, number int, behind ne
 	return own
 }
 
-// checkSources has a router drop what came by another device than the one to its source.
+// checkSources makes a router drop packets that come from another device than the one to their source.
 func checkSources(t testing.TB, router *netns.Namespace) {
 	t.Helper()
 	nft, err := nftables.New(nftables.WithNetNSFd(router.FD()))
@@ -160,7 +160,7 @@ func checkSources(t testing.TB, router *netns.Namespace) {
 	must(t, nft.Flush())
 }
 
-// echoServer answers each TCP connection with the address it came from, then with what it sends.
+// echoServer answers each TCP connection with the client's address, then with the data that it receives.
 func echoServer(t testing.TB, ns *netns.Namespace, at netip.AddrPort) netip.AddrPort {
 	t.Helper()
 	var l net.Listener
@@ -188,7 +188,7 @@ func echoServer(t testing.TB, ns *netns.Namespace, at netip.AddrPort) netip.Addr
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
-// converse sends n bytes over TCP and reads them back. It tells as whom it is seen.
+// converse sends n bytes over TCP and reads them back. It returns the address as which the server sees it.
 func converse(ctx context.Context, ns *netns.Namespace, to netip.AddrPort, n int) (seen netip.Addr, err error) {
 	var conn net.Conn
 	if err := ns.Do(func() (err error) {
@@ -214,7 +214,7 @@ func converse(ctx context.Context, ns *netns.Namespace, to netip.AddrPort, n int
 	return netip.AddrFrom16(from), <-sent
 }
 
-// toService has a container of the second family reach an address of the underlay as another.
+// toService lets a container reach the underlay address real by the address virtual, in IPv6.
 func (w *underlayWire) toService(t testing.TB, node int, vni pipeline.VNI, c *testContainer, virtual, real netip.Addr) {
 	t.Helper()
 	block, _ := address.DefaultPlan().GatewayBlock(w.nodes[node-1].prefix, false)
@@ -229,8 +229,8 @@ func (w *underlayWire) toService(t testing.TB, node int, vni pipeline.VNI, c *te
 	}))
 }
 
-// TestGatewayToServices is traffic (c): equal containers of two tenants on one node use one service at once, each
-// to the name that its tenant has for it, over TCP and by ping; the service sees this node's gateway (NIMITZ §3.1).
+// TestGatewayToServices is traffic (c): containers of two tenants with the same address use one service at once, each
+// by its own tenant's virtual address, over TCP and ping. The service sees this node's gateway (NIMITZ §3.1).
 func TestGatewayToServices(t *testing.T) {
 	w := newUnderlayWire(t)
 	seven, eight := w.add(t, 1, 7, 2), w.add(t, 1, 8, 2)
@@ -258,7 +258,7 @@ func TestGatewayToServices(t *testing.T) {
 			t.Errorf("%d of %d pings of %d bytes were answered", r.Received, r.Sent, size)
 		}
 	}
-	// The other tenant's name for it leads nowhere, nor does its own address.
+	// The other tenant's virtual address of the service does not work, nor does the service's real address.
 	for _, to := range []netip.Addr{v8, netip.MustParseAddr("2001:db8:70:3::3")} {
 		if r := seven.ping(t, to, 56, impatience); r.Received != 0 {
 			t.Errorf("%v answers", to)
@@ -270,8 +270,8 @@ func TestGatewayToServices(t *testing.T) {
 	}
 }
 
-// onlyGateways has everything that reached the fabric until now be of the underlay and of a gateway, and every checksum
-// right.
+// onlyGateways checks that all packets captured on the fabric until now have underlay addresses, with a gateway among them,
+// and right checksums.
 func onlyGateways(t testing.TB, c *packet.Capture, node netip.Prefix) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), impatience)
@@ -297,7 +297,7 @@ func onlyGateways(t testing.TB, c *packet.Capture, node netip.Prefix) {
 }
 
 // TestGatewayPublishes is traffic (d): a host of the underlay reaches a container on node 2 by an address of node 1's
-// gateway, and answers come back by that one (appendix A), as the router wants it.
+// gateway. Answers return through that gateway (appendix A); the router would drop others.
 func TestGatewayPublishes(t *testing.T) {
 	w := newUnderlayWire(t)
 	near, far := w.add(t, 1, 7, 2), w.add(t, 2, 7, 2)
@@ -356,7 +356,7 @@ func TestGatewayPublishes(t *testing.T) {
 			t.Fatalf("%v sends to the client", p.Source)
 		}
 	}
-	// A new process of the agent finds it at work, and leaves it so.
+	// A new process of the agent finds the gateway in operation and changes nothing.
 	at := netip.AddrPortFrom(
 		tenant.UnderlayAddress(w.nodes[0].prefix, 2),
 		echoServer(t, far.ns, netip.AddrPortFrom(far.record.Attachments[1].Address, 0)).Port(),
@@ -378,7 +378,7 @@ func TestGatewayPublishes(t *testing.T) {
 	if _, err := converse(t.Context(), w.host, at, 1000); err != nil {
 		t.Errorf("a connection from after: %v", err)
 	}
-	// A connection ends with the publication that it came by, and no other does.
+	// When a publication ends, the connections to it end, and no others.
 	must(t, w.host.Do(func() (err error) {
 		other, err = net.DialTimeout(
 			"tcp",
@@ -413,7 +413,7 @@ func TestGatewayPublishes(t *testing.T) {
 			t.Errorf("a connection to %v lives: %v, want %v (%v)", c.RemoteAddr(), err == nil, lives, err)
 		}
 	}
-	// What is not published is not reached, the gateway itself included.
+	// Addresses that are not published cannot be reached, including that of the gateway itself.
 	for _, at := range []address.Index{1, 9} {
 		r, err := packet.Ping(
 			t.Context(),

@@ -16,8 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestGatewayOutlivesItsAgent: another build, whose table of the gateway's devices is a new one, takes the gateway over
-// and no packet is lost; then its MTUs follow, and what is missing is said.
+// TestGatewayOutlivesItsAgent: another build, with a new map for the gateway's devices, takes over the gateway without
+// packet loss. Then SetMTU changes the gateway's MTUs, and missing parts are reported.
 func TestGatewayOutlivesItsAgent(t *testing.T) {
 	w := newUnderlayWire(t)
 	c, name := w.add(t, 1, 7, 2), netip.MustParseAddr("fd10:9::9")

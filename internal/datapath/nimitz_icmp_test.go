@@ -43,14 +43,14 @@ func TestNimitzAnswers(t *testing.T) {
 				Body:        packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: make([]byte, bytes-w.header)},
 			}
 		}
-		// checkICMPError is the error about a packet.
+		// told returns the error about a packet.
 		told := func(e packet.ICMP, mtu int, about packet.Packet) packet.Packet {
 			quoted := about.Marshal()
 			e.Payload = quoted[:min(len(quoted), w.quote)]
 			binary.BigEndian.PutUint16(e.Rest[w.mtu:], uint16(mtu))
 			return packet.Packet{Source: w.gate, Destination: w.own, Body: e}
 		}
-		// silent sends the container something else, which is the next packet that it receives.
+		// silent checks that the container received no error: it sends another packet, which must be the next to arrive.
 		silent := func(name string) {
 			next := packet.Packet{Source: w.beside, Destination: w.own, Body: packet.UDP{Payload: []byte(name)}}
 			must(t, b.inject[4].Send(next.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
@@ -117,7 +117,7 @@ func TestNimitzAnswers(t *testing.T) {
 	}
 }
 
-// TestNimitzNarrowUplink: where the way has become narrower than containers know, their connections go on, in both
+// TestNimitzNarrowUplink: if the uplink's MTU falls below that of containers, their connections continue, in both
 // families.
 func TestNimitzNarrowUplink(t *testing.T) {
 	w := newNimitzWire(t)
@@ -148,7 +148,7 @@ func TestNimitzNarrowUplink(t *testing.T) {
 	}
 }
 
-// TestNimitzCheck: CHECK notices an entry that is gone or another, and a device that is no port.
+// TestNimitzCheck: CHECK detects a missing or changed entry, and a device that is no port.
 func TestNimitzCheck(t *testing.T) {
 	b := newNimitzBench(t)
 	device := func() pipeline.Device {

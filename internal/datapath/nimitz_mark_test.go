@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// TestNimitzMarks: netfilter on a node takes tunnels for nothing of its own, and what it sets of their mark takes them
-// nothing.
+// TestNimitzMarks: other programs' netfilter rules do not match the marks of our tunnel packets, and tunnels still work
+// when these rules set their bits in the marks.
 func TestNimitzMarks(t *testing.T) {
 	w := newNimitzWire(t)
 	near, far := w.add(t, 1, 7, 2), w.add(t, 2, 7, 2)
@@ -34,8 +34,8 @@ func TestNimitzMarks(t *testing.T) {
 	}
 }
 
-// markAll has a node hide the sender of all that has a mark of netfilter's, as kube-proxy does, and set all those marks
-// of what comes and goes.
+// markAll adds rules that masquerade packets with any bit of the mark that is not ours, as kube-proxy does, and rules
+// that set all these bits in incoming and outgoing packets.
 func markAll(t *testing.T, ns *netns.Namespace) {
 	t.Helper()
 	const theirs = ^uint32(pipeline.MarkBits)

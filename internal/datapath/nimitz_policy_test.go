@@ -18,8 +18,8 @@ const (
 	appBeside = 72
 
 	appFree    = 71 // no policy selects it
-	appSilent  = 73 // may begin nothing
-	appShut    = 74 // nothing may be begun to it
+	appSilent  = 73 // may open no connection
+	appShut    = 74 // accepts no connection
 	appUnknown = 75
 )
 
@@ -30,7 +30,7 @@ const (
 	ruleMail
 )
 
-// overlayFamily is who there is, in one family.
+// overlayFamily has the addresses of one family.
 type overlayFamily struct {
 	name                                               string
 	own, beside, far, service, storage, virtual, leads netip.Addr
@@ -89,8 +89,8 @@ type overlayStep struct {
 	rule     uint32
 }
 
-// policedNimitz is a bench where own lets TCP to port 80 in and all but mail out, and others do as their apps are
-// called.
+// policedNimitz returns a bench where the policies of own allow TCP to port 80 in, and all but TCP port 25 out. The
+// policies of the other apps are as their names say.
 func policedNimitz(t *testing.T) (*nimitzBench, pipeline.Table) {
 	b := newNimitzBench(t)
 	entries := packettest.Entries()
@@ -155,7 +155,7 @@ func (b *nimitzBench) ruleHits(t *testing.T) map[uint32]uint64 {
 	return hits
 }
 
-// TestNimitzPolice: the rules of both ends apply to what leaves the tunnels, and sessions keep what enters them.
+// TestNimitzPolice: the rules of both ends apply, to packets into tunnels and out of them, and sessions allow answers.
 func TestNimitzPolice(t *testing.T) {
 	b, table := policedNimitz(t)
 	const denied = dropreason.PolicyDenied
@@ -314,7 +314,7 @@ func TestNimitzPolice(t *testing.T) {
 			},
 			{name: "another region's answer", by: pipeline.VXLAN, from: w.abroad, to: w.own, body: udp(9, 55)},
 		})
-		// In transit no policy is applied: the ends do that.
+		// Nodes in transit apply no policy: the nodes at both ends do.
 		carried := b.sessions(t).Created
 		b.police(t, table, w, []overlayStep{
 			{
@@ -350,7 +350,7 @@ func TestNimitzPolice(t *testing.T) {
 			t.Errorf("%s: %d sessions of what was only carried", w.name, n-carried)
 		}
 	}
-	// A change counts from the next packet on.
+	// A change takes effect with the next packet.
 	b.says(t, 11, 1, denies|ruleNothing, 0, 0)
 	must(
 		t,
@@ -374,7 +374,7 @@ func TestNimitzPolice(t *testing.T) {
 			{name: "answered as before", identity: appFree, from: w.far, to: w.own, body: udp(9, 53)},
 		})
 	}
-	// A container that may not send is just coming or going: nothing says what it is.
+	// A container without a Sender entry is just starting or ending, so its app is unknown.
 	for _, w := range overlayFamilies() {
 		gone := slices.DeleteFunc(slices.Clone(table.Entries), func(e pipeline.Entry) bool {
 			s, is := e.(pipeline.Sender)
@@ -399,7 +399,7 @@ func TestNimitzPolice(t *testing.T) {
 	}
 }
 
-// TestNimitzOthersAreFree: a tenant without policies has no sessions, beside one that has.
+// TestNimitzOthersAreFree: a tenant without policies has no sessions, even if another tenant here has policies.
 func TestNimitzOthersAreFree(t *testing.T) {
 	b, table := policedNimitz(t)
 	for _, c := range slices.DeleteFunc(packettest.Cases(), func(c packettest.Case) bool {

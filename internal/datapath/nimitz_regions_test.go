@@ -13,8 +13,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// regionsWire is two regions behind one router, which lets by only what comes from where answers go. Each is a node and
-// its Edge Switch: of the west nodes 1 and 2, of the east the other way round.
+// regionsWire has two regions behind one router, which drops packets from another device than the one to their source.
+// Each region has a node and an Edge Switch: nodes 1 and 2 in the west, nodes 2 and 1 in the east.
 type regionsWire struct{ west, east *nimitzWire }
 
 func newRegionsWire(t testing.TB) *regionsWire {
@@ -48,7 +48,8 @@ func newRegionsWire(t testing.TB) *regionsWire {
 	return w
 }
 
-// lead has a region's node at a place, and its Edge Switch at the other, reach what the tenant has in the other region.
+// lead adds the entries by which a region's node (index at) and its Edge Switch (the other one) reach the tenant's
+// containers in the other region.
 func (w *regionsWire) lead(t testing.TB, here, there *nimitzWire, at int, vni, theirs pipeline.VNI) {
 	node, edge, peer := here.nodes[at].prefix, here.nodes[1-at].prefix, there.nodes[at].prefix
 	region := pipeline.Peer{Nodes: here.nodes[0].datapath.config.Plan.Base}
@@ -67,8 +68,8 @@ func (w *regionsWire) lead(t testing.TB, here, there *nimitzWire, at int, vni, t
 	must(t, here.switches[1-at].Apply(t.Context(), nil, ofEdge))
 }
 
-// TestNimitzRegions: containers of a tenant talk across regions, by both Edge Switches; at each hop another program
-// reads other tunnel addresses, and behind the last another VNI, without an identity (§3.1; NM6).
+// TestNimitzRegions: containers of a tenant communicate across regions, through both Edge Switches. tshark reads the
+// tunnel addresses of each hop, and behind the last Edge Switch the other region's VNI without an identity (§3.1; NM6).
 func TestNimitzRegions(t *testing.T) {
 	w := newRegionsWire(t)
 	near, far := w.west.add(t, 1, 7, 2), w.east.add(t, 2, 12, 2)

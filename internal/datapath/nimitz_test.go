@@ -30,7 +30,7 @@ import (
 
 var _ nimitz.Switch = (*Nimitz)(nil)
 
-// nimitzBench is a node with three containers and a gateway, and another that is only listened to.
+// nimitzBench is a node with three containers and a gateway, and a second node that only captures packets.
 type nimitzBench struct {
 	*testNode
 	far      *testNode
@@ -98,7 +98,7 @@ func newNimitzBench(t testing.TB) *nimitzBench {
 	return b
 }
 
-// trust has a node let by what an injector sends by its uplink.
+// trust makes a node's programs accept the packets that an injector sends by the uplink.
 func (n *testNode) trust(i *packet.Injector) error {
 	var mark uint32
 	if err := n.datapath.Objects.AcceptMark.Get(&mark); err != nil {
@@ -107,7 +107,7 @@ func (n *testNode) trust(i *packet.Injector) error {
 	return i.Mark(mark)
 }
 
-// outer is what is around a packet between nodes.
+// outer has the tunnel headers of a packet between nodes.
 type outer struct {
 	from, to netip.Addr
 	port     uint16
@@ -148,7 +148,7 @@ func untunnel(frame []byte) (o outer, inner []byte, err error) {
 	return o, gram.Payload[8:], nil
 }
 
-// sumCounter are the reasons of what was dropped since, without those that count by themselves.
+// counted returns the drops since before, by reason, without neighbour discovery and MLD, which kernels send themselves.
 func (n *testNode) counted(t testing.TB, before map[string]uint64) map[string]uint64 {
 	t.Helper()
 	now := n.drops(t)
@@ -173,7 +173,7 @@ func (b *nimitzBench) send(t testing.TB, c packettest.Case) {
 	must(t, b.inject[c.From].Send(frame))
 }
 
-// dropped waits until a reason has counted one packet, and nothing else any.
+// dropped waits for a drop, and checks that there is one for this reason and no other.
 func (b *nimitzBench) dropped(t testing.TB, name string, before map[string]uint64, why dropreason.Reason) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
@@ -185,7 +185,7 @@ func (b *nimitzBench) dropped(t testing.TB, name string, before map[string]uint6
 	}
 }
 
-// leaves waits for a frame at a port that is as a result says.
+// leaves waits until the expected frame arrives at its port.
 func (b *nimitzBench) leaves(t testing.TB, name string, before map[string]uint64, want packettest.Result) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -230,11 +230,11 @@ func (b *nimitzBench) leaves(t testing.TB, name string, before map[string]uint64
 	}
 }
 
-// TestNimitzPackets: what the switch does with each packet is what the pipeline says (NM2).
+// TestNimitzPackets: the switch processes each packet as the pipeline does (NM2).
 func TestNimitzPackets(t *testing.T) { newNimitzBench(t).forwardsAll(t) }
 
-// TestNimitzEntryProgram: containers on network nimitz alone have its program at their device, with the same results.
-// With a second network, they have the program that knows all networks.
+// TestNimitzEntryProgram: containers on network nimitz alone have this network's program at their device, with the same
+// results. Containers with a second network have the program for all networks.
 func TestNimitzEntryProgram(t *testing.T) {
 	b := newNimitzBench(t)
 	for _, r := range b.records {
@@ -275,12 +275,12 @@ func (b *nimitzBench) forwardsAll(t *testing.T) {
 	}
 }
 
-// TestNimitzTables: entries come back from the kernel as they were written, and go.
+// TestNimitzTables: entries are read back from the kernel as they were written, and can be removed.
 func TestNimitzTables(t *testing.T) {
 	b := newNimitzBench(t)
 	b.holds(t, packettest.Entries())
 
-	// A match has one entry: another takes its place, and each goes by its match alone.
+	// A match has one entry: a new entry replaces it, and Apply removes an entry by its match alone.
 	moved := pipeline.Forward{
 		VNI:  7,
 		To:   netip.MustParsePrefix("10.0.2.0/24"),
@@ -296,7 +296,7 @@ func TestNimitzTables(t *testing.T) {
 		wider,
 	)
 	b.holds(t, changed)
-	must(t, b.nimitz.Apply(t.Context(), []pipeline.Entry{longer}, nil)) // which is not there; a shorter prefix is
+	must(t, b.nimitz.Apply(t.Context(), []pipeline.Entry{longer}, nil)) // not in the map, which has a shorter prefix
 	b.holds(t, changed)
 	must(t, b.nimitz.Apply(t.Context(), changed, nil))
 	b.holds(t, nil)
@@ -327,7 +327,7 @@ func (b *nimitzBench) holds(t testing.TB, want []pipeline.Entry) {
 	}
 }
 
-// TestNimitzIsFull: what has no room, or is wrong, is refused before anything is written.
+// TestNimitzIsFull: Apply refuses entries that are invalid or have no room before it writes anything.
 func TestNimitzIsFull(t *testing.T) {
 	b := newNimitzBench(t)
 	room := int(b.datapath.Objects.NimPeersV1.MaxEntries())
@@ -372,7 +372,7 @@ func TestNimitzIsFull(t *testing.T) {
 	must(t, b.nimitz.Apply(t.Context(), []pipeline.Entry{peer(0)}, nil))
 	must(t, b.nimitz.Apply(t.Context(), nil, []pipeline.Entry{peer(room)}))
 
-	// What fails on the way is taken back: the kernel refuses a full table itself.
+	// Apply undoes a change that fails half-way: the kernel refuses entries for a full map.
 	var rows []mapEntry
 	for _, e := range []pipeline.Entry{forward, peer(room + 1)} {
 		r, err := b.nimitz.encode(e)
@@ -392,8 +392,8 @@ func TestNimitzIsFull(t *testing.T) {
 	b.holds(t, before)
 }
 
-// TestNimitzOutlivesItsAgent: another agent finds ports, entries and devices, and no packet is lost while it takes them
-// over, nor where its limits are others.
+// TestNimitzOutlivesItsAgent: another agent takes over ports, entries and devices without packet loss, also with
+// different limits.
 func TestNimitzOutlivesItsAgent(t *testing.T) {
 	b := newNimitzBench(t)
 	c := packettest.Cases()[0]
@@ -428,7 +428,7 @@ func TestNimitzOutlivesItsAgent(t *testing.T) {
 			}
 		}
 	}
-	// Who is not there any more is no port.
+	// The device of an endpoint that is gone is no port any more.
 	_, err := b.datapath.Restore(t.Context(), b.records[1:], func(found []endpoint.Record) error {
 		return b.datapath.Netpila().Repair(t.Context(), found, found)
 	})

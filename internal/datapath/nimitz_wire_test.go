@@ -99,15 +99,15 @@ func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, hostLink byte
 	return c
 }
 
-// of a family: the container as if that were its first.
+// of returns the container with the attachments of a family first.
 func (c *testContainer) of(family int) *testContainer {
 	other := *c
 	other.record.Attachments = slices.Clone(c.record.Attachments[family:])
 	return &other
 }
 
-// TestNimitzWire: containers talk over real devices, in both families, and tenants with the same addresses never meet;
-// another program's reading of the fabric is VXLAN with the tenant's VNI and identity (NM2).
+// TestNimitzWire: containers communicate over real devices, in both families, and never with another tenant that has the
+// same addresses. tshark reads VXLAN with the tenant's VNI and identity on the fabric (NM2).
 func TestNimitzWire(t *testing.T) {
 	w := newNimitzWire(t)
 	near, far, beside := w.add(t, 1, 7, 2), w.add(t, 2, 7, 2), w.add(t, 1, 7, 3)
@@ -159,8 +159,8 @@ func TestNimitzWire(t *testing.T) {
 	}
 }
 
-// readByTshark is which node sends to a node's tunnel address in which VNI, with which identity and for whom, each
-// once, by what a capture has seen until now.
+// readByTshark returns the tunnel packets to a node's tunnel address that a capture has until now, each once: sender,
+// VNI, identity and inner destination.
 func readByTshark(t *testing.T, c *packet.Capture, node netip.Prefix) []string {
 	t.Helper()
 	file := binary.LittleEndian.AppendUint32(nil, 0xa1b2c3d4) // pcap

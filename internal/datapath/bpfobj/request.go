@@ -7,7 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// ethernetHeader is the length in bytes of what precedes a request: a program for packets needs a packet.
+// ethernetHeader is the length in bytes of the header before a request: a program for packets needs a packet.
 const ethernetHeader = 14
 
 // RunRequest runs a program that only the agent runs, on a request that it passes as a packet behind an Ethernet

@@ -17,15 +17,15 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// A device pair connects the node's stack with its containers. Routes to containers lead into the near
-// end, where a program takes the packets away. What no program takes arrives at its far end, which
-// listens to nothing. Containers' answers go the other way round.
+// A device pair connects the node's stack with its containers. Routes to containers lead into the near end, where a
+// program redirects the packets. Without the program, packets arrive at the far end, where nothing accepts them.
+// Containers' answers go the opposite way.
 const (
 	NodeDevice = dpapi.NodeDevice
 	NodeFar    = "pilaster1"
 
-	// A device drops in silence what its peer's MTU does not take, so the pair takes whatever a container
-	// sends; towards containers the routes say what every container takes.
+	// A device drops packets that exceed its peer's MTU without an error, so the pair's MTU is above that of any packet
+	// of a container. Towards containers, the routes have an MTU that every container accepts.
 	nodeMTU = 65535
 )
 

@@ -161,7 +161,7 @@ func (t *OVSPorts) Check(_ context.Context, device pipeline.Device) error {
 	return t.d.CheckProgram(l, netlink.HANDLE_MIN_EGRESS, t.d.Objects.PilTapped, bpfobj.PilasterProgPilTapped)
 }
 
-// Unplug has the programs count again what they drop of the port's.
+// Unplug makes the programs count again the packets of the port that they drop.
 func (t *OVSPorts) Unplug(_ context.Context, port pipeline.Port) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

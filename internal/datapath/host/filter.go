@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// The place of our program on a device, the same in all builds: a filter put there takes the place of
-// the one before in one step.
+// Handle and priority of our filter on a device, the same in all builds: a new filter replaces the earlier one in one
+// step.
 const (
 	filterHandle   = 1
 	filterPriority = 1

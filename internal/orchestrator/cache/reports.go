@@ -56,8 +56,8 @@ func (m *Cache) Rehost(f *Subscriber, req *pilasterv1.FollowRequest) (add []*pil
 	return add, remove
 }
 
-// alreadyRecorded returns the reports of a stream's first message that the store already has. The cache has all of these
-// reports: it has received the stream's session, and since then only this stream records reports of the node. The store
+// alreadyRecorded returns the reports of a stream's first message that the store already has. The cache has all of
+// them: it has received the stream's session, and since then only this stream records reports of the node. The store
 // decides on tenants that rotate their key, migrate or retire apps, and on later messages.
 func (m *Cache) alreadyRecorded(f *Subscriber, first *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
 	recorded := map[string]*pilasterv1.Hosting{}
