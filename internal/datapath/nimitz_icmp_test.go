@@ -50,7 +50,7 @@ func TestNimitzAnswers(t *testing.T) {
 			binary.BigEndian.PutUint16(e.Rest[w.mtu:], uint16(mtu))
 			return packet.Packet{Source: w.gate, Destination: w.own, Body: e}
 		}
-		// silent checks that the container received no error: it sends another packet, which must be the next to arrive.
+		// silent checks that the container received no error: the next packet to arrive is one that silent sends.
 		silent := func(name string) {
 			next := packet.Packet{Source: w.beside, Destination: w.own, Body: packet.UDP{Payload: []byte(name)}}
 			must(t, b.inject[4].Send(next.Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))

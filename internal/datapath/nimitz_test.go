@@ -148,7 +148,7 @@ func untunnel(frame []byte) (o outer, inner []byte, err error) {
 	return o, gram.Payload[8:], nil
 }
 
-// counted returns the drops since before, by reason, without neighbour discovery and MLD, which kernels send themselves.
+// counted returns the drops since before, by reason, without neighbour discovery and MLD, which kernels send.
 func (n *testNode) counted(t testing.TB, before map[string]uint64) map[string]uint64 {
 	t.Helper()
 	now := n.drops(t)

@@ -106,8 +106,8 @@ func (c *testContainer) of(family int) *testContainer {
 	return &other
 }
 
-// TestNimitzWire: containers communicate over real devices, in both families, and never with another tenant that has the
-// same addresses. tshark reads VXLAN with the tenant's VNI and identity on the fabric (NM2).
+// TestNimitzWire: containers communicate over real devices, in both families, and never with another tenant that has
+// the same addresses. tshark reads VXLAN with the tenant's VNI and identity on the fabric (NM2).
 func TestNimitzWire(t *testing.T) {
 	w := newNimitzWire(t)
 	near, far, beside := w.add(t, 1, 7, 2), w.add(t, 2, 7, 2), w.add(t, 1, 7, 3)

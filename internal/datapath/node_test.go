@@ -21,7 +21,7 @@ import (
 
 func (n *testNode) address() netip.Addr { return n.prefix.Addr().Next() }
 
-// self is the node's stack as one of those that talk.
+// self returns the node's stack as a testContainer, so that it can be an end of a test connection.
 func (n *testNode) self() *testContainer {
 	return &testContainer{
 		node:   n,
@@ -30,7 +30,7 @@ func (n *testNode) self() *testContainer {
 	}
 }
 
-// gateway is the node as its containers of a tenant see it.
+// gateway returns the node's address as its containers of a tenant see it.
 func (n *testNode) gateway(t testing.TB, of tenant.Tenant) netip.Addr {
 	t.Helper()
 	guest, err := of.Gateway(n.datapath.config.Plan, n.prefix, of.Current())
@@ -38,7 +38,7 @@ func (n *testNode) gateway(t testing.TB, of tenant.Tenant) netip.Addr {
 	return guest.Address
 }
 
-// connect makes a socket of the node that is connected to a container's, and the container's.
+// connect connects a socket of the node with one of a container, and returns both.
 func (n *testNode) connect(t *testing.T, network string, to *testContainer) (node, container net.Conn) {
 	t.Helper()
 	at := netip.AddrPortFrom(to.seen(), 0)
@@ -70,7 +70,7 @@ func (n *testNode) connect(t *testing.T, network string, to *testContainer) (nod
 
 func addrPort(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.String()) }
 
-// TestNodeReachesItsContainers: health checks work, and what containers see is a peer of their own.
+// TestNodeReachesItsContainers: health checks work, and containers see the node as a peer of their tenant.
 func TestNodeReachesItsContainers(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
@@ -117,7 +117,7 @@ func TestNodeReachesItsContainers(t *testing.T) {
 	}
 }
 
-// TestNodeWithoutItsProgram: the node reaches no container then, and nothing gets out.
+// TestNodeWithoutItsProgram: without its program, the node reaches no container, and no packet leaves the node.
 func TestNodeWithoutItsProgram(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
@@ -158,7 +158,7 @@ func TestNodeWithoutItsProgram(t *testing.T) {
 	transfer(t, n.self(), c, 1000)
 }
 
-// TestNodeRoutesComeAndGo with the endpoint; other routes stay.
+// TestNodeRoutesComeAndGo: the node's routes to an endpoint are added and removed with it; other routes stay.
 func TestNodeRoutesComeAndGo(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
@@ -183,7 +183,7 @@ func TestNodeRoutesComeAndGo(t *testing.T) {
 	}
 }
 
-// TestNodeClaimsNobody: a process of the node is the node, whatever address it binds to.
+// TestNodeClaimsNobody: a process of the node cannot send as anything but the node, whatever address it binds to.
 func TestNodeClaimsNobody(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
@@ -208,7 +208,7 @@ func TestNodeClaimsNobody(t *testing.T) {
 	}
 }
 
-// sendFrom sends a datagram as any process may: IPV6_FREEBIND asks for no privilege.
+// sendFrom sends a datagram from any source address, as every process can: IPV6_FREEBIND needs no privilege.
 func sendFrom(option int, source, to netip.Addr) error {
 	d := net.Dialer{
 		LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(source, 0)),

@@ -10,8 +10,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// What the node and b1 have open with each other while the programs are fuzzed. The ports are the same in every
-// process, because one makes the seeds and others run them.
+// Ports of the sockets that the node and b1 have open with each other during fuzzing. They are the same in every
+// process, because one process makes the seeds and others run them.
 const (
 	asking    = 4000 // of the node
 	answering = 5000 // of b1
@@ -46,7 +46,7 @@ func (b *fuzzBench) converse(f testing.TB) {
 	f.Cleanup(func() { inside.Close() })
 }
 
-// toNode are packets of b1 for its node, answers and others.
+// toNode returns packets of b1 for its node, answers and others.
 func (b *fuzzBench) toNode() (all [][]byte) {
 	gateway := b.gateway(b.b1)
 	about := packet.Packet{Source: gateway, Destination: b.b1.seen(), Body: gram}.Marshal()
@@ -63,8 +63,8 @@ func (b *fuzzBench) toNode() (all [][]byte) {
 	return all
 }
 
-// FuzzFromNode: whatever the node's stack sends by its device to containers, only what begins there as the node reaches
-// one, and then as the node's guest in the container's tenant.
+// FuzzFromNode: whatever the node's stack sends by its device to containers, only packets that the node itself sends
+// from its own address reach one. There they have the node's alias in the container's tenant as source.
 func FuzzFromNode(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.Objects.PilNode
@@ -96,7 +96,7 @@ func FuzzFromNode(f *testing.F) {
 	})
 }
 
-// fromStack says what is wrong with a packet of the node's stack that went to a container.
+// fromStack returns what is wrong with a packet of the node's stack that went to a container.
 func (m model) fromStack(in, out []byte, segments bool) error {
 	a, whole := dissect(in, segments)
 	if !whole {
@@ -122,7 +122,7 @@ func (m model) fromStack(in, out []byte, segments bool) error {
 	return fmt.Errorf("no container here sees itself as %v", a.destination)
 }
 
-// toNode says what is wrong with a packet of c that went to its node, of which it sees the gateway.
+// toNode returns what is wrong with a packet of c that went to its node, by the address that c sees.
 func (m model) toNode(c *testContainer, in, out []byte, a anatomy) error {
 	if upper := in[ipv6At+a.upper : ipv6At+a.end]; a.later || !m.answers(c, a.protocol, upper) {
 		return fmt.Errorf("it is no answer to what the node began")
@@ -136,7 +136,7 @@ func (m model) toNode(c *testContainer, in, out []byte, a anatomy) error {
 	return joinMACs(w.check(in, out, a), out, host.ContainerMAC)
 }
 
-// answers reports whether the node has asked c for what begins with this transport header.
+// answers reports whether a packet of c with this transport header answers a packet of the node.
 func (m model) answers(c *testContainer, protocol uint8, upper []byte) bool {
 	switch protocol {
 	case packet.ProtocolICMPv6:

@@ -9,7 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// fromNode are packets of the node's stack to containers and every verdict on them.
+// fromNode returns packets of the node's stack to containers, with the verdicts on them.
 func (b *progBench) fromNode(t testing.TB) []progCase {
 	node, gateway := b.address(), b.gateway(t, blue)
 	frame := func(source, destination netip.Addr, body packet.Body, extensions ...packet.Extension) []byte {
@@ -85,7 +85,7 @@ func (b *progBench) fromNode(t testing.TB) []progCase {
 	}
 }
 
-// TestFromNode: only the node's stack reaches the containers here as their gateway.
+// TestFromNode: only the node's own stack reaches the containers here with their gateway's address.
 func TestFromNode(t *testing.T) {
 	b := newProgBench(t)
 	program, ctx := b.datapath.Objects.PilNode, skb{Ifindex: uint32(b.datapath.NodeNear)}
@@ -112,7 +112,7 @@ func TestFromNode(t *testing.T) {
 	)
 }
 
-// TestToNode: containers answer their node, and begin nothing.
+// TestToNode: containers may answer their node, and may open no connection to it.
 func TestToNode(t *testing.T) {
 	b := newProgBench(t)
 	node, gateway := b.address(), b.gateway(t, blue)
@@ -191,7 +191,7 @@ func TestToNode(t *testing.T) {
 	} {
 		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b1.ifindex()}, c)
 	}
-	// Another container of the tenant has no part in what b1 was asked.
+	// Another container of the tenant may not answer a packet that the node sent to b1.
 	b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: b.b2.ifindex()}, progCase{
 		name: "answer of a container that was not asked", reason: "to-node",
 		frame: b.frame(packet.Packet{Source: b.b2.seen(), Destination: gateway, Body: answer}),

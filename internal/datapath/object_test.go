@@ -13,8 +13,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// TestCommittedObject compiles bpf/ anew and compares what the two objects mean. Their bytes may differ:
-// clang orders some BTF by where it lies in its own memory, so a longer path to the sources moves it.
+// TestCommittedObject compiles bpf/ again and compares the meaning of the two objects. Their bytes may differ: clang
+// orders some BTF by its addresses in memory, so a longer path to the sources changes the order.
 // PILASTER_TEST_OBJECTS names a copy of the tree where `go generate` has compiled them (.ci/generated).
 func TestCommittedObject(t *testing.T) {
 	for pkg, parts := range map[string]int{"datapath/bpfobj": 50, "oncache": 10, "network/nimitz/ovs": 4, "tunnel": 7} {
@@ -85,7 +85,7 @@ func compileObject(t *testing.T, pkg string) (folder string) {
 	return folder
 }
 
-// meaning describes all that loading the object makes: programs by their instructions, maps, variables.
+// meaning describes what loading the object creates: programs by their instructions, maps, variables.
 func meaning(t *testing.T, object []byte) map[string]string {
 	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 	if err != nil {

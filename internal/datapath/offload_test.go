@@ -17,8 +17,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// offloadSocket sends frames together with a virtio_net_hdr: the sender says what a device is still
-// to do to the packet. Root in a container has such sockets.
+// offloadSocket sends frames together with a virtio_net_hdr, in which the sender leaves work on the packet to a device.
+// Root in a container can open such sockets.
 type offloadSocket int
 
 func newOffloadSocket(t *testing.T, c *testContainer) offloadSocket {
@@ -38,11 +38,11 @@ func newOffloadSocket(t *testing.T, c *testContainer) offloadSocket {
 	return offloadSocket(fd)
 }
 
-// offload is what a virtio_net_hdr says of a frame; the zero value asks for nothing.
+// offload is the work that a virtio_net_hdr leaves to a device; the zero value means none.
 type offload struct {
-	sum           bool // left to a device: of all from start on, to be written offset bytes behind it
+	sum           bool // the device computes the checksum from start on, and writes it at start+offset
 	start, offset int
-	kind          byte // of the segments it is to be cut into: gsoTCP, gsoUDP or none
+	kind          byte // of the segments into which the device cuts the packet: gsoTCP, gsoUDP or none
 	size          int  // of each segment
 }
 
@@ -63,7 +63,7 @@ func (s offloadSocket) sendOffloaded(frame []byte, o offload) error {
 	return err
 }
 
-// send leaves to a device the checksum from start on, to be written offset bytes behind it.
+// send sends a frame whose checksum from start on a device computes and writes at start+offset.
 func (s offloadSocket) send(frame []byte, start, offset int) error {
 	err := s.sendOffloaded(frame, offload{sum: true, start: start, offset: offset})
 	if joined != endpoint.Veth && errors.Is(err, unix.ENOBUFS) {
@@ -72,10 +72,10 @@ func (s offloadSocket) send(frame []byte, start, offset int) error {
 	return err
 }
 
-const l4 = 14 + 40 // where the transport header stands behind Ethernet and IPv6
+const l4 = 14 + 40 // offset of the transport header behind Ethernet and IPv6
 
-// TestDeviceMayNotWriteOverWhatWasChecked: a checksum is filled in after the packet left us, and the
-// bytes it becomes are the sender's choice. Over an address it would forge a tenant.
+// TestDeviceMayNotWriteOverWhatWasChecked: a device writes a checksum after our programs checked the packet, and the
+// sender chooses place and value. Written over an address, the checksum would forge a tenant.
 func TestDeviceMayNotWriteOverWhatWasChecked(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
@@ -133,9 +133,9 @@ func TestChecksumsLeftToADevice(t *testing.T) {
 	for _, c := range []struct {
 		name       string
 		packet     packet.Packet
-		start      int // where the header stands whose checksum the device fills in
+		start      int // offset of the header whose checksum the device fills in
 		offset     int // of the field in it
-		unfinished int // where our header stands if its own checksum is not complete either
+		unfinished int // offset of the outer header if its checksum is incomplete, too
 	}{
 		{"UDP", sent(gram), l4, 6, l4},
 		{"TCP", sent(segment), l4, 16, l4},

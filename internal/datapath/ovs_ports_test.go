@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// TestTapped: what a switch of its own gives to a container or the gateway is dropped for what the switch cannot tell,
-// is counted, and the switch takes it for sent; netpila's packets and all else pass as they are.
+// TestTapped: the program on the way out drops and counts packets of Open vSwitch to a container or the gateway that
+// the switch cannot check. Open vSwitch sees no error. Packets of netpila and all others pass unchanged.
 func TestTapped(t *testing.T) {
 	b := newNimitzBench(t)
 	taps := hook.NewOVSPorts(b.datapath.Hooks)
@@ -141,7 +141,7 @@ func TestTapped(t *testing.T) {
 		}
 	}
 
-	// It stands as long as the device is plugged, and CHECK sees whether it does.
+	// The program stays as long as the device is plugged, and CHECK detects if it is missing.
 	is := pipeline.Device{Name: device}
 	if err := taps.Check(t.Context(), is); err != nil {
 		t.Errorf("plugged: %v", err)

@@ -27,7 +27,7 @@ const (
 	appAny  = 0xffff
 )
 
-// tenantPolicies gives blue's tenant policies: for apps 1 and 2, b1's and b2's, as given; others are free.
+// policed gives tenant blue these policies for apps 1 and 2, which b1 and b2 have. Other apps have none.
 func policed(t *testing.T, b *progBench, own bpfobj.PilasterPolTarget) {
 	t.Helper()
 	o := &b.datapath.Objects
@@ -38,14 +38,14 @@ func policed(t *testing.T, b *progBench, own bpfobj.PilasterPolTarget) {
 	b.generation(t)
 }
 
-// generationMu voids what was decided, as a change of policy does.
+// generation invalidates cached flows and verdicts, as a change of policy does.
 func (b *progBench) generation(t *testing.T) {
 	t.Helper()
 	must(t, b.datapath.InvalidateFlows())
 	b.voidVerdicts(t)
 }
 
-// says has a set say one thing of all peers, but for a port of TCP.
+// says gives a set the verdict rule for all peers, and the verdict other for one TCP port unless port is 0.
 func (b *testNode) says(t *testing.T, set uint64, tier int, rule uint32, port uint16, other uint32) {
 	t.Helper()
 	o := &b.datapath.Objects
@@ -65,7 +65,7 @@ func bigEndian(port uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
 }
 
-// policedPacket is a packet and what becomes of it.
+// policedPacket is a packet and its expected verdict.
 type policedPacket struct {
 	name   string
 	in     bool // from the fabric; else from b1
@@ -74,7 +74,7 @@ type policedPacket struct {
 	reason string
 }
 
-// fromEither is a packet of b3 from the fabric, or of b1 to b3, and the program it meets.
+// fromEither returns a packet of b3 from the fabric, or of b1 to b3, and the program that processes it.
 func (b *progBench) fromEither(in bool, body packet.Body, parts ...packet.Extension) (*ebpf.Program, skb, []byte) {
 	if in {
 		p := packet.Packet{Source: b.b3.Addr(), Destination: b.b1.plain(), Body: body, Extensions: parts}
@@ -111,8 +111,8 @@ func udp(from, to uint16) packet.UDP {
 
 const synAck = packet.SYN | packet.ACK
 
-// TestPolice: a container whose policies let nothing in gets answers, errors and fragments of what it began, and
-// nothing else.
+// TestPolice: a container whose policies deny all ingress receives answers, errors and fragments of connections that it
+// opened, and nothing else.
 func TestPolice(t *testing.T) {
 	b := newProgBench(t)
 	far := sees(b.b3.Addr())
@@ -246,7 +246,7 @@ func TestPolice(t *testing.T) {
 		policedPacket{name: "an error that does not say about what", in: true, body: short, reason: "icmp-quote"},
 	)
 
-	// A change counts from the next packet on, also for what is established; nothing else is lost with it.
+	// A change takes effect with the next packet, also of established connections. Other connections are not affected.
 	b.says(t, 11, 1, denies|ruleNothing, 0, 0)
 	policed(t, b, bpfobj.PilasterPolTarget{Sets: [2]uint64{20, 11}})
 	b.policePackets(t,
@@ -256,9 +256,9 @@ func TestPolice(t *testing.T) {
 	)
 }
 
-// TestAdoption: connections that were there before policies pass for a while as what either end may have begun, and
-// then are remembered; nothing begins by that, and no policies that change later, nor any that another agent finds,
-// have it happen again.
+// TestAdoption: for a while after a tenant's first policies, connections that are older pass if the rules of either end
+// allow them, and get a session. New connections do not pass in this way. Later changes of policies, and an agent that
+// finds policies in force, do not start this time again.
 func TestAdoption(t *testing.T) {
 	b := newProgBench(t)
 	b.policePackets(t, policedPacket{name: "before policies", in: true, body: tcp(7, 80, packet.ACK)})
@@ -293,7 +293,7 @@ func TestAdoption(t *testing.T) {
 		policedPacket{name: "a connection from here", body: tcp(80, 9, packet.SYN), reason: denied},
 		policedPacket{name: "a datagram from here", body: udp(80, 9), reason: denied},
 	)
-	// Over, or by an agent that finds policies in force.
+	// The time is over. Neither the same policies nor a new agent starts it again.
 	must(t, b.datapath.Objects.PolAdoptionsV1.Put(uint32(1), uint64(1)))
 	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 10, Protocol: packet.ProtocolTCP, Port: 80})))
 	b.datapath.PolicyMapsSynced = false
@@ -305,7 +305,7 @@ func TestAdoption(t *testing.T) {
 		policedPacket{name: "adopted", body: tcp(80, 7, packet.ACK)},
 		policedPacket{name: "from there", in: true, body: tcp(7, 80, packet.ACK)},
 	)
-	// A table of another size remembers nothing.
+	// A session table of another size is empty, so the time starts again.
 	config := b.datapath.config
 	config.MaxSessions /= 2
 	b.reopen(t, config)
@@ -321,8 +321,8 @@ func TestAdoption(t *testing.T) {
 	)
 }
 
-// TestHalfAPolicy: a tenant's first policy that came half-way into the tables is in force once another change has
-// succeeded, also for packets whose way is cached.
+// TestHalfAPolicy: the write of a tenant's first policy fails half-way. When the next change succeeds, the policy is in
+// force, also for packets of cached flows.
 func TestHalfAPolicy(t *testing.T) {
 	b := newProgBench(t)
 	const denied = "policy-denied"
@@ -335,7 +335,7 @@ func TestHalfAPolicy(t *testing.T) {
 	must(
 		t,
 		b.datapath.SetPolicies(dpapi.TenantPolicies{Tenant: "green"}),
-	) // from now on it is known what the tables hold
+	) // from now on the manager knows the content of the tables
 	b.fillCache(t, b.cached(t, b.b3.Addr(), 1500))
 	b.policePackets(t, policedPacket{name: "before policies", body: udp(80, 9)})
 	overrides := b.datapath.Objects.PolOverridesV1
@@ -348,7 +348,7 @@ func TestHalfAPolicy(t *testing.T) {
 	b.policePackets(t, policedPacket{name: "tried again", body: udp(82, 9), reason: denied})
 }
 
-// TestPoliceBetweenTwo: between containers of one node the sender's rules and the receiver's count.
+// TestPoliceBetweenTwo: between containers of one node, the rules of sender and receiver apply.
 func TestPoliceBetweenTwo(t *testing.T) {
 	b := newProgBench(t)
 	b.says(t, 10, 1, denies|ruleNothing, 80, accepts|ruleWeb)
@@ -375,7 +375,7 @@ func TestPoliceBetweenTwo(t *testing.T) {
 	}
 }
 
-// TestMissingRulesDeny: what leads nowhere lets nothing pass.
+// TestMissingRulesDeny: if a policy entry refers to missing rules, packets are denied.
 func TestMissingRulesDeny(t *testing.T) {
 	b := newProgBench(t)
 	o := &b.datapath.Objects
@@ -390,7 +390,7 @@ func TestMissingRulesDeny(t *testing.T) {
 	}
 }
 
-// TestEventsNameTheRule that dropped a packet, and none where no rule did.
+// TestEventsNameTheRule: an event has the rule that dropped the packet, and none if no rule did.
 func TestEventsNameTheRule(t *testing.T) {
 	b := newEventBench(t)
 	b.says(t, 10, 1, denies|ruleNothing, 0, 0)
@@ -406,7 +406,7 @@ func TestEventsNameTheRule(t *testing.T) {
 	}
 }
 
-// TestAudit: what a policy in audit would deny passes, and is counted, each packet.
+// TestAudit: packets that a policy in audit mode would deny pass, and each is counted.
 func TestAudit(t *testing.T) {
 	b := newProgBench(t)
 	b.says(t, 10, 1, denies|ruleAudited, 80, accepts|ruleWeb)

@@ -22,7 +22,7 @@ import (
 	"pilaster.io/pilaster/internal/policy/policytest"
 )
 
-// policyBench is a node's tables of policies, which nothing else asks.
+// policyBench is a node whose policy tables only the test queries.
 type policyBench struct{ *testNode }
 
 func newPolicyBench(t *testing.T) policyBench {
@@ -43,7 +43,7 @@ func compiledFor(t *testing.T, tenant string, id address.TenantID, c policytest.
 	return dpapi.TenantPolicies{Tenant: tenant, IDs: []address.TenantID{id}, Tables: tables}
 }
 
-// ask has the kernel answer a case's queries, and says how many it allowed and refused.
+// ask runs a case's queries in the kernel, and returns the numbers of allowed and denied ones.
 func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 	t.Helper()
 	local := netip.MustParseAddr("fd00:2::1")
@@ -84,7 +84,7 @@ func (b policyBench) ask(t *testing.T, c policytest.Case) (verdicts [2]int) {
 	return verdicts
 }
 
-// differ says where the kernel's tables are not as these tenants' policies are.
+// differ returns the first difference between the kernel's tables and these tenants' policies.
 func (b policyBench) differ(t *testing.T, tenants ...dpapi.TenantPolicies) string {
 	t.Helper()
 	r := b.datapath.PolicyMaps()
@@ -122,9 +122,9 @@ func differs[K comparable, V any, Key, Value comparable](
 	return []string{fmt.Sprintf("%s: %d entries, want %d", r.Name, len(has), len(want))}
 }
 
-// TestPoliciesInKernel: the packet path's own tables and program say of each of cyclonus's cases what cyclonus says,
-// and of policies and packets by chance, of either family; and each change leaves the entries of the next policies and
-// no other.
+// TestPoliciesInKernel: the tables and the program of the packet path give the same verdicts as cyclonus for each of
+// its cases, and for random policies and packets of both families. After each change, the tables have exactly the
+// entries of the new policies.
 func TestPoliciesInKernel(t *testing.T) {
 	const traffics = 50
 	sets, seed := 200, uint64(8)
@@ -170,7 +170,7 @@ func TestPoliciesInKernel(t *testing.T) {
 	}
 }
 
-// big makes cases by chance until one's policies are many entries.
+// big makes random cases until the policies of one have many entries.
 func big(t *testing.T, seed uint64) dpapi.TenantPolicies {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 9))
@@ -185,7 +185,7 @@ func big(t *testing.T, seed uint64) dpapi.TenantPolicies {
 	return dpapi.TenantPolicies{}
 }
 
-// TestPoliciesOutliveTheAgent: another process finds what is in force, and writes nothing where that is what it wants.
+// TestPoliciesOutliveTheAgent: another process finds the policies in force, and writes nothing if it wants the same.
 func TestPoliciesOutliveTheAgent(t *testing.T) {
 	b := newPolicyBench(t)
 	p := big(t, 1)
@@ -194,7 +194,7 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	o := &b.datapath.Objects
 	for _, m := range []interface{ Freeze() error }{o.PolSubjectsV1, o.PolAppsV1, o.PolBlocksV1, o.PolPortsV1,
 		o.PolRangesV1, o.PolOverridesV1, o.PolHitsV1} {
-		must(t, m.Freeze()) // who writes is refused
+		must(t, m.Freeze()) // writes fail
 	}
 	if err := b.datapath.RestorePolicies([]dpapi.TenantPolicies{p}, nil); err != nil {
 		t.Errorf("the same policies are written again: %v", err)
@@ -210,8 +210,8 @@ func TestPoliciesOutliveTheAgent(t *testing.T) {
 	}
 }
 
-// TestPoliciesOfOneTenant change, come and go, and all others' stay as they are, to the entry: also those whose rules
-// have the same numbers. So it is where an agent has crashed half way, and where half of a change has failed.
+// TestPoliciesOfOneTenant: changes of one tenant's policies leave every entry of other tenants unchanged, even if their
+// rules have the same numbers. This also holds after a crash of the agent, and if a change fails half-way.
 func TestPoliciesOfOneTenant(t *testing.T) {
 	b := newPolicyBench(t)
 	r := rand.New(rand.NewPCG(3, 9))
@@ -243,14 +243,14 @@ func TestPoliciesOfOneTenant(t *testing.T) {
 		}
 		when := fmt.Sprintf("step %d, tenant %s", i, p.Tenant)
 		switch i % 6 {
-		case 3: // it fails: the rules are written, and cannot be led to
+		case 3: // the change fails: its rules are written, but not the entries that refer to them
 			subjects := b.datapath.Objects.PolSubjectsV1
 			b.datapath.Objects.PolSubjectsV1 = b.datapath.Objects.PolPortsV1
 			err := b.datapath.SetPolicies(some(r.IntN(4)))
 			if b.datapath.Objects.PolSubjectsV1 = subjects; err == nil {
 				t.Fatal("subjects can be written to the table of ports")
 			}
-		case 5: // another agent begins with what was before
+		case 5: // another agent starts with the policies from before the change
 			b.reopen(t, b.datapath.config)
 			must(t, b.datapath.RestorePolicies(slices.Collect(maps.Values(now)), nil))
 			same(when + ", begun anew")
@@ -266,7 +266,7 @@ func TestPoliciesOfOneTenant(t *testing.T) {
 	same("without policies")
 }
 
-// TestSharedEntries: what two tenants have in common goes with the second of them, and what was counted stays.
+// TestSharedEntries: an entry that two tenants share is deleted with the second of them, and counters stay.
 func TestSharedEntries(t *testing.T) {
 	b := newPolicyBench(t)
 	at := netip.MustParseAddr("fd00::1")
@@ -304,7 +304,7 @@ func TestSharedEntries(t *testing.T) {
 	}
 }
 
-// rules are policies of a tenant that are so many entries of the table of ports, beginning with a number.
+// rules returns policies of a tenant with n entries in the table of ports, numbered from first.
 func rules(tenant string, first, n int) dpapi.TenantPolicies {
 	t := dpapi.TenantPolicies{
 		Tenant: tenant,
@@ -321,7 +321,7 @@ func rules(tenant string, first, n int) dpapi.TenantPolicies {
 	return t
 }
 
-// TestTooManyPolicies are refused, and those from before hold.
+// TestTooManyPolicies: policies that exceed the tables are refused, and the previous ones stay in force.
 func TestTooManyPolicies(t *testing.T) {
 	b := newPolicyBench(t)
 	config := b.datapath.config
@@ -338,7 +338,7 @@ func TestTooManyPolicies(t *testing.T) {
 	}
 	refused("policies need 101 entries for ports, and the node has room for 100; nothing was changed", p, other)
 	p = rules("a", 1000, 100)
-	must(t, restore(p)) // all others beside those that are in force until then
+	must(t, restore(p)) // fills the room that the policies in force leave
 	for i := range 50 { // of a process that was killed
 		must(
 			t,
@@ -360,8 +360,8 @@ func TestTooManyPolicies(t *testing.T) {
 	}
 }
 
-// TestNoTenantTakesAll: no tenant gets more entries than it leaves free, so that there is room for tenants with few; a
-// tenant that has more, from before or since others came, keeps it, and may have less.
+// TestNoTenantTakesAll: no tenant gets more entries than it leaves free, so that other tenants have room. A tenant that
+// already has more keeps its entries, and may reduce them.
 func TestNoTenantTakesAll(t *testing.T) {
 	b := newPolicyBench(t)
 	config := b.datapath.config
@@ -395,7 +395,7 @@ func TestNoTenantTakesAll(t *testing.T) {
 	if diff := b.differ(t, rules("a", 1000, 30), rules("b", 0, 24), rules("c", 0, 11)); diff != "" {
 		t.Errorf("the kernel has other entries: %s", diff)
 	}
-	// What an agent finds on its disk was accepted before.
+	// An agent accepts the policies on its disk, because an earlier agent accepted them.
 	b.reopen(t, config)
 	must(t, b.datapath.RestorePolicies(nil, nil))
 	must(t, b.datapath.RestorePolicies([]dpapi.TenantPolicies{rules("a", 1000, 80), rules("b", 0, 1)}, nil))
@@ -403,8 +403,8 @@ func TestNoTenantTakesAll(t *testing.T) {
 	refused(rules("a", 1000, 81), "tenant a need 81")
 }
 
-// TestHeldPolicies: of a tenant whose policies an agent cannot have in force when it starts, what the kernel has holds
-// until they are; and others' change as ever.
+// TestHeldPolicies: if an agent cannot enforce a tenant's policies at its start, the policies in the kernel stay in
+// force until it can. Policies of other tenants change as usual.
 func TestHeldPolicies(t *testing.T) {
 	b := newPolicyBench(t)
 	at := func(p dpapi.TenantPolicies) dpapi.TenantPolicies {

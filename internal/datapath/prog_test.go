@@ -24,7 +24,7 @@ var (
 // tenantLike is outside the base, with blue's id where a container has its tenant's.
 var tenantLike = netip.MustParseAddr("2001:db8:70::100:100:4d")
 
-// fromContainer are the packets of b1 and every verdict on them (claims NP3 and NP4, §6.2).
+// fromContainer returns packets of b1 with the verdicts on them (claims NP3 and NP4, §6.2).
 func (b *progBench) fromContainer() []progCase {
 	far := sees(b.b3.Addr())
 	with := func(change func(*address.Plain)) netip.Addr {
@@ -53,7 +53,7 @@ func (b *progBench) fromContainer() []progCase {
 	unreachable := func(quoted []byte) packet.ICMP {
 		return packet.ICMP{Type: packet.DestinationUnreachable, Code: 4, Payload: quoted}
 	}
-	// 0 says that there is no checksum: one that comes to 0 is written as its other form, 0xffff.
+	// A checksum field of 0 means "no checksum": a checksum of 0 is written as 0xffff.
 	zeroed := packet.UDP{Payload: []byte{0, 0}}
 	binary.BigEndian.PutUint16(
 		zeroed.Payload,
@@ -385,7 +385,7 @@ func TestFromContainer(t *testing.T) {
 	far := sees(b.b3.Addr())
 	lengthless := b.frame(b.sent(far, segment))
 	lengthless[14+4], lengthless[14+5] = 0, 0
-	// The kernel's own packets of segments can be longer than the length field can say (BIG TCP).
+	// The kernel's packets of segments can be longer than the length field can express (BIG TCP).
 	if verdict, _, reasons := b.run(t, b.datapath.Objects.PilContainer, lengthless, skb{Ifindex: b.b1.ifindex(),
 		Segments: 2}); verdict != verdictRedirect {
 		t.Errorf("a length of 0, of segments: verdict %d, counted %v", verdict, reasons)
@@ -401,12 +401,12 @@ func TestFromContainer(t *testing.T) {
 	if ctx.Mark != 0 || ctx.Timestamp != 0 {
 		t.Errorf("a packet goes to a neighbour with mark %d and time %d", ctx.Mark, ctx.Timestamp)
 	}
-	// The right source on the wrong device is as foreign as any.
+	// A source address is only valid on the device of its container.
 	b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: uint32(b.b2.record.Device.HostIfindex)},
 		progCase{name: "own source from another device", frame: b.frame(b.sent(far, echo)), reason: "src-not-own"})
 }
 
-// fromFabric is what the fabric delivers and every verdict on it (claim NP3, §6.2).
+// fromFabric returns packets from the fabric with the verdicts on them (claim NP3, §6.2).
 func (b *progBench) fromFabric() []progCase {
 	frame := func(p packet.Packet) []byte { return p.Frame(b.uplinkMAC, host.ContainerMAC) }
 	from := func(source netip.Addr, body packet.Body, extensions ...packet.Extension) []byte {

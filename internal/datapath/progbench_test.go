@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// What a program answers: a drop, a redirect, or "not mine".
+// Verdicts of a program: drop, redirect, or continue with the next program.
 const (
 	verdictDrop     = 2
 	verdictRedirect = 7
@@ -64,7 +64,7 @@ func newProgBench(t testing.TB) *progBench {
 	return b
 }
 
-// sees is what a blue container sees of an address.
+// sees returns an address as a blue container sees it.
 func sees(a netip.Addr) netip.Addr { return address.NewCipher(blue.Current().Key).Encrypt(a) }
 
 func (b *progBench) run(
@@ -95,7 +95,7 @@ type progCase struct {
 	frame  []byte
 	reason string        // dropped for it
 	next   bool          // left to the next program
-	out    packet.Packet // redirected, and looks so; with a reason: the error that the sender gets
+	out    packet.Packet // the redirected packet; with a reason: the ICMP error for the sender
 }
 
 func (b *progBench) check(t *testing.T, p *ebpf.Program, ctx skb, c progCase) {
@@ -133,7 +133,7 @@ func (b *progBench) check(t *testing.T, p *ebpf.Program, ctx skb, c progCase) {
 	}
 }
 
-// sent is a packet of b1 to a destination.
+// sent returns a packet of b1 to a destination.
 func (b *progBench) sent(to netip.Addr, body packet.Body, extensions ...packet.Extension) packet.Packet {
 	return packet.Packet{Source: b.b1.seen(), Destination: to, Body: body, Extensions: extensions}
 }
@@ -149,8 +149,8 @@ func (b *progBench) mark(t testing.TB) uint32 {
 	return mark
 }
 
-// allocated continues from the given index to an address whose ciphertext under blue's key lies in the
-// private prefix.
+// allocated returns the next address, from the given index on, whose ciphertext under blue's key is in the private
+// prefix.
 func allocated(p address.Plain) address.Plain { return allocatedOf(blue, p) }
 
 func allocatedOf(of tenant.Tenant, p address.Plain) address.Plain {
@@ -161,7 +161,7 @@ func allocatedOf(of tenant.Tenant, p address.Plain) address.Plain {
 	return p
 }
 
-// summed is the header of a protocol that has its checksum where UDP has it.
+// summed returns a header of a protocol that has its checksum at the same offset as UDP.
 func summed(protocol uint8, source, destination netip.Addr) packet.Raw {
 	header := []byte{0x03, 0xe8, 0, 53, 0, 0, 0, 0, 1, 2, 3, 4}
 	binary.BigEndian.PutUint16(header[6:], packet.Checksum(source, destination, protocol, header))

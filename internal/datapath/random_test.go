@@ -17,16 +17,16 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// What BPF_PROG_TEST_RUN cannot give a packet, a raw socket can: a VLAN tag beside the frame, a checksum that is
-// left to a device (CHECKSUM_PARTIAL), segments the kernel believes in. So the model of the fuzz targets judges
-// here what such frames become on the wire and in the containers beside the sender.
+// A raw socket can send packets that BPF_PROG_TEST_RUN cannot make: with a VLAN tag beside the frame, with a checksum
+// that is left to a device (CHECKSUM_PARTIAL), or as segments. So here the model of the fuzz targets checks such frames
+// on the wire and in other containers of the node.
 
 const (
 	randomFrames = 2000
 	goodFrames   = 12 // the first of fromContainer; half of the random ones are made of them
 )
 
-// position is where frames of b1 may come out.
+// place is where frames of b1 may come out.
 type place struct {
 	capture *packet.Capture
 	address netip.Addr // as b1 sees it
@@ -99,7 +99,8 @@ func keepOrder(t *testing.T) {
 	must(t, unix.SchedSetaffinity(0, &cpu))
 }
 
-// randomFrame is one like those of the cases, mostly with other addresses, and often with work left to a device.
+// randomFrame returns a frame like those of the cases, mostly with other addresses, and often with work left to a
+// device.
 func (b *fuzzBench) randomFrame(r *rand.Rand, base [][]byte) (frame []byte, o offload, kind string) {
 	frame = bytes.Clone(base[r.IntN(len(base))])
 	if r.IntN(2) == 0 {
@@ -139,8 +140,8 @@ func (b *fuzzBench) randomFrame(r *rand.Rand, base [][]byte) (frame []byte, o of
 	return frame, o, kind
 }
 
-// outputs are the frames that came to a place, but for what is the node's own, before one of b1's that is
-// sure to come.
+// outputs returns the frames that came to a place, except the node's own, until a packet of b1 arrives that is sent
+// last and always passes.
 func (b *fuzzBench) outputs(t *testing.T, p place, socket offloadSocket) (all [][]byte) {
 	t.Helper()
 	seen := sentinelAfter(t, p.capture, func(s packet.Sentinel) {
@@ -155,7 +156,7 @@ func (b *fuzzBench) outputs(t *testing.T, p place, socket offloadSocket) (all []
 	return all
 }
 
-// offloaded is outward for a frame on which a device still has work: what it writes must not be what was checked.
+// offloaded is outward for a frame that leaves work to a device: the device must not write to bytes that were checked.
 func (b *fuzzBench) offloaded(in, out []byte, o offload) (local bool, err error) {
 	if a, whole := dissect(in, o.kind != 0); o.sum && whole {
 		switch upper := ipv6At + a.upper; {
@@ -173,7 +174,7 @@ func (b *fuzzBench) offloaded(in, out []byte, o offload) (local bool, err error)
 	return b.outward(b.b1, in, out, o.kind != 0)
 }
 
-// finish does to a frame what the device is asked to do.
+// finish does a device's work on a frame.
 func (o offload) finish(frame []byte) []byte {
 	at := o.start + o.offset
 	if !o.sum || at+2 > len(frame) {

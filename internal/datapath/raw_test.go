@@ -19,7 +19,7 @@ import (
 // tag puts an 802.1Q header of VLAN 5 into a frame.
 func tag(frame []byte) []byte { return header8021(0x8100, 5, frame) }
 
-// priorityTag puts one in that says how urgent the frame is, and no VLAN.
+// priorityTag puts an 802.1Q header of VLAN 0 into a frame, which has only a priority.
 func priorityTag(frame []byte) []byte { return header8021(0x8100, 7<<13, frame) }
 
 func header8021(kind, tag uint16, frame []byte) []byte {
@@ -40,7 +40,7 @@ func TestTaggedFramesStayOut(t *testing.T) {
 		t.Errorf("a tagged frame from a container: %d drops", got)
 	}
 
-	// From the fabric it belongs to the owner of that VLAN: our tcx program lets it pass.
+	// From the fabric, a tagged frame belongs to the owner of the VLAN: our tcx program lets it pass.
 	fabric := injector(t, w.nodes[0].ns)
 	outside := packet.Packet{Source: a.plain(), Destination: b.plain(), Body: gram}
 	must(t, fabric.Send(tag(outside.Frame(w.nodes[1].mac(t), fabric.MAC()))))
@@ -69,13 +69,13 @@ func TestTaggedFramesStayOut(t *testing.T) {
 	}
 }
 
-// TestPriorityTags: Linux takes a frame with a tag of VLAN 0 for one without, and so do we: policy is applied, and
-// delivered without the tag. A second such tag would hide the frame from us and not from Linux.
+// TestPriorityTags: Linux treats a frame with a tag of VLAN 0 like one without. So do our programs: they check it, and
+// deliver it without the tag. They drop frames with a second such tag, which they could not read but Linux could.
 func TestPriorityTags(t *testing.T) {
 	w := newWire(t)
 	n, peer := w.nodes[0], w.nodes[1]
 	c, far, sibling := n.add(t, blue, 1), peer.add(t, blue, 1), n.add(t, blue, 1)
-	peer.detach(t, "uplink_out") // which takes the twice tagged
+	peer.detach(t, "uplink_out") // it drops frames with two tags
 	raw, inside := injector(t, peer.ns), capture(t, c.ns)
 	keepOrder(t)
 	twice := func(frame []byte) []byte { return priorityTag(priorityTag(frame)) }
@@ -132,7 +132,7 @@ func TestPriorityTags(t *testing.T) {
 	}
 }
 
-// TestHalfAHeaderStaysIn: a frame too short to say where it is from and where it goes does neither.
+// TestHalfAHeaderStaysIn: a frame too short for source and destination neither leaves a container nor reaches one.
 func TestHalfAHeaderStaysIn(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
@@ -159,8 +159,8 @@ func (n *testNode) mac(t *testing.T) net.HardwareAddr {
 	return eth0.HardwareAddr
 }
 
-// TestNodeCannotLieAboutTheProtocol: a packet socket of the node says itself what it sends; what counts
-// is the frame.
+// TestNodeCannotLieAboutTheProtocol: a process with a packet socket sets the protocol of its frames, but the programs
+// read the frame instead.
 func TestNodeCannotLieAboutTheProtocol(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
@@ -200,8 +200,8 @@ func TestNodeCannotLieAboutTheProtocol(t *testing.T) {
 	}
 }
 
-// TestMACsSayNothing: whatever a container writes for MACs, its neighbour on the node gets the packet, and
-// every packet looks alike.
+// TestMACsSayNothing: whatever MACs a container writes, the packet reaches its peer on the node, always with the same
+// MACs.
 func TestMACsSayNothing(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[0].add(t, blue, 1)

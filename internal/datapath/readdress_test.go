@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// network is what a container's stack has of its networks: addresses, routes and static neighbours.
+// network returns the addresses, routes and static neighbours in a container.
 func (c *testContainer) network(t testing.TB) (all []string) {
 	t.Helper()
 	h, err := c.ns.Netlink()
@@ -46,8 +46,8 @@ func (c *testContainer) network(t testing.TB) (all []string) {
 	return all
 }
 
-// TestReaddress: a running container gets what it has more, then keeps that alone, each step twice as after an agent's
-// end in between; what would take another device's route changes nothing.
+// TestReaddress: a running container gets a second attachment, then keeps only that one. Each step runs twice, as after
+// a crash of the agent. If an attachment would take another device's route, nothing is changed.
 func TestReaddress(t *testing.T) {
 	w := newNimitzWire(t)
 	c, n := w.add(t, 1, 7, 2), w.nodes[0]

@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// removeTogether has all of them wait for the devices before the first is removed.
+// removeTogether removes endpoints concurrently: all calls wait for the lock of devices before the first removal.
 func (n *testNode) removeTogether(t testing.TB, records []endpoint.Record) error {
 	t.Helper()
 	errs := make([]error, len(records))
@@ -33,7 +33,7 @@ func (n *testNode) removeTogether(t testing.TB, records []endpoint.Record) error
 	return errors.Join(errs...)
 }
 
-// TestRemoveTogether: what is asked for at once goes at once, and nothing else does.
+// TestRemoveTogether: concurrent removals are one batch, which removes no other device.
 func TestRemoveTogether(t *testing.T) {
 	w := newWireOf(t, paired)
 	n := w.nodes[0]
@@ -75,7 +75,7 @@ func (n *testNode) devices(t testing.TB) map[string]bool {
 	return names
 }
 
-// BenchmarkRemove is why devices are removed as a group: what ten take one by one, and together.
+// BenchmarkRemove compares the removal of ten devices one by one and as a group. Its result is the reason for groups.
 func BenchmarkRemove(b *testing.B) {
 	w := newWire(b)
 	n := w.nodes[0]
@@ -106,8 +106,8 @@ func BenchmarkRemove(b *testing.B) {
 	})
 }
 
-// BenchmarkRemoveMacvlans is the least that a hundred deletions behind macvlans can take: the kernel's own time for a
-// hundred of them, each in a namespace of its own, asked for at once.
+// BenchmarkRemoveMacvlans measures the kernel's time to remove a hundred macvlans concurrently, each in its own
+// namespace. A hundred DELs cannot take less.
 func BenchmarkRemoveMacvlans(b *testing.B) {
 	node, err := netns.Create(filepath.Join(b.TempDir(), "node"))
 	must(b, err)

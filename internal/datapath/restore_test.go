@@ -26,7 +26,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// reopen is what a new agent begins with.
+// reopen closes the data path and opens it again, like a new agent.
 func (n *testNode) reopen(t *testing.T, config Config) {
 	t.Helper()
 	must(t, n.datapath.Close())
@@ -36,7 +36,7 @@ func (n *testNode) reopen(t *testing.T, config Config) {
 	}))
 }
 
-// restore wants all of the containers to come back.
+// restore restores containers, and fails if one is lost.
 func (n *testNode) restore(t *testing.T, containers ...*testContainer) {
 	t.Helper()
 	var keep []endpoint.Record
@@ -152,7 +152,7 @@ func breakages() []breakage {
 	}
 }
 
-// ofPair are of the node's side of one.
+// ofPair returns breakages of the node's side of a device pair.
 func ofPair() []breakage {
 	return []breakage{
 		{"node's MTU", "has MTU 1300", func(b *broken) error { return b.datapath().Netlink.LinkSetMTU(b.host, 1300) }},
@@ -193,8 +193,7 @@ func ofPair() []breakage {
 	}
 }
 
-// TestCheckNamesAndRestoreRepairs breaks one thing at a time: CHECK says which, and a start of the agent
-// puts it right.
+// TestCheckNamesAndRestoreRepairs breaks one thing at a time: CHECK names it, and a start of the agent repairs it.
 func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 	w := newWire(t)
 	n, peer := w.nodes[0], w.nodes[1].add(t, blue, 1)
@@ -236,8 +235,7 @@ func TestCheckNamesAndRestoreRepairs(t *testing.T) {
 	mustReach(t, c, peer, "repaired")
 }
 
-// TestRestoreFindsWhatIsHidden: the agent may not see a container's namespace where the runtime does, or see another
-// one there.
+// TestRestoreFindsWhatIsHidden: at the path of a container's namespace, the agent may see none, or another one.
 func TestRestoreFindsWhatIsHidden(t *testing.T) {
 	for _, kind := range []string{joined, endpoint.Macvlan} {
 		n := newWireOf(t, kind).nodes[0]
@@ -265,8 +263,8 @@ func TestRestoreFindsWhatIsHidden(t *testing.T) {
 	}
 }
 
-// TestRestoreSaysWhatItDoesNotSee: a namespace that only an open file of another process holds cannot be found, and its
-// container lives on.
+// TestRestoreSaysWhatItDoesNotSee: a namespace that only an open file of another process refers to cannot be found. The
+// container keeps running, and Restore reports it.
 func TestRestoreSaysWhatItDoesNotSee(t *testing.T) {
 	n := newWireOf(t, paired).nodes[0]
 	c := n.add(t, blue, 1)
@@ -322,7 +320,7 @@ func TestRestoreSweeps(t *testing.T) {
 	must(t, n.datapath.removeEndpoint(t.Context(), gone.record))
 
 	must(t, n.datapath.putTenant(red))
-	n.datapath.knownTenantIDs.Clear() // by a process before
+	n.datapath.knownTenantIDs.Clear() // as if an earlier process had written the ids
 	must(t, n.datapath.Netpila().Activate(t.Context(), removed.record))
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = host.DeviceName(77)
@@ -396,8 +394,8 @@ func TestRestoreSweeps(t *testing.T) {
 	}
 }
 
-// TestRestoreGuessesNothing: a container's device is distinguished from a stray one, and an endpoint
-// without a device from one whose namespace is gone too.
+// TestRestoreGuessesNothing: Restore distinguishes a container's device from a stray one, and an endpoint without a
+// device from one whose namespace is gone, too.
 func TestRestoreGuessesNothing(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
@@ -424,8 +422,7 @@ func TestRestoreGuessesNothing(t *testing.T) {
 	}
 }
 
-// TestAnotherSize: tables of another size take over what is there, in both directions, and the counters
-// go on.
+// TestAnotherSize: tables of another size, larger or smaller, take over the entries, and the counters continue.
 func TestAnotherSize(t *testing.T) {
 	w := newWire(t)
 	n := w.nodes[0]
@@ -462,7 +459,7 @@ func TestCountersOfAnotherLayout(t *testing.T) {
 	a := n.add(t, blue, 1)
 	must(t, a.ns.Do(func() error { return sendUDP(netip.MustParseAddr("fc12::1"), []byte("noise")) }))
 	want := n.drops(t)["dst-undecryptable"]
-	// What this build counted, as if another had: a wider value and fewer reasons would read the same.
+	// This build's counters, as if another build had made them: a wider value or fewer reasons would read the same.
 	pin := filepath.Join(n.datapath.MapsDir(), bpfobj.PinDrops)
 	must(t, os.Rename(pin, filepath.Join(n.datapath.MapsDir(), "pil_drops_v0")))
 	for range 2 {
@@ -479,7 +476,7 @@ func TestCountersOfAnotherLayout(t *testing.T) {
 	}
 }
 
-// TestTryingTheCipherTouchesNoTenant: the last id that there is belongs to one too.
+// TestTryingTheCipherTouchesNoTenant: the check of the cipher changes no tenant's key, also not that of the last id.
 func TestTryingTheCipherTouchesNoTenant(t *testing.T) {
 	n := newWire(t).nodes[0]
 	last := tenant.Tenant{

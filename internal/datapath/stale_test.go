@@ -26,7 +26,7 @@ func kinds(all []network.StaleState) string {
 	return strings.Join(slices.Compact(names), " ")
 }
 
-// TestLeftoversWithoutState: the kernel alone says what is ours, and what only looks like it stays.
+// TestLeftoversWithoutState: our state in the kernel is found without files, and similar state of others stays.
 func TestLeftoversWithoutState(t *testing.T) {
 	n := newWire(t).nodes[0]
 	n.add(t, blue, 1)
@@ -63,7 +63,7 @@ func TestLeftoversWithoutState(t *testing.T) {
 	}
 	must(t, h.RouteDel(hook.UnreachableRoute(guard)))
 	must(t, h.AddrDel(lo, hook.NodeAddress(alone)))
-	// Another program has removed half of it: the node's own prefix is enough to find the rest.
+	// Another program has removed a part: the node's own prefix is enough to find the rest.
 	must(t, h.AddrAdd(lo, hook.NodeAddress(n.prefix)))
 	must(t, n.ns.Do(func() error {
 		if all, err := StaleState(n.prefix, dir); err != nil || kinds(all) != "address" {
@@ -97,7 +97,7 @@ func TestBPFFSWhereNoneIsMounted(t *testing.T) {
 		if !host.IsOn(dir, unix.BPF_FS_MAGIC) {
 			t.Errorf("%s is not on a bpffs", dir)
 		}
-		// Another's pins would go with the mount.
+		// The pins of another program would be removed with the mount.
 		must(t, os.Mkdir("/sys/fs/bpf/foreign", 0o700))
 		if all, err := stalePins(dir); err != nil || kinds(all) != "folder" {
 			t.Errorf("found %s, %v", kinds(all), err)
@@ -118,7 +118,7 @@ func TestBPFFSWhereNoneIsMounted(t *testing.T) {
 	}))
 }
 
-// TestLeftoversOnABPFFSOfOthers: a bpffs that the operator mounted is not ours to take down.
+// TestLeftoversOnABPFFSOfOthers: a bpffs that the operator mounted is not unmounted.
 func TestLeftoversOnABPFFSOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	must(t, unix.Mount("bpf", dir, "bpf", 0, ""))

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestSettingsOfAllDevices: what is written to "all" the kernel writes to each device, ours too.
+// TestSettingsOfAllDevices: the kernel copies a setting of "all" to each device, also to ours.
 func TestSettingsOfAllDevices(t *testing.T) {
 	w := newWireOf(t, paired)
 	n := w.nodes[0]

@@ -13,9 +13,9 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestTenContainers: each reaches only its own tenant's; while they send, a node's agent is started time
-// and again and moves their devices to other programs, and no packet is lost. One without its program is cut off,
-// withDeviceLock.
+// TestTenContainers: each container reaches only those of its tenant. While they send, a node's agent starts several
+// times and replaces the programs on their devices, and no packet is lost. Only the container whose program is detached
+// is cut off.
 func TestTenContainers(t *testing.T) {
 	w := newWire(t)
 	byTenant := map[string][]*testContainer{}
@@ -83,14 +83,14 @@ func TestTenContainers(t *testing.T) {
 			must(t, hostLink.Send(packet.Frame(host.ContainerMAC, host.GatewayMAC, 0x88b5, s[:])))
 		},
 	)
-	if joined == endpoint.Netkit && len(seen) > 1 { // what a veth passes on the stack drops
+	if joined == endpoint.Netkit && len(seen) > 1 { // behind a veth, the stack drops the packets
 		t.Errorf("without a program the device passes on %x", seen[0].Frame)
 	}
 	mustReach(t, still, far, "beside one without a program")
 }
 
-// losesNothing wants an answer to each packet that is sent during the starts, from the first of each pair to the
-// second.
+// losesNothing sends packets from the first to the second container of each pair during the starts, and fails if one
+// has no answer.
 func losesNothing(t *testing.T, pairs [][2]*testContainer, interval time.Duration, starts func()) {
 	t.Helper()
 	var group sync.WaitGroup

@@ -38,7 +38,7 @@ func tunnel(t *testing.T, from, to *testContainer, id int, noSum bool) (ends [2]
 			SrcAddr: c.seen().AsSlice(), Group: far.seen().AsSlice(), UDP6ZeroCSumTx: noSum, UDP6ZeroCSumRx: noSum,
 		}
 		must(t, h.LinkAdd(devices[i]))
-		// Without addresses it says nothing: a packet without a checksum would count as wrong where the other
+		// Without an address the kernel sends nothing: a packet without a checksum would count as wrong if the other
 		// end does not listen yet.
 		must(t, h.LinkSetIP6AddrGenMode(devices[i], genModeNone))
 		must(t, h.LinkSetUp(devices[i]))
@@ -60,7 +60,7 @@ func tunnel(t *testing.T, from, to *testContainer, id int, noSum bool) (ends [2]
 	return ends
 }
 
-// sent is what a container's device has counted; a packet of many segments is one.
+// sent returns the counters of a container's device; a packet of many segments counts once.
 func sent(t *testing.T, c *testContainer) (packets, bytes uint64) {
 	t.Helper()
 	h, err := c.ns.Netlink()
@@ -71,7 +71,7 @@ func sent(t *testing.T, c *testContainer) (packets, bytes uint64) {
 	return eth0.Attrs().Statistics.TxPackets, eth0.Attrs().Statistics.TxBytes
 }
 
-// noneOnTheWire: where a tunnel has no checksum its segments get none.
+// noneOnTheWire checks that segments of a tunnel without checksums have none on the wire.
 func noneOnTheWire(t *testing.T, name string, from, to *testContainer, port uint16, ends [2]*testContainer) bool {
 	t.Helper()
 	wire := capture(t, to.node.ns)
@@ -107,9 +107,9 @@ func noneOnTheWire(t *testing.T, name string, from, to *testContainer, port uint
 	return true
 }
 
-// TestTunnelOfContainers: a stream inside a tunnel leaves a container as packets of many segments with two checksums,
-// of which a device is to make both. They arrive whole, and all sums are right, where the uplink cuts them
-// itself and where the kernel does.
+// TestTunnelOfContainers: a stream inside a container's tunnel leaves the container as packets of many segments, with
+// two checksums that a device has to compute. The data arrives whole and all checksums are right, whether the uplink or
+// the kernel cuts the packets into segments.
 func TestTunnelOfContainers(t *testing.T) {
 	for name, prepare := range map[string]func(n *testNode) error{
 		"uplink that cuts":         func(*testNode) error { return nil },

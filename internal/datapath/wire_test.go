@@ -26,8 +26,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A wire of two nodes, each with a Datapath of its own and no agent: what is tested here is the
-// packet path and nothing above it.
+// wire has two nodes, each with its own Datapath and without an agent, to test only the packet path.
 type wire struct {
 	nodes [2]*testNode
 }
@@ -88,10 +87,10 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// joined is how the containers of these tests are joined to their nodes: PILASTER_TEST_DEVICE, or the default.
+// joined is the device kind of the containers in these tests: PILASTER_TEST_DEVICE, or the default.
 var joined = cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), device.DeviceKinds()[0])
 
-// paired is joined for tests of containers that have a device on the node.
+// paired is joined, or veth if containers of that kind have no device on the node.
 var paired = cmp.Or(map[string]string{endpoint.Netkit: endpoint.Netkit}[joined], endpoint.Veth)
 
 func newWire(t testing.TB) *wire { return newWireOf(t, joined) }
@@ -106,7 +105,7 @@ func newWireOf(t testing.TB, kind string) *wire {
 	return w
 }
 
-// newLink makes the two nodes without a Datapath. Loading the programs is what costs most in these tests.
+// newLink makes the two nodes without a Datapath, because loading the programs takes most of these tests' time.
 func newLink(t testing.TB) *wire {
 	t.Helper()
 	w := &wire{}
@@ -171,7 +170,7 @@ func (n *testNode) open(t testing.TB, kind string) {
 	t.Cleanup(func() { n.datapath.Close() })
 }
 
-// bpffs is a folder with a bpffs of its own, so that tests share no pins.
+// bpffs returns a folder with its own bpffs, so that tests share no pins.
 func bpffs(t testing.TB) string {
 	dir := filepath.Join(t.TempDir(), "bpf")
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
@@ -217,7 +216,7 @@ func (n *testNode) create(t testing.TB, of tenant.Tenant, app address.AppID) *te
 func (c *testContainer) seen() netip.Addr  { return c.record.Attachments[0].Address }
 func (c *testContainer) plain() netip.Addr { return c.record.Attachments[0].Plaintext }
 
-// capture sees what comes in by eth0 from now on.
+// capture captures the packets that come in by eth0 from now on.
 func capture(t testing.TB, ns *netns.Namespace) *packet.Capture {
 	t.Helper()
 	c, err := packet.NewCapture(ns, "eth0", packet.IncomingOnly)
@@ -226,9 +225,8 @@ func capture(t testing.TB, ns *netns.Namespace) *packet.Capture {
 	return c
 }
 
-// injector sends by eth0.
-// sender gets an error for what a program drops on its way out. Behind a veth it gets none, so there
-// is no error either behind a macvlan.
+// sender is an injector at eth0. Send hides the error that a container with a macvlan gets if a program drops its
+// packet on the way out, because with a veth there is none.
 type sender struct {
 	*packet.Injector
 	container bool
@@ -263,7 +261,7 @@ func (c *testContainer) ping(t *testing.T, to netip.Addr, size int, timeout time
 	return r
 }
 
-// drops are the reasons that have counted on the node, and how often.
+// drops returns the node's drop counters that are not 0, by reason.
 func (n *testNode) drops(t testing.TB) map[string]uint64 {
 	t.Helper()
 	all, err := n.datapath.drops()
@@ -307,7 +305,7 @@ func TestWhoReachesWhom(t *testing.T) {
 	t.Logf("drops: %v and %v", n1.drops(t), n2.drops(t))
 }
 
-// TestIdsOfOneTenant: containers from before and after a new id and key are one tenant.
+// TestIdsOfOneTenant: containers with a tenant's old id and key reach those with the new id and key.
 func TestIdsOfOneTenant(t *testing.T) {
 	w := newWire(t)
 	n1, n2 := w.nodes[0], w.nodes[1]
@@ -324,7 +322,7 @@ func TestIdsOfOneTenant(t *testing.T) {
 	transfer(t, old1, new2, 1<<20)
 	transfer(t, new1, old2, 1<<20)
 
-	// An id's addresses are those encrypted under its own key, and under no other of the tenant.
+	// Addresses of an id are encrypted with the id's own key; with another key of the tenant they are invalid.
 	crossed, _, err := address.NewCipher(blue.Current().Key).
 		Draw(address.DefaultPlan().Private, address.Split(new2.plain()))
 	must(t, err)
@@ -463,7 +461,7 @@ func withSettings(ns *netns.Namespace, f func(host.Sysctls) error) error {
 	})
 }
 
-// unplug takes the container's device away, as one of its processes may.
+// unplug removes the container's device, as a process in the container can.
 func (c *testContainer) unplug(t testing.TB) {
 	t.Helper()
 	h, err := c.ns.Netlink()

@@ -52,7 +52,7 @@ type Devices interface {
 	ReconcileSettings() error
 
 	// GuardInterfaces attaches the programs that check packets on every interface of the node beside the uplink, and
-	// detaches them from those that need none any more. After a change it is given the interface as it was then; nil
-	// means all of them.
+	// detaches them from interfaces that no longer need them. changed is the interface from a netlink update; nil means
+	// all interfaces.
 	GuardInterfaces(changed netlink.Link) error
 }

@@ -17,7 +17,7 @@ const (
 	DefaultMaxTenantIDs = 4095 // tables are one entry larger: a power of two costs least
 )
 
-// Driver makes the kernel do what the agent decided. Every call may be repeated: the second one finds nothing to do.
+// Driver applies the agent's decisions to the kernel. Every call may be repeated: the second one changes nothing.
 //
 // A driver owns devices and hooks. What the packet path knows of endpoints and tenants is in the tables of their
 // networks (package network).

@@ -9,9 +9,9 @@ import (
 
 // Policies fills and queries the tables of network policies.
 type Policies interface {
-	// RestorePolicies puts into force the policies of these tenants and no others. Tenants of held keep what an
-	// earlier process left in the kernel; where that is nothing, their containers are isolated, unless the tenant is
-	// Lost. On an error everything stays as it was. Allowed packets keep flowing meanwhile.
+	// RestorePolicies enforces the policies of these tenants. Tenants in held keep the policies that an earlier process
+	// left in the kernel; if there are none, their containers are isolated, unless the tenant is Lost. Policies of all
+	// other tenants are removed. After an error nothing has changed. Allowed packets keep flowing meanwhile.
 	RestorePolicies(tenants, held []TenantPolicies) error
 	// SetPolicies replaces the policies of one tenant and leaves those of others unchanged. The caller does not change
 	// the argument afterwards.
@@ -25,7 +25,7 @@ type Policies interface {
 type TenantPolicies struct {
 	Tenant string
 	IDs    []address.TenantID // all that belong to it
-	// IDs may lack some, and it is unknown whether it has policies; only RestorePolicies reads it
+	// the tenant's file was lost: IDs may be incomplete, and it may have policies or not; only RestorePolicies reads it
 	Lost      bool
 	Tables    policy.Tables
 	Overrides map[netip.Addr]address.AppID // canonical addresses of containers whose app differs from the address now

@@ -1,5 +1,4 @@
-// Command gen turns reasons.txt into the C enum, the Go names and the operators' page, so that
-// the four can never differ.
+// Command gen generates the C enum, the Go names and the operators' page from reasons.txt, so that they never differ.
 package main
 
 import (
