@@ -8,9 +8,9 @@ import (
 )
 
 // App ids of a tenant are scarce, so the orchestrator reclaims unused ones for other label sets. It sends a list of
-// retiring apps; the node reports which of them its containers use, and creates no container of the others until the
-// orchestrator assigns the app again. The orchestrator then sends the apps that no node uses as forgotten. The node
-// acknowledges them once they are gone from its memory, its disk and the packet path.
+// retiring apps. The node reports which of them its containers use, and creates no container of another listed app
+// until the orchestrator assigns this app again. The orchestrator then sends the apps that no node uses as forgotten.
+// The node acknowledges them once they are gone from its memory, its disk and the packet path.
 
 // Retiring lists apps that the orchestrator wants to reclaim, or has reclaimed.
 type Retiring struct {

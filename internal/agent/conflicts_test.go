@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// lime is another tenant like green, with the same of its containers published by this node.
+// lime returns another tenant like green, with the same publications at this node.
 func (b *bed) lime(changes uint64) agent.TenantState {
 	lime := b.published(changes, time.Unix(5, 0).UTC())
 	lime.Tenant.Name, lime.Tenant.IDs = "lime", []tenant.ID{{ID: 4, Key: [16]byte{4}}}
@@ -36,7 +36,7 @@ func TestRefusedByItsNetwork(t *testing.T) {
 	must(b.SetTransit(ctx, []string{"green", "lime"}))
 	must(b.Apply(ctx, []agent.TenantState{b.published(1, made)}, nil))
 
-	// A prefix of green conflicts for lime: updates of other tenants are applied, and a restart works.
+	// An update of lime conflicts with a prefix of green: updates of other tenants are applied, and a restart works.
 	b.MustAdd("c1")
 	web := agent.TenantState{
 		Tenant: b.Orchestrator.Tenants["blue"],
@@ -75,7 +75,7 @@ func TestRefusedByItsNetwork(t *testing.T) {
 	}
 }
 
-// TestNoRoomForMore: a tenant that lives here goes on as it was when what it gets does not fit.
+// TestNoRoomForMore: if an update of a hosted tenant exceeds a limit, the tenant keeps its previous state.
 func TestNoRoomForMore(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()
@@ -102,7 +102,7 @@ func TestNoRoomForMore(t *testing.T) {
 		!strings.Contains(problems[0], "no room for 4 more mappings") {
 		t.Errorf("problems %q", problems)
 	}
-	for range 2 { // as it is, and after a start
+	for range 2 { // before and after a restart
 		if k, _, _ := b.Tenants.Get("green"); len(k.Tenant.Regions) > 0 || k.Tenant.Changes >= larger.Changes {
 			t.Errorf("green is %+v", k.Tenant)
 		}
@@ -124,8 +124,8 @@ func TestNoRoomForMore(t *testing.T) {
 	}
 }
 
-// TestStartsWithUnfitTenant: what is refused of a tenant that has containers, as an upgrade may do, ends no start. They
-// go on without it, and have it again as soon as the cluster tells what can be taken.
+// TestStartsWithUnfitTenant: a network refuses a part of a hosted tenant, for example after an upgrade. The agent
+// starts nevertheless, with the tenant's containers but without that part, until an update of the tenant is acceptable.
 func TestStartsWithUnfitTenant(t *testing.T) {
 	b := newBedOfTwo(t)
 	ctx := t.Context()

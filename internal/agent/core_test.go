@@ -52,8 +52,8 @@ func TestAddMakesAnActiveEndpoint(t *testing.T) {
 	b.CheckClean()
 }
 
-// What this node knows costs no message (design §2): a second endpoint of a known tenant and
-// label set, also after a restart, also with the orchestrator away.
+// A second endpoint of a known tenant and label set needs no message (design §2), even after a restart and without the
+// orchestrator.
 func TestKnownTenantAndLabelsNeedNoOrchestrator(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
@@ -117,7 +117,7 @@ func TestInvalidRequestsTakeNothing(t *testing.T) {
 	b.CheckClean()
 }
 
-// Any failure rolls back everything: the next ADD of the same container finds nothing in its way.
+// Any failure rolls back everything, so that the next ADD of the same container succeeds.
 func TestFailureAtEachStepLeavesNothing(t *testing.T) {
 	for _, step := range []string{"PutTenant", "CreateDevice", "Attach", "Activate"} {
 		t.Run(step, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestFailureAtEachStepLeavesNothing(t *testing.T) {
 	})
 }
 
-// The caller goes away in the middle: what was begun is undone all the same.
+// The caller cancels an ADD while it runs: the ADD is rolled back.
 func TestRollbackOutlivesTheCaller(t *testing.T) {
 	b := newBed(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -188,7 +188,7 @@ func TestDeleteIsIdempotent(t *testing.T) {
 	b.CheckClean()
 }
 
-// A full disk must not keep containers from going.
+// A full disk must not prevent a DEL.
 func TestDeleteWithoutRoomOnDisk(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
@@ -202,7 +202,7 @@ func TestDeleteWithoutRoomOnDisk(t *testing.T) {
 	b.CheckClean()
 }
 
-// After the last endpoint this node knows nothing of the tenant any more and says so.
+// After the deletion of a tenant's last endpoint, this node forgets the tenant and reports that.
 func TestLastEndpointForgetsTheTenant(t *testing.T) {
 	b := newBed(t)
 	hosted := func() []string {
@@ -236,7 +236,8 @@ func TestLastEndpointForgetsTheTenant(t *testing.T) {
 	}
 }
 
-// A released id is the last to be allocated again, also after a restart: the gateway may have connections with it.
+// A released id is allocated again after all others, also after a restart: the gateway may have connections of its
+// endpoint.
 func TestFreedIDsRestOverAStart(t *testing.T) {
 	b := newBed(t)
 	for _, container := range []string{"c1", "c2", "c3"} {
@@ -254,7 +255,7 @@ func TestFreedIDsRestOverAStart(t *testing.T) {
 	if r := b.MustAdd("c5"); r.ID != 3 {
 		t.Errorf("when all others are taken, it has id %d", r.ID)
 	}
-	// What a crash of the machine may have left says nothing.
+	// Invalid content, as after a crash of the machine, is ignored.
 	path := filepath.Join(b.Dir, endpoint.LastIDFile)
 	for _, content := range []string{"", "\x00\x00\x00\x00\x00\x00", "99999\n", "   -1\n"} {
 		if err := b.Delete(t.Context(), "c5", "eth0"); err != nil {
@@ -317,7 +318,7 @@ func TestGarbageIsExactlyTheUnlisted(t *testing.T) {
 	}
 }
 
-// The list a runtime sends cannot know an ADD that is still running.
+// The list that a runtime sends cannot contain an endpoint whose ADD is still running.
 func TestGarbageLeavesRunningAddsAlone(t *testing.T) {
 	b := newBed(t)
 	b.Driver.During = func(call string, _ endpoint.Record) {
@@ -364,7 +365,7 @@ func TestCheckNamesTheDifference(t *testing.T) {
 	}
 }
 
-// A tenant that the kernel forgot at most in part is written again for its next endpoint.
+// If the removal of a tenant from the kernel fails half-way, its next endpoint writes the tenant again.
 func TestTenantHalfForgottenIsPutAgain(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")

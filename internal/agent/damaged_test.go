@@ -121,7 +121,7 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// A damaged record does not hide that another record with its number was lost later.
+// A record was damaged, and later another record with the same number is lost: the start still reports the lost record.
 func TestDamagedRecordOfAnotherTime(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")

@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// The agent detects devices that go away while it runs, or did before it subscribed: a DEL may never arrive.
+// The agent detects devices that disappear, also before its netlink subscription: a DEL may never arrive.
 func TestDevicesThatGoAreNoticed(t *testing.T) {
 	ns := agenttest.NewNetns(t)
 	h, err := ns.Netlink()
@@ -100,7 +100,7 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 	}
 }
 
-// A device that goes away by a DEL does not disturb the DEL.
+// The netlink event for a device that a DEL removes does not affect the DEL.
 func TestDeviceThatGoesByDelete(t *testing.T) {
 	b := newBed(t)
 	r := b.MustAdd("c1")

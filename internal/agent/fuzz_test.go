@@ -29,8 +29,7 @@ var tenantFiles = []string{
 		`"addressing":"own","ids":[{"id":7,"key":"` + fuzzKey + `"}],"apps":null}`,
 }
 
-// FuzzTenantFile: a tenant that is accepted from disk is usable, is what the file says, and is the same when written
-// again.
+// FuzzTenantFile: a tenant that is accepted from disk is usable, equals the file, and stays equal when written again.
 func FuzzTenantFile(f *testing.F) {
 	for _, text := range tenantFiles {
 		f.Add([]byte(text), fuzzmutate.Nothing)

@@ -62,7 +62,7 @@ func TestLabelsOfALiveContainer(t *testing.T) {
 	}
 	b.Reopen()
 	check("after a start")
-	// What the cluster says of containers of this node is older than what the node knows.
+	// The node ignores overrides of its own containers from the cluster, because its own state is newer.
 	b.MustApplyPolicies(policies.Update{Tenant: "blue", Overrides: map[netip.Addr]address.AppID{own: 1}})
 	check("after an old word")
 

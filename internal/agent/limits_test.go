@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// refused wants an ADD to name the limit and what to do, and to send and change nothing.
+// refused checks that an ADD fails with these words (the limit and what to do), and sends and changes nothing.
 func (b *bed) refused(q agent.AddRequest, says ...string) {
 	b.T.Helper()
 	calls, asked, records, names := len(b.Driver.Calls), b.Orchestrator.Calls, b.Endpoints(), b.Tenants.Names()

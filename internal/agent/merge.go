@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Merge adds state to a tenant, or adds the tenant, and returns the state before. Of a tenant that was known, save
-// writes the result to disk.
+// Merge adds state to a tenant, or adds the tenant, and returns the previous state. If the tenant was known, the caller
+// writes the result to disk with save.
 func (t *Tenants) Merge(k TenantState) (before TenantState, err error) {
 	if err := tenant.CheckName(k.Tenant.Name); err != nil {
 		return before, err

@@ -299,7 +299,7 @@ func (c *Core) detachNetwork(ctx context.Context, r *endpoint.Record, name strin
 	}
 	*r = stays
 	if err := n.Release(ctx, gone); err != nil {
-		// They are lost for now, never given out twice.
+		// The addresses leak for now; they are never allocated twice.
 		c.log.Warn("addresses are not noted as released", "addresses", gone.Addresses(), "error", err)
 	}
 	return nil

@@ -67,7 +67,7 @@ func (b *bed) migrationReport() string {
 	return "-"
 }
 
-// on fails unless an endpoint's record, its container and the networks agree that it is on these.
+// on fails unless an endpoint's record, its container and the networks all have it on exactly these networks.
 func (b *bed) on(container string, networks ...string) endpoint.Record {
 	b.T.Helper()
 	r, ok := b.Store.Find(container, "eth0")
@@ -110,7 +110,7 @@ func (b *bed) senders() (all []pipeline.Sender) {
 	return all
 }
 
-// ended deletes all and looks for what is left.
+// ended deletes all containers and fails if state is left.
 func (b *bed) ended(containers ...string) {
 	b.T.Helper()
 	for _, c := range containers {
@@ -124,8 +124,8 @@ func (b *bed) ended(containers ...string) {
 	}
 }
 
-// TestMove: containers that run get addresses of netpila and lose those of nimitz when the move is finished; new ones
-// have the former alone.
+// TestMove: running containers get addresses of netpila, and lose those of nimitz when the migration is finished.
+// Containers that start afterwards only have addresses of netpila.
 func TestMove(t *testing.T) {
 	b := newBedThatMoves(t)
 	old := b.on("c1", nimitz.Name)
@@ -149,7 +149,7 @@ func TestMove(t *testing.T) {
 	if b.migrationReport() != "2/2" {
 		t.Errorf("moved, as is said: %s", b.migrationReport())
 	}
-	// The next agent looks before it says so.
+	// The next agent verifies the endpoints before it reports them as migrated.
 	b.Orchestrator.Err = agenttest.ErrFake
 	if b.Reopen(); b.migrationReport() != "-" {
 		t.Errorf("at a start: %s", b.migrationReport())
@@ -158,7 +158,7 @@ func TestMove(t *testing.T) {
 		b.on("c1", tenant.Netpila, nimitz.Name).Addresses()[1] != moved.Addresses()[1] {
 		t.Errorf("after a start: %s, %v", b.migrationReport(), b.on("c1", tenant.Netpila, nimitz.Name))
 	}
-	// One goes meanwhile.
+	// A container ends meanwhile.
 	if err := b.Delete(t.Context(), "c2", "eth0"); err != nil {
 		t.Fatal(err)
 	}
@@ -183,8 +183,8 @@ func TestMove(t *testing.T) {
 	b.ended("c1", "c3")
 }
 
-// TestMoveOfOneThatHearsLate: a node that receives only the end does both steps, in the order in which a container
-// always has a network.
+// TestMoveOfOneThatHearsLate: a node that receives only the second step of a migration performs both, in an order in
+// which a container always has a network.
 func TestMoveOfOneThatHearsLate(t *testing.T) {
 	b := newBedThatMoves(t)
 	b.step(2)
@@ -204,7 +204,7 @@ func TestMoveOfOneThatHearsLate(t *testing.T) {
 	b.ended("c1", "c2")
 }
 
-// TestMoveThatFails leaves an endpoint as it was, and is done again.
+// TestMoveThatFails: a failed migration leaves the endpoint unchanged, and is retried.
 func TestMoveThatFails(t *testing.T) {
 	for _, call := range []string{"CanReaddress", "Readdress", "Activate"} {
 		b := newBedThatMoves(t)
@@ -247,7 +247,7 @@ func TestMoveThatFails(t *testing.T) {
 	}
 }
 
-// TestMoveThatFailsAfterARestart takes nothing from an endpoint that has it from the agent before.
+// TestMoveThatFailsAfterARestart: a failure after a restart does not remove attachments that the previous agent added.
 func TestMoveThatFailsAfterARestart(t *testing.T) {
 	for _, call := range []string{"Readdress", "Activate"} {
 		b := newBedThatMoves(t)
@@ -283,7 +283,7 @@ func TestMoveOfOneWhoseMTUStays(t *testing.T) {
 	b.ended("c1", "c2")
 }
 
-// TestMoveCutOff ends the agent at each call that either step makes; the next one goes on from there.
+// TestMoveCutOff stops the agent at each call of both steps; the next agent continues the migration.
 func TestMoveCutOff(t *testing.T) {
 	for step := uint64(1); step <= 2; step++ {
 		for n, calls := 1, 0; ; n, calls = n+1, 0 {
@@ -315,7 +315,7 @@ func TestMoveCutOff(t *testing.T) {
 				}
 				break
 			}
-			b.Orchestrator.Err = agenttest.ErrFake // it is not asked
+			b.Orchestrator.Err = agenttest.ErrFake // no request is needed
 			b.Reopen()
 			b.movesAll()
 			if err := b.FollowMTU(t.Context()); err != nil { // as at any start
@@ -336,8 +336,8 @@ func TestMoveCutOff(t *testing.T) {
 	}
 }
 
-// TestMoveBesideOthers: an ADD that began before and a DEL meanwhile end as they would, and a container that is lost
-// does not block.
+// TestMoveBesideOthers: an ADD from before the migration and a DEL during it end as usual, and a lost container does
+// not block the migration.
 func TestMoveBesideOthers(t *testing.T) {
 	b := newBedThatMoves(t)
 	b.Driver.During = func(call string, r endpoint.Record) {
@@ -377,7 +377,7 @@ func TestMoveBesideOthers(t *testing.T) {
 	b.ended("c1", "c2")
 }
 
-// What one network cannot take back keeps the others from nothing.
+// If one network fails to release an endpoint, the others still do.
 func TestDeleteOfOneThatMovesThatFails(t *testing.T) {
 	b := newBedThatMoves(t)
 	b.step(1)
@@ -393,7 +393,7 @@ func TestDeleteOfOneThatMovesThatFails(t *testing.T) {
 	b.ended("c1", "c2")
 }
 
-// A node that hosts a tenant without a container of it says so, else the move could not be finished.
+// A node that hosts a tenant but has no containers of it reports that; otherwise the migration could not be finished.
 func TestMoveOfNone(t *testing.T) {
 	b := newBedOfTwo(t)
 	if _, err := b.Tenants.Merge(agent.TenantState{Tenant: b.Orchestrator.Tenants["green"]}); err != nil {
@@ -409,7 +409,7 @@ func TestMoveOfNone(t *testing.T) {
 	}
 }
 
-// What fails is tried more and more rarely.
+// The pause between retries of a migration grows.
 func TestMoveRests(t *testing.T) {
 	for failures, want := range map[int]time.Duration{0: 10 * time.Second, 1: 20 * time.Second, 4: 160 * time.Second,
 		5: 5 * time.Minute, 1 << 30: 5 * time.Minute} {

@@ -19,8 +19,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestNetworksSideBySide: an endpoint has entries of its tenant's network alone, keeps them over a restart, and leaves
-// none.
+// TestNetworksSideBySide: an endpoint has entries only in its tenant's network, keeps them over a restart, and leaves
+// none when it is deleted.
 func TestNetworksSideBySide(t *testing.T) {
 	b := newBedOfTwo(t)
 	blue := b.MustAdd("c1")
@@ -89,8 +89,8 @@ func TestNetworksSideBySide(t *testing.T) {
 	}
 }
 
-// TestNetworkThatIsNotHere: a node without a tenant's network takes none of its containers, and does not start over
-// those that it has.
+// TestNetworkThatIsNotHere: a node without a tenant's network refuses the tenant's containers, and does not start if it
+// already has some.
 func TestNetworkThatIsNotHere(t *testing.T) {
 	b := newBedOfTwo(t)
 	if _, err := b.Add(t.Context(), b.Green("c1")); err != nil {
@@ -126,7 +126,7 @@ func TestNetworkThatIsNotHere(t *testing.T) {
 	b.CheckClean()
 }
 
-// TestSwitchThatRefuses: an ADD leaves nothing, whatever fails.
+// TestSwitchThatRefuses: an ADD that fails in the switch leaves nothing.
 func TestSwitchThatRefuses(t *testing.T) {
 	b := newBedOfTwo(t)
 	b.Nimitz.Fail = agenttest.ErrFake
@@ -139,7 +139,7 @@ func TestSwitchThatRefuses(t *testing.T) {
 	}
 }
 
-// TestEndpointOnTwoNetworks has entries in both, as while its tenant moves from one to the other.
+// TestEndpointOnTwoNetworks: an endpoint on two networks, as during a migration, has entries in both.
 func TestEndpointOnTwoNetworks(t *testing.T) {
 	b := newBedOfTwo(t)
 	r, err := b.Add(t.Context(), b.Green("c1"))
@@ -169,8 +169,8 @@ func TestEndpointOnTwoNetworks(t *testing.T) {
 	b.CheckClean()
 }
 
-// TestDropsOfSwitches: what a network's own switch drops is counted with the driver's, each time anew, and what it
-// lacks is said once.
+// TestDropsOfSwitches: each status adds the current drops of a network's switch to the driver's, and lists the switch's
+// missing features once.
 func TestDropsOfSwitches(t *testing.T) {
 	b := newBedOfTwo(t)
 	b.Driver.Health.Drops = []dpapi.Drops{{Reason: "src-not-own", Packets: 7}, {Reason: "no-route", Packets: 1}}

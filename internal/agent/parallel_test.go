@@ -14,8 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// Different endpoints run side by side; calls about one wait for each other. Whatever the order,
-// addresses and ids are unique and nothing is left when all are gone.
+// Calls for different endpoints run concurrently; calls for one endpoint are serialised. In any order, addresses and
+// ids are unique, and nothing is left when all endpoints are deleted.
 func TestManyAtOnce(t *testing.T) {
 	b := newBed(t)
 	var wg sync.WaitGroup

@@ -23,7 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// lets tells whether what the packet path was given lets TCP to port 80 of an app in from another.
+// lets reports whether the policies in the packet path allow TCP to port 80 from one app to another.
 func (b *bed) lets(from, to address.AppID) bool {
 	b.Driver.Mu.Lock()
 	defer b.Driver.Mu.Unlock()
@@ -138,7 +138,7 @@ func TestPoliciesThatAreRefused(t *testing.T) {
 	b.MustAdd("c2")
 }
 
-// A build that enforces no policies does not start where there are some, and this one not where they were lost.
+// A build that enforces no policies does not start if there are policies. This build does not start if they were lost.
 func TestPoliciesAreNotLost(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
@@ -235,14 +235,14 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 }
 
 // A tenant whose policies cannot be enforced at the start does not block other tenants: its previous policies stay in
-// holds, and no container of it is added.
+// force, and no container of it is added.
 func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
 	b.MustApplyPolicies(agenttest.AllPolicies("blue", agenttest.Document("deny", agenttest.DenyAll)))
 	b.Driver.Fail["RestorePolicies"], b.Driver.Fail["SetPolicies"] = agenttest.ErrFake, agenttest.ErrFake
 	b.Driver.During = func(call string, _ endpoint.Record) {
-		if call == "RestorePolicies" { // the second try is of none but those that are held
+		if call == "RestorePolicies" { // the second call has only held tenants
 			b.Driver.During = func(string, endpoint.Record) { b.Driver.Fail["RestorePolicies"] = nil }
 		}
 	}
@@ -265,7 +265,7 @@ func TestStartWithPoliciesThatAreRefused(t *testing.T) {
 	}
 }
 
-// A container that the node has no room for takes nothing from the others.
+// If the packet path refuses the policies for a new container, its ADD fails, and other containers are not affected.
 func TestRoomForPolicies(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
@@ -309,7 +309,7 @@ func TestPoliciesOfACarriedTenant(t *testing.T) {
 	b.Reopen()
 }
 
-// A container with an id of its tenant that nothing was compiled for yet is policed before it flows.
+// If a container gets a new id of its tenant, policies are compiled for this id before the container's packets flow.
 func TestPoliciesOfANewID(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
@@ -335,7 +335,7 @@ func TestPoliciesOfANewID(t *testing.T) {
 	}
 }
 
-// A tenant's policies go with it in the cluster, and not from what still lives of it.
+// If a tenant is deleted in the cluster, its policies stay in force for the containers that still run.
 func TestPoliciesOfADeletedTenant(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
@@ -349,7 +349,7 @@ func TestPoliciesOfADeletedTenant(t *testing.T) {
 	}
 }
 
-// What a snapshot repeats costs nothing.
+// A snapshot with unchanged policies changes nothing in the packet path.
 func TestPoliciesThatAreInForceAlready(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
@@ -381,8 +381,8 @@ func TestPoliciesThatAreInForceAlready(t *testing.T) {
 	}
 }
 
-// Updates of a transit tenant contain no policies: they are requested when the node hosts the tenant, also if the
-// stream resumes.
+// Updates of a transit tenant contain no policies. Once the node hosts the tenant, the agent requests its policies,
+// even on a stream that resumes.
 func TestPoliciesAreAskedFor(t *testing.T) {
 	b := newBed(t)
 	incomplete := func(want string) {

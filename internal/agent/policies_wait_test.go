@@ -10,7 +10,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/policies"
 )
 
-// The first container of a tenant with policies waits for these.
+// The first container of a tenant with policies waits until the node has received the policies.
 func TestFirstContainerWaitsForPolicies(t *testing.T) {
 	b := newBed(t)
 	b.Orchestrator.Policies["blue"] = true
@@ -39,7 +39,7 @@ func TestFirstContainerWaitsForPolicies(t *testing.T) {
 	}
 }
 
-// Of a tenant that had no policies the first comes alone, and a container waits for no others.
+// A tenant gets its first policy, in an update of its own: containers do not wait for further policies.
 func TestFirstPolicyOfATenant(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
@@ -55,7 +55,7 @@ func TestFirstPolicyOfATenant(t *testing.T) {
 	}
 }
 
-// A container that needs no request waits as well while earlier ones do.
+// While the first container of a tenant waits for policies, other containers wait too, even if they need no request.
 func TestEachContainerWaitsForPolicies(t *testing.T) {
 	b := newBed(t)
 	b.Orchestrator.Policies["blue"] = true

@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// sends tells whether what the packet path was given lets an app of green begin something.
+// sends reports whether the policies in the packet path allow an app of green to open connections.
 func (b *bed) sends(app address.AppID) bool {
 	b.Driver.Mu.Lock()
 	defer b.Driver.Mu.Unlock()
@@ -62,8 +62,8 @@ func TestRulesOfOthersApps(t *testing.T) {
 	}
 }
 
-// TestUnpolicedNetworkIsSealed: where a network enforces no policies, containers of a tenant that gets some are cut
-// off, over a restart too, until it has none; others come in the meantime only of other tenants.
+// TestUnpolicedNetworkIsSealed: on a network that enforces no policies, the containers of a tenant with policies are
+// isolated until it has none, also after a restart. Meanwhile only other tenants can add containers.
 func TestUnpolicedNetworkIsSealed(t *testing.T) {
 	b := newBedOfTwo(t)
 	b.Nimitz.Unpoliced = errors.New("it judges nothing")

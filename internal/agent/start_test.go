@@ -62,7 +62,7 @@ func TestFailedRemovalIsTakenUpAgain(t *testing.T) {
 	})
 }
 
-// Crash between steps: a new process knows the disk and finds the kernel as the old one left it.
+// The agent crashes between two steps: a new process reads the disk and finds the kernel as the old one left it.
 func TestCrashAtEachStep(t *testing.T) {
 	for _, at := range []string{"PutTenant", "CreateDevice", "Attach", "Activate", "Deactivate", "Remove",
 		"DeleteTenant"} {
@@ -113,7 +113,8 @@ func TestCrashAtEachStep(t *testing.T) {
 	}
 }
 
-// What no network can have made is refused by it, and what is on a network that this node does not have is left alone.
+// The agent does not start, and leaves the kernel unchanged, if a record cannot be from its network, or if this node
+// lacks the network.
 func TestRecordsAreTheirNetworks(t *testing.T) {
 	b := newBed(t)
 	r := b.MustAdd("c1")

@@ -118,7 +118,7 @@ func TestIdsComeAndGo(t *testing.T) {
 	}
 }
 
-// What the cluster forgot of what containers here use stays, and nothing else is put in its place.
+// Ids that containers here use stay even if the cluster has lost them, and no update gives them another key.
 func TestIdsInUseStay(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
@@ -136,7 +136,7 @@ func TestIdsInUseStay(t *testing.T) {
 	}
 }
 
-// A retired id that the kernel would not let go of is tried again.
+// If the removal of a retired id from the kernel fails, it is retried.
 func TestRetiredIdIsTakenAwayAgain(t *testing.T) {
 	b := newBed(t)
 	b.MustAdd("c1")
@@ -160,7 +160,8 @@ func TestRetiredIdIsTakenAwayAgain(t *testing.T) {
 	}
 }
 
-// While the cluster is asked for a tenant, reports say so: what it has noted must not be taken back.
+// While a Resolve of a tenant runs, reports list the tenant as resolving, so that the orchestrator keeps the hosting
+// record that Resolve made.
 func TestReportsSayWhatIsAskedFor(t *testing.T) {
 	b := newBed(t)
 	report := func() string {
@@ -179,7 +180,7 @@ func TestReportsSayWhatIsAskedFor(t *testing.T) {
 		t.Errorf("reported %s", got)
 	}
 	select {
-	case <-b.Tenants.Changed(): // the next report takes back what came of neither
+	case <-b.Tenants.Changed(): // the next report no longer lists blue as resolving
 	default:
 		t.Error("no report follows")
 	}
@@ -203,7 +204,7 @@ func TestSequenceGrowsOverRestarts(t *testing.T) {
 	}
 }
 
-// A node that has no address left under an id says what helps, and it does.
+// The error of a node without free addresses under an id advises a key rotation, which gives new addresses.
 func TestRotationGivesFreshAddresses(t *testing.T) {
 	b := newBed(t)
 	if err := statefile.Write(filepath.Join(b.Dir, "cursors", "1-1.json"),

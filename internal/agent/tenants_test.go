@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A tenant made anew under the same name and id, as after a restore, is another tenant.
+// A tenant that was created again with the same name and id, as after a restore, is a different tenant.
 func TestTenantMadeAnewIsRefused(t *testing.T) {
 	b := newBed(t)
 	made := time.Unix(1e9, 5).UTC()

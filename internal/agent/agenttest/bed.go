@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Bed is a core between a fake data path and a fake orchestrator, on a disk that outlives it.
+// Bed has a core between a fake data path and a fake orchestrator, on a disk that outlives the core.
 type Bed struct {
 	T            *testing.T
 	Dir          string
@@ -136,7 +136,7 @@ func (b *Bed) CheckClean() {
 	}
 }
 
-// NewWithTwoNetworks is New with network nimitz too, and with its tenant green.
+// NewWithTwoNetworks is New with a second network, nimitz, and with tenant green on it.
 func NewWithTwoNetworks(t *testing.T) *Bed {
 	b := New(t)
 	b.Orchestrator.Tenants["green"] = tenant.Tenant{

@@ -4,8 +4,8 @@ import (
 	"pilaster.io/pilaster/internal/agent/policies"
 )
 
-// Policies of tests: DenyAll denies all ingress, WebFromDB lets app db reach app web, and MutedDB denies app db all
-// egress.
+// Policies of tests: DenyAll denies all ingress, WebFromDB allows connections of app db to app web, and MutedDB denies
+// all egress of app db.
 const DenyAll = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"deny"},` +
 	`"spec":{"podSelector":{},"policyTypes":["Ingress"]}}`
 

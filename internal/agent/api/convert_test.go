@@ -6,7 +6,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// An endpoint with a macvlan has no device on the node; the internal number in its place is not shown as an ifindex.
+// An endpoint with a macvlan has no device on the node; its internal number is not shown as an ifindex.
 func TestEndpointHasAnIfindexOfADeviceOnly(t *testing.T) {
 	for host, want := range map[string]uint32{"pil3": 7, "": 0} {
 		e := endpointToProto(endpoint.Record{Device: endpoint.Device{HostName: host, HostIfindex: 7}})

@@ -51,7 +51,7 @@ func TestAddRefusesWhatIsNoContainersNamespace(t *testing.T) {
 	b.CheckClean()
 }
 
-// A runtime in a mount namespace of its own: the path means something there and not here.
+// The path of a namespace exists only in the mount namespace of the runtime.
 func TestNetnsIsOpenedAsTheCallerSeesIt(t *testing.T) {
 	real := agenttest.MakeNetns(t)
 	dir := t.TempDir()

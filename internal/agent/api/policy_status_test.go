@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/dpapi"
 )
 
-// A rule that denies is named: in events, in its count, and its policy in metrics.
+// Events and counts have the name of the rule that denied, and metrics the name of its policy.
 func TestRulesAreNamed(t *testing.T) {
 	b := newServiceBed(t)
 	b.service.Serve(b.Core, nil)
@@ -45,7 +45,7 @@ func TestRulesAreNamed(t *testing.T) {
 			}
 		}
 	}
-	b.Driver.Hits[12345] = 9 // since then it has gone
+	b.Driver.Hits[12345] = 9 // a rule that no longer exists
 	b.Driver.SessionTable = dpapi.Sessions{
 		Capacity: 700,
 		Used:     10,

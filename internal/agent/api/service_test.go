@@ -92,7 +92,7 @@ func (b *serviceBed) cniIn(verb, container, netns, extra string) (string, error)
 		b.T.Fatal(err)
 	}
 	defer stdin.Close()
-	if _, err := write.WriteString(config); err != nil { // a pipe takes that much
+	if _, err := write.WriteString(config); err != nil { // fits into the pipe's buffer
 		b.T.Fatal(err)
 	}
 	write.Close()

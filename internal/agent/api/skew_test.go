@@ -11,8 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// What a later plugin or command says beside what this agent knows is left out, and what it asks beyond
-// that is refused as unknown.
+// The agent ignores unknown fields of a later plugin or command, and refuses unknown calls.
 func TestLaterPluginsAreAnswered(t *testing.T) {
 	b := newServiceBed(t)
 	b.service.Serve(b.Core, func() error { return nil })

@@ -17,7 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// tryAdd adds a container of labels of its own.
+// tryAdd adds a container with its own labels.
 func (m *member) tryAdd(container, app string) (endpoint.Record, error) {
 	q := m.Request(container)
 	q.Labels = map[string]string{"app": app}
@@ -33,7 +33,7 @@ func (c *cluster) tenantAs(name string) *pilasterv1.GetTenantResponse {
 	return resp.Msg
 }
 
-// meanings compares what all nodes know apps of blue by.
+// meanings fails if two nodes know an app of blue with different labels.
 func meanings(t *testing.T, nodes ...*member) {
 	t.Helper()
 	meaning := map[address.AppID]string{}
@@ -49,8 +49,8 @@ func meanings(t *testing.T, nodes ...*member) {
 	}
 }
 
-// Labels come and go at two nodes, more than a tenant may have apps. Those of containers that live keep theirs; the
-// others end, also at a node that knew of them alone; and while a node is away nothing ends.
+// Containers with more label sets than a tenant may have apps start and end on two nodes. Apps of running containers
+// stay. The others end, also on a node that only knows them, but no app ends while a node is disconnected.
 func TestAppsEnd(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -141,8 +141,8 @@ func TestAppsEnd(t *testing.T) {
 	}
 }
 
-// What a node has answered holds over its restarts: of an app that it has said it has no container of it makes none
-// unless the orchestrator gives it.
+// A node's report about retiring apps stays valid after a restart: if the node has reported that it does not use an
+// app, it creates no container of this app until the orchestrator assigns the app again.
 func TestAnswersOutliveTheAgent(t *testing.T) {
 	b := agenttest.New(t)
 	web := b.MustAdd("c1")

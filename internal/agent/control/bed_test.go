@@ -21,7 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// fakeCluster is an orchestrator that does what a test tells it.
+// fakeCluster is a fake orchestrator with answers and events from the test.
 type fakeCluster struct {
 	pilasterv1connect.UnimplementedNodeServiceHandler
 	mu         sync.Mutex

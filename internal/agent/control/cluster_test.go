@@ -47,7 +47,7 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// start is an orchestrator's process, which allows so many list queries a second.
+// start starts the orchestrator with a limit of list queries per second.
 func (c *cluster) start(listen string, listRate int) {
 	c.t.Helper()
 	c.op = pilasterv1connect.NewOperatorServiceClient(unixrpc.Client(orchestrator.Socket(c.dir)), unixrpc.URL)
@@ -81,7 +81,7 @@ func (c *cluster) deleteNode(name string) error {
 	return err
 }
 
-// member is a process of a node's agent over a kernel that counts.
+// member is an agent process of a node, with a fake kernel.
 type member struct {
 	*agenttest.Bed
 	link *Link
@@ -186,7 +186,7 @@ func TestPartitionedNodeWhoseTenantIsDeleted(t *testing.T) {
 	old := n1.MustAdd("c1")
 	first, _ := n1.link.config.Node.Membership()
 
-	n1.stop() // for the orchestrator a partition is a stream that ends; the packet path goes on
+	n1.stop() // the orchestrator sees a partition as the end of the stream; packets continue
 	if err := c.deleteTenant("blue"); err == nil || !strings.Contains(err.Error(), "has containers on n1") ||
 		!strings.Contains(err.Error(), "node delete") {
 		t.Fatalf("a tenant of a node that cannot be asked: %v", err)
@@ -233,7 +233,7 @@ func TestPartitionedNodeWhoseTenantIsDeleted(t *testing.T) {
 	}
 }
 
-// A node that was cut off for longer than its certificate lives comes back as what it was.
+// A node that was disconnected until its certificate had expired reconnects with the same identity.
 func TestCutOffBeyondItsCertificate(t *testing.T) {
 	c := newCluster(t)
 	c.createTenant("blue")
@@ -259,7 +259,7 @@ func TestCutOffBeyondItsCertificate(t *testing.T) {
 	n1.MustAdd("c2")
 }
 
-// A new disk under the old name: the old node must be given up by a person, and its prefix is never used again.
+// A node gets a new disk and the old name: an administrator must delete the old node, whose prefix is never reused.
 func TestReplacedNode(t *testing.T) {
 	c := newCluster(t)
 	n1 := c.boot(t.TempDir(), "n1", agenttest.NewDriver())

@@ -76,7 +76,7 @@ func TestTenantsOfALaterBuild(t *testing.T) {
 	}
 }
 
-// TestRegionsOfMessages: what no orchestrator can have said is not believed.
+// TestRegionsOfMessages: regions that no orchestrator can have sent are refused.
 func TestRegionsOfMessages(t *testing.T) {
 	said := func() *pilasterv1.Tenant {
 		return &pilasterv1.Tenant{

@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// FuzzKnown: of what the orchestrator says, only what can be used is taken, and it is what was said. A tenant keeps the
-// key of an id, and the ids of its endpoints, whatever is said next.
+// FuzzKnown: the agent accepts only usable states from the orchestrator, and decodes them unchanged. A tenant keeps the
+// key of an id, and the ids of its endpoints, whatever the next message contains.
 func FuzzKnown(f *testing.F) {
 	var deltas []string
 	for _, said := range []*pilasterv1.Delta{
@@ -79,7 +79,7 @@ func FuzzKnown(f *testing.F) {
 	})
 }
 
-// checkNews: of mappings too, all that is taken can be used.
+// checkNews checks that all accepted mappings are usable.
 func checkNews(t *testing.T, said *pilasterv1.Delta) {
 	t.Helper()
 	by, err := mappingUpdates(&pilasterv1.FollowResponse{Revision: 5,

@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/agenttest"
 )
 
-// Failed releases are repeated when there is a stream again, unless an endpoint has the address by then.
+// Failed releases are retried when a new stream starts, unless an endpoint has the address by then.
 func TestFreeLater(t *testing.T) {
 	b, core := newLinkBed(t), agenttest.New(t)
 	freed := make(chan string, 10)
@@ -92,7 +92,7 @@ func TestFreeAgain(t *testing.T) {
 	}
 }
 
-// What the orchestrator will never take back is asked once, and the rest goes beside it.
+// A release that the orchestrator refuses permanently is not retried, and does not delay others.
 func TestFreeThatIsRefused(t *testing.T) {
 	b := newLinkBed(t)
 	for code, again := range map[connect.Code]bool{

@@ -12,8 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/agent/api"
 )
 
-// What the orchestrator did not take of what this node says is a problem that people see, until it takes it, or another
-// stream says it again.
+// Status shows the parts of the node's reports that the orchestrator refused, until the orchestrator accepts them or a
+// new stream starts.
 func TestUntakenLabelsAreSeen(t *testing.T) {
 	b, core := newLinkBed(t), agenttest.New(t)
 	link := b.link

@@ -52,7 +52,7 @@ func TestRegisterGivesUpWhereTryingDoesNotHelp(t *testing.T) {
 	}
 }
 
-// A node that holds more than a page says all of it.
+// A node with more held addresses than fit into a page registers all of them.
 func TestRegisterInPages(t *testing.T) {
 	b := newLinkBed(t)
 	var has []endpoint.Record
@@ -94,7 +94,7 @@ func TestRegisterInPages(t *testing.T) {
 	}
 }
 
-// A page that is refused says what was taken in before it.
+// If a page is refused, the error says what was registered before it.
 func TestRegisterRefusedAfterAPage(t *testing.T) {
 	b := newLinkBed(t)
 	var has []endpoint.Record
@@ -168,7 +168,7 @@ func TestRegisterSaysWhatIsThen(t *testing.T) {
 	}
 }
 
-// What registration fixed stays: neither prefix nor cluster changes under living containers.
+// The first registration fixes prefix and cluster: later answers cannot change them.
 func TestMembershipIsPinned(t *testing.T) {
 	b := newLinkBed(t)
 	if err := b.link.Register(t.Context()); err != nil {
@@ -195,7 +195,7 @@ func TestMembershipIsPinned(t *testing.T) {
 			t.Errorf("%s: membership became %+v", name, after)
 		}
 	}
-	// What is newer than this node's registration is taken in, once.
+	// A node accepts values once that its registration did not have.
 	b.cluster.answer = &pilasterv1.RegisterResponse{
 		ClusterUuid: "cluster",
 		Node:        &pilasterv1.Node{Prefix: agenttest.NodePrefix.String()},
@@ -289,7 +289,7 @@ func TestFollowAppliesWhatItHears(t *testing.T) {
 	if hosted := <-reported; len(hosted) != 0 {
 		t.Errorf("hosted after the last endpoint: %v", hosted)
 	}
-	// The stream breaks and is taken up where it was.
+	// The stream breaks, and the next one resumes at the same revision.
 	go func() { b.cluster.events <- nil }()
 	for req := range b.cluster.hosted {
 		if req.ResumeRevision == 0 {
@@ -415,7 +415,8 @@ func TestUnusableAnswersAreRefused(t *testing.T) {
 	}
 }
 
-// A refusal blocks new endpoints; one that may be the process before this one does when it lasts.
+// A refusal blocks new endpoints. If its cause may be the stream of this machine's previous process, it does so only
+// when it lasts.
 func TestRefusals(t *testing.T) {
 	deleted := connect.NewError(connect.CodeFailedPrecondition, errors.New("was deleted"))
 	taken := connect.NewError(connect.CodeAlreadyExists, errors.New("is connected already"))
@@ -436,7 +437,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestTried: who waits for the first word of the orchestrator goes on once it has come and is in force, or cannot come.
+// TestTried: the wait for the first contact ends when the first event is applied, or when the orchestrator cannot be
+// reached.
 func TestTried(t *testing.T) {
 	tried := func(b *linkBed) bool {
 		select {
@@ -453,7 +455,7 @@ func TestTried(t *testing.T) {
 	defer stop()
 	<-heard.cluster.hosted
 	go func() {
-		for range heard.cluster.hosted { // its reports are not what is looked at
+		for range heard.cluster.hosted { // the test ignores reports
 		}
 	}()
 	if tried(heard) {

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// createNimitz makes a tenant of 10.0.0.0/16, with subnets of nodes or without.
+// createNimitz makes a tenant with CIDR 10.0.0.0/16; nodeBits 0 means that nodes have no subnets.
 func (c *cluster) createNimitz(name string, nodeBits uint32) uint32 {
 	c.t.Helper()
 	resp, err := c.op.CreateTenant(c.t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{
@@ -47,7 +47,7 @@ func (m *member) addOf(tenant, container string) endpoint.Record {
 	return r
 }
 
-// leads waits until the switch of a node leads to these.
+// leads waits until a node's switch has these mappings for a VNI.
 func (m *member) leads(vni uint32, want string) {
 	m.T.Helper()
 	agenttest.Eventually(m.T, func() error {
@@ -62,8 +62,8 @@ const vtep = "fd70:696c:6100:%d::2"
 
 func at(prefix string, node int) string { return prefix + " " + fmt.Sprintf(vtep, node) }
 
-// Nodes that host a tenant receive the mappings of its subnets, and of no other tenant's; each keeps its own also
-// without the orchestrator.
+// Nodes that host a tenant receive the mappings of this tenant's subnets, and of no other tenant. Each node keeps its
+// own subnet, even without the orchestrator.
 func TestSubnetsOfNodes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -108,7 +108,7 @@ func TestSubnetsOfNodes(t *testing.T) {
 	n1.until(connected)
 	n2.until(connected)
 
-	// The last container of a tenant takes the node's subnet with it.
+	// When the last container of a tenant ends, the node releases its subnet.
 	if err := n2.Delete(t.Context(), "c2", "eth0"); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestSubnetsOfNodes(t *testing.T) {
 	n2.leads(green, at("10.0.1.0/24", 1))
 }
 
-// Without subnets every address has a mapping, which goes with its endpoint, also if the orchestrator was away then.
+// Without subnets every address has a mapping. It ends with its endpoint, even if the orchestrator is unreachable then.
 func TestAddressesOneByOne(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -149,7 +149,7 @@ func TestAddressesOneByOne(t *testing.T) {
 	c.start(listen, 0)
 	n2.leads(green, at("10.0.0.5/32", 1))
 
-	// Nor is it lost by the process that would tell: the next one finds that no endpoint has it.
+	// An agent stops before it has released an address: the next agent finds that no endpoint has the address.
 	n1.addOf("green", "c4")
 	n2.leads(green, strings.Join([]string{at("10.0.0.5/32", 1), at("10.0.0.6/32", 1)}, ", "))
 	c.Close()

@@ -112,8 +112,7 @@ func TestChangeWhileAListIsTaken(t *testing.T) {
 	}
 }
 
-// lister answers list queries of a tenant whose node has 10.0.1.0/24.
-// listed is the tenant of a lister.
+// listed is the tenant of a lister, whose node has 10.0.1.0/24.
 var listed = tenant.Tenant{
 	Name: "green", Network: tenant.Nimitz, Addressing: tenant.Own, IDs: []tenant.ID{{ID: 7}},
 	Overlays: []tenant.Overlay{{CIDR: netip.MustParsePrefix("10.0.0.0/16"), NodeBits: 24}},
@@ -126,7 +125,7 @@ func newLister(
 	return newListerOf(t, agenttest.New(t), answer), &recorder{}
 }
 
-// newListerOf is a lister of a core, to which it adds tenant green.
+// newListerOf adds tenant green to a core and returns a lister for it.
 func newListerOf(
 	t *testing.T,
 	core *agenttest.Bed,
@@ -199,7 +198,7 @@ func TestListsThatAreNotTold(t *testing.T) {
 	}
 }
 
-// A list that lacks what this node has again and again ends the stream: the node registers, and says that it has it.
+// If several lists lack an allocation of this node, the stream ends, and the node registers with the allocation.
 func TestListThatLacks(t *testing.T) {
 	tries := 0
 	reader, told := newLister(t, func(n int, _ string) (*pilasterv1.ListMappingsResponse, error) {
@@ -224,7 +223,7 @@ func TestListThatLacks(t *testing.T) {
 	}
 }
 
-// mappedNetwork is one that keeps mappings.
+// mappedNetwork is a network that receives mappings.
 type mappedNetwork struct {
 	agent.Network
 	*recorder
@@ -283,7 +282,7 @@ func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 	says("having left", []string{all, all, more}, []string{all, more, all})
 }
 
-// While there is no list only so much waits for it; then all is asked for again.
+// A limited number of changes waits for a list. Beyond the limit, the node requests the whole list again.
 func TestChangesThatWaitHaveAnEnd(t *testing.T) {
 	m := &mappingList{tenant: "green", sinks: mappingSinks{&recorder{}}}
 	for i := range maxPending + 1 {
@@ -293,7 +292,7 @@ func TestChangesThatWaitHaveAnEnd(t *testing.T) {
 	}
 }
 
-// A tenant that is asked about too often is asked about again when it may be, from where the list was.
+// If the orchestrator rate-limits list queries of a tenant, the node waits and continues the list at the same page.
 func TestListWaits(t *testing.T) {
 	t.Parallel()
 	late := connect.NewError(connect.CodeResourceExhausted, agenttest.ErrFake)
@@ -369,8 +368,8 @@ func TestListsOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// The first ADD of a tenant returns when this node knows where the rest of it is; else its first packets would be
-// dropped.
+// The first ADD of a tenant returns when this node has the tenant's mappings: until then packets to other nodes would
+// be dropped.
 func TestFirstAddWaitsForTheList(t *testing.T) {
 	b, core := newLinkBed(t), agenttest.NewWithTwoNetworks(t)
 	var added atomic.Bool
@@ -415,7 +414,7 @@ func TestFirstAddWaitsForTheList(t *testing.T) {
 	}
 }
 
-// Addresses that the orchestrator allocated are those that were not chosen here, on any network.
+// heldAddresses returns the addresses that the orchestrator allocated, and none that this node allocated itself.
 func TestHeldAddresses(t *testing.T) {
 	given, drawn := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.1")
 	held := heldAddresses(

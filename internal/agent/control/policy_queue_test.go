@@ -22,7 +22,8 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// An orchestrator of a build without policies moves a node past what became of them; the next stream is asked for all.
+// An orchestrator of a build without policies raises the node's revision without sending policy changes: the next
+// stream requests all policies.
 func TestPoliciesThatWerePassedOver(t *testing.T) {
 	b, core := newLinkBed(t), agenttest.New(t)
 	core.MustAdd("c1")
@@ -89,7 +90,7 @@ func said(name, text string) *pilasterv1.Policy {
 	return &pilasterv1.Policy{Tenant: "blue", Kind: "NetworkPolicy", Namespace: "default", Name: name, Document: text}
 }
 
-// policingBed is of a node with a container of tenant blue; end is called with why the stream ended.
+// policingBed returns the bed of a node with a container of tenant blue. end receives the reason why the stream ends.
 func policingBed(t *testing.T, end func(error)) (*policyQueue, *agenttest.Bed) {
 	b, core := newLinkBed(t), agenttest.New(t)
 	b.link.config.Tenants = core.Tenants
@@ -162,7 +163,7 @@ func TestPoliciesThatWait(t *testing.T) {
 	}
 }
 
-// TestPoliciesThatAreNotKept: what the disk does not take ends the stream at the revision before it.
+// TestPoliciesThatAreNotKept: if the disk refuses an update, the stream ends at the revision before the update.
 func TestPoliciesThatAreNotKept(t *testing.T) {
 	var why error
 	ctx, end := context.WithCancelCause(t.Context())
@@ -183,8 +184,8 @@ func TestPoliciesThatAreNotKept(t *testing.T) {
 	}
 }
 
-// TestIsOfPolicies: only what nothing else depends on may wait. It goes through all fields that a message has, those
-// too that come after this was written.
+// TestIsOfPolicies: only events on which nothing else depends may wait. The test checks every field of a message, also
+// fields that are added later.
 func TestIsOfPolicies(t *testing.T) {
 	mayWait := map[protoreflect.Name]bool{
 		"policies":        true,

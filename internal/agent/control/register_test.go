@@ -15,8 +15,8 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// A stream that begins right after Register needs no registration of its own, unless the node has more or something
-// else to say by then.
+// A stream that starts right after Register needs no second registration, unless the node has more or different state
+// to register by then.
 func TestReachRegistersWhatIsNew(t *testing.T) {
 	holding := func(n int) func() []endpoint.Record {
 		var has []endpoint.Record
@@ -89,7 +89,7 @@ func TestReachRegistersWhatIsNew(t *testing.T) {
 	}
 }
 
-// Other addresses are registered while the stream goes on; where that is refused the stream is begun anew.
+// New uplink addresses are registered while the stream continues. If the registration is refused, the stream restarts.
 func TestOtherUplinkAddressesAreRegistered(t *testing.T) {
 	b := newLinkBed(t)
 	var has atomic.Pointer[netip.Addr]

@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/agenttest"
 )
 
-// A later orchestrator may tell more than this agent knows: that is passed over, and the rest is taken.
+// The agent ignores messages and fields of a later orchestrator that it does not know, and applies the rest.
 func TestLaterOrchestratorIsFollowed(t *testing.T) {
 	core := agenttest.New(t)
 	core.MustAdd("c1")
@@ -24,7 +24,7 @@ func TestLaterOrchestratorIsFollowed(t *testing.T) {
 	stop := b.run(core)
 	defer stop()
 	go func() {
-		for { // its reports are not what is looked at
+		for { // the test ignores reports
 			select {
 			case <-b.cluster.hosted:
 			case <-t.Context().Done():
@@ -51,7 +51,7 @@ func TestLaterOrchestratorIsFollowed(t *testing.T) {
 	}
 }
 
-// An earlier orchestrator does not know what a later agent asks for; what is known goes on.
+// An earlier orchestrator does not know a call of a later agent: the error says that nothing was changed.
 func TestEarlierOrchestratorIsNamed(t *testing.T) {
 	b := newLinkBed(t)
 	b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) {

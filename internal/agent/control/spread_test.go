@@ -27,7 +27,7 @@ func TestPauses(t *testing.T) {
 	}
 }
 
-// Nodes whose streams break come back as far apart as the orchestrator has asked them to.
+// Nodes whose streams break reconnect within the spread that the orchestrator has set.
 func TestComesBackWithinTheSpread(t *testing.T) {
 	b := newLinkBed(t)
 	core := agenttest.New(t)

@@ -33,7 +33,7 @@ type closing struct {
 
 func (c *closing) Close() error { c.closed = true; return nil }
 
-// daemonOptions are those of a node that has registered before, and whose orchestrator is away.
+// daemonOptions returns the options of a registered node whose orchestrator is unreachable.
 func daemonOptions(t *testing.T, d *closing) Options {
 	t.Helper()
 	o := Options{
@@ -83,7 +83,7 @@ func readNotify(t *testing.T, c *net.UnixConn) string {
 func TestDaemonWithTheOrchestratorAway(t *testing.T) {
 	driver := &closing{Driver: agenttest.NewDriver()}
 	o := daemonOptions(t, driver)
-	// A tenant that lives here, as an earlier process left it.
+	// A hosted tenant, as an earlier process left it.
 	earlier := agenttest.New(t)
 	earlier.MustAdd("c1")
 	if err := os.CopyFS(o.StateDir, os.DirFS(earlier.Dir)); err != nil {
@@ -164,7 +164,7 @@ func TestDaemonRefusesAnotherPrefixOrName(t *testing.T) {
 	}
 }
 
-// A name that the orchestrator refused must not stick to the node.
+// A node whose name the orchestrator refused can be renamed.
 func TestNodeMayBeRenamedUntilItHasRegistered(t *testing.T) {
 	dir := t.TempDir()
 	bad, err := state.OpenNode(dir, "Not_A_Name")
@@ -235,8 +235,8 @@ func (n workingNetwork) Close() error {
 	return nil
 }
 
-// TestDaemonHasNetworksWork: any network may have something to do and to close, and one that this node lacks says how
-// to have it.
+// TestDaemonHasNetworksWork: the daemon runs and closes a network that needs it. The error for a network that this node
+// lacks names the option that enables the network.
 func TestDaemonHasNetworksWork(t *testing.T) {
 	driver := &closing{Driver: agenttest.NewDriver()}
 	o := daemonOptions(t, driver)
@@ -274,7 +274,7 @@ func TestDaemonHasNetworksWork(t *testing.T) {
 	}
 }
 
-// hangingNetwork has a gateway, and a switch that answers so often.
+// hangingNetwork has a gateway, and a switch that answers once for each value in answers.
 type hangingNetwork struct {
 	agent.Network
 	answers chan bool
@@ -284,7 +284,7 @@ func (n hangingNetwork) Gateway() network.Gateway { <-n.answers; return network.
 
 func (hangingNetwork) FollowMTU(int) error { return nil }
 
-// TestRegisteringDoesNotWaitForASwitch: what a registration says of the gateway is known, also when the switch hangs.
+// TestRegisteringDoesNotWaitForASwitch: the node registers whether it has a gateway, even if the switch hangs.
 func TestRegisteringDoesNotWaitForASwitch(t *testing.T) {
 	driver := &closing{Driver: agenttest.NewDriver()}
 	o := daemonOptions(t, driver)
@@ -336,7 +336,7 @@ func TestRunSaysWhyThePacketPathIsRefused(t *testing.T) {
 	}
 }
 
-// Less room than is in use is refused before the packet path is touched.
+// Limits below the current use are refused before the packet path is opened.
 func TestDaemonRefusesLessRoomThanIsInUse(t *testing.T) {
 	for flag, set := range map[string]func(*Options){
 		"--max-endpoints 1 is less than the 2":  func(o *Options) { o.MaxEndpoints = 1 },

@@ -24,8 +24,7 @@ func writeFile(t *testing.T, content string, elem ...string) {
 	}
 }
 
-// An orchestrator on the same machine keeps its data and its socket; damaged files are no reason
-// to leave anything.
+// Data and socket of an orchestrator on the same machine are not listed. All files of the agent are, also damaged ones.
 func TestRemainsBesideAnOrchestrator(t *testing.T) {
 	stateDir, run := t.TempDir(), t.TempDir()
 	writeFile(t, "{", stateDir, state.NodeFileName)

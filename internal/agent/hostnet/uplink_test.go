@@ -8,7 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// A node that has just booted still probes its addresses, and says them all the same.
+// UplinkAddresses also returns tentative addresses, which a node has just after boot.
 func TestUplinkAddresses(t *testing.T) {
 	ns := testNetns(t)
 	var got []netip.Addr

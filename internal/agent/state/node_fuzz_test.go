@@ -12,7 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/fuzzmutate"
 )
 
-// FuzzNodeFile: a node starts only from a file that leaves no doubt who it is, and once more it is the same one.
+// FuzzNodeFile: a node starts only from a file with a complete identity, and a second start has the same identity.
 func FuzzNodeFile(f *testing.F) {
 	files := []string{
 		`{"version":1,"name":"n1","uuid":"u1"}`,
@@ -48,7 +48,7 @@ func FuzzNodeFile(f *testing.F) {
 	})
 }
 
-// FuzzMembership: a node joins a cluster by what the orchestrator answers only if that can be used and kept.
+// FuzzMembership: a node joins a cluster only if the orchestrator's answer is usable and can be stored.
 func FuzzMembership(f *testing.F) {
 	text, err := protojson.Marshal(&pilasterv1.RegisterResponse{
 		Node: &pilasterv1.Node{Prefix: "fd70:696c:6100:1::/64"}, ClusterUuid: "c",
