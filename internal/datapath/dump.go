@@ -23,8 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
-// What Dump functions return is read from pins and devices, whether an agent runs or not. None of
-// their types has room for a key.
+// The Dump functions read pins and devices, whether an agent runs or not. Their types have no field for a key.
 
 // Tables is the content of the maps pinned below a folder.
 type Tables struct {

@@ -254,8 +254,8 @@ func FuzzFromContainer(f *testing.F) {
 	})
 }
 
-// FuzzFromFabric: whatever the fabric delivers, a container receives only packets of its tenant on other nodes, and
-// packets that are not for containers pass on unchanged.
+// FuzzFromFabric: whatever the fabric delivers, a container receives only packets from its tenant's containers on other
+// nodes, and packets that are not for containers pass unchanged.
 func FuzzFromFabric(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.Objects.PilUplinkIn

@@ -149,7 +149,7 @@ func TestFromPort(t *testing.T) {
 	}
 }
 
-// TestToEdge: the host's stack may send no other packets by another interface than to the fabric. Our mark does not
+// TestToEdge: on another interface, the same packets of the host's stack are dropped as on the uplink. Our mark does not
 // change the verdict there.
 func TestToEdge(t *testing.T) {
 	b := newProgBench(t)

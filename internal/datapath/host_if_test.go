@@ -144,8 +144,8 @@ func TestOtherWaysIn(t *testing.T) {
 	transfer(t, n.self(), c, 100000)
 }
 
-// TestHostNetworkProcess: a process of the node without privileges, or root with transparent sockets,
-// sends as no container.
+// TestHostNetworkProcess: a process of the node without privileges, or root with transparent sockets, cannot send as a
+// container.
 func TestHostNetworkProcess(t *testing.T) {
 	w := newWire(t)
 	n, peer := w.nodes[0], w.nodes[1]

@@ -33,7 +33,7 @@ func (t pinnedMap) pinName() string {
 	return fmt.Sprintf("%s_%d", t.name, t.maxEntries)
 }
 
-// pinnedMaps returns the maps that are pinned. A new one needs a line here.
+// pinnedMaps returns the maps that are pinned. A new map needs a line here.
 func (d *Datapath) pinnedMaps() []pinnedMap {
 	return []pinnedMap{
 		{bpfobj.PilasterMapPilSourcesV2, bpfobj.PinSources, d.config.MaxEndpoints},

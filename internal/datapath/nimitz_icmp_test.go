@@ -43,7 +43,7 @@ func TestNimitzAnswers(t *testing.T) {
 				Body:        packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: make([]byte, bytes-w.header)},
 			}
 		}
-		// told returns the error about a packet.
+		// The expected ICMP error about a packet.
 		told := func(e packet.ICMP, mtu int, about packet.Packet) packet.Packet {
 			quoted := about.Marshal()
 			e.Payload = quoted[:min(len(quoted), w.quote)]

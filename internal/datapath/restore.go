@@ -76,11 +76,11 @@ func (d *Datapath) Restore(
 }
 
 // attachSteps returns the steps that replace the programs on the way of containers' packets, in order. It adds
-// endpoints whose program could not be replaced to lost. Programs of containers mark packets with the secret mark or
-// use the node's route if the node has macvlans, and the uplink's programs of any node accept both. If the node has no
-// macvlans, only uplink programs that know of none accept the packets, and the backstop does not. So on the way to
-// macvlans the containers' programs go first; on the way back the backstop, which has nothing left to stop, and the
-// uplink's go first. Only packets that wait for a neighbour's MAC during the whole change to macvlans are lost.
+// endpoints whose program could not be replaced to lost. If the node has macvlans, containers' programs mark packets
+// with the secret mark or use the node's route, and all uplink programs accept both. If it has none, only uplink
+// programs for nodes without macvlans accept their packets, and the backstop drops them. So a change to macvlans first
+// replaces the containers' programs. A change back first detaches the backstop, which has nothing left to stop, and
+// replaces the uplink's programs. Only packets that wait for a neighbour's MAC during a whole change to macvlans are lost.
 func (d *Datapath) attachSteps(found []endpoint.Record, lost map[endpoint.ID]error) []func() error {
 	containers := func() error {
 		for _, r := range found {

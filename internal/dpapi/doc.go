@@ -1,6 +1,6 @@
-// Package dpapi is the interface between a node's agent and what moves its packets. Package datapath implements it on
-// Linux with eBPF; a simulation counts the calls. It holds types and interfaces only: the agent imports it to call a
-// driver, a driver imports it to be called, and neither imports the other.
+// Package dpapi is the interface between a node's agent and the driver of its packet path. Package datapath implements
+// it on Linux with eBPF; a simulation counts the calls. It has only types and interfaces: agent and driver import this
+// package, and neither imports the other.
 package dpapi
 
 import "errors"

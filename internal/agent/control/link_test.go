@@ -305,8 +305,8 @@ func TestFollowAppliesWhatItHears(t *testing.T) {
 	}
 }
 
-// Incomplete tenants are requested, in particular one that was removed and added again, of which the orchestrator may
-// have seen no change.
+// The node requests incomplete tenants, also a tenant that was removed and added again: the orchestrator may not have
+// noticed this.
 func TestReportsSayWhatIsIncomplete(t *testing.T) {
 	b := newLinkBed(t)
 	core := agenttest.New(t)

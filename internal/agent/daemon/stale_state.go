@@ -25,8 +25,8 @@ type StaleState struct {
 	lock      *os.File
 }
 
-// FindStaleState lists the state and changes nothing. It fails if an agent runs. before lists what networks have left,
-// which is removed first and may be in the same folders.
+// FindStaleState lists the state and changes nothing. It fails if an agent runs. before lists the state that networks
+// have left; it is removed first and may be in the same folders.
 func FindStaleState(stateDir, runDir string, before []network.StaleState) (_ *StaleState, err error) {
 	socket := filepath.Join(runDir, agentSocket)
 	if c, err := net.DialTimeout("unix", socket, time.Second); err == nil {

@@ -25,13 +25,13 @@ type PairDevice struct {
 
 // PairDriver is what differs between kinds of pairs.
 type PairDriver interface {
-	// checkKernel says why this kernel has no such pair.
+	// checkKernel returns an error if this kernel lacks this kind of pair.
 	checkKernel() error
-	// link is the pair for the kernel to make.
+	// link returns the pair to create.
 	link(node, container netlink.LinkAttrs) netlink.Link
-	// attachProgram lets what the container sends meet our program, or swaps an older one for it in one step.
+	// AttachProgram attaches our program to the packets that the container sends, or replaces an older one in one step.
 	AttachProgram(r endpoint.Record) error
-	// programID is the id of the program in the place of ours; 0 without one.
+	// ProgramID returns the id of the program at our hook; 0 if there is none.
 	ProgramID(hostLink netlink.Link) (ebpf.ProgramID, error)
 }
 

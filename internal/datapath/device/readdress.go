@@ -15,8 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Readdress gives a running container what one record has more than another, and takes from it what that has more. The
-// device stays.
+// Readdress changes a running container from the attachments of record was to those of record is. The device stays.
 func (d *Devices) Readdress(ctx context.Context, was, is endpoint.Record) error {
 	if err := d.readdress(ctx, was, is); err != nil {
 		return fmt.Errorf("endpoint %d: %w", is.ID, err)

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// removalGroup is the link group of devices that are removed together: the kernel waits for its RCU readers once a
+// removalGroup is the link group of devices that are removed together: the kernel waits for its RCU readers once per
 // removal, however many devices it removes. Nothing else may use this group, so it is no small number.
 const removalGroup = 0x70696c
 

@@ -32,7 +32,7 @@ func (d *Hooks) hostIfHooks(l netlink.Link) []hook {
 	return nil
 }
 
-// Role is what an interface beside the uplink is to the node's stack.
+// Role is how the node's stack uses an interface beside the uplink.
 type Role int
 
 const (
@@ -68,7 +68,7 @@ func RoleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) Rol
 		a.Name == pipeline.SwitchSide,
 		a.Name == uplink.Attrs().Name,
 		a.Index == uplink.Attrs().Index:
-		return RoleNone // there stand others of our programs
+		return RoleNone // other programs of ours are attached there
 	case a.Flags&net.FlagLoopback != 0:
 		return RoleLoopback
 	case l.Type() == "ifb", a.EncapType == "can", a.EncapType == "netlink":

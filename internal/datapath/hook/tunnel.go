@@ -90,7 +90,7 @@ func (d *Hooks) SetTunnelMTU(mtu int) error {
 	return nil
 }
 
-// vtepAddress is no source that the node's stack would choose by itself.
+// VtepAddress returns the node's VTEP address as deprecated, so that the node's stack does not choose it as a source.
 func VtepAddress(node netip.Prefix) *netlink.Addr {
 	return &netlink.Addr{
 		IPNet:       host.HostNet(pipeline.VTEP(node)),

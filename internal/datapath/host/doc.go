@@ -1,3 +1,3 @@
 // Package host is the node as the data path sees it: its network namespace, sysctls, tc filters, the bpffs with the
-// pins, and the names of devices. It knows no container.
+// pins, and the names of devices. It has no state of containers.
 package host

@@ -65,9 +65,9 @@ func (d *Host) BumpGeneration(m *ebpf.Map) error {
 	return nil
 }
 
-// WithDeviceLock runs a change of devices while this process makes no other one. The kernel has one lock for devices: a
-// sysctl such as forwarding that finds it taken is retried without a pause, for the 20 ms that the removal of another
-// device may take.
+// WithDeviceLock runs a change of devices while this process makes no other such change. The kernel has one lock for
+// devices. If it is taken, the kernel retries a write to a sysctl such as forwarding without a pause, for the 20 ms
+// that the removal of another device may take.
 func (d *Host) WithDeviceLock(change func() error) error {
 	d.DeviceMu.Lock()
 	defer d.DeviceMu.Unlock()

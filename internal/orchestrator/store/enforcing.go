@@ -42,9 +42,9 @@ func (t *txn) mayHost(n *pilasterv1.Node, of *pilasterv1.Tenant) error {
 	)
 }
 
-// mayEnforce refuses the tenant's first policy that is not in audit while nodes host the tenant that would not enforce
-// the policy. Later policies need no check: mayHost has checked later nodes, and an administrator may have forced the
-// first policy.
+// mayEnforce refuses the tenant's first policy that is not in audit if a node that hosts the tenant would not enforce
+// it. Later policies need no check: mayHost has checked later nodes, and an administrator may have forced the first
+// policy.
 func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 	if has, err := t.enforced(of.Name); err != nil || has {
 		return err

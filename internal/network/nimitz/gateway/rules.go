@@ -40,8 +40,8 @@ func (g *Gateway) Publish(_ context.Context, virtual map[netip.Addr]netip.Addr) 
 	return g.replace(elements)
 }
 
-// keepRules creates the tables that are missing. Existing ones stay with their counters, and with what they publish
-// until Publish.
+// keepRules creates missing tables. Existing tables stay with their counters, and with their publications until
+// Publish replaces these.
 func (g *Gateway) keepRules() error {
 	nft, err := g.open()
 	if err != nil {

@@ -72,8 +72,8 @@ type Sender struct {
 }
 
 // Foreign, in Register, accepts packets of a tenant's containers in another region, from that region's Edge Switch
-// (§3.1, cross-region traffic). The Edge Switch sends with the VNI that the tenant has there, and only these sources are
-// accepted. The identities in these packets are the other region's, so they mean nothing here.
+// (§3.1, cross-region traffic). The Edge Switch sends with the VNI that the tenant has there, and only these sources
+// are accepted. The identities in these packets are the other region's, so they mean nothing here.
 type Foreign struct {
 	Edge   netip.Prefix // the /64 of the other region's Edge Switch
 	Theirs VNI

@@ -28,8 +28,8 @@ type Verdict struct {
 // Table holds a node's entries, and scans all of them for each packet. Tests compare switches with it, and it explains
 // decisions of switches; it never forwards packets itself.
 type Table struct {
-	// Region is the prefix of all nodes of this region. A peer outside of it is another region's Edge Switch, and then
-	// this node is one too (§3.1; NM6).
+	// Region is the prefix of all nodes of this region. A peer outside of it is the Edge Switch of another region; only
+	// an Edge Switch has such peers (§3.1; NM6).
 	Region  netip.Prefix
 	Entries []Entry
 }
