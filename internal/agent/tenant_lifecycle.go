@@ -37,8 +37,8 @@ func (c *Core) acquire(
 	return t, app, nil
 }
 
-// maxResolves limits how often an ADD requests an app: while an answer is on its way, the stream may report that the app
-// may be retired.
+// maxResolves limits how often an ADD requests an app: while an answer is on its way, the stream may report that the
+// app may be retired.
 const maxResolves = 5
 
 // resolveTenant is acquireKnown after a request to the orchestrator.

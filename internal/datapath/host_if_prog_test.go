@@ -149,8 +149,8 @@ func TestFromPort(t *testing.T) {
 	}
 }
 
-// TestToEdge: on another interface, the same packets of the host's stack are dropped as on the uplink. Our mark does not
-// change the verdict there.
+// TestToEdge: on another interface, the same packets of the host's stack are dropped as on the uplink. Our mark does
+// not change the verdict there.
 func TestToEdge(t *testing.T) {
 	b := newProgBench(t)
 	for device, index := range b.edgeDevices(t) {

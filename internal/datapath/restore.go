@@ -80,7 +80,8 @@ func (d *Datapath) Restore(
 // with the secret mark or use the node's route, and all uplink programs accept both. If it has none, only uplink
 // programs for nodes without macvlans accept their packets, and the backstop drops them. So a change to macvlans first
 // replaces the containers' programs. A change back first detaches the backstop, which has nothing left to stop, and
-// replaces the uplink's programs. Only packets that wait for a neighbour's MAC during a whole change to macvlans are lost.
+// replaces the uplink's programs. Only packets that wait for a neighbour's MAC during the whole change to macvlans are
+// lost.
 func (d *Datapath) attachSteps(found []endpoint.Record, lost map[endpoint.ID]error) []func() error {
 	containers := func() error {
 		for _, r := range found {
