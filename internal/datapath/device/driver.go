@@ -74,14 +74,14 @@ func NewDevices(hooks *hook.Hooks) *Devices {
 // deviceDriver makes one kind of device that joins a container to the node. The container's own settings do not depend
 // on the kind.
 type deviceDriver interface {
-	// checkUplink returns an error for an uplink that does not work with this kind.
+	// CheckUplink returns an error for an uplink that does not work with this kind.
 	CheckUplink(uplink netlink.Link) error
 	// create makes the device, except for the settings in the container.
 	create(r endpoint.Record, in *ContainerNS, mtu int) (endpoint.Device, error)
-	// attachProgram makes the endpoint's entry program process the container's packets, or replaces another entry
+	// AttachProgram makes the endpoint's entry program process the container's packets, or replaces another entry
 	// program in one step. No other call may do so.
 	AttachProgram(r endpoint.Record) error
-	// missing returns an error for each device that is gone and cannot be restored.
+	// Missing returns an error for each device that is gone and cannot be restored.
 	Missing([]endpoint.Record) map[endpoint.ID]error
 	// netnsID identifies a container's namespace. netnsIDOf returns the same of any namespace;
 	// a negative number means none.
@@ -90,7 +90,7 @@ type deviceDriver interface {
 	// containerLink finds the container's end of the device: the path may lead to another
 	// namespace by now.
 	containerLink(r endpoint.Record, in *ContainerNS) (netlink.Link, error)
-	// check returns the first difference on the node's side of the device; repair removes it.
+	// Check returns the first difference on the node's side of the device; Repair removes it.
 	Check(r endpoint.Record) error
 	Repair(r endpoint.Record) error
 	// setMTU changes the node's side to mtu and calls container, which changes the container's side, in the right
@@ -98,9 +98,9 @@ type deviceDriver interface {
 	setMTU(r endpoint.Record, mtu int, container func() error) error
 	// effectiveMTU is the MTU that the kernel allows while the uplink has its present one.
 	effectiveMTU(mtu int) int
-	// remove removes what is left of the device, and the node's routes to it.
+	// Remove removes what is left of the device, and the node's routes to it.
 	Remove(r endpoint.Record, routes ...*net.IPNet) error
-	// attachedEndpoints returns the endpoints whose devices have a program, whichever build attached it.
+	// AttachedEndpoints returns the endpoints whose devices have a program, whichever build attached it.
 	AttachedEndpoints() ([]endpoint.ID, error)
 }
 

@@ -9,7 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// errNetnsNotFound means that no visible namespace is the container's.
+// ErrNetnsNotFound means that no visible namespace is the container's.
 var ErrNetnsNotFound = errors.New("no visible namespace is the container's")
 
 // forEachNetns calls f in the containers' namespaces. Namespaces whose path only the runtime sees are found by one walk

@@ -135,7 +135,7 @@ func (d macvlan) netnsIDOf(in *ContainerNS) (int, error) {
 // errReplaced means that another container or device has taken the place of the endpoint's.
 var errReplaced = errors.New("it does not belong to the endpoint")
 
-// errOtherUplink means that a container's frames do not come through the uplink.
+// ErrOtherUplink means that a container's frames do not come through the uplink.
 var ErrOtherUplink = errors.New("its macvlan is on another device than the uplink")
 
 func (d macvlan) containerLink(r endpoint.Record, in *ContainerNS) (netlink.Link, error) {

@@ -38,7 +38,7 @@ type Host struct {
 	MTUReserve int    // bytes that a container's MTU stays below the uplink's
 	AcceptMark uint32 // of packets that policy has accepted
 
-	DeviceMu     sync.Mutex // see withDeviceLock
+	DeviceMu     sync.Mutex // see WithDeviceLock
 	generationMu sync.Mutex // guards the flow cache's generation, which is raised after the maps have changed
 }
 
