@@ -119,9 +119,9 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	return from_fabric_slow(skb, h, &p, &key, f);
 }
 
-/* is_accepted reports whether a packet with the mark is really a container's. It comes a second time, from the
- * neighbour table or a netkit. It must still be in its own namespace, or on the node's own route if the node chose the
- * next hop. */
+/* is_accepted reports whether a packet with accept_mark is a container's. One of our programs has seen it already; it
+ * comes from the neighbour table or a netkit. Its namespace must be that of the source's container, or the node's if the
+ * node routed it. */
 static __always_inline bool is_accepted(struct __sk_buff *skb)
 {
 	struct eth_ip6 *h = eth_ip6_of(skb);

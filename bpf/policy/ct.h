@@ -132,8 +132,8 @@ static __always_inline struct ct_result action(const struct pkt_info *m, const s
 	if (!fresh)
 		o.dir = state->first;
 	o.verdict = pre_verdict_for(pre, o.dir);
-	/* Either side may have opened a session that is older than the policies. Such a packet cannot open a
-	 * connection. */
+	/* Either side may have opened a session that is older than the policies, so the rules of one direction are
+	 * enough. A midstream packet cannot open a connection. */
 	picked_up = fresh ? m->pickup && is_midstream(m) : state->seen & PICKED_UP;
 	if (picked_up && o.verdict != ACCEPT) {
 		o.dir = RX - o.dir;

@@ -41,8 +41,8 @@ static __always_inline void set_session(struct pol_scratch *d, const struct addr
 	key->dir = key->zero[0] = key->zero[1] = 0;
 }
 
-/* nimitz_policy checks a packet for each of its ends that is on this node. It returns 0 or drops the packet. from and
- * vni are those before NAT, by which the rules identify an end. */
+/* nimitz_policy applies the policies of the sender and of the receiver, if they are on this node. It returns 0 or drops
+ * the packet. from and vni are the source and the VNI before NAT. */
 static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j,
 					 const struct addr *from, __u32 vni, const struct route *r)
 {
