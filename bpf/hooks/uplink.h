@@ -120,8 +120,8 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 }
 
 /* is_accepted reports whether a packet with accept_mark is a container's. One of our programs has seen it already; it
- * comes from the neighbour table or a netkit. Its namespace must be that of the source's container, or the node's if the
- * node routed it. */
+ * comes from the neighbour table or a netkit. Its namespace must be that of the source's container, or the node's if
+ * the node routed it. */
 static __always_inline bool is_accepted(struct __sk_buff *skb)
 {
 	struct eth_ip6 *h = eth_ip6_of(skb);
