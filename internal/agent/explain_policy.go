@@ -12,6 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Reason is the verdict of this node's policies for one direction of a connection.
@@ -19,7 +20,7 @@ type Reason struct {
 	Direction   policy.Direction
 	Tenant      string
 	Endpoint    *endpoint.Record // nil if it is not on this node
-	Peer        netip.Addr       // canonical, or as in the tenant's overlay (network nimitz)
+	Peer        netip.Addr       // canonical, or as in the tenant's overlay
 	HasPolicies bool             // the tenant has policies
 	Own, Far    address.AppID
 	Allowed     bool
@@ -32,8 +33,8 @@ type Connection struct {
 	Source, Destination netip.Addr
 	Protocol            uint8
 	Port                uint16        // of the destination
-	Tenant              string        // network nimitz only: needed if several tenants here use the addresses
-	PeerApp             address.AppID // network nimitz only: app of the peer that is not on this node
+	Tenant              string        // on a network with own CIDRs only: needed if several tenants here use the addresses
+	PeerApp             address.AppID // on such a network only: app of the peer that is not on this node
 }
 
 // Why returns the verdicts for a connection at each of its endpoints that is on this node: none, one or two.
@@ -47,9 +48,10 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 			}
 			return nil, refusal.New(
 				refusal.ErrNever,
-				"this node cannot resolve %v to a container, and containers of network netpila connect only within "+
+				"this node cannot resolve %v to a container, and containers of network %s connect only within "+
 					"their tenant",
 				unknown,
+				tenant.NetworksWithout(tenant.OwnCIDRs),
 			)
 		}
 		return c.whyOverlay(of, from.Overlays, to.Overlays)
@@ -104,8 +106,8 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 	return all, nil
 }
 
-// whyOverlay is Why for network nimitz, whose addresses do not contain the app. Its nodes have the rules of all apps of
-// a hosted tenant, so the result has both directions.
+// whyOverlay is Why for networks whose addresses do not contain the app. Their nodes have the rules of all apps of a
+// hosted tenant, so the result has both directions.
 func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, error) {
 	here := map[string]*endpoint.Record{} // by tenant, one of the two endpoints
 	for _, o := range slices.Concat(from, to) {
@@ -140,9 +142,10 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 		case of.PeerApp == 0:
 			return nil, refusal.New(
 				refusal.ErrNever,
-				"%v is not on this node, and addresses of network nimitz do not contain the app; set --peer-app to "+
+				"%v is not on this node, and addresses of network %s do not contain the app; set --peer-app to "+
 					"the app that `pilaster endpoint list` shows on its node",
 				[2]netip.Addr{of.Source, of.Destination}[i],
+				tenant.NetworksWith(tenant.PolicyAtReceiver),
 			)
 		default:
 			apps[i] = of.PeerApp

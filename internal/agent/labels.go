@@ -122,7 +122,7 @@ func (c *Core) activateApp(ctx context.Context, r endpoint.Record) error {
 	}
 	var errs []error
 	for _, name := range r.Networks() {
-		if on, _ := tenant.TraitsOf(name); on.PolicyAtReceiver {
+		if tenant.NetworkHas(name, tenant.PolicyAtReceiver) {
 			errs = append(errs, c.networks.Get(name).Activate(ctx, r.On(name)))
 		}
 	}

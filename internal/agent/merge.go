@@ -3,11 +3,9 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -150,7 +148,8 @@ func (t *Tenants) countRecord(r endpoint.Record) error {
 	if h.lost == nil {
 		return nil
 	}
-	if on := r.Networks(); !slices.Equal(on, []string{netpila.Name}) {
+	on := r.Networks()
+	if len(on) != 1 || !keptWithoutFile(on[0]) {
 		return fmt.Errorf(
 			"%w\n  endpoint %d of this tenant is on network %q, whose entries cannot be kept without the file",
 			h.lost, r.ID, on)
@@ -158,8 +157,15 @@ func (t *Tenants) countRecord(r endpoint.Record) error {
 	if !h.Tenant.Has(r.TenantID) {
 		h.Tenant.IDs = append(h.Tenant.IDs, tenant.ID{ID: r.TenantID})
 	}
-	h.Tenant.Network = netpila.Name
+	h.Tenant.Network = on[0]
 	return nil
+}
+
+// keptWithoutFile reports whether the entries of a network's tenants can stay in the kernel without the tenant's file,
+// where own CIDRs are.
+func keptWithoutFile(network string) bool {
+	on, known := tenant.TraitsOf(network)
+	return known && !on.Has(tenant.OwnCIDRs)
 }
 
 // setLostAside sets the files of lost tenants aside, and removes lost tenants without endpoints.

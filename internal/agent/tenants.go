@@ -93,7 +93,7 @@ func newHosted(k TenantState) *hosted {
 type tenantFile struct {
 	Version    int               `json:"version"`
 	Name       string            `json:"name"`
-	Network    string            `json:"network,omitempty"` // empty means netpila
+	Network    string            `json:"network,omitempty"` // empty means the default
 	Leaving    string            `json:"leaving,omitempty"`
 	Overlays   []overlayFile     `json:"overlays,omitempty"`
 	Subnets    []netip.Prefix    `json:"nodeSubnets,omitempty"`
@@ -209,7 +209,7 @@ func (f tenantFile) hosted() (*hosted, error) {
 		TenantState{
 			Tenant: tenant.Tenant{
 				Name:       f.Name,
-				Network:    cmp.Or(f.Network, tenant.Netpila),
+				Network:    cmp.Or(f.Network, tenant.DefaultNetwork),
 				Leaving:    f.Leaving,
 				Addressing: f.Addressing,
 				Created:    f.Created,
@@ -290,7 +290,7 @@ func (t *Tenants) write(h *hosted) error {
 		Apps:       h.Apps,
 		Deleted:    h.deleted,
 	}
-	if h.Tenant.Network != tenant.Netpila {
+	if h.Tenant.Network != tenant.DefaultNetwork {
 		f.Network = h.Tenant.Network
 	}
 	f.Leaving, f.Policed = h.Tenant.Leaving, h.hasPolicies

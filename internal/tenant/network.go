@@ -4,52 +4,101 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Networks that a tenant may be on.
+// Capability is what a network's tenants have, or what its nodes need.
+type Capability uint
+
 const (
-	Netpila = "netpila" // the default
-	Nimitz  = "nimitz"
+	// OwnCIDRs: a tenant has address ranges of its own. Other tenants can use the same addresses, which say neither
+	// where a container is nor which app it has.
+	OwnCIDRs Capability = 1 << iota
+	// NorthSouth: containers reach services on the underlay, and clients there reach published containers, both
+	// through the gateway of a node.
+	NorthSouth
+	// Regions: a tenant can span regions.
+	Regions
+	// Mappings: nodes have the location of each of a tenant's subnets or containers on other nodes.
+	Mappings
+	// PolicyAtReceiver: where a packet between containers arrives, the node applies the egress and ingress policies of
+	// both ends, because no address names the app of the other end.
+	PolicyAtReceiver
+	// HostDevices: packets are forwarded at the containers' devices on the node, which macvlans do not have.
+	HostDevices
 )
 
-// Networks returns the names of all networks, the default first.
-func Networks() []string { return []string{Netpila, Nimitz} }
-
-// Traits are the capabilities of a network's tenants. Code that treats tenants of one network differently uses traits,
-// not the network's name.
+// Traits describe a network's tenants.
 type Traits struct {
-	Addressings []Addressing // what containers may see; the first is the default
-	// address ranges of the tenant's own, a precondition of services, publications and other regions
-	Overlays bool
-	// The receiver's node applies the sender's egress policies and the receiver's ingress policies, because addresses
-	// do not contain apps.
-	PolicyAtReceiver bool
-	To               string // the network that the tenants may migrate to; empty for most networks
+	Name         string
+	Addressings  []Addressing // what containers may see; the first is the default
+	Capabilities Capability   // all of them, in one value
+	To           string       // the network that its tenants may migrate to; mostly empty
+	About        string       // half a sentence: "on network NAME, ABOUT"
 }
+
+// Has reports whether the network has all of these capabilities.
+func (t Traits) Has(c Capability) bool { return t.Capabilities&c == c }
 
 // TraitsOf returns the traits of a network; false for one that this build does not know. No name means the default.
 func TraitsOf(network string) (Traits, bool) {
-	switch cmp.Or(network, Netpila) {
-	case Netpila:
-		return Traits{Addressings: []Addressing{Encrypted, Clear}}, true
-	case Nimitz:
-		return Traits{Addressings: []Addressing{Own}, Overlays: true, PolicyAtReceiver: true, To: Netpila}, true
+	i := slices.IndexFunc(networks, func(t Traits) bool { return t.Name == cmp.Or(network, DefaultNetwork) })
+	if i < 0 {
+		return Traits{}, false
 	}
-	return Traits{}, false
+	return networks[i], true
 }
 
-// PolicyAtReceiver reports whether nodes also apply the policies of remote containers. If so, they need the rules of
-// all apps of the tenant.
-func (t Tenant) PolicyAtReceiver() bool {
-	on, _ := TraitsOf(t.Network)
-	leaves := Traits{}
-	if t.Leaving != "" {
-		leaves, _ = TraitsOf(t.Leaving)
-	}
-	return on.PolicyAtReceiver || leaves.PolicyAtReceiver
+// NetworkHas reports whether a network has all of these capabilities; false for one that this build does not know.
+func NetworkHas(network string, c Capability) bool {
+	on, _ := TraitsOf(network)
+	return on.Has(c)
 }
+
+// Networks returns the names of the networks with all of these capabilities, the default first.
+func Networks(with ...Capability) []string { return namesOf(func(t Traits) bool { return hasAll(t, with) }) }
+
+// NetworksWith names the networks with a capability, for a text: "nimitz".
+func NetworksWith(c Capability) string { return OneOf(Networks(c)) }
+
+// NetworksWithout names the other networks.
+func NetworksWithout(c Capability) string { return OneOf(namesOf(func(t Traits) bool { return !t.Has(c) })) }
+
+// OneOf joins names: "a", "a or b", "a, b or c".
+func OneOf(names []string) string {
+	if len(names) < 2 {
+		return strings.Join(names, "")
+	}
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}
+
+func hasAll(t Traits, with []Capability) bool {
+	return !slices.ContainsFunc(with, func(c Capability) bool { return !t.Has(c) })
+}
+
+func namesOf(which func(Traits) bool) (names []string) {
+	for _, t := range networks {
+		if which(t) {
+			names = append(names, t.Name)
+		}
+	}
+	return names
+}
+
+// OnNetwork returns the name of the tenant's network.
+func (t Tenant) OnNetwork() string { return cmp.Or(t.Network, DefaultNetwork) }
+
+// has reports whether the tenant's network, or the one that it leaves, has a capability.
+func (t Tenant) has(c Capability) bool {
+	return NetworkHas(t.Network, c) || t.Leaving != "" && NetworkHas(t.Leaving, c)
+}
+
+// PolicyAtReceiver reports whether nodes apply the policies of remote containers too, and so need those of all apps of
+// the tenant.
+func (t Tenant) PolicyAtReceiver() bool { return t.has(PolicyAtReceiver) }
 
 // CheckNetwork refuses a tenant for whose containers this build cannot allocate addresses.
 func (t Tenant) CheckNetwork() error {
@@ -63,7 +112,7 @@ func (t Tenant) CheckNetwork() error {
 		return fmt.Errorf("is on network %q, which this build does not know", t.Network)
 	case t.Leaving != "" && leaves.To != t.Network:
 		return fmt.Errorf("is on network %q and leaves %q, of which this build does not know how", t.Network, t.Leaving)
-	case !slices.Contains(on.Addressings, t.Addressing), (on.Overlays || leaves.Overlays) != (len(t.Overlays) > 0):
+	case !slices.Contains(on.Addressings, t.Addressing), t.has(OwnCIDRs) != (len(t.Overlays) > 0):
 		return fmt.Errorf(
 			"on network %s has %s addressing and %d CIDRs, which do not go together",
 			t.Network,

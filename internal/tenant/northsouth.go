@@ -44,7 +44,14 @@ func UnderlayAddress(node netip.Prefix, i address.Index) netip.Addr {
 // NodeAddress is the address from which a node sends to its containers.
 func NodeAddress(node netip.Prefix) netip.Addr { return address.Plain{Node: node, Index: 1}.Addr() }
 
-// Index is the inverse of UnderlayAddress. It returns false if the address cannot be that of a publication.
+// TunnelAddress is the address at which a node receives packets in tunnels. It follows from the node's prefix, so no
+// table stores it.
+func TunnelAddress(node netip.Prefix) netip.Addr { return address.Plain{Node: node, Index: 2}.Addr() }
+
+// GatewayID is the tenant id, in tunnels the VNI, of packets from gateways. No tenant gets it (NIMITZ §3.1).
+const GatewayID address.TenantID = 0xff
+
+// Index is the inverse of UnderlayAddress. It returns false where the address is not one of the gateway's publications.
 func (p Publication) Index() (address.Index, bool) {
 	if !p.Gateway.IsValid() || !p.Gateway.Contains(p.Underlay) {
 		return 0, false

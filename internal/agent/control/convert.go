@@ -32,7 +32,7 @@ func appFromProto(a *pilasterv1.App) (agent.App, error) {
 func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 	out := tenant.Tenant{
 		Name:    t.GetName(),
-		Network: cmp.Or(t.GetNetwork(), tenant.Netpila),
+		Network: cmp.Or(t.GetNetwork(), tenant.DefaultNetwork),
 		Leaving: t.GetLeaving(),
 		Changes: t.GetChanges(),
 	}

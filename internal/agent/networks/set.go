@@ -1,7 +1,6 @@
 package networks
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +29,7 @@ func New(all map[string]network.Network, absent map[string]string) *Set { return
 func (s *Set) Get(name string) network.Network { return s.all[name] }
 
 // Of is the name of the network for new endpoints of a tenant.
-func Of(t tenant.Tenant) string { return cmp.Or(t.Network, tenant.Netpila) }
+func Of(t tenant.Tenant) string { return t.OnNetwork() }
 
 // Prepare allocates addresses for an endpoint on its tenant's network.
 func (s *Set) Prepare(

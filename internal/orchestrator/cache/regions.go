@@ -90,8 +90,8 @@ func (m *Cache) regionsOf(t *pilasterv1.Tenant) (regions []*pilasterv1.TenantReg
 	return regions
 }
 
-// hasOverlays reports whether a tenant has CIDRs of its own, which other regions may import. That includes a tenant
-// that is migrating from network nimitz.
+// hasOverlays reports whether a tenant has CIDRs of its own, which other regions may import, also while it migrates to
+// a network without them.
 func hasOverlays(t *pilasterv1.Tenant) bool { return len(t.GetOverlays()) > 0 }
 
 // WithRegions sets the regions of a tenant that was read from the store, for its nodes.

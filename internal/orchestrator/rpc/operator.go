@@ -59,7 +59,7 @@ func (s *OperatorService) createTenant(
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%w; nothing was changed", err))
 	}
-	return s.Store.CreateTenantOn(ctx, cmp.Or(m.Network, tenant.Netpila), m.Name, m.Addressing, overlays)
+	return s.Store.CreateTenantOn(ctx, cmp.Or(m.Network, tenant.DefaultNetwork), m.Name, m.Addressing, overlays)
 }
 
 func (s *OperatorService) GetTenant(

@@ -26,7 +26,7 @@
 //	resting-apps/TENANT/ID   HASH of the labels of an ended app, in quarantine; with a lease
 //	hosting/TENANT/NODE      Hosting: the tenant's ids that the node accepts and holds, and its containers
 //	                         whose app differs from the one in their address
-//	mappings/TENANT/PREFIX   Mapping: the node that has a subnet or address of a nimitz tenant
+//	mappings/TENANT/PREFIX   Mapping: the node that has a subnet or address of a tenant with mappings
 //	given/TENANT/NODE/KEY    prefixes of an endpoint of the node, or, with KEY "node", of the node
 //	resting/TENANT/PREFIX    UUID of the last owner, in quarantine; with a lease
 //	edge                     name of the node that is the Edge Switch

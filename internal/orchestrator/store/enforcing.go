@@ -108,7 +108,7 @@ func unenforced(n *pilasterv1.Node, of *pilasterv1.Tenant) string {
 
 // tenantNetworks returns the networks on which the tenant's containers have addresses.
 func tenantNetworks(of *pilasterv1.Tenant) []string {
-	network := cmp.Or(of.Network, tenant.Netpila)
+	network := cmp.Or(of.Network, tenant.DefaultNetwork)
 	if of.Leaving == "" {
 		return []string{network}
 	}

@@ -13,9 +13,9 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A mapping allocates a subnet of a nimitz tenant's overlay to a node, or an address to an endpoint. It exists until
-// the node releases it, stops hosting the tenant, or is deleted. Then its prefix is quarantined. Allocation takes the
-// next higher free prefix and wraps around.
+// A mapping allocates a subnet of a tenant's overlay to a node, or an address to an endpoint. It exists until the node
+// releases it, stops hosting the tenant, or is deleted. Then its prefix is quarantined. Allocation takes the next
+// higher free prefix and wraps around.
 
 // maxKey is the maximum length of an endpoint's key in bytes.
 const maxKey = 512

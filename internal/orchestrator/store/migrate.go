@@ -13,7 +13,7 @@ import (
 
 // A tenant migrates from one network to another in two steps. Between them its record has both: Network is the new one,
 // Leaving the old one, and its containers have addresses of both. The tenant keeps its id: the VNI becomes the id of
-// its netpila addresses.
+// its addresses on the new network.
 
 // Migrate is the first step. A repeated call changes nothing.
 func (s *Store) Migrate(
@@ -36,7 +36,7 @@ func (s *Store) Migrate(
 		if err := t.loadTenant(name, found); err != nil {
 			return err
 		}
-		network := cmp.Or(found.Network, tenant.Netpila)
+		network := cmp.Or(found.Network, tenant.DefaultNetwork)
 		switch on, _ := tenant.TraitsOf(network); {
 		case on.To == "" && network == to:
 			return hasMoved(found, addressing)
@@ -70,7 +70,7 @@ func hasMoved(t *pilasterv1.Tenant, addressing pilasterv1.Addressing) error {
 			Refused,
 			"tenant %s is on network %s and is not migrating; nothing was changed",
 			t.Name,
-			cmp.Or(t.Network, tenant.Netpila),
+			cmp.Or(t.Network, tenant.DefaultNetwork),
 		)
 	case addressing != pilasterv1.Addressing_ADDRESSING_UNSPECIFIED && addressing != t.Addressing:
 		return refuse(

@@ -14,7 +14,6 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/humanize"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -68,7 +67,7 @@ func checkReal(plan address.Plan, real netip.Addr) error {
 				"changed",
 			real,
 		)
-	case real == tenant.NodeAddress(at.Node), real == pipeline.VTEP(at.Node):
+	case real == tenant.NodeAddress(at.Node), real == tenant.TunnelAddress(at.Node):
 		return refuse(
 			Invalid,
 			"real address %v is reserved for the node; nothing was changed: use a separate address for the service",
@@ -175,7 +174,7 @@ func (s *Store) DeletePublication(ctx context.Context, name, publication string)
 // changeOverlaid changes services or publications of a tenant and checks the result.
 func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*txn, *pilasterv1.Tenant) error) error {
 	return s.changeNorthSouth(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
-		if on, _ := tenant.TraitsOf(found.Network); !on.Overlays {
+		if !tenant.NetworkHas(found.Network, tenant.NorthSouth) {
 			return refuse(
 				Refused,
 				"tenant %s is on network %s, and only tenants with CIDRs of their own have services and publications; "+
@@ -259,9 +258,10 @@ func (t *txn) gateway(node string) (netip.Prefix, error) {
 	case !at.Gateway:
 		return netip.Prefix{}, refuse(
 			Refused,
-			"node %s has no gateway; nothing was changed: start its agent with --nimitz, run `pilaster status` there "+
+			"node %s has no gateway; nothing was changed: start its agent with --%s, run `pilaster status` there "+
 				"to see why, or use another node",
 			node,
+			tenant.NetworksWith(tenant.NorthSouth),
 		)
 	}
 	prefix, err := netip.ParsePrefix(at.Prefix)

@@ -89,7 +89,7 @@ func (t *txn) reclaimTenant(n pki.Node, held *pilasterv1.Tenant) error {
 			heldAdvice,
 		)
 	}
-	network := cmp.Or(known.Network, tenant.Netpila)
+	network := cmp.Or(known.Network, tenant.DefaultNetwork)
 	if on, _ := tenant.TraitsOf(network); exists && on.To != "" && held.Network == on.To {
 		return refuse(
 			Refused,
@@ -168,7 +168,7 @@ func (t *txn) reclaimTenant(n pki.Node, held *pilasterv1.Tenant) error {
 	return nil
 }
 
-// seenAs names an addressing of network netpila in messages.
+// seenAs names an addressing of a network without own CIDRs in messages.
 func seenAs(a pilasterv1.Addressing) string {
 	if a == pilasterv1.Addressing_ADDRESSING_CLEAR {
 		return "clear"

@@ -14,7 +14,6 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -154,7 +153,7 @@ func (s *Store) checkRegion(r *pilasterv1.Region) (cidrs [][]netip.Prefix, err e
 	if !theirs.ContainsNode(base[1]) {
 		return nil, invalid("region %s: edge %v is not a /64 inside the base prefix %v", r.Name, base[1], theirs.Base)
 	}
-	names, vnis := map[string]bool{}, map[uint32]string{uint32(pipeline.GatewayVNI): "that of gateways"}
+	names, vnis := map[string]bool{}, map[uint32]string{uint32(tenant.GatewayID): "that of gateways"}
 	for _, t := range r.Tenants {
 		if err := tenant.CheckName(t.Name); err != nil {
 			return nil, invalid("region %s: %v", r.Name, err)

@@ -11,7 +11,6 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -22,7 +21,7 @@ func (s *Store) CreateTenant(
 	name string,
 	addressing pilasterv1.Addressing,
 ) (*pilasterv1.Tenant, error) {
-	return s.CreateTenantOn(ctx, tenant.Networks()[0], name, addressing, nil)
+	return s.CreateTenantOn(ctx, tenant.DefaultNetwork, name, addressing, nil)
 }
 
 // addressings are the protobuf values of addressings.
@@ -49,7 +48,7 @@ func (s *Store) CreateTenantOn(
 			Invalid,
 			"there is no network %q; nothing was changed: a tenant is on %s",
 			network,
-			strings.Join(tenant.Networks(), " or "),
+			tenant.OneOf(tenant.Networks()),
 		)
 	}
 	if addressing == pilasterv1.Addressing_ADDRESSING_UNSPECIFIED {
@@ -64,7 +63,7 @@ func (s *Store) CreateTenantOn(
 			on.Addressings,
 		)
 	}
-	if !on.Overlays && len(overlays) > 0 {
+	if !on.Has(tenant.OwnCIDRs) && len(overlays) > 0 {
 		return nil, refuse(
 			Invalid,
 			"tenant %s is on network %s, where addresses follow from the node, and has no CIDRs of its own; nothing "+
@@ -73,7 +72,7 @@ func (s *Store) CreateTenantOn(
 			network,
 		)
 	}
-	if on.Overlays {
+	if on.Has(tenant.OwnCIDRs) {
 		if err := tenant.CheckOverlays(s.cluster.Plan, overlays); err != nil {
 			return nil, refuse(Invalid, "%v", err)
 		}
@@ -119,7 +118,7 @@ func (t *txn) allocateTenantID(owner string) (uint32, error) {
 		if err != nil {
 			return 0, err
 		}
-		if claimed == "" && n != uint64(pipeline.GatewayVNI) {
+		if claimed == "" && n != uint64(tenant.GatewayID) {
 			t.setMark(keyTenantMark, n+1)
 			t.put(tenantIDKey(uint32(n)), owner)
 			return uint32(n), nil

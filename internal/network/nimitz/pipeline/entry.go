@@ -3,6 +3,8 @@ package pipeline
 import (
 	"fmt"
 	"net/netip"
+
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Stage is a stage with entries, in the order of the pipeline. The fifth, encap, has none: the forwarding entry names
@@ -27,8 +29,8 @@ func (s Stage) String() string {
 type VNI uint32
 
 const (
-	Any        VNI = 0    // in a forwarding entry: all VNIs
-	GatewayVNI VNI = 0xff // VNI of packets from the gateway; no tenant has it (§3.1)
+	Any        VNI = 0 // in a forwarding entry: all VNIs
+	GatewayVNI     = VNI(tenant.GatewayID)
 	MaxVNI     VNI = 1<<24 - 1
 )
 
@@ -170,15 +172,8 @@ func (e Forward) String() string {
 	return fmt.Sprintf("forwarding: %v %s: %s", e.To, vni, to)
 }
 
-// vtepHost is the last 64 bits of each node's VTEP address: tenant id 0 in its /64, distinct from the node itself.
-const vtepHost = 2
-
-// VTEP returns the address at which a node receives VXLAN. It follows from the node's prefix, so no table stores it.
-func VTEP(node netip.Prefix) netip.Addr {
-	b := node.Masked().Addr().As16()
-	b[15] = vtepHost
-	return netip.AddrFrom16(b)
-}
+// VTEP returns the address at which a node receives VXLAN.
+func VTEP(node netip.Prefix) netip.Addr { return tenant.TunnelAddress(node) }
 
 // IsVTEP reports whether an address is a node's VTEP address.
 func IsVTEP(a netip.Addr) bool { return a.Is6() && a == VTEP(netip.PrefixFrom(a, 64)) }

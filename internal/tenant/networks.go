@@ -1,0 +1,28 @@
+package tenant
+
+// Names of networks. Code that treats the tenants of one network differently asks for a capability and not for a name.
+// Tests, and measurements of one design, use the names.
+const (
+	Netpila = "netpila"
+	Nimitz  = "nimitz"
+)
+
+// DefaultNetwork is the network of a tenant that names none.
+const DefaultNetwork = Netpila
+
+// networks are the networks of this build, the default first. A new network needs an entry here, and its module in
+// internal/modules.
+var networks = []Traits{
+	{
+		Name:        Netpila,
+		Addressings: []Addressing{Encrypted, Clear},
+		About:       "a container's address contains its location, and nodes need no location table",
+	},
+	{
+		Name:         Nimitz,
+		Addressings:  []Addressing{Own},
+		Capabilities: OwnCIDRs | NorthSouth | Regions | Mappings | PolicyAtReceiver | HostDevices,
+		To:           Netpila,
+		About:        "a tenant has addresses of its own, which other tenants can use too",
+	},
+}
