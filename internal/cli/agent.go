@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"os"
 	"runtime/debug"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,11 +17,14 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/daemon"
 	"pilaster.io/pilaster/internal/agent/state"
+	"pilaster.io/pilaster/internal/choice"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/modules/module"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // gcPercent is the agent's GOGC, in percent of the live heap. The agent is idle most of the time, so frequent garbage
@@ -37,7 +39,7 @@ const (
 
 func newAgentCommand(env Env) *cobra.Command {
 	var o daemon.Options
-	var networks networkFlags
+	networks := newNetworkFlags()
 	var tokenFile, nodePrefix, bpffs, dev, dscp string
 	var mtuReserve, maxRules, maxSessions int
 	c := &cobra.Command{
@@ -56,7 +58,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 			}
 			o.Version = programVersion()
 			o.Log = slog.New(slog.NewTextHandler(env.Stderr, nil))
-			if err := networks.check(o.Edge, dev); err != nil {
+			if err := networks.check(settings(o, dev)); err != nil {
 				return err
 			}
 			if mtuReserve < 0 {
@@ -78,11 +80,11 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 			config := datapath.Config{
 				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs,
 				MTUReserve: mtuReserve, ClearDSCP: dscp == dscpClear,
-				MaxMappings: networks.maxMappings, MaxRules: maxRules, MaxSessions: maxSessions, Device: dev,
+				MaxRules: maxRules, MaxSessions: maxSessions, Device: dev,
 				Log: o.Log,
 			}
-			// Check this before the node joins: if the start failed later, the node's name and prefix would stay
-			// allocated.
+			networks.configure(&config)
+			// Before the node joins: if the start failed later, the node's name and prefix would stay allocated.
 			if err := cmp.Or(host.CheckBPFFS(bpffs), datapath.CheckUplink(config),
 				networks.ready(c.Context())); err != nil {
 				return err
@@ -93,7 +95,9 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 				path, err = datapath.Open(config)
 				return path, err
 			}
-			o.Networks = networks.openers(c.Context(), &o, func() *datapath.Datapath { return path })
+			o.Networks = networks.factories(c.Context(), func() module.Host {
+				return module.Host{Settings: settings(o, dev), Path: path, Log: o.Log}
+			})
 			debug.SetGCPercent(gcPercent)
 			return daemon.Run(c.Context(), o)
 		},
@@ -140,16 +144,16 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 		"maximum tenant ids on this node, 1 to 65535; a tenant has one, and one more after each key rotation",
 	)
 	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes by which the containers' MTU is smaller than the uplink's")
-	bindChoice(c, &dscp, "dscp", "DSCP of containers' packets to the fabric, network netpila: keep, or clear (to 0, "+
-		"for a fabric that gives priority by DSCP)", []string{dscpKeep, dscpClear})
+	choice.Bind(c, &dscp, "dscp", "DSCP of containers' packets to the fabric, network "+tenant.DefaultNetwork+
+		": keep, or clear (to 0, for a fabric that gives priority by DSCP)", []string{dscpKeep, dscpClear})
 	bindDevice(c, &dev)
 	networks.bind(c)
 	f.BoolVar(
 		&o.Edge,
 		"edge",
 		false,
-		"run as the Edge Switch of this region, through which tenants on network nimitz reach other regions; it "+
-			"hosts no containers",
+		"run as the Edge Switch of this region, through which tenants on network "+
+			tenant.NetworksWith(tenant.Regions)+" reach other regions; it hosts no containers",
 	)
 	f.StringVar(
 		&o.MetricsListen,
@@ -162,37 +166,9 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 	return c
 }
 
-// choice is a flag with a fixed set of values. It rejects other values when flags are parsed, before the command runs.
-type choice struct {
-	to *string
-	of []string
-}
-
-func (c choice) String() string {
-	if c.to == nil {
-		return ""
-	}
-	return *c.to
-}
-func (choice) Type() string { return "kind" }
-func (c choice) Set(value string) error {
-	if !slices.Contains(c.of, value) {
-		return fmt.Errorf("use %s", strings.Join(c.of, ", "))
-	}
-	*c.to = value
-	return nil
-}
-
-// bindChoice adds a flag whose default is the first choice.
-func bindChoice(c *cobra.Command, to *string, name, usage string, of []string) {
-	*to = of[0]
-	c.Flags().Var(choice{to, of}, name, usage)
-	_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(of, cobra.ShellCompDirectiveNoFileComp))
-}
-
 // bindDevice adds the flag that selects the kind of device of new containers.
 func bindDevice(c *cobra.Command, dev *string) {
-	bindChoice(
+	choice.Bind(
 		c,
 		dev,
 		"device",
@@ -202,8 +178,11 @@ func bindDevice(c *cobra.Command, dev *string) {
 	)
 }
 
-// completeAgent checks the options, and sets those that flags do not contain directly: the host name, the parsed prefix
-// and the content of the token file.
+func settings(o daemon.Options, dev string) module.Settings {
+	return module.Settings{Device: dev, Uplink: o.Uplink, RunDir: o.RunDir, Edge: o.Edge}
+}
+
+// completeAgent checks the options and reads the values that flags only refer to: host name, prefix and token file.
 func completeAgent(o *daemon.Options, tokenFile, nodePrefix string) error {
 	if u, err := url.Parse(o.OrchestratorURL); err != nil || u.Scheme != "https" || u.Host == "" {
 		return usage("--orchestrator %q is not of the form https://host:port", o.OrchestratorURL)

@@ -158,7 +158,7 @@ type endpointView struct {
 
 type attachmentView struct {
 	Network   string   `json:"network"`
-	Plaintext string   `json:"plaintext,omitempty"` // of netpila
+	Plaintext string   `json:"plaintext,omitempty"` // of a network without own CIDRs
 	Address   string   `json:"address"`
 	Gateway   string   `json:"gateway"`
 	Routes    []string `json:"routes"`

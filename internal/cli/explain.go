@@ -14,7 +14,6 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -29,9 +28,9 @@ type explanation struct {
 	App       *explainedApp    `json:"app,omitempty"`
 	Index     *address.Index   `json:"index,omitempty"`
 	Endpoint  *explainedHere   `json:"endpoint,omitempty"`
-	// tenants of network nimitz on this node that have the address in a CIDR
+	// tenants on this node that have the address in a CIDR of their own
 	Overlays []explainedOverlay `json:"overlays,omitempty"`
-	// services with this virtual address, of tenants of network nimitz on this node
+	// services with this virtual address, of tenants on this node
 	Services    []explainedService    `json:"services,omitempty"`
 	Publication *explainedPublication `json:"publication,omitempty"`
 	Unknown     string                `json:"unknown,omitempty"` // why names are missing
@@ -85,6 +84,7 @@ type explainedHere struct {
 }
 
 func newExplainCommand(env Env) *cobra.Command {
+	withCIDRs := tenant.NetworksWith(tenant.OwnCIDRs)
 	var out output
 	var socket agentSocket
 	var orchestrator orchestratorSocket
@@ -95,7 +95,7 @@ func newExplainCommand(env Env) *cobra.Command {
 		Long: `Decode an address into node, tenant id, app and index. This needs only the address and the cluster's two
 prefixes. If this node's agent answers, the command uses the agent's prefixes, adds the names of
 tenants, apps and endpoints on this node, and decrypts addresses of tenants that this node hosts. For an
-IPv4 or IPv6 address of network nimitz it lists the tenants on this node whose CIDRs or services contain
+IPv4 or IPv6 address of network ` + withCIDRs + ` it lists the tenants on this node whose CIDRs or services contain
 the address. If an orchestrator on this machine answers, the command adds the names of nodes, tenants
 and apps that the agent does not know.`,
 		Example: "  pilaster explain fd70:696c:6100:3:0:100:100:13",
@@ -289,7 +289,7 @@ func (e explanation) text(w io.Writer) {
 		if o.Region != "" {
 			where = "region " + o.Region
 		}
-		row("overlay", o.CIDR, "tenant "+o.Tenant, "in "+where+", on network "+tenant.Nimitz)
+		row("overlay", o.CIDR, "tenant "+o.Tenant, "in "+where+", on network "+tenant.NetworksWith(tenant.OwnCIDRs))
 		if here := o.Endpoint; here != nil {
 			row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
 		}
@@ -305,7 +305,7 @@ func (e explanation) text(w io.Writer) {
 			"gateway",
 			e.Node.Prefix,
 			"a virtual address of the gateway of node "+fmt.Sprint(e.Node.Number),
-			"between containers of network nimitz and the underlay",
+			"between containers of network "+tenant.NetworksWith(tenant.NorthSouth)+" and the underlay",
 		)
 		return
 	}
@@ -349,12 +349,13 @@ func (e explanation) text(w io.Writer) {
 	}
 }
 
-// overlayUnknown returns the reason why explain names no tenant of network nimitz.
+// overlayUnknown is why explain names no tenant with the address in a CIDR of its own.
 func (e explanation) overlayUnknown() string {
+	with := tenant.NetworksWith(tenant.OwnCIDRs)
 	if e.Unknown != "" {
-		return "tenants of network nimitz unknown: " + strings.TrimPrefix(e.Unknown, "names unknown: ")
+		return "tenants of network " + with + " unknown: " + strings.TrimPrefix(e.Unknown, "names unknown: ")
 	}
-	return "and no tenant of network nimitz on this node has it in its CIDRs"
+	return "and no tenant of network " + with + " on this node has it in its CIDRs"
 }
 
 // gateway reports whether the address is an underlay address of a node's gateway.
@@ -362,10 +363,10 @@ func (e explanation) gateway() bool { return e.Tenant.ID == 0 && e.App.ID == add
 
 func (e explanation) tenantName() string {
 	if e.gateway() {
-		return "the node's gateway for tenants of network nimitz"
+		return "the node's gateway for tenants of network " + tenant.NetworksWith(tenant.NorthSouth)
 	}
-	if pipeline.IsVTEP(*e.Plaintext) {
-		return "the node's tunnel endpoint for tenants of network nimitz"
+	if *e.Plaintext == tenant.TunnelAddress(e.Node.Prefix) {
+		return "the node's tunnel endpoint for tenants of network " + tenant.NetworksWith(tenant.HostDevices)
 	}
 	if e.Tenant.ID == 0 {
 		return "the node itself and services on it"

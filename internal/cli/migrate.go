@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -115,6 +116,8 @@ func (v tenantView) network() string {
 }
 
 func newTenantMigrate(env Env) *cobra.Command {
+	from, targets := tenant.Migrations()
+	left, target := tenant.OneOf(from), tenant.OneOf(targets)
 	var socket orchestratorSocket
 	var out output
 	var to, addressing string
@@ -122,20 +125,20 @@ func newTenantMigrate(env Env) *cobra.Command {
 	var finish, force bool
 	cmd := &cobra.Command{
 		Use:   "migrate NAME",
-		Short: "Move a tenant from network nimitz to netpila, with its running containers",
-		Long: `Move a tenant from network nimitz to netpila, with its running containers, in two steps.
+		Short: "Move a tenant from network " + left + " to " + target + ", with its running containers",
+		Long: `Move a tenant from network ` + left + ` to ` + target + `, with its running containers, in two steps.
 
-With --to netpila, new containers get only addresses of netpila. Running containers get an address of
-netpila in addition to those that they have. Both work: existing connections continue, and new ones can
-use the new addresses.
+With --to, new containers get only addresses of the new network. Running containers get an address of
+the new network in addition to those that they have. Both work: existing connections continue, and new
+ones can use the new addresses.
 
-With --finish, the addresses of nimitz are removed from containers, nodes and cluster, and connections
-that use them end. The command refuses this until all nodes have completed the first step. A
+With --finish, the addresses of the old network are removed from containers, nodes and cluster, and
+connections that use them end. The command refuses this until all nodes have completed the first step. A
 disconnected node completes it when it reconnects.
 
 Both steps can be repeated: the command then continues to wait for the nodes.`,
-		Example: "  pilaster tenant migrate green --to netpila\n  pilaster tenant migrate green --to netpila " +
-			"--addressing clear --wait 5m\n  pilaster tenant migrate green --finish",
+		Example: "  pilaster tenant migrate green --to " + targets[0] + "\n  pilaster tenant migrate green --to " +
+			targets[0] + " --addressing clear --wait 5m\n  pilaster tenant migrate green --finish",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := migration(args[0], to, addressing, finish, force)
@@ -170,13 +173,13 @@ Both steps can be repeated: the command then continues to wait for the nodes.`,
 	fixed := func(flag string, values ...string) {
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
-	f.StringVar(&to, "to", "", "the first step: the network to move to, netpila")
-	fixed("to", tenant.Netpila)
+	f.StringVar(&to, "to", "", "the first step: the network to move to, "+target)
+	fixed("to", targets...)
 	f.StringVar(
 		&addressing,
 		"addressing",
 		"",
-		"addresses that containers see on netpila: encrypted or clear (default encrypted)",
+		"addresses that containers see on "+target+": encrypted or clear (default encrypted)",
 	)
 	fixed("addressing", string(tenant.Encrypted), string(tenant.Clear))
 	f.BoolVar(&finish, "finish", false, "the second step: remove the old addresses")
@@ -193,13 +196,14 @@ Both steps can be repeated: the command then continues to wait for the nodes.`,
 
 func migration(name, to, addressing string, finish, force bool) (*pilasterv1.MigrateTenantRequest, error) {
 	req := &pilasterv1.MigrateTenantRequest{Name: name, To: to, Finish: finish, Force: force}
+	_, targets := tenant.Migrations()
 	switch {
 	case finish == (to != ""):
-		return nil, usage("use --to netpila, or --finish after that step is complete")
+		return nil, usage("use --to %s, or --finish after that step is complete", tenant.OneOf(targets))
 	case finish && addressing != "", force && !finish:
-		return nil, usage("--addressing is for --to netpila, and --force for --finish")
-	case !finish && to != tenant.Netpila:
-		return nil, usage("--to %q: tenants can migrate only to netpila", to)
+		return nil, usage("--addressing is for --to %s, and --force for --finish", tenant.OneOf(targets))
+	case !finish && !slices.Contains(targets, to):
+		return nil, usage("--to %q: tenants can migrate only to %s", to, tenant.OneOf(targets))
 	}
 	switch tenant.Addressing(addressing) {
 	case "":

@@ -108,7 +108,8 @@ rotate" replaces.`,
 		"list-rate",
 		0,
 		"queries a second, of all nodes together, for the locations of a tenant's subnets or containers on network "+
-			"nimitz, 500 locations a query; nodes retry queries above the limit (0: no limit)",
+			tenant.NetworksWith(tenant.Mappings)+
+			", 500 locations a query; nodes retry queries above the limit (0: no limit)",
 	)
 	f.StringVar(&etcd, "etcd", "", "endpoints of an etcd cluster, instead of the embedded one")
 	f.StringVar(&c.Etcd.CA, "etcd-ca", "", "file with the CA certificate of that etcd")
@@ -131,8 +132,9 @@ rotate" replaces.`,
 		"gateway-prefix",
 		nil,
 		fmt.Sprintf(
-			"prefixes of virtual addresses, one of each family; each node with tenants of network nimitz gets a "+
+			"prefixes of virtual addresses, one of each family; each node with tenants of network %s gets a "+
 				"/%d and a /%d; fixed at the first start (default %v,%v)",
+			tenant.NetworksWith(tenant.NorthSouth),
 			address.GatewayBits4,
 			address.GatewayBits6,
 			plan.Gateway4,

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // publicationView is a publication as JSON.
@@ -27,8 +28,8 @@ func viewPublication(p *pilasterv1.Publication) publicationView {
 func newPublicationCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "publication",
-		Short: "Publish containers of network nimitz on the underlay",
-		Long: `Publish containers of network nimitz on the underlay. A publication is an address of a node's gateway,
+		Short: "Publish containers of network " + tenant.NetworksWith(tenant.NorthSouth) + " on the underlay",
+		Long: `Publish containers of network ` + tenant.NetworksWith(tenant.NorthSouth) + ` on the underlay. A publication is an address of a node's gateway,
 through which clients outside the overlay reach one container on any node.
 
 The gateway can be on any node. Connections pass through that node and end when it fails. The container

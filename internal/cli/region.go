@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // regionView is a region as JSON. export writes this format and import reads it.
@@ -86,8 +88,8 @@ func (v regionView) tenants() string {
 func newRegionCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "region",
-		Short: "Connect regions, so that tenants of network nimitz can span them",
-		Long: `Connect regions, so that tenants of network nimitz can span them.
+		Short: "Connect regions, so that tenants of network " + tenant.NetworksWith(tenant.Regions) + " can span them",
+		Long: `Connect regions, so that tenants of network ` + tenant.NetworksWith(tenant.Regions) + ` can span them.
 
 A region is an orchestrator with its nodes. Tenants with the same name in two regions are one tenant;
 their CIDRs must not overlap. A packet goes from the node to the Edge Switch of its region (pilaster
@@ -108,7 +110,7 @@ func newRegionExport(env Env) *cobra.Command {
 		Use:   "export",
 		Short: "Write the description of this region for other regions",
 		Long: `Write the description of this region for other regions: its name and base prefix, the /64 of its Edge
-Switch, and name, VNI and CIDRs of its tenants of network nimitz. It contains no keys.`,
+Switch, and name, VNI and CIDRs of its tenants of network ` + tenant.NetworksWith(tenant.Regions) + `. It contains no keys.`,
 		Example: "  pilaster region export > west.json\n  pilaster region export -o text",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -268,7 +270,7 @@ func (v regionView) joins(own *pilasterv1.Tenant, edge bool) string {
 	case slices.ContainsFunc(own.Regions, func(r *pilasterv1.TenantRegion) bool { return r.Name == v.Name }):
 		return joined
 	case len(own.Overlays) == 0:
-		return "not joined: on network netpila here"
+		return "not joined: on network " + cmp.Or(own.Network, tenant.DefaultNetwork) + " here"
 	case !edge:
 		return "not joined: no Edge Switch here"
 	}

@@ -15,15 +15,14 @@ import (
 	"pilaster.io/pilaster/internal/agent/daemon"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/network"
-	"pilaster.io/pilaster/internal/network/nimitz/gateway"
-	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
 
 // resetOptions are the flags of node reset.
 type resetOptions struct {
-	stateDir, runDir, bpffs, ovsRunDir, gatewayNetns string
-	yes, force                                       bool
-	out                                              output
+	stateDir, runDir, bpffs string
+	networks                resetFlags
+	yes, force              bool
+	out                     output
 }
 
 // removedView is a removed object, as JSON.
@@ -33,7 +32,7 @@ type removedView struct {
 }
 
 func newNodeReset(env Env) *cobra.Command {
-	var o resetOptions
+	o := resetOptions{networks: newResetFlags()}
 	c := &cobra.Command{
 		Use:   "reset",
 		Short: "Remove everything of the agent from this machine",
@@ -58,8 +57,7 @@ contacts no orchestrator: the cluster keeps the node until you run 'pilaster nod
 	agentState(c, &o.stateDir)
 	folder(c, &o.runDir, "run-dir", "PILASTER_RUN_DIR", "/run/pilaster", "agent")
 	agentPins(c, &o.bpffs)
-	bindOVSRunDir(c, &o.ovsRunDir)
-	bindGatewayNetns(c, &o.gatewayNetns)
+	o.networks.bind(c)
 	f.BoolVar(&o.yes, "yes", false, "do not ask")
 	f.BoolVar(&o.force, "force", false, "continue although containers are attached")
 	o.out.bind(c)
@@ -67,8 +65,8 @@ contacts no orchestrator: the cluster keeps the node until you run 'pilaster nod
 }
 
 func reset(env Env, o resetOptions) (err error) {
-	gateway := gateway.Leftovers(gatewayNetns(o.gatewayNetns, o.runDir))
-	remains, err := daemon.FindStaleState(o.stateDir, o.runDir, gateway)
+	after := o.networks.after(o.runDir)
+	remains, err := daemon.FindStaleState(o.stateDir, o.runDir, after)
 	if err != nil {
 		return err
 	}
@@ -84,11 +82,11 @@ func reset(env Env, o resetOptions) (err error) {
 			strings.Join(attached, ", "),
 		)
 	}
-	bridges, err := ovs.Leftovers(o.ovsRunDir)
+	before, err := o.networks.before()
 	if err != nil {
 		return err
 	}
-	all := slices.Concat(bridges, kernel, gateway, remains.Files)
+	all := slices.Concat(before, kernel, after, remains.Files)
 	if len(all) > 0 && !o.yes && !confirmed(env, all, remains.Prefix) {
 		return errors.New("not confirmed\n  nothing was changed; use --yes to skip the question")
 	}

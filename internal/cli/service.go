@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // serviceView is a service as JSON.
@@ -28,8 +29,8 @@ func viewService(s *pilasterv1.Service) serviceView {
 func newServiceCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "service",
-		Short: "Give containers of network nimitz access to underlay services",
-		Long: `Give containers of network nimitz access to underlay services: storage, or any other server outside the
+		Short: "Give containers of network " + tenant.NetworksWith(tenant.NorthSouth) + " access to underlay services",
+		Long: `Give containers of network ` + tenant.NetworksWith(tenant.NorthSouth) + ` access to underlay services: storage, or any other server outside the
 overlay.
 
 Containers of the tenant reach a service at a virtual address that the tenant chooses; other tenants do

@@ -14,7 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-var simNetworks = []string{tenant.Netpila, tenant.Nimitz}
+var simNetworks = tenant.Networks()
 
 func newSimAgentCommand(env Env) *cobra.Command {
 	o := agentprobe.Options{

@@ -54,7 +54,7 @@ type statusView struct {
 	Problems     []string       `json:"problems"`
 	Orchestrator linkView       `json:"orchestrator"`
 	Datapath     *datapathView  `json:"datapath"` // null before the node has its prefix
-	Gateway      *gatewayView   `json:"gateway"`  // null without network nimitz
+	Gateway      *gatewayView   `json:"gateway"`  // null without a network that has gateways
 	Endpoints    uint32         `json:"endpoints"`
 	Limits       []limitView    `json:"limits"`
 	Tenants      uint32         `json:"tenants"`

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,7 +21,7 @@ type tenantView struct {
 	Name       string            `json:"name"`
 	Network    string            `json:"network"`
 	Addressing tenant.Addressing `json:"addressing"`
-	Overlays   []overlayView     `json:"overlays,omitzero"` // of a nimitz tenant
+	Overlays   []overlayView     `json:"overlays,omitzero"` // of a network with own CIDRs
 	Regions    []elsewhereView   `json:"regions,omitzero"`  // other regions with the tenant
 	Services   []serviceView     `json:"services,omitzero"`
 	Published  []publicationView `json:"publications,omitzero"`
@@ -94,7 +95,7 @@ func (v *appNumbersView) describe() string {
 	return words
 }
 
-// overlayView is a CIDR of a tenant on network nimitz.
+// overlayView is a CIDR of a tenant's own.
 type overlayView struct {
 	CIDR     string `json:"cidr"`
 	NodeBits uint32 `json:"nodeBits,omitempty"` // 0: addresses are allocated one by one
@@ -114,7 +115,7 @@ type elsewhereView struct {
 func viewTenant(t *pilasterv1.Tenant) tenantView {
 	v := tenantView{
 		Name:       t.Name,
-		Network:    cmp.Or(t.Network, tenant.Netpila),
+		Network:    cmp.Or(t.Network, tenant.DefaultNetwork),
 		Addressing: tenant.Encrypted,
 		Created:    t.Created.AsTime(),
 	}
@@ -187,6 +188,7 @@ func newTenantCommand(env Env) *cobra.Command {
 }
 
 func newTenantCreate(env Env) *cobra.Command {
+	withCIDRs := tenant.NetworksWith(tenant.OwnCIDRs)
 	var socket orchestratorSocket
 	var out output
 	var chosen tenantChoice
@@ -195,12 +197,15 @@ func newTenantCreate(env Env) *cobra.Command {
 		Short: "Create a tenant with an id and a random key",
 		Long: `Create a tenant with an id and a random key.
 
-On network netpila, a container's address contains its location, and nodes need no location table. On
-network nimitz, a tenant has addresses of its own, which other tenants can use too: one CIDR, or one of
-each family. Each node that hosts the tenant gets a subnet of each CIDR. With --no-node-cidrs, each
-container gets an address instead.`,
+A tenant is on one network:
+
+` + tenant.About() + `
+
+On network ` + withCIDRs + `, a tenant has one CIDR, or one of each family. Each node that hosts the tenant gets a
+subnet of each CIDR. With --no-node-cidrs, each container gets an address instead.`,
 		Example: "  pilaster tenant create blue\n  pilaster tenant create red --addressing clear\n" +
-			"  pilaster tenant create green --network nimitz --cidr 10.0.0.0/16 --cidr fd12:3456::/48",
+			"  pilaster tenant create green --network " + tenant.Networks(tenant.OwnCIDRs)[0] +
+			" --cidr 10.0.0.0/16 --cidr fd12:3456::/48",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := chosen.request(args[0])
@@ -225,7 +230,7 @@ container gets an address instead.`,
 
 // describe says how the tenant's containers get their addresses.
 func (v tenantView) describe() string {
-	if v.Network == tenant.Netpila {
+	if !tenant.NetworkHas(v.Network, tenant.OwnCIDRs) {
 		return string(v.Addressing)
 	}
 	var cidrs []string
@@ -251,16 +256,22 @@ func (c *tenantChoice) bind(cmd *cobra.Command) {
 	fixed := func(flag string, values ...string) {
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
-	f.StringVar(&c.network, "network", tenant.Netpila, "netpila or nimitz")
-	fixed("network", tenant.Netpila, tenant.Nimitz)
+	f.StringVar(&c.network, "network", tenant.DefaultNetwork, tenant.OneOf(tenant.Networks()))
+	fixed("network", tenant.Networks()...)
 	f.StringVar(
 		&c.addressing,
 		"addressing",
 		"",
-		"for network netpila: addresses that containers see, encrypted or clear (default encrypted)",
+		"for network "+tenant.NetworksWithout(tenant.OwnCIDRs)+
+			": addresses that containers see, encrypted or clear (default encrypted)",
 	)
 	fixed("addressing", string(tenant.Encrypted), string(tenant.Clear))
-	f.StringSliceVar(&c.cidrs, "cidr", nil, "for network nimitz: CIDR of the tenant; one, or one of each family")
+	f.StringSliceVar(
+		&c.cidrs,
+		"cidr",
+		nil,
+		"for network "+tenant.NetworksWith(tenant.OwnCIDRs)+": CIDR of the tenant; one, or one of each family",
+	)
 	f.IntSliceVar(
 		&c.nodeBits,
 		"node-bits",
@@ -281,25 +292,27 @@ func (c *tenantChoice) bind(cmd *cobra.Command) {
 
 func (c *tenantChoice) request(name string) (*pilasterv1.CreateTenantRequest, error) {
 	req := &pilasterv1.CreateTenantRequest{Name: name, Network: c.network}
-	switch c.network {
-	case tenant.Netpila:
-		if len(c.cidrs) > 0 || len(c.nodeBits) > 0 || c.noNodeCIDRs {
-			return nil, usage(
-				"--cidr, --node-bits and --no-node-cidrs are for --network nimitz; on netpila addresses follow from " +
-					"the node",
-			)
-		}
-	case tenant.Nimitz:
+	with, without := tenant.NetworksWith(tenant.OwnCIDRs), tenant.NetworksWithout(tenant.OwnCIDRs)
+	switch {
+	case !slices.Contains(tenant.Networks(), c.network):
+		return nil, usage("network %q: use %s", c.network, tenant.OneOf(tenant.Networks()))
+	case tenant.NetworkHas(c.network, tenant.OwnCIDRs):
 		if c.addressing != "" {
 			return nil, usage(
-				"--addressing is for --network netpila; on nimitz, containers have addresses in the tenant's CIDRs",
+				"--addressing is for --network %s; on %s, containers have addresses in the tenant's CIDRs",
+				without,
+				c.network,
 			)
 		}
 		var err error
 		req.Overlays, err = c.overlays()
 		return req, err
-	default:
-		return nil, usage("network %q: use netpila or nimitz", c.network)
+	case len(c.cidrs) > 0 || len(c.nodeBits) > 0 || c.noNodeCIDRs:
+		return nil, usage(
+			"--cidr, --node-bits and --no-node-cidrs are for --network %s; on %s addresses follow from the node",
+			with,
+			c.network,
+		)
 	}
 	switch tenant.Addressing(c.addressing) {
 	case tenant.Encrypted, "":
@@ -315,7 +328,7 @@ func (c *tenantChoice) request(name string) (*pilasterv1.CreateTenantRequest, er
 func (c *tenantChoice) overlays() ([]*pilasterv1.Overlay, error) {
 	switch {
 	case len(c.cidrs) == 0:
-		return nil, usage("--network nimitz needs --cidr, once, or once for each family")
+		return nil, usage("--network %s needs --cidr, once, or once for each family", c.network)
 	case c.noNodeCIDRs && len(c.nodeBits) > 0:
 		return nil, usage("use either --node-bits or --no-node-cidrs")
 	case len(c.nodeBits) > 0 && len(c.nodeBits) != len(c.cidrs):

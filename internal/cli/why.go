@@ -14,12 +14,13 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // reasonView is the verdict of the policies at one end of a connection, as JSON.
 type reasonView struct {
 	Direction string `json:"direction"`
-	Endpoint  uint32 `json:"endpoint,omitempty"` // 0 if the end is not on this node (network nimitz)
+	Endpoint  uint32 `json:"endpoint,omitempty"` // 0 if the end is not on this node (networks with the policy at the receiver)
 	Pod       string `json:"pod,omitempty"`
 	Tenant    string `json:"tenant"`
 	App       uint32 `json:"app"`
@@ -47,7 +48,8 @@ var protocolNumbers = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp":
 func newWhyCommand(env Env) *cobra.Command {
 	var out output
 	var socket agentSocket
-	var tenant string
+	atReceiver := tenant.NetworksWith(tenant.PolicyAtReceiver)
+	var name string
 	var peerApp uint16
 	c := &cobra.Command{
 		Use:   "why SOURCE DESTINATION PROTOCOL[/PORT]",
@@ -58,9 +60,9 @@ for the source, ingress for the destination. A connection needs both. For an end
 the command there. The exit status is 1 if an end on this node denies the connection, or if no end is on
 this node.
 
-Addresses of network nimitz do not contain an app, and several tenants can use the same address:
+Addresses of network ` + atReceiver + ` do not contain an app, and several tenants can use the same address:
 --peer-app sets the app of the end that is not on this node, --tenant sets the tenant. Nodes of network
-nimitz have the rules of all apps of a tenant, so each answers for both ends.`,
+` + atReceiver + ` have the rules of all apps of a tenant, so each answers for both ends.`,
 		Example: `  pilaster why fc05:3c9f:712b:239e:df1b:6d97:4bae:9aef fc98:14bc:4974:c7a8:470f:98a:c932:1f42 tcp/80
   pilaster why $SOURCE $DESTINATION icmpv6 -o json
   pilaster why 10.0.1.7 10.0.2.9 tcp/80 --tenant green --peer-app 3`,
@@ -76,7 +78,7 @@ nimitz have the rules of all apps of a tenant, so each answers for both ends.`,
 			if err != nil {
 				return err
 			}
-			if err := socket.why(c.Context(), &view, tenant, peerApp); err != nil {
+			if err := socket.why(c.Context(), &view, name, peerApp); err != nil {
 				return err
 			}
 			if err := out.print(env.Stdout, view, view.text); err != nil {
@@ -91,8 +93,9 @@ nimitz have the rules of all apps of a tenant, so each answers for both ends.`,
 	}
 	out.bind(c)
 	socket.bind(c)
-	c.Flags().StringVar(&tenant, "tenant", "", "tenant of the addresses, on network nimitz")
-	c.Flags().Uint16Var(&peerApp, "peer-app", 0, "app of the end that is not on this node, on network nimitz")
+	c.Flags().StringVar(&name, "tenant", "", "tenant of the addresses, on network "+atReceiver)
+	c.Flags().
+		Uint16Var(&peerApp, "peer-app", 0, "app of the end that is not on this node, on network "+atReceiver)
 	return c
 }
 

@@ -14,7 +14,7 @@ import (
 
 	"pilaster.io/pilaster/internal/bench/scenario"
 	"pilaster.io/pilaster/internal/datapath/host"
-	"pilaster.io/pilaster/internal/network/nimitz/gateway"
+	"pilaster.io/pilaster/internal/modules/module"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -139,8 +139,8 @@ func packetPath(ctx context.Context, rights Result) Result {
 	return ok("tested: programs on tcx and clsact, AES-128 in them (ecb(aes)), an echo between containers of two nodes")
 }
 
-// gatewayRules tests the kernel features that only gateways of network nimitz need.
-func gatewayRules(rights Result) Result {
+// ofNetwork tests kernel features that only one network needs.
+func ofNetwork(c module.Check, rights Result) Result {
 	if rights.State != OK {
 		return fail("see privileges", "not tested")
 	}
@@ -149,15 +149,10 @@ func gatewayRules(rights Result) Result {
 		return unknown(err)
 	}
 	defer os.RemoveAll(dir)
-	if err := gateway.Try(filepath.Join(dir, "gateway")); err != nil {
-		return warn(
-			"use a kernel with nftables, NAT of IPv6 and limits of connections (CONFIG_NF_TABLES_IPV6, "+
-				"CONFIG_NFT_NAT, CONFIG_NFT_CONNLIMIT), if tenants of network nimitz need services",
-			"this node would have no gateway: %v",
-			err,
-		)
+	if err := c.Try(dir); err != nil {
+		return warn(c.Advice, "%s: %v", c.Without, err)
 	}
-	return ok("tested: NAT rules with connection limits")
+	return ok("tested: %s", c.Proves)
 }
 
 // ownClock asks the kernel whether the clock is synchronized, if there is no orchestrator to compare with.

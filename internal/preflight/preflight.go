@@ -10,6 +10,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/modules"
 )
 
 // Config is the configuration with which the agent would be started.
@@ -55,7 +56,11 @@ func Run(ctx context.Context, c Config) []Result {
 	add("types", types())
 	add("bpffs", bpffs(c.BPFFS))
 	add("packet path", packetPath(ctx, rights))
-	add("gateway", gatewayRules(rights))
+	for _, m := range modules.All() {
+		for _, c := range m.Checks {
+			add(c.Name, ofNetwork(c, rights))
+		}
+	}
 	uplink, found := findUplink(c.Uplink)
 	add("uplink", found)
 	if uplink != nil {

@@ -21,6 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/datapath/hook"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/modules"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -62,11 +63,12 @@ func checkDevice(uplink netlink.Link, choice string, there []endpoint.Record) Re
 	if err := cmp.Or(device.CheckDeviceUplink(kind, uplink), device.CheckDeviceKinds(kind, there)); err != nil {
 		return failed(err, "use --device veth")
 	}
-	if i := slices.IndexFunc(there, onNimitz); i >= 0 && kind == endpoint.Macvlan {
+	if i := slices.IndexFunc(there, needsHostDevice); i >= 0 && kind == endpoint.Macvlan {
 		return fail(
-			"use --device veth, or move the tenants to network netpila first",
-			"endpoint %d is on network nimitz, which an agent with --device macvlan does not support",
+			"use --device veth, or move the tenants to network "+tenant.NetworksWithout(tenant.HostDevices)+" first",
+			"endpoint %d is on network %s, which an agent with --device macvlan does not support",
 			there[i].ID,
+			tenant.NetworksWith(tenant.HostDevices),
 		)
 	}
 	if why != "" {
@@ -85,8 +87,8 @@ func checkDevice(uplink netlink.Link, choice string, there []endpoint.Record) Re
 	return ok("containers get %s devices%s%s", kind, why, other)
 }
 
-func onNimitz(r endpoint.Record) bool {
-	return slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool { return a.Network == tenant.Nimitz })
+func needsHostDevice(r endpoint.Record) bool {
+	return slices.ContainsFunc(r.Networks(), func(n string) bool { return tenant.NetworkHas(n, tenant.HostDevices) })
 }
 
 // changes reports whether an agent runs here with another kind of device.
@@ -329,7 +331,7 @@ func privatePrefix(plan address.Plan) Result {
 }
 
 func basePrefix(plan address.Plan, uplink string) Result {
-	if err := hostnet.CheckBase(plan.Base, uplink); err != nil {
+	if err := hostnet.CheckBase(plan.Base, uplink, modules.OnFabric); err != nil {
 		return failed(err, "")
 	}
 	return free(plan.Base)

@@ -58,13 +58,44 @@ func NetworkHas(network string, c Capability) bool {
 }
 
 // Networks returns the names of the networks with all of these capabilities, the default first.
-func Networks(with ...Capability) []string { return namesOf(func(t Traits) bool { return hasAll(t, with) }) }
+func Networks(with ...Capability) []string {
+	return namesOf(func(t Traits) bool { return hasAll(t, with) })
+}
 
 // NetworksWith names the networks with a capability, for a text: "nimitz".
 func NetworksWith(c Capability) string { return OneOf(Networks(c)) }
 
 // NetworksWithout names the other networks.
-func NetworksWithout(c Capability) string { return OneOf(namesOf(func(t Traits) bool { return !t.Has(c) })) }
+func NetworksWithout(c Capability) string {
+	return OneOf(namesOf(func(t Traits) bool { return !t.Has(c) }))
+}
+
+// Migrations returns the networks that tenants can leave, and those that they can move to.
+func Migrations() (from, to []string) {
+	for _, t := range networks {
+		if t.To != "" {
+			from, to = append(from, t.Name), append(to, t.To)
+		}
+	}
+	slices.Sort(to)
+	return from, slices.Compact(to)
+}
+
+// About describes the networks for a help text, a line each.
+func About() string {
+	var b strings.Builder
+	for _, t := range networks {
+		fmt.Fprintf(&b, "  %-*s  %s\n", longestName(), t.Name, t.About)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+func longestName() (n int) {
+	for _, t := range networks {
+		n = max(n, len(t.Name))
+	}
+	return n
+}
 
 // OneOf joins names: "a", "a or b", "a, b or c".
 func OneOf(names []string) string {

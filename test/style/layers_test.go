@@ -27,7 +27,7 @@ var layers = []struct {
 		"internal/statefile", "internal/keymutex", "internal/unixrpc", "internal/netns", "internal/humanize",
 		"internal/debugserver", "internal/sdnotify", "internal/openflow", "internal/plot", "internal/specfile",
 		"internal/fuzzmutate",
-		"internal/batch", "internal/version",
+		"internal/batch", "internal/choice", "internal/version",
 	}},
 	{"the domain, pure", []string{
 		"api", "internal/address", "internal/tenant", "internal/policy", "internal/dropreason", "internal/packet",
@@ -38,7 +38,8 @@ var layers = []struct {
 	}},
 	{"networks", []string{"internal/network"}},
 	{"the interface between agent and data path", []string{"internal/dpapi"}},
-	{"data path", []string{"internal/datapath", "internal/oncache", "internal/tunnel", "internal/network/nimitz/ovs"}},
+	{"data path", []string{"internal/datapath", "internal/oncache", "internal/network/nimitz/ovs"}},
+	{"modules of networks", []string{"internal/modules"}},
 	{"daemons", []string{"internal/agent", "internal/orchestrator"}},
 	{"labs, benchmarks and simulation", []string{
 		"internal/bench", "internal/demo", "internal/lab", "internal/nic", "internal/paper", "internal/preflight",

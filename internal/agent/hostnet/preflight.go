@@ -3,9 +3,6 @@ package hostnet
 import (
 	"fmt"
 	"net/netip"
-	"strings"
-
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // CheckPrivate refuses a private prefix as the agent does at its start: if the network namespace of the calling thread
@@ -19,15 +16,15 @@ func CheckPrivate(private netip.Prefix) error {
 }
 
 // CheckBase refuses a base prefix of which this node has a part elsewhere than on the fabric: the uplink has the routes
-// to other nodes, lo the node's own address, and Open vSwitch its tunnels.
-func CheckBase(base netip.Prefix, uplink string) error {
+// to other nodes, lo the node's own address, and devices of networks, for which onFabric returns true, their tunnels.
+func CheckBase(base netip.Prefix, uplink string, onFabric func(device string) bool) error {
 	all, err := localPrefixes()
 	if err != nil {
 		return err
 	}
 	for _, f := range all {
 		if f.prefix.Bits() > 0 && f.prefix.Overlaps(base) && f.device != uplink && f.device != "lo" &&
-			!strings.HasPrefix(f.device, pipeline.Underlay) {
+			!onFabric(f.device) {
 			return fmt.Errorf(
 				"base prefix %v overlaps %v on %s\n  nothing was changed; take that off this node, or set up the "+
 					"cluster with another --base-prefix",

@@ -1,0 +1,23 @@
+package nimitz
+
+import (
+	"pilaster.io/pilaster/internal/modules/module"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// simulatedEntries counts the entries that package nimitz would program without services: one for the region's nodes,
+// a sender entry and a local forwarding entry for each container, and a remote forwarding entry for each mapping to
+// another node.
+func simulatedEntries(tenants []module.Hosted) []network.Entries {
+	used := map[pipeline.Stage]int{pipeline.Decap: 1}
+	for _, t := range tenants {
+		used[pipeline.Register] += t.Addresses
+		used[pipeline.Forwarding] += t.Overlays + t.Remote + t.Addresses
+	}
+	var all []network.Entries
+	for _, s := range pipeline.Stages {
+		all = append(all, network.Entries{Table: Name + "-" + s.String(), Used: used[s]})
+	}
+	return all
+}
