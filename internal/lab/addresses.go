@@ -155,7 +155,7 @@ func (l *Lab) between(from, to string) ([]netip.Addr, error) {
 	return []netip.Addr{first}, err
 }
 
-// reaches reports whether a network connects the nodes of two containers. Only nimitz connects nodes of two regions.
+// reaches reports whether a network connects the nodes of two containers: not all networks connect regions.
 func (l *Lab) reaches(a, b ContainerStatus, network string) bool {
-	return network == tenant.Nimitz || l.RegionOf(a.Node) == l.RegionOf(b.Node)
+	return tenant.NetworkHas(network, tenant.Regions) || l.RegionOf(a.Node) == l.RegionOf(b.Node)
 }

@@ -26,7 +26,7 @@ func (l *Lab) Start(ctx context.Context, process string) error {
 	switches, isSwitch := strings.CutPrefix(process, OVSProcess(""))
 	nodes := l.state.Spec.AllNodes()
 	switch {
-	case isSwitch && slices.Contains(nodes, switches) && l.state.Spec.nimitz(switches) == OVS:
+	case isSwitch && slices.Contains(nodes, switches) && l.state.Spec.needsOVS(switches):
 		_, err := l.control.start(ctx, l.ovsProcess(switches))
 		return err
 	case isAgent && slices.Contains(nodes, node):

@@ -132,9 +132,8 @@ func (l *Lab) PingAll(ctx context.Context, o packet.PingOptions) ([]Echo, error)
 	return echoes, group.Wait()
 }
 
-// MustReach reports whether two containers must reach each other. This is the case if they are of the same tenant. A
-// tenant of network nimitz spans all regions; on netpila, tenants of two regions are different tenants even if they
-// have the same name.
+// MustReach reports whether two containers must reach each other: yes if they are of the same tenant. A tenant of
+// a network that does not span regions is a separate tenant in each region.
 func (l *Lab) MustReach(from, to string) (bool, error) {
 	a, err := l.Container(from)
 	if err != nil {
@@ -144,7 +143,8 @@ func (l *Lab) MustReach(from, to string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	joined := a.on(tenant.Nimitz) && b.on(tenant.Nimitz) || l.RegionOf(a.Node) == l.RegionOf(b.Node)
+	spanned := slices.ContainsFunc(tenant.Networks(tenant.Regions), func(n string) bool { return a.on(n) && b.on(n) })
+	joined := spanned || l.RegionOf(a.Node) == l.RegionOf(b.Node)
 	return a.Tenant == b.Tenant && joined, nil
 }
 

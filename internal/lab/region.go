@@ -15,7 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-// Region is an orchestrator with its own nodes, and an Edge Switch that connects tenants of network nimitz with their
+// Region is an orchestrator with its own nodes, and an Edge Switch that connects tenants with own CIDRs with their
 // containers in other regions.
 type Region struct {
 	Name       string       `yaml:"name"       json:"name"`
@@ -74,9 +74,9 @@ func (t Tenant) cidrs(region string) []netip.Prefix {
 	return t.Regions[region]
 }
 
-// in reports whether a tenant is in a region: on network nimitz if it has CIDRs there, on netpila always.
+// in reports whether a tenant is in a region: on a network with own CIDRs if it has some there, on others always.
 func (t Tenant) in(region string) bool {
-	return t.Network != tenant.Nimitz || len(t.cidrs(region)) > 0
+	return !tenant.NetworkHas(t.Network, tenant.OwnCIDRs) || len(t.cidrs(region)) > 0
 }
 
 // OperatorOf returns a client of the operator API of a region's orchestrator.

@@ -12,6 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/modules"
 	"pilaster.io/pilaster/internal/specfile"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -30,18 +31,17 @@ type Spec struct {
 	Regions []Region `yaml:"regions"    json:"regions,omitempty"` // instead of nodes
 	// kind of the containers' devices; empty means veth
 	Device string `yaml:"device"     json:"device,omitempty"`
-	// switch of network nimitz on the nodes; empty means ebpf if a tenant is on nimitz
-	Nimitz     string      `yaml:"nimitz"     json:"nimitz,omitempty"`
-	Switches   Switches    `yaml:"switches"   json:"switches,omitempty"`
-	Tenants    []Tenant    `yaml:"tenants"    json:"tenants"`
-	Containers []Container `yaml:"containers" json:"containers"`
+	// keys of networks
+	modules.LabKeys `yaml:",inline"`
+	Tenants         []Tenant    `yaml:"tenants"    json:"tenants"`
+	Containers      []Container `yaml:"containers" json:"containers"`
 }
 
-// Switches maps nodes to their switch of network nimitz, if it differs from the lab's.
-type Switches map[string]string
+// Switches maps nodes to their switches, if these differ from the lab's.
+type Switches = map[string]string
 
-// Tenant is a tenant of a lab. An empty Network means netpila. On netpila, an empty Addressing means encrypted. On
-// nimitz, the tenant has its own CIDRs, and each node gets a subnet of each.
+// Tenant is a tenant of a lab. Without a network it is on the default one, where an empty Addressing means encrypted.
+// On a network with own CIDRs each node gets a subnet of them.
 type Tenant struct {
 	Name       string            `yaml:"name"        json:"name"`
 	Network    string            `yaml:"network"     json:"network,omitempty"`
@@ -81,14 +81,29 @@ func (t Tenant) overlays(region string) []tenant.Overlay {
 	return overlays
 }
 
-// nimitz returns the value of --nimitz for a node.
-func (s Spec) nimitz(node string) string {
-	chosen := cmp.Or(s.Switches[node], s.Nimitz)
-	onIt := func(t Tenant) bool { return t.Network == tenant.Nimitz }
-	if chosen == "" && (len(s.Regions)+len(s.Switches) > 0 || slices.ContainsFunc(s.Tenants, onIt)) {
-		return EBPF
+// uses reports whether nodes need a network because of tenants or regions.
+func (s Spec) uses(network string) bool {
+	return len(s.Regions) > 0 && tenant.NetworkHas(network, tenant.Regions) ||
+		slices.ContainsFunc(s.Tenants, func(t Tenant) bool { return t.Network == network })
+}
+
+// needsOVS reports whether an Open vSwitch must run on a node.
+func (s Spec) needsOVS(node string) bool {
+	for name, part := range s.LabParts() {
+		if part.NeedsOVS(node, s.uses(name)) {
+			return true
+		}
 	}
-	return chosen
+	return false
+}
+
+// networkArguments returns the agent's arguments for its networks.
+func (s Spec) networkArguments(node, ovsDir string) (all []string) {
+	parts := s.LabParts()
+	for _, name := range slices.Sorted(maps.Keys(parts)) {
+		all = append(all, parts[name].Arguments(node, s.uses(name), ovsDir)...)
+	}
+	return all
 }
 
 // Container is a namespace on a node, attached to a tenant's network by the CNI plugin.
@@ -118,7 +133,7 @@ func (c Container) identity() (map[string]string, error) {
 	return labels, tenant.CheckLabels(labels)
 }
 
-// Switches of network nimitz on a node.
+// Switches on a node.
 const (
 	EBPF = "ebpf"
 	OVS  = "ovs"
@@ -150,30 +165,8 @@ func (s Spec) Validate() error {
 	if s.Device != "" && !slices.Contains(device.DeviceChoices(), s.Device) {
 		v.fail("$.device", "device %q: use %s", s.Device, strings.Join(device.DeviceChoices(), ", "))
 	}
-	if !slices.Contains([]string{"", EBPF, OVS}, s.Nimitz) {
-		v.fail("$.nimitz", "nimitz %q: use %s or %s", s.Nimitz, EBPF, OVS)
-	}
-	if s.Device == endpoint.Macvlan &&
-		slices.ContainsFunc(s.AllNodes(), func(node string) bool { return s.nimitz(node) != "" }) {
-		v.fail(
-			"$.device",
-			"device %s does not work with network %s or with regions: containers behind macvlans have no devices on "+
-				"the node; use %s or %s",
-			s.Device,
-			tenant.Nimitz,
-			endpoint.Veth,
-			endpoint.Netkit,
-		)
-	}
+	v.networks(s)
 	v.nodes("$.nodes", s.Nodes)
-	for _, node := range slices.Sorted(maps.Keys(s.Switches)) {
-		if !slices.Contains(s.AllNodes(), node) {
-			v.fail("$.switches."+node, "no node is called %q", node)
-		}
-		if on := s.Switches[node]; on != EBPF && on != OVS {
-			v.fail("$.switches."+node, "switch %q of node %s: use %s or %s", on, node, EBPF, OVS)
-		}
-	}
 	for i, r := range s.Regions {
 		v.region(fmt.Sprintf("$.regions[%d]", i), s.Regions, i, r)
 	}
@@ -214,6 +207,28 @@ type validator struct {
 func (v *validator) fail(path, format string, args ...any) {
 	if v.err == nil {
 		v.err = &specfile.Error{Path: path, Text: fmt.Sprintf(format, args...)}
+	}
+}
+
+// networks checks the keys of networks, and that the device suits the networks that nodes have.
+func (v *validator) networks(s Spec) {
+	for name, part := range s.LabParts() {
+		if err := part.Check(s.AllNodes()); err != nil {
+			v.fail(err.Path, "%s", err.Text)
+		}
+		on := func(node string) bool { return part.Enabled(node, s.uses(name)) }
+		if s.Device == endpoint.Macvlan && tenant.NetworkHas(name, tenant.HostDevices) &&
+			slices.ContainsFunc(s.AllNodes(), on) {
+			v.fail(
+				"$.device",
+				"device %s does not work with network %s or with regions: containers behind macvlans have no devices "+
+					"on the node; use %s or %s",
+				s.Device,
+				name,
+				endpoint.Veth,
+				endpoint.Netkit,
+			)
+		}
 	}
 }
 
@@ -278,31 +293,33 @@ func (v *validator) place(at string, s Spec, c Container, tenants map[string]Ten
 }
 
 func (v *validator) tenant(at string, s Spec, t Tenant) {
-	switch t.Network {
-	case "", tenant.Netpila:
-		if len(t.CIDRs) > 0 || len(t.Regions) > 0 || t.NodeBits != (NodeBits{}) || t.NoNodeCIDRs {
-			v.fail(
-				at,
-				"cidrs, nodeBits and noNodeCIDRs are for network %s; on %s addresses follow from the node",
-				tenant.Nimitz,
-				tenant.Netpila,
-			)
-		}
-		if t.Addressing != "" && t.Addressing != tenant.Encrypted && t.Addressing != tenant.Clear {
-			v.fail(at+".addressing", "addressing %q: use %s or %s", t.Addressing, tenant.Encrypted, tenant.Clear)
-		}
-	case tenant.Nimitz:
+	with, without := tenant.NetworksWith(tenant.OwnCIDRs), tenant.NetworksWithout(tenant.OwnCIDRs)
+	on, known := tenant.TraitsOf(t.Network)
+	switch {
+	case !known:
+		v.fail(at+".network", "network %q: use %s", t.Network, tenant.OneOf(tenant.Networks()))
+	case on.Has(tenant.OwnCIDRs):
 		if t.Addressing != "" {
 			v.fail(
 				at+".addressing",
 				"addressing is for network %s; on %s containers have addresses of the tenant's own",
-				tenant.Netpila,
-				tenant.Nimitz,
+				without,
+				on.Name,
 			)
 		}
 		v.overlays(at, s, t)
 	default:
-		v.fail(at+".network", "network %q: use %s or %s", t.Network, tenant.Netpila, tenant.Nimitz)
+		if len(t.CIDRs) > 0 || len(t.Regions) > 0 || t.NodeBits != (NodeBits{}) || t.NoNodeCIDRs {
+			v.fail(
+				at,
+				"cidrs, nodeBits and noNodeCIDRs are for network %s; on %s addresses follow from the node",
+				with,
+				on.Name,
+			)
+		}
+		if t.Addressing != "" && !slices.Contains(on.Addressings, t.Addressing) {
+			v.fail(at+".addressing", "addressing %q: use %s or %s", t.Addressing, tenant.Encrypted, tenant.Clear)
+		}
 	}
 }
 
@@ -339,7 +356,7 @@ func (v *validator) overlays(at string, s Spec, t Tenant) {
 			v.fail(
 				at,
 				"a tenant of network %s needs its own CIDR: write it as %s, or one of each family",
-				tenant.Nimitz,
+				t.Network,
 				cmp.Or(key, "cidrs: [10.0.0.0/16]"),
 			)
 		}

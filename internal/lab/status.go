@@ -42,8 +42,8 @@ type RegionStatus struct {
 	Orchestrator OrchestratorStatus `json:"orchestrator"`
 }
 
-// ContainerOutput is a container. Ciphertext is empty if the tenant is clear; both addresses are empty on network
-// nimitz.
+// ContainerOutput is a container. Ciphertext is empty if the tenant is clear; both addresses are empty on a network
+// with own CIDRs.
 type ContainerOutput struct {
 	Name        string       `json:"name"`
 	Node        string       `json:"node"`

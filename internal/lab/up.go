@@ -115,7 +115,7 @@ func (l *Lab) up(ctx context.Context, external *ExternalOrchestrator, progress f
 
 	progress(humanize.Of(len(nodes), "agent", "agents"))
 	for _, node := range nodes {
-		if spec.nimitz(node) == OVS {
+		if spec.needsOVS(node) {
 			if _, err := l.control.start(ctx, l.ovsProcess(node)); err != nil {
 				return err
 			}
@@ -234,9 +234,7 @@ func (l *Lab) agentProcess(node string) Process {
 	if region.Edge == node {
 		arguments = append([]string{"--edge"}, arguments...)
 	}
-	if carrier := l.state.Spec.nimitz(node); carrier != "" {
-		arguments = append([]string{"--nimitz", carrier, "--ovs-run-dir", l.OVS(node)}, arguments...)
-	}
+	arguments = append(l.state.Spec.networkArguments(node, l.OVS(node)), arguments...)
 	return Process{
 		Name: AgentProcess(node), Netns: l.folder.netns(node), Log: l.folder.log(AgentProcess(node)),
 		Argv: append([]string{
@@ -261,7 +259,7 @@ func (l *Lab) createTenant(ctx context.Context, region string, t Tenant) error {
 	}
 	request := &pilasterv1.CreateTenantRequest{Name: t.Name, Network: t.Network}
 	switch {
-	case t.Network == tenant.Nimitz:
+	case tenant.NetworkHas(t.Network, tenant.OwnCIDRs):
 	case t.Addressing == tenant.Clear:
 		request.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
 	default:

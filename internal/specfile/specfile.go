@@ -148,8 +148,8 @@ func keysBeside(node ast.Node, t reflect.Type, offset int) []string {
 		for _, v := range node.Values {
 			if v.Key.GetToken().Position.Offset == offset {
 				var keys []string
-				for i := range t.NumField() {
-					keys = append(keys, t.Field(i).Tag.Get("yaml"))
+				for _, f := range structFields(t) {
+					keys = append(keys, f.Tag.Get("yaml"))
 				}
 				return keys
 			}

@@ -49,12 +49,28 @@ func misread(key string, node ast.Node, t reflect.Type) (where ast.Node, what st
 // fields are the types of a struct's keys.
 func fields(t reflect.Type) map[string]reflect.Type {
 	types := map[string]reflect.Type{}
-	if t.Kind() == reflect.Struct {
-		for i := range t.NumField() {
-			types[t.Field(i).Tag.Get("yaml")] = t.Field(i).Type
-		}
+	for _, f := range structFields(t) {
+		types[f.Tag.Get("yaml")] = f.Type
 	}
 	return types
+}
+
+// inline is the tag of a struct whose keys are beside those of the struct that has it.
+const inline = ",inline"
+
+// structFields are a struct's fields, with those of inlined structs in their places.
+func structFields(t reflect.Type) (all []reflect.StructField) {
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	for i := range t.NumField() {
+		if f := t.Field(i); f.Tag.Get("yaml") == inline {
+			all = append(all, structFields(f.Type)...)
+		} else {
+			all = append(all, f)
+		}
+	}
+	return all
 }
 
 // notOf describes the valid values if a text is no value of the type, and is empty otherwise.

@@ -151,7 +151,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 // onOVS returns a lab whose nodes have Open vSwitch, with a tenant of netpila and the tenants of addNimitz.
 func onOVS() lab.Spec {
 	spec := lab.Spec{
-		Nodes: []string{"n1", "n2", "n3"}, Nimitz: lab.OVS, Device: endpoint.Veth,
+		Nodes: []string{"n1", "n2", "n3"}, LabKeys: labtest.Switch(lab.OVS, nil), Device: endpoint.Veth,
 		Tenants: []lab.Tenant{{Name: "blue"}},
 		Containers: []lab.Container{{Name: "mallory", Node: "n1", Tenant: "blue"},
 			{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b3", Node: "n3", Tenant: "blue"}},

@@ -52,7 +52,7 @@ func TestNorthSouth(t *testing.T) {
 
 func newNorth(t *testing.T, on [2]string) north {
 	spec := lab.Spec{Name: fmt.Sprintf("n%s-%s-%d", on[0], on[1], os.Getpid()), Nodes: []string{"n1", "n2"},
-		Switches: lab.Switches{"n1": on[0], "n2": on[1]}}
+		LabKeys: labtest.Switch("", lab.Switches{"n1": on[0], "n2": on[1]})}
 	for _, name := range slices.Sorted(maps.Keys(services)) {
 		spec.Tenants = append(spec.Tenants,
 			lab.Tenant{Name: name, Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}})

@@ -26,8 +26,8 @@ const mutedDB = `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","me
 func TestPoliciesOnOpenVSwitch(t *testing.T) {
 	l := labtest.New(t, lab.Spec{
 		Name: fmt.Sprintf("tpolicy-ovs-%d", os.Getpid()), Nodes: []string{"n1", "n2"},
-		Switches: lab.Switches{"n1": lab.EBPF, "n2": lab.OVS},
-		Tenants:  []lab.Tenant{{Name: "green", Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}}},
+		LabKeys: labtest.Switch("", lab.Switches{"n1": lab.EBPF, "n2": lab.OVS}),
+		Tenants: []lab.Tenant{{Name: "green", Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}}},
 		Containers: []lab.Container{{Name: "web", Node: "n1", Tenant: "green"},
 			{Name: "front", Node: "n1", Tenant: "green"}, {Name: "far", Node: "n2", Tenant: "green"}},
 	})

@@ -12,12 +12,10 @@ import (
 // LabKeys are the network's keys of a lab's spec.
 type LabKeys struct {
 	// switch on the nodes; empty means ebpf if a tenant is on the network
-	Nimitz   string   `yaml:"nimitz"   json:"nimitz,omitempty"`
-	Switches Switches `yaml:"switches" json:"switches,omitempty"`
+	Nimitz string `yaml:"nimitz" json:"nimitz,omitempty"`
+	// switches of nodes that have another one
+	Switches map[string]string `yaml:"switches" json:"switches,omitempty"`
 }
-
-// Switches maps nodes to their switch, if it differs from the lab's.
-type Switches map[string]string
 
 // Check refuses switches that there are not, and nodes that the lab does not have.
 func (k LabKeys) Check(nodes []string) *specfile.Error {
