@@ -15,9 +15,9 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// A node with asks set is an agent of NIMITZ's first generation (NIMITZ §4.1): its stream carries no mappings, and it
-// queries once after each event for the changes since its last query. All nodes of the set-up have asks set. Nodes that
-// join later list all mappings and receive changes on their streams, as our agents do.
+// A node with asks set is an agent of the first generation (NIMITZ §4.1): its stream carries no mappings, and it
+// queries once after each event for the changes since its last query. All nodes of the set-up are such nodes. Nodes
+// that join later list all mappings and receive changes on their streams, as our agents do.
 
 // ask runs one query for changes on every querying node.
 func (w *world) ask(ctx context.Context, s step) error {
@@ -42,7 +42,7 @@ func (w *world) seedMappings(ctx context.Context, nodes []*node) error {
 	all, of := map[string]bitset{},
 		map[string]map[netip.Prefix][]int{} // mappings by tenant; and by the node that has them
 	for _, n := range nodes {
-		for _, name := range n.nimitz.names() {
+		for _, name := range n.mapped.names() {
 			if err := n.awaitList(ctx, name); err != nil {
 				return err
 			}
@@ -64,7 +64,7 @@ func (w *world) seedMappings(ctx context.Context, nodes []*node) error {
 		}
 	}
 	for _, n := range nodes {
-		for _, name := range n.nimitz.names() {
+		for _, name := range n.mapped.names() {
 			n.received.setRemote(name, all[name], of[name][n.received.node])
 		}
 		for _, revision := range revisions {
@@ -77,14 +77,14 @@ func (w *world) seedMappings(ctx context.Context, nodes []*node) error {
 }
 
 // names returns the tenants of the switch, sorted.
-func (s *nimitzSwitch) names() []string {
+func (s *mappedSwitch) names() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.tenants))
 }
 
 // setRemote replaces the remote mappings of a tenant by all mappings except the node's own.
-func (n *nimitzNetwork) setRemote(name string, all bitset, own []int) {
+func (n *mappedNetwork) setRemote(name string, all bitset, own []int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	remote := slices.Clone(all)
@@ -105,7 +105,7 @@ func (n *node) awaitList(ctx context.Context, name string) error {
 	return nil
 }
 
-func (n *nimitzNetwork) hasListed(name string) bool {
+func (n *mappedNetwork) hasListed(name string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.seen[name]
@@ -115,7 +115,7 @@ func (n *nimitzNetwork) hasListed(name string) bool {
 // tenant, ask lists the tenant again.
 func (n *node) ask(ctx context.Context) error {
 	now := int64(0)
-	for _, name := range n.nimitz.names() {
+	for _, name := range n.mapped.names() {
 		if err := n.awaitList(ctx, name); err != nil {
 			return err
 		}

@@ -90,7 +90,7 @@ func (g *gate) pass(ctx context.Context, n *node) error {
 	return err
 }
 
-// gated is the cluster interface of a node's network nimitz, behind the gate if there is one.
+// gated is the cluster interface of a node's network, behind the gate if there is one.
 type gated struct {
 	network.Cluster
 	world *world

@@ -96,7 +96,7 @@ func (w *world) check(ctx context.Context) ([]string, error) {
 		var central violations
 		err := w.checkKnown(ctx, &central, has)
 		w.checkPolicies(&central)
-		if w.scenario.Network == tenant.Nimitz {
+		if tenant.NetworkHas(w.scenario.Network, tenant.Mappings) {
 			w.checkMappings(&central)
 		}
 		if err != nil || len(agents.all) > 0 || len(central.all) == 0 || time.Now().After(end) {
@@ -163,10 +163,10 @@ func (n *node) checkRecords(v *violations, own netip.Prefix, records []endpoint.
 	}
 	n.driver.mu.Lock()
 	defer n.driver.mu.Unlock()
-	n.netpila.mu.Lock()
-	defer n.netpila.mu.Unlock()
-	n.nimitz.mu.Lock()
-	defer n.nimitz.mu.Unlock()
+	n.counted.mu.Lock()
+	defer n.counted.mu.Unlock()
+	n.mapped.mu.Lock()
+	defer n.mapped.mu.Unlock()
 	want := 0
 	for _, r := range records {
 		want += len(r.Attachments)
@@ -225,8 +225,8 @@ func (n *node) checkRecords(v *violations, own netip.Prefix, records []endpoint.
 
 // active returns the number of endpoints with entries and of their addresses. The caller holds the locks.
 func (n *node) active() (endpoints, addresses int) {
-	endpoints, addresses = n.netpila.endpoints.ids.count(), n.netpila.endpoints.addresses
-	for _, f := range n.nimitz.tenants {
+	endpoints, addresses = n.counted.endpoints.ids.count(), n.counted.endpoints.addresses
+	for _, f := range n.mapped.tenants {
 		endpoints, addresses = endpoints+f.endpoints.ids.count(), addresses+f.endpoints.addresses
 	}
 	return endpoints, addresses
@@ -234,14 +234,14 @@ func (n *node) active() (endpoints, addresses int) {
 
 // has reports whether the packet path has entries of an endpoint, and whether it has the endpoint's tenant.
 func (n *node) has(r endpoint.Record) (has, known bool) {
-	if f := n.nimitz.tenants[r.Tenant]; f != nil {
+	if f := n.mapped.tenants[r.Tenant]; f != nil {
 		return f.endpoints.ids.has(int(r.ID)), true
 	}
-	_, known = n.netpila.ids[r.TenantID]
-	return n.netpila.endpoints.ids.has(int(r.ID)), known
+	_, known = n.counted.ids[r.TenantID]
+	return n.counted.endpoints.ids.has(int(r.ID)), known
 }
 
-// checkMappings compares the mappings of nodes on network nimitz with the actual placement.
+// checkMappings compares the mappings of nodes with the actual placement.
 func (w *world) checkMappings(v *violations) {
 	live := map[string]*placed{}
 	for _, n := range w.nodes {
@@ -271,8 +271,8 @@ func (w *world) checkMappings(v *violations) {
 		}
 	}
 	for _, n := range w.nodes {
-		n.nimitz.mu.Lock()
-		for name, f := range n.nimitz.tenants {
+		n.mapped.mu.Lock()
+		for name, f := range n.mapped.tenants {
 			there := cmp.Or(live[name], new(placed))
 			if want, is := there.elsewhere(n, f.remote); !is {
 				v.add(
@@ -285,7 +285,7 @@ func (w *world) checkMappings(v *violations) {
 				)
 			}
 		}
-		n.nimitz.mu.Unlock()
+		n.mapped.mu.Unlock()
 	}
 }
 

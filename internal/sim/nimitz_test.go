@@ -10,6 +10,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/modules"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -45,13 +46,14 @@ type networks interface {
 	network.MappingSink
 }
 
-// TestNimitzCounts compares nimitzNetwork with the real network: after any input both have the same number of entries
-// in each stage.
+// TestNimitzCounts compares mappedNetwork with the real network: after any input both have as many entries in each
+// stage.
 func TestNimitzCounts(t *testing.T) {
 	ctx, plan := t.Context(), address.DefaultPlan()
 	own := plan.Node(1)
 	real := nimitz.New(nimitz.Config{Plan: plan, Node: own, Switch: table{}})
-	counting := newNimitzNetwork(nimitz.Config{Plan: plan, Node: own}, newNimitzSwitch(newNumbers()), func() {})
+	of, _ := modules.Of(nimitz.Name)
+	counting := newMappedNetwork(real, own, newMappedSwitch(newNumbers()), of.SimulatedEntries, func() {})
 	random := rand.New(rand.NewPCG(1, 2))
 	tenants := []tenant.Tenant{overlaid("t1", 7, 26), overlaid("t2", 8, 0)}
 	both := func(do func(networks) error) {

@@ -16,10 +16,11 @@ import (
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
-	"pilaster.io/pilaster/internal/network/netpila"
-	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/modules"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/statefile"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // node is a simulated machine: the state that survives its agent, and the agent.
@@ -29,17 +30,17 @@ type node struct {
 	instance string // boot ID; changes when the machine boots
 	disk     statefile.Disk
 	driver   *driver
-	netpila  *netpilaPath
-	nimitz   *nimitzSwitch
-	asks     bool  // queries for mappings instead of receiving them on its stream
-	asked    int64 // revision of its last query
-	made     int   // containers created so far
+	counted  *entryCounter // tables of a network without mappings
+	mapped   *mappedSwitch // the switch of one with mappings
+	asks     bool          // queries for mappings instead of receiving them on its stream
+	asked    int64         // revision of its last query
+	made     int           // containers created so far
 	running  []container
 
 	who      *state.Node
 	clients  pilasterv1connect.NodeServiceClient // shared by all nodes
 	caller   *caller
-	received *nimitzNetwork
+	received *mappedNetwork
 	store    *endpoint.Store
 	link     *control.Link
 	core     *agent.Core
@@ -63,8 +64,8 @@ func (w *world) newNode(number int, d statefile.Disk) *node {
 		instance: join.NewUUID(),
 		disk:     d,
 		driver:   &driver{names: w.devices},
-		netpila:  newNetpilaPath(),
-		nimitz:   newNimitzSwitch(w.numbers),
+		counted:  newEntryCounter(),
+		mapped:   newMappedSwitch(w.numbers),
 	}
 	n.asks = w.scenario.asks() && number <= w.scenario.Nodes
 	return n
@@ -123,7 +124,7 @@ func (n *node) open(ctx context.Context, w *world) error {
 	ctx = n.as(ctx)
 	n.link = control.New(control.Config{
 		URL: w.url, Version: w.version, Node: n.who, Tenants: tenants, Endpoints: n.store.WithClusterAddresses,
-		Enforces:        func() []string { return []string{nimitz.Name, netpila.Name} },
+		Enforces:        func() []string { return tenant.Networks() },
 		UplinkAddresses: func() ([]netip.Addr, error) { return w.uplink, nil },
 		WithoutMappings: n.asks,
 		Dial:            func(context.Context) (pilasterv1connect.NodeServiceClient, error) { return n.clients, nil },
@@ -148,15 +149,24 @@ func (n *node) open(ctx context.Context, w *world) error {
 	return n.core.Start(ctx)
 }
 
-// networks opens netpila and nimitz with their real address allocation, over packet paths that count.
+// networks opens the scenario's network with its real address allocation, over a packet path that counts.
 func (n *node) networks(w *world, m state.Membership) (map[string]agent.Network, error) {
-	own, err := netpila.New(m.Plan, m.Prefix, n.store, n.netpila)
+	name := w.scenario.Network
+	of, known := modules.Of(name)
+	if !known {
+		return nil, fmt.Errorf("there is no network %q", name)
+	}
+	addresses, err := of.Addresses(network.Node{
+		Plan: m.Plan, Prefix: m.Prefix, Indexes: n.store, Cluster: gated{n.link, w, n},
+	})
 	if err != nil {
 		return nil, err
 	}
-	c := nimitz.Config{Plan: m.Plan, Node: m.Prefix, Indexes: n.store, Cluster: gated{n.link, w, n}}
-	n.received = newNimitzNetwork(c, n.nimitz, func() { w.listed(n) })
-	return map[string]agent.Network{netpila.Name: own, nimitz.Name: n.received}, nil
+	if !tenant.NetworkHas(name, tenant.Mappings) {
+		return map[string]agent.Network{name: countedNetwork{addresses, n.counted}}, nil
+	}
+	n.received = newMappedNetwork(addresses, m.Prefix, n.mapped, of.SimulatedEntries, func() { w.listed(n) })
+	return map[string]agent.Network{name: n.received}, nil
 }
 
 func (n *node) follow() {
@@ -196,11 +206,11 @@ func (n *node) fill(ctx context.Context, w *world) error {
 const againAfter = time.Second
 
 // add requests a container's endpoint from the agent, as a runtime does.
-func (n *node) add(ctx context.Context, w *world, tenant string) error {
+func (n *node) add(ctx context.Context, w *world, of string) error {
 	id, began := n.containerID(), time.Now()
 	for {
 		_, err := n.core.Add(n.as(ctx), agent.AddRequest{
-			ContainerID: id, Interface: containerInterface, Netns: w.netns, Tenant: tenant, Labels: w.labels,
+			ContainerID: id, Interface: containerInterface, Netns: w.netns, Tenant: of, Labels: w.labels,
 			CNINetwork: "pilaster",
 		})
 		if err == nil {
@@ -215,7 +225,7 @@ func (n *node) add(ctx context.Context, w *world, tenant string) error {
 		}
 	}
 	w.adds.note(time.Since(began))
-	n.running = append(n.running, container{id, tenant})
+	n.running = append(n.running, container{id, of})
 	return nil
 }
 

@@ -10,20 +10,26 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// netpilaPath counts the entries that package datapath would have in its tables of network netpila.
-type netpilaPath struct {
+// countedNetwork is a network of one node without mappings: the real address allocation, and tables that count.
+type countedNetwork struct {
+	network.Addresses
+	*entryCounter
+}
+
+// entryCounter counts the entries that package datapath would have in the tables of the default network.
+type entryCounter struct {
 	mu        sync.Mutex
 	ids       map[address.TenantID]bool // by tenant ID; true if it has a key
 	endpoints active
 }
 
-var _ network.Dataplane = (*netpilaPath)(nil)
+var _ network.Dataplane = (*entryCounter)(nil)
 
-func newNetpilaPath() *netpilaPath {
-	return &netpilaPath{ids: map[address.TenantID]bool{}}
+func newEntryCounter() *entryCounter {
+	return &entryCounter{ids: map[address.TenantID]bool{}}
 }
 
-func (p *netpilaPath) PutTenant(_ context.Context, t tenant.Tenant) error {
+func (p *entryCounter) PutTenant(_ context.Context, t tenant.Tenant) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, id := range t.IDs {
@@ -32,7 +38,7 @@ func (p *netpilaPath) PutTenant(_ context.Context, t tenant.Tenant) error {
 	return nil
 }
 
-func (p *netpilaPath) DeleteTenant(_ context.Context, t tenant.Tenant) error {
+func (p *entryCounter) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, id := range t.IDs {
@@ -41,23 +47,23 @@ func (p *netpilaPath) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	return nil
 }
 
-func (p *netpilaPath) Activate(_ context.Context, r endpoint.Record) error {
+func (p *entryCounter) Activate(_ context.Context, r endpoint.Record) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.endpoints.add(r)
 	return nil
 }
 
-func (p *netpilaPath) Deactivate(_ context.Context, r endpoint.Record) error {
+func (p *entryCounter) Deactivate(_ context.Context, r endpoint.Record) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.endpoints.remove(r)
 	return nil
 }
 
-func (p *netpilaPath) Check(context.Context, endpoint.Record) error { return nil }
+func (p *entryCounter) Check(context.Context, endpoint.Record) error { return nil }
 
-func (p *netpilaPath) Repair(_ context.Context, _, found []endpoint.Record) error {
+func (p *entryCounter) Repair(_ context.Context, _, found []endpoint.Record) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.endpoints = active{}
@@ -67,7 +73,7 @@ func (p *netpilaPath) Repair(_ context.Context, _, found []endpoint.Record) erro
 	return nil
 }
 
-func (p *netpilaPath) Entries(context.Context) ([]network.Entries, error) {
+func (p *entryCounter) Entries(context.Context) ([]network.Entries, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	addresses, keys := p.endpoints.addresses, 0

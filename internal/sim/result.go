@@ -5,10 +5,7 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
 	"time"
-
-	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Result is the result of a run.
@@ -162,16 +159,13 @@ func (s Stage) kinds(w io.Writer) {
 	}
 }
 
-// tables writes the tables of the scenario's network; agents also have those of the other network.
+// tables writes the tables of the scenario's network.
 func (r *Result) tables(w io.Writer) {
-	used := slices.DeleteFunc(slices.Clone(r.Entries), func(e Entries) bool {
-		return strings.HasPrefix(e.Table, tenant.Nimitz+"-") != (r.Scenario.Network == tenant.Nimitz)
-	})
-	if len(used) == 0 {
+	if len(r.Entries) == 0 {
 		return
 	}
 	fmt.Fprintln(w, "\nTABLE\tLEAST\tMEAN\tMOST\tof a node")
-	for _, e := range used {
+	for _, e := range r.Entries {
 		fmt.Fprintf(w, "%s\t%d\t%.1f\t%d\n", e.Table, e.Least, e.Mean, e.Most)
 	}
 }

@@ -21,12 +21,12 @@ import (
 type Scenario struct {
 	Name              string            `yaml:"name"              json:"name"`
 	Seed              uint64            `yaml:"seed"              json:"seed"`
-	Network           string            `yaml:"network"           json:"network"`               // empty means netpila
-	Addressing        tenant.Addressing `yaml:"addressing"        json:"addressing"`            // on netpila; empty means encrypted
-	CIDR              netip.Prefix      `yaml:"cidr"              json:"cidr,omitzero"`         // on nimitz, of each tenant; empty means fd10::/48
+	Network           string            `yaml:"network"           json:"network"`               // empty means the default
+	Addressing        tenant.Addressing `yaml:"addressing"        json:"addressing"`            // on a network without own CIDRs; empty means encrypted
+	CIDR              netip.Prefix      `yaml:"cidr"              json:"cidr,omitzero"`         // on a network with own CIDRs, of each tenant; empty means fd10::/48
 	NodeBits          int               `yaml:"nodeBits"          json:"nodeBits,omitempty"`    // of a node's subnet of it; 0 means 80
 	NoNodeCIDRs       bool              `yaml:"noNodeCIDRs"       json:"noNodeCIDRs,omitempty"` // addresses are allocated one by one, without subnets of nodes
-	MappingsBy        string            `yaml:"mappingsBy"        json:"mappingsBy,omitempty"`  // on nimitz: how nodes receive mappings; empty means by stream
+	MappingsBy        string            `yaml:"mappingsBy"        json:"mappingsBy,omitempty"`  // on a network with mappings: how nodes receive them; empty means by stream
 	Tenants           int               `yaml:"tenants"           json:"tenants"`               // 0 means 1; containers are assigned to them in turn
 	Nodes             int               `yaml:"nodes"             json:"nodes"`
 	ContainersPerNode int               `yaml:"containersPerNode" json:"containersPerNode"`
@@ -43,7 +43,7 @@ type Event struct {
 	Within time.Duration `yaml:"within" json:"within,omitzero"`
 
 	Times     int  `yaml:"times"     json:"times,omitempty"`     // number of policy changes of change-policy; 0 means 100
-	ListFirst bool `yaml:"listFirst" json:"listFirst,omitempty"` // for grow on nimitz: all new nodes list the mappings before one gets a subnet
+	ListFirst bool `yaml:"listFirst" json:"listFirst,omitempty"` // for grow with mappings: all new nodes list the mappings before one gets a subnet
 }
 
 // How nodes receive mappings of other nodes' containers.
@@ -148,7 +148,7 @@ func (s Size) String() string {
 	return ""
 }
 
-// defaultCIDR is the CIDR of a tenant on nimitz. IPv4 has virtual addresses for fewer nodes.
+// defaultCIDR is the CIDR of a tenant on a network with own CIDRs. IPv4 has virtual addresses for fewer nodes.
 var defaultCIDR = netip.MustParsePrefix("fd10::/48")
 
 const defaultNodeBits = tenant.DefaultNodeBits6
@@ -208,11 +208,11 @@ func (s Scenario) zeros() map[string]bool {
 // Filled returns the scenario with defaults for omitted fields.
 func (s Scenario) Filled(name string) Scenario {
 	s.Name = cmp.Or(s.Name, name)
-	s.Network = cmp.Or(s.Network, tenant.Netpila)
-	if s.Network == tenant.Netpila {
-		s.Addressing = cmp.Or(s.Addressing, tenant.Encrypted)
+	s.Network = cmp.Or(s.Network, tenant.DefaultNetwork)
+	if on, known := tenant.TraitsOf(s.Network); known && !on.Has(tenant.OwnCIDRs) {
+		s.Addressing = cmp.Or(s.Addressing, on.Addressings[0])
 	}
-	if s.Network == tenant.Nimitz {
+	if tenant.NetworkHas(s.Network, tenant.OwnCIDRs) {
 		if !s.CIDR.IsValid() {
 			s.CIDR = defaultCIDR
 		}
@@ -267,34 +267,37 @@ func (s Scenario) Validate() error {
 	if s.Limits.Messages < 0 {
 		return wrong("$.limits.messages", "messages %d: use more than 0, or omit it", s.Limits.Messages)
 	}
-	switch s.Network {
-	case tenant.Netpila:
+	with, without := tenant.NetworksWith(tenant.OwnCIDRs), tenant.NetworksWithout(tenant.OwnCIDRs)
+	switch on, known := tenant.TraitsOf(s.Network); {
+	case !known:
+		return wrong("$.network", "network %q: use %s", s.Network, tenant.OneOf(tenant.Networks()))
+	case !on.Has(tenant.OwnCIDRs):
 		if s.ListRate != 0 {
 			return wrong(
 				"$.listRate",
 				"listRate is for network %s; on %s nodes do not query mappings",
-				tenant.Nimitz,
-				tenant.Netpila,
+				tenant.NetworksWith(tenant.Mappings),
+				on.Name,
 			)
 		}
-		if s.Addressing != tenant.Encrypted && s.Addressing != tenant.Clear {
+		if !slices.Contains(on.Addressings, s.Addressing) {
 			return wrong("$.addressing", "addressing %q: use %s or %s", s.Addressing, tenant.Encrypted, tenant.Clear)
 		}
 		if s.CIDR.IsValid() || s.NodeBits != 0 || s.NoNodeCIDRs || s.MappingsBy != "" {
 			return wrong(
 				"$",
 				"cidr, nodeBits, noNodeCIDRs and mappingsBy are for network %s; on %s addresses follow from the node",
-				tenant.Nimitz,
-				tenant.Netpila,
+				with,
+				on.Name,
 			)
 		}
-	case tenant.Nimitz:
+	default:
 		if s.Addressing != "" {
 			return wrong(
 				"$.addressing",
 				"addressing is for network %s; on %s containers have addresses of the tenant's own",
-				tenant.Netpila,
-				tenant.Nimitz,
+				without,
+				on.Name,
 			)
 		}
 		if s.NoNodeCIDRs && s.NodeBits != 0 {
@@ -312,8 +315,6 @@ func (s Scenario) Validate() error {
 		if err := tenant.CheckOverlays(address.DefaultPlan(), []tenant.Overlay{s.overlay()}); err != nil {
 			return wrong("$.cidr", "%v", err)
 		}
-	default:
-		return wrong("$.network", "network %q: use %s or %s", s.Network, tenant.Netpila, tenant.Nimitz)
 	}
 	nodes := s.Nodes
 	for i, e := range s.Events {
@@ -331,7 +332,7 @@ func (s Scenario) Validate() error {
 				at+".listFirst",
 				"listFirst is for event %s on network %s, with subnets of nodes",
 				Grow,
-				tenant.Nimitz,
+				tenant.NetworksWith(tenant.Mappings),
 			)
 		case e.Times != 0 && e.Do != ChangePolicy:
 			return wrong(at+".times", "times is for event %s", ChangePolicy)

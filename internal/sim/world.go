@@ -109,7 +109,7 @@ func (w *world) cluster() Cluster {
 func (s Scenario) tenant(name string) *pilasterv1.CreateTenantRequest {
 	req := &pilasterv1.CreateTenantRequest{Name: name, Network: s.Network}
 	switch {
-	case s.Network == tenant.Nimitz:
+	case tenant.NetworkHas(s.Network, tenant.OwnCIDRs):
 		o := s.overlay()
 		req.Overlays = []*pilasterv1.Overlay{{Cidr: o.CIDR.String(), NodeBits: uint32(o.NodeBits)}}
 	case s.Addressing == tenant.Clear:

@@ -27,6 +27,8 @@ type Module struct {
 	FabricDevices []string
 	// Addresses returns the network's allocation of addresses alone, for simulations, which only count entries.
 	Addresses func(network.Node) (network.Addresses, error)
+	// AgentArguments turn the network on, on a node that gets so many mappings; nil for a network that is always on.
+	AgentArguments func(mappings int) []string
 	// SimulatedEntries returns the tables that a node would have, for a network with mappings; without services.
 	SimulatedEntries func([]Hosted) []network.Entries
 }

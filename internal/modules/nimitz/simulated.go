@@ -1,10 +1,18 @@
 package nimitz
 
 import (
+	"strconv"
+
 	"pilaster.io/pilaster/internal/modules/module"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
+
+// agentArguments select the switch that needs no other program.
+func agentArguments(mappings int) []string {
+	return []string{"--" + Name, EBPF, "--max-mappings", strconv.Itoa(max(mappings, nimitz.DefaultMaxMappings))}
+}
 
 // simulatedEntries counts the entries that package nimitz would program without services: one for the region's nodes,
 // a sender entry and a local forwarding entry for each container, and a remote forwarding entry for each mapping to

@@ -15,9 +15,8 @@ import (
 
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/lab"
-	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/modules"
 	"pilaster.io/pilaster/internal/sim"
-	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
@@ -40,11 +39,9 @@ const node = "agent"
 func (g *probe) Join(ctx context.Context, c sim.Cluster) (err error) {
 	spec := lab.Spec{Name: g.Name, Nodes: []string{node}}
 	var arguments []string
-	if g.line.Network == tenant.Nimitz {
-		spec.Nimitz = lab.EBPF
+	if of, _ := modules.Of(g.line.Network); of.AgentArguments != nil {
 		// Each simulated node has a subnet of the tenant; the agent's own containers have one entry each.
-		most := g.Sizes[len(g.Sizes)-1] + 2*g.Containers
-		arguments = []string{"--max-mappings", strconv.Itoa(max(2*most, nimitz.DefaultMaxMappings))}
+		arguments = of.AgentArguments(2 * (g.Sizes[len(g.Sizes)-1] + 2*g.Containers))
 	}
 	g.report(humanize.Of(g.Containers, "container", "containers") + " of a real agent")
 	g.lab, err = lab.Up(ctx, spec, lab.Options{

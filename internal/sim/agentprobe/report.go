@@ -21,7 +21,7 @@ type Report struct {
 	Sizes          []int     `json:"sizes"`
 	Containers     int       `json:"agentContainers"`
 	NodeContainers int       `json:"containersPerNode"`   // of each simulated node
-	Followers      int       `json:"followers,omitempty"` // simulated nodes on nimitz that follow the orchestrator; 0: all
+	Followers      int       `json:"followers,omitempty"` // simulated nodes of a network with mappings that follow the orchestrator; 0: all
 	Lines          []Line    `json:"networks"`
 }
 
@@ -29,7 +29,7 @@ type Report struct {
 type Line struct {
 	Network  string         `json:"network"`
 	Points   []Point        `json:"points"`
-	NotFlat  []string       `json:"notFlat,omitempty"` // violated limits on netpila
+	NotFlat  []string       `json:"notFlat,omitempty"` // violated limits of a network without mappings
 	Warnings map[string]int `json:"simulatedAgentWarnings,omitempty"`
 }
 
@@ -159,7 +159,7 @@ func (r *Report) Table(w io.Writer) {
 		for _, not := range l.NotFlat {
 			fmt.Fprintln(w, "not flat:", not)
 		}
-		if l.Network == tenant.Netpila && len(l.Points) == len(r.Sizes) && len(l.NotFlat) == 0 {
+		if !tenant.NetworkHas(l.Network, tenant.Mappings) && len(l.Points) == len(r.Sizes) && len(l.NotFlat) == 0 {
 			fmt.Fprintln(w, "flat")
 		}
 	}
@@ -263,7 +263,8 @@ func (r *Report) Page(w io.Writer) error {
 			"%d containers of the agent, %d of each simulated node", r.Containers, r.NodeContainers)},
 		Notes: []plot.Note{
 			{Class: "what", Lead: "The agent is real,", Text: "with containers and a packet path in the kernel, " +
-				"and follows a real orchestrator by TLS. The other nodes are simulated. On nimitz " + followers},
+				"and follows a real orchestrator by TLS. The other nodes are simulated. On network " +
+				tenant.NetworksWith(tenant.Mappings) + " " + followers},
 		},
 		Sections: []plot.Section{s},
 		Foot: []plot.Note{{Class: "soft", Text: "All figures are in report.json beside this file. " +

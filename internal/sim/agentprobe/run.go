@@ -19,7 +19,7 @@ type Options struct {
 	Sizes          []int         // numbers of simulated nodes, increasing; at least two
 	Containers     int           // containers of the agent
 	NodeContainers int           // containers of each simulated node
-	Followers      int           // simulated nodes on nimitz that follow the orchestrator; 0 means all
+	Followers      int           // simulated nodes of a network with mappings that follow the orchestrator; 0 means all
 	Dir            string        // folder on a real disk for the orchestrator's etcd
 	WarmUp         time.Duration // minimum time between the last container and the first measurement
 	Binary         string        // path of pilaster; pilaster-cni must be in the same folder
@@ -41,7 +41,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	for _, network := range o.Networks {
 		line := Line{Network: network}
 		err := follow(ctx, o, &line)
-		if network == tenant.Netpila {
+		if !tenant.NetworkHas(network, tenant.Mappings) {
 			line.NotFlat = notFlat(line.Points)
 		}
 		r.Lines = append(r.Lines, line)
@@ -69,7 +69,7 @@ func follow(ctx context.Context, o Options, line *Line) error {
 		Dir: dir, Log: o.Log, Every: reportEvery, Progress: func(p sim.Progress) { report(p.String()) },
 		Probe: g, Settled: func() error { return g.leave(ctx) },
 	}
-	if line.Network == tenant.Nimitz {
+	if tenant.NetworkHas(line.Network, tenant.Mappings) {
 		options.Followers = o.Followers
 	}
 	scenario, err := o.scenario(line.Network)
@@ -119,6 +119,6 @@ func (o Options) Check() error {
 			)
 		}
 	}
-	_, err := o.scenario(tenant.Netpila)
+	_, err := o.scenario(tenant.DefaultNetwork)
 	return err
 }

@@ -7,9 +7,8 @@ import (
 	"sync"
 
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/modules/module"
 	"pilaster.io/pilaster/internal/network"
-	"pilaster.io/pilaster/internal/network/nimitz"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -41,10 +40,10 @@ func (n *numbers) number(tenant string, to netip.Prefix) int {
 	return i
 }
 
-// nimitzSwitch is the forwarding state of one node: its containers, and which mappings of other nodes it has. Unlike
-// package nimitz, it stores no entries, because 27,500 nodes with an entry for each other node would exceed the memory.
-// The switch survives a restart of the agent.
-type nimitzSwitch struct {
+// mappedSwitch is the forwarding state of one node as a network with mappings would program it: the node's containers,
+// and which mappings of other nodes it has. It stores no entries, because those of 27,500 nodes with an entry for each other node
+// exceed the memory. It survives a restart of the agent.
+type mappedSwitch struct {
 	numbers *numbers
 	mu      sync.Mutex
 	tenants map[string]*forwarding
@@ -57,35 +56,43 @@ type forwarding struct {
 	endpoints active
 }
 
-func newNimitzSwitch(n *numbers) *nimitzSwitch {
-	return &nimitzSwitch{numbers: n, tenants: map[string]*forwarding{}}
+func newMappedSwitch(n *numbers) *mappedSwitch {
+	return &mappedSwitch{numbers: n, tenants: map[string]*forwarding{}}
 }
 
-// nimitzNetwork is network nimitz of one node: the real address allocation, and a switch that counts mappings.
-type nimitzNetwork struct {
+// mappedNetwork is a network with mappings of one node: the real address allocation, and a switch that counts mappings.
+type mappedNetwork struct {
 	network.Addresses
-	*nimitzSwitch
-	node   netip.Prefix
-	seen   map[string]bool // tenants whose list was received
-	listed func()          // called at each received list
+	*mappedSwitch
+	node    netip.Prefix
+	entries func([]module.Hosted) []network.Entries
+	seen    map[string]bool // tenants whose list was received
+	listed  func()          // called at each received list
 }
 
 var (
-	_ network.Network     = (*nimitzNetwork)(nil)
-	_ network.MappingSink = (*nimitzNetwork)(nil)
+	_ network.Network     = (*mappedNetwork)(nil)
+	_ network.MappingSink = (*mappedNetwork)(nil)
 )
 
-func newNimitzNetwork(c nimitz.Config, s *nimitzSwitch, listed func()) *nimitzNetwork {
-	return &nimitzNetwork{
-		Addresses:    nimitz.New(c),
-		nimitzSwitch: s,
-		node:         c.Node,
+func newMappedNetwork(
+	addresses network.Addresses,
+	node netip.Prefix,
+	s *mappedSwitch,
+	entries func([]module.Hosted) []network.Entries,
+	listed func(),
+) *mappedNetwork {
+	return &mappedNetwork{
+		Addresses:    addresses,
+		mappedSwitch: s,
+		node:         node,
+		entries:      entries,
 		seen:         map[string]bool{},
 		listed:       listed,
 	}
 }
 
-func (n *nimitzNetwork) PutTenant(_ context.Context, t tenant.Tenant) error {
+func (n *mappedNetwork) PutTenant(_ context.Context, t tenant.Tenant) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.tenants[t.Name] == nil {
@@ -95,7 +102,7 @@ func (n *nimitzNetwork) PutTenant(_ context.Context, t tenant.Tenant) error {
 	return nil
 }
 
-func (n *nimitzNetwork) DeleteTenant(_ context.Context, t tenant.Tenant) error {
+func (n *mappedNetwork) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.tenants, t.Name)
@@ -103,7 +110,7 @@ func (n *nimitzNetwork) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	return nil
 }
 
-func (n *nimitzNetwork) Activate(_ context.Context, r endpoint.Record) error {
+func (n *mappedNetwork) Activate(_ context.Context, r endpoint.Record) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	f, ok := n.tenants[r.Tenant]
@@ -114,7 +121,7 @@ func (n *nimitzNetwork) Activate(_ context.Context, r endpoint.Record) error {
 	return nil
 }
 
-func (n *nimitzNetwork) Deactivate(_ context.Context, r endpoint.Record) error {
+func (n *mappedNetwork) Deactivate(_ context.Context, r endpoint.Record) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if f, ok := n.tenants[r.Tenant]; ok {
@@ -123,10 +130,10 @@ func (n *nimitzNetwork) Deactivate(_ context.Context, r endpoint.Record) error {
 	return nil
 }
 
-func (n *nimitzNetwork) Check(context.Context, endpoint.Record) error { return nil }
+func (n *mappedNetwork) Check(context.Context, endpoint.Record) error { return nil }
 
 // Repair keeps the mappings of other nodes until the next update.
-func (n *nimitzNetwork) Repair(ctx context.Context, _, found []endpoint.Record) error {
+func (n *mappedNetwork) Repair(ctx context.Context, _, found []endpoint.Record) error {
 	n.mu.Lock()
 	for _, f := range n.tenants {
 		f.endpoints = active{}
@@ -140,7 +147,7 @@ func (n *nimitzNetwork) Repair(ctx context.Context, _, found []endpoint.Record) 
 	return nil
 }
 
-func (n *nimitzNetwork) Replace(_ context.Context, name string, all []network.Mapping) error {
+func (n *mappedNetwork) Replace(_ context.Context, name string, all []network.Mapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if f, ok := n.tenants[name]; ok {
@@ -152,7 +159,7 @@ func (n *nimitzNetwork) Replace(_ context.Context, name string, all []network.Ma
 	return nil
 }
 
-func (n *nimitzNetwork) Apply(_ context.Context, name string, add, remove []network.Mapping) error {
+func (n *mappedNetwork) Apply(_ context.Context, name string, add, remove []network.Mapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	f, ok := n.tenants[name]
@@ -170,26 +177,21 @@ func (n *nimitzNetwork) Apply(_ context.Context, name string, add, remove []netw
 }
 
 // place records the mappings to other nodes.
-func (n *nimitzNetwork) place(f *forwarding, name string, all []network.Mapping) {
+func (n *mappedNetwork) place(f *forwarding, name string, all []network.Mapping) {
 	for _, m := range all {
 		f.remote.set(n.numbers.number(name, m.To), m.Node != n.node)
 	}
 }
 
-// Entries counts the entries that package nimitz would program for tenants without services: one decap entry for the
-// region's nodes; for each container address, a register entry and a forwarding entry; and a forwarding entry for each
-// overlay and for each mapping to another node.
-func (n *nimitzNetwork) Entries(context.Context) ([]network.Entries, error) {
+// Entries counts the entries that the network would program.
+func (n *mappedNetwork) Entries(context.Context) ([]network.Entries, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	used := map[pipeline.Stage]int{pipeline.Decap: 1}
+	var tenants []module.Hosted
 	for _, f := range n.tenants {
-		used[pipeline.Register] += f.endpoints.addresses
-		used[pipeline.Forwarding] += f.overlays + f.remote.count() + f.endpoints.addresses
+		tenants = append(tenants, module.Hosted{
+			Overlays: f.overlays, Addresses: f.endpoints.addresses, Remote: f.remote.count(),
+		})
 	}
-	var all []network.Entries
-	for _, s := range pipeline.Stages {
-		all = append(all, network.Entries{Table: nimitz.Name + "-" + s.String(), Used: used[s]})
-	}
-	return all, nil
+	return n.entries(tenants), nil
 }
