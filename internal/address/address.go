@@ -57,7 +57,7 @@ func Parse(s string) (netip.Addr, error) {
 	return ParseAny(s)
 }
 
-// ParseAny reads an address of either family, such as the own addresses of a NIMITZ tenant.
+// ParseAny reads an address of either family, such as an address in a tenant's own CIDR.
 func ParseAny(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	switch {

@@ -17,6 +17,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/modules"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // labFlags select one of the labs on this machine.
@@ -98,7 +100,19 @@ func newLabCommand(env Env) *cobra.Command {
 	return c
 }
 
+// labHelp describes the networks' tenants and keys, a paragraph each.
+func labHelp() string {
+	var b strings.Builder
+	for _, m := range modules.All() {
+		if m.LabHelp != "" {
+			b.WriteString(m.LabHelp + "\n\n")
+		}
+	}
+	return b.String()
+}
+
 func newLabUp(env Env, flags *labFlags) *cobra.Command {
+	spans := tenant.Networks(tenant.Regions)[0]
 	var file string
 	c := &cobra.Command{
 		Use:   "up -f FILE",
@@ -112,21 +126,12 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
   containers:
     - {name: b1, node: n1, tenant: blue, labels: {app: web}}
 
-A tenant of network nimitz has IPv4 or IPv6 CIDRs of its own, or both. Each node gets a subnet of them:
-
-  nimitz: ebpf                   # default if a tenant uses it; the switch on the nodes: ebpf, ovs
-  switches: {n2: ovs}            # nodes with another switch
-  tenants:
-    - {name: green, network: nimitz, cidrs: [10.0.0.0/16, "fd12::/48"]}
-    - {name: gold, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv4: 26}}   # default 24; of ipv6, 80
-    - {name: grey, network: nimitz, cidrs: [10.0.0.0/16], noNodeCIDRs: true}   # addresses are allocated one by one
-
-A lab can have several regions, each with its own orchestrator. Then nodes and CIDRs are set for each region:
+` + labHelp() + `A lab can have several regions, each with its own orchestrator. Then nodes and CIDRs are set for each region:
 
   regions:
     - {name: west, basePrefix: "fd70:696c:6100::/40", nodes: [w1, w2], edge: we}
     - {name: east, basePrefix: "fd70:696c:6200::/40", nodes: [e1], edge: ee}
-  tenants: [{name: blue, network: nimitz, regions: {west: [10.0.0.0/16], east: [10.1.0.0/16]}}]`,
+  tenants: [{name: blue, network: ` + spans + `, regions: {west: [10.0.0.0/16], east: [10.1.0.0/16]}}]`,
 		Example: "  pilaster lab up -f demo.yaml",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -23,7 +23,7 @@ func newMonitorCommand(env Env) *cobra.Command {
 		Short: "Print packet events of this node, one line each",
 		Long: "Print packet events of this node, one line each, until interrupted. At high rates one event " +
 			"stands for\nseveral packets; the counters of \"pilaster status\" are exact. Packets that Open vSwitch " +
-			"drops\n(switch nimitz: ovs in \"pilaster status\") appear only in those counters, except those that an " +
+			"drops\n(switch ovs in \"pilaster status\") appear only in those counters, except those that an " +
 			"eBPF\nprogram behind it drops.",
 		Example: "  pilaster monitor --type drop\n  pilaster monitor -o json",
 		Args:    cobra.NoArgs,

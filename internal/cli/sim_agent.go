@@ -26,23 +26,23 @@ func newSimAgentCommand(env Env) *cobra.Command {
 		WarmUp:         20 * time.Second,
 	}
 	var to reportPlace
+	with, without := tenant.NetworksWith(tenant.Mappings), tenant.NetworksWithout(tenant.Mappings)
 	c := &cobra.Command{
 		Use:   "agent",
 		Short: "Measure the memory and messages of a real agent as a simulated cluster grows",
 		Long: `Start one real agent with real containers in a lab of its own. Over TLS it follows an orchestrator whose
 cluster has more simulated nodes in each step. When no more messages are sent, the command measures the agent: its
 live heap after a collection, its resident memory, the messages received since the step before, and the entries of its
-packet path. All containers are of one tenant. The command measures an agent with the tenant on network netpila, and
-another with the tenant on nimitz.
+packet path. All containers are of one tenant. The command measures an agent for each network of the tenant.
 
-It exits with 1 if the agent of network netpila depends on the other nodes: after the first step its heap must stay
-within 1 %, its resident memory within 5 %, and it must receive nothing but heartbeats. Network nimitz has no limits:
+It exits with 1 if the agent of network ` + without + ` depends on the other nodes: after the first step its heap must stay
+within 1 %, its resident memory within 5 %, and it must receive nothing but heartbeats. Network ` + with + ` has no limits:
 there each node needs mappings of all others.
 
 A folder given with -o gets report.json, and report.html with plots. It needs root; run it on an idle machine.
 docs/reference/simulation.md explains what is real.`,
-		Example: "  pilaster sim agent -o results\n  pilaster sim agent --sizes 1000,10000,100000 --networks netpila " +
-			"--node-containers 4 -o json",
+		Example: "  pilaster sim agent -o results\n  pilaster sim agent --sizes 1000,10000,100000 --networks " +
+			tenant.DefaultNetwork + " --node-containers 4 -o json",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if err := o.Check(); err != nil {
@@ -97,7 +97,7 @@ docs/reference/simulation.md explains what is real.`,
 		&o.Followers,
 		"followers",
 		o.Followers,
-		"simulated nodes on nimitz that follow the orchestrator, which sends each of them all mappings; the others "+
+		"simulated nodes on "+with+" that follow the orchestrator, which sends each of them all mappings; the others "+
 			"create their containers and end; 0 means all follow",
 	)
 	f.StringVar(

@@ -17,7 +17,7 @@ import (
 
 // lostAhead is how many indexes a cursor skips for its lost file and for each damaged record. Every allocated index is
 // in a record or in the release log, except those of damaged records, of interrupted ADDs, and of a DEL that could not
-// write the log. netpila's ciphers use about one of 256 indexes, so lostAhead is room for about 256 of those.
+// write the log. The draw of a ciphertext uses about one of 256 indexes, so lostAhead is room for about 256 of those.
 const lostAhead = 1 << 16
 
 func (s *Store) loadCursors() error {

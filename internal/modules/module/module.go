@@ -27,6 +27,8 @@ type Module struct {
 	FabricDevices []string
 	// Addresses returns the network's allocation of addresses alone, for simulations, which only count entries.
 	Addresses func(network.Node) (network.Addresses, error)
+	// LabHelp describes the network's tenants and keys in a lab's spec, for `pilaster lab up --help`.
+	LabHelp string
 	// AgentArguments turn the network on, on a node that gets so many mappings; nil for a network that is always on.
 	AgentArguments func(mappings int) []string
 	// SimulatedEntries returns the tables that a node would have, for a network with mappings; without services.

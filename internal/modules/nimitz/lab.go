@@ -9,6 +9,15 @@ import (
 	"pilaster.io/pilaster/internal/specfile"
 )
 
+const labHelp = `A tenant of network nimitz has IPv4 or IPv6 CIDRs of its own, or both. Each node gets a subnet of them:
+
+  nimitz: ebpf                   # default if a tenant uses it; the switch on the nodes: ebpf, ovs
+  switches: {n2: ovs}            # nodes with another switch
+  tenants:
+    - {name: green, network: nimitz, cidrs: [10.0.0.0/16, "fd12::/48"]}
+    - {name: gold, network: nimitz, cidrs: [10.0.0.0/16], nodeBits: {ipv4: 26}}   # default 24; of ipv6, 80
+    - {name: grey, network: nimitz, cidrs: [10.0.0.0/16], noNodeCIDRs: true}   # addresses are allocated one by one`
+
 // LabKeys are the network's keys of a lab's spec.
 type LabKeys struct {
 	// switch on the nodes; empty means ebpf if a tenant is on the network

@@ -53,6 +53,7 @@ func Module() module.Module {
 		}},
 		FabricDevices:    []string{pipeline.Underlay},
 		Addresses:        func(on network.Node) (network.Addresses, error) { return nimitz.New(config(on)), nil },
+		LabHelp:          labHelp,
 		AgentArguments:   agentArguments,
 		SimulatedEntries: simulatedEntries,
 	}
