@@ -17,7 +17,6 @@ import (
 	"pilaster.io/pilaster/internal/datapath/policymap"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/netns"
-	"pilaster.io/pilaster/internal/network/nimitz"
 )
 
 // Config describes a node's packet path. It must not change while endpoints exist.
@@ -29,15 +28,14 @@ type Config struct {
 	BPFFS        string // folder for pins; bpffs is mounted there when it is not on one
 	MaxEndpoints int    // 1..65535
 	MaxTenantIDs int    // of all tenants of the node; 1..65535, 0 means dpapi.DefaultMaxTenantIDs
-	// of the second network: forwarding entries, and each of its tables of translations; 0 means
-	// nimitz.DefaultMaxMappings
+	// of networks with mappings: forwarding entries, and each table of translations; 0 means DefaultMaxMappings
 	MaxMappings int
 	MaxRules    int // entries of each table of policies; 0 means DefaultMaxRules
 	MaxSessions int // of containers whose tenants have policies; 0 means DefaultMaxSessions
 	MTUReserve  int // bytes that the containers' MTU stays below the uplink's
 	// the prefix of the nodes' IPv4 tunnel addresses, for networks with an IPv4 underlay; without it there are none
 	VTEP4     netip.Prefix
-	ClearDSCP bool   // of packets of network netpila to the fabric
+	ClearDSCP bool   // of packets to the fabric that are in no tunnel
 	Device    string // kind of new containers' devices: one of device.DeviceChoices; "" means the first
 	NoCache   bool   // for measurements only: disables the flow cache
 	Log       *slog.Logger
@@ -107,7 +105,7 @@ func openNode(c Config) (_ *Datapath, err error) {
 		return nil, err
 	}
 	c.MaxTenantIDs = cmp.Or(c.MaxTenantIDs, dpapi.DefaultMaxTenantIDs)
-	c.MaxMappings = cmp.Or(c.MaxMappings, nimitz.DefaultMaxMappings)
+	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
 	c.MaxRules = cmp.Or(c.MaxRules, DefaultMaxRules)
 	c.MaxSessions = cmp.Or(c.MaxSessions, DefaultMaxSessions)
 	d := newDatapath(c)

@@ -20,7 +20,6 @@ import (
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/netns"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // The Dump functions read pins and devices, whether an agent runs or not. Their types have no field for a key.
@@ -32,7 +31,7 @@ type Tables struct {
 	Tenants    []TenantEntry     `json:"tenants"`
 	Keys       []uint32          `json:"tenantIdsWithKey"`
 	Ports      []PortEntry       `json:"ports"`
-	Nimitz     []string          `json:"nimitz"` // entries of the second network's pipeline
+	Kept       []string          `json:"nimitz"` // entries that no record has: those of a network with mappings
 	Generation uint32            `json:"generation"`
 	Drops      map[string]uint64 `json:"drops"` // by reason, where there are any
 }
@@ -139,10 +138,14 @@ func DumpTables(bpffs string) (Tables, error) {
 			return nil
 		}),
 	)
-	for _, table := range pipelineMaps {
-		err = errors.Join(err, pinned(table.pin, func(m *ebpf.Map) error {
-			return table.forEachEntry(m, func(e pipeline.Entry) { t.Nimitz = append(t.Nimitz, e.String()) })
-		}))
+	for _, n := range networkParts() {
+		for _, table := range n.kept {
+			err = errors.Join(err, pinned(table.pin, func(m *ebpf.Map) error {
+				entries, err := table.show(m)
+				t.Kept = append(t.Kept, entries...)
+				return err
+			}))
+		}
 	}
 	return t, err
 }

@@ -1,8 +1,11 @@
 package datapath
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -14,6 +17,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/endpoint"
 )
 
 // pinnedMap is a map that is pinned and outlives this process. All maps but the counters are filled from the records at
@@ -33,29 +37,19 @@ func (t pinnedMap) pinName() string {
 	return fmt.Sprintf("%s_%d", t.name, t.maxEntries)
 }
 
-// pinnedMaps returns the maps that are pinned. A new map needs a line here.
-func (d *Datapath) pinnedMaps() []pinnedMap {
-	return []pinnedMap{
-		{bpfobj.PilasterMapPilSourcesV2, bpfobj.PinSources, d.config.MaxEndpoints},
-		{bpfobj.PilasterMapPilLocalsV1, bpfobj.PinLocals, d.config.MaxEndpoints},
-		{
-			bpfobj.PilasterMapPilTenantsV2,
-			bpfobj.PinTenants,
-			d.config.MaxTenantIDs + 1,
-		}, // one more for verifyCipher, also on a full node
-		{bpfobj.PilasterMapPilKeysV1, bpfobj.PinKeys, d.config.MaxTenantIDs + 1},
+// pinnedMaps returns the maps that are pinned: those of networks, and those of all. A new one needs a line here, or in
+// the part of its network.
+func (d *Datapath) pinnedMaps() (all []pinnedMap) {
+	for _, n := range networkParts() {
+		if n.maps != nil {
+			all = append(all, n.maps(d.config)...)
+		}
+	}
+	return append(all, []pinnedMap{
 		{bpfobj.PilasterMapPilPortsV1, bpfobj.PinPorts, d.config.MaxEndpoints},
 		{bpfobj.PilasterMapPilMacsV1, bpfobj.PinMacs, d.config.MaxEndpoints},
 		{bpfobj.PilasterMapPilNetworksV1, bpfobj.PinNetworks, 0},
 		{bpfobj.PilasterMapPilUplinksV1, bpfobj.PinUplinks, 0},
-		{bpfobj.PilasterMapNimNodeV1, bpfobj.PinNimNode, 0},
-		{bpfobj.PilasterMapNimPeersV1, bpfobj.PinNimPeers, maxPeers},
-		{bpfobj.PilasterMapNimSendersV1, bpfobj.PinNimSenders, 2 * d.config.MaxEndpoints}, // an address of each family
-		{bpfobj.PilasterMapNimForeignV1, bpfobj.PinNimForeign, d.config.MaxMappings},
-		{bpfobj.PilasterMapNimOutsideV1, bpfobj.PinNimOutside, d.config.MaxMappings},
-		{bpfobj.PilasterMapNimDnatV1, bpfobj.PinNimDnat, d.config.MaxMappings},
-		{bpfobj.PilasterMapNimSnatV1, bpfobj.PinNimSnat, d.config.MaxMappings},
-		{bpfobj.PilasterMapNimForwardV1, bpfobj.PinNimForward, d.config.MaxMappings},
 		{bpfobj.PilasterMapPilGenerationV1, bpfobj.PinGeneration, 0},
 		{bpfobj.PilasterMapPilDropsV1, bpfobj.PinDrops, 0},
 		{bpfobj.PilasterMapPilEventsV2, bpfobj.PinEvents, 0},
@@ -76,11 +70,8 @@ func (d *Datapath) pinnedMaps() []pinnedMap {
 		{bpfobj.PilasterMapPilSessionCountsV1, bpfobj.PinSessionCounts, 0},
 		{bpfobj.PilasterMapPilSessionUsersV1, bpfobj.PinSessionUsers, d.usageEntries()},
 		{bpfobj.PilasterMapPilSessionTenantsV1, bpfobj.PinSessionTenants, d.usageTenants()},
-	}
+	}...)
 }
-
-// maxPeers is the number of regions and of other prefixes that a node accepts tunnels from.
-const maxPeers = 256
 
 // load creates the maps or opens the pinned ones, and loads the programs. No packet reaches the programs before Restore
 // attaches them.
@@ -152,12 +143,14 @@ func (d *Datapath) load() error {
 	return d.openOldCounters()
 }
 
-// migrateMaps copies the entries of network nimitz from maps of another size, because no record on this node has them.
+// migrateMaps copies entries from maps of another size, where no record on this node has them.
 // Packets use the old maps until Restore has replaced all programs; then they are removed.
 func (d *Datapath) migrateMaps() error {
 	own := map[string]*ebpf.Map{bpfobj.PinPorts: d.Objects.PilPortsV1}
-	for _, t := range pipelineMaps {
-		own[t.pin] = t.mapOf(&d.Objects)
+	for _, n := range networkParts() {
+		for _, t := range n.kept {
+			own[t.pin] = t.mapOf(&d.Objects)
+		}
 	}
 	for _, t := range d.pinnedMaps() {
 		m := own[t.name]
@@ -191,6 +184,64 @@ func copyMap(to, from *ebpf.Map) error {
 		}
 	}
 	return err
+}
+
+// setConstants sets the constants of the programs before they are loaded.
+func (d *Datapath) setConstants(spec *ebpf.CollectionSpec, mark uint32, cookie uint64) error {
+	for name, value := range d.constants(mark, cookie) {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// constants returns the constants of the programs, by name.
+func (d *Datapath) constants(mark uint32, cookie uint64) map[string]any {
+	base, baseMask := prefixWords(d.config.Plan.Base)
+	private, privateMask := prefixWords(d.config.Plan.Private)
+	own, _ := prefixWords(d.config.NodePrefix)
+	vtep4, vtep4Mask := prefix4(d.config.VTEP4)
+	sum := sha256.Sum256([]byte("pilaster packet mark " + d.config.NodePrefix.String()))
+	all := map[string]any{
+		bpfobj.PilasterVarBasePrefix: base, bpfobj.PilasterVarBaseMask: baseMask,
+		bpfobj.PilasterVarPrivatePrefix: private, bpfobj.PilasterVarPrivateMask: privateMask,
+		bpfobj.PilasterVarOwnNode:       own,
+		bpfobj.PilasterVarUplinkIfindex: uint32(d.Uplink.Attrs().Index),
+		bpfobj.PilasterVarNodeIfindex:   uint32(d.NodeFar),
+		bpfobj.PilasterVarNoFlowCache:   d.config.NoCache,
+		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
+		bpfobj.PilasterVarPacketMark:     uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | 1,
+		bpfobj.PilasterVarAcceptMark:     mark,
+		bpfobj.PilasterVarVtep4Prefix:    vtep4,
+		bpfobj.PilasterVarVtep4Mask:      vtep4Mask,
+		bpfobj.PilasterVarMacvlan:        d.config.Device == endpoint.Macvlan,
+		bpfobj.PilasterVarNodeCookie:     cookie,
+		bpfobj.PilasterVarSessionBuckets: uint32(d.sessionBuckets()),
+		bpfobj.PilasterVarSessionSeed:    mark,
+	}
+	for _, n := range networkParts() {
+		if n.constants != nil {
+			maps.Copy(all, n.constants(d))
+		}
+	}
+	return all
+}
+
+// prefixWords returns a prefix of at most 64 bits, and its mask, as the programs compare them.
+func prefixWords(p netip.Prefix) (prefix, mask uint64) {
+	ones := netip.MustParseAddr("ffff:ffff:ffff:ffff::")
+	m, _ := ones.Prefix(p.Bits())
+	return bpfobj.ToAddr(p.Masked().Addr()).Hi, bpfobj.ToAddr(m.Addr()).Hi
+}
+
+// prefix4 returns an IPv4 prefix and its mask as the programs compare them; zeros without a prefix.
+func prefix4(p netip.Prefix) (prefix, mask uint32) {
+	if !p.IsValid() {
+		return 0, 0
+	}
+	ones, _ := netip.MustParseAddr("255.255.255.255").Prefix(p.Bits())
+	return binary.NativeEndian.Uint32(p.Masked().Addr().AsSlice()), binary.NativeEndian.Uint32(ones.Addr().AsSlice())
 }
 
 // markMap is pinned among the maps but used by no program. It holds a random number that no container may know.

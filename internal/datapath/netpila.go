@@ -18,6 +18,23 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
+func netpilaPart() networkPart {
+	return networkPart{
+		maps: func(c Config) []pinnedMap {
+			ids := c.MaxTenantIDs + 1 // one more for verifyCipher, also on a full node
+			return []pinnedMap{
+				{bpfobj.PilasterMapPilSourcesV2, bpfobj.PinSources, c.MaxEndpoints},
+				{bpfobj.PilasterMapPilLocalsV1, bpfobj.PinLocals, c.MaxEndpoints},
+				{bpfobj.PilasterMapPilTenantsV2, bpfobj.PinTenants, ids},
+				{bpfobj.PilasterMapPilKeysV1, bpfobj.PinKeys, ids},
+			}
+		},
+		constants: func(d *Datapath) map[string]any {
+			return map[string]any{bpfobj.PilasterVarClearDscp: d.config.ClearDSCP}
+		},
+	}
+}
+
 // netpilaMaps are the maps of network netpila: two entries for each attachment and for each tenant id.
 type netpilaMaps struct{ *Datapath }
 

@@ -51,7 +51,7 @@ func (d *Datapath) Nimitz() (*Nimitz, error) {
 	// Restore replaces programs that are already attached, once all maps are complete.
 	switch err := d.Objects.PilNetworksV1.Lookup(hook.NetworkNimitz, new(uint32)); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
-		if err := d.AttachNimitz(); err != nil {
+		if err := d.AttachTunnel(); err != nil {
 			return nil, err
 		}
 	case err != nil:
@@ -118,7 +118,7 @@ func (n *Nimitz) Unplug(_ context.Context, port pipeline.Port) error {
 	defer n.mu.Unlock()
 	if port == pipeline.Gateway {
 		delete(n.ports, port)
-		return n.d.SetNimitzNode(func(v *bpfobj.PilasterNimitzNode) { v.Gateway = 0 })
+		return n.d.SetTunnelNode(func(v *bpfobj.PilasterNimitzNode) { v.Gateway = 0 })
 	}
 	index, there := n.ports[port]
 	if !there {

@@ -44,7 +44,7 @@ func TestNimitzOthersDevices(t *testing.T) {
 		if _, err := n.datapath.Nimitz(); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want an error with %q", c.name, err, c.says)
 		}
-		must(t, n.datapath.AttachNimitz())
+		must(t, n.datapath.AttachTunnel())
 		l, err := h.LinkByName(c.link.Attrs().Name)
 		must(t, err)
 		eth0, err := h.LinkByName("eth0")
@@ -53,7 +53,7 @@ func TestNimitzOthersDevices(t *testing.T) {
 			t.Errorf("%s: packets are let by there", c.name)
 		}
 		must(t, n.ns.Do(func() error {
-			left, err := staleTunnel()
+			left, err := staleNimitz()
 			if len(left) != 0 {
 				t.Errorf("%s: a reset would remove it", c.name)
 			}

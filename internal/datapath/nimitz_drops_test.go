@@ -361,7 +361,7 @@ func TestNimitzPorts(t *testing.T) {
 	}
 	must(t, b.datapath.Objects.PilNetworksV1.Delete(hook.NetworkNimitz))
 	check("without a program", dropreason.NoProgram, dropreason.NoProgram)
-	must(t, b.datapath.AttachNimitz())
+	must(t, b.datapath.AttachTunnel())
 	must(t, b.nimitz.Unplug(t.Context(), pipeline.Gateway))
 	before := b.drops(t)
 	must(

@@ -90,7 +90,7 @@ func TestGatewayLeaksNothing(t *testing.T) {
 	}
 	b.dropped(t, "without rules", before, dropreason.Untranslated)
 	// Without a gateway no device has its addresses.
-	must(t, n.datapath.SetNimitzNode(func(v *bpfobj.PilasterNimitzNode) { v.Underlay = 0 }))
+	must(t, n.datapath.SetTunnelNode(func(v *bpfobj.PilasterNimitzNode) { v.Underlay = 0 }))
 	before = b.drops(t)
 	ping(own)
 	b.dropped(t, "a node without a gateway", before, dropreason.NoEndpoint)

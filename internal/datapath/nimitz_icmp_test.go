@@ -108,12 +108,12 @@ func TestNimitzAnswers(t *testing.T) {
 		var tunnels uint32
 		swap := func(v *bpfobj.PilasterNimitzNode) { v.Vxlan, tunnels = tunnels, v.Vxlan }
 		tunnels = 1 << 30
-		must(t, b.datapath.SetNimitzNode(swap))
+		must(t, b.datapath.SetTunnelNode(swap))
 		before = b.drops(t)
 		must(t, b.inject[2].Send(gram(100, 1).Frame(pipeline.OutsideMAC, pipeline.InsideMAC)))
 		b.dropped(t, "without the tunnels' device, "+w.family, before, dropreason.NoRoute)
 		silent("without the tunnels' device, " + w.family)
-		must(t, b.datapath.SetNimitzNode(swap))
+		must(t, b.datapath.SetTunnelNode(swap))
 	}
 }
 

@@ -441,8 +441,8 @@ func TestNimitzOutlivesItsAgent(t *testing.T) {
 
 	tables, err := DumpTables(b.datapath.config.BPFFS)
 	must(t, err)
-	if len(tables.Nimitz) != len(packettest.Entries()) || len(tables.Ports) != 2 {
-		t.Errorf("the dump has %d entries and ports %v", len(tables.Nimitz), tables.Ports)
+	if len(tables.Kept) != len(packettest.Entries()) || len(tables.Ports) != 2 {
+		t.Errorf("the dump has %d entries and ports %v", len(tables.Kept), tables.Ports)
 	}
 	names := map[string]bool{}
 	must(t, b.ns.Do(func() error {

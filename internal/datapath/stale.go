@@ -20,7 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // StaleState finds what the packet path keeps in the kernel, in the order in which it can be removed without leaking a
@@ -31,7 +31,7 @@ func StaleState(prefix netip.Prefix, bpffs string) ([]network.StaleState, error)
 	bpffs = filepath.Clean(bpffs)
 	var all []network.StaleState
 	for _, find := range []func() ([]network.StaleState, error){
-		staleDevices, device.StaleMacvlans, staleNodeDevice, staleTunnel, staleGateway,
+		staleDevices, device.StaleMacvlans, staleNodeDevice, staleNetworks,
 		func() ([]network.StaleState, error) { return stalePins(bpffs) },
 		func() ([]network.StaleState, error) { return stalePrefixes(prefix) },
 	} {
@@ -65,9 +65,19 @@ func staleNodeDevice() ([]network.StaleState, error) {
 	return staleNamed("pair", hook.NodeDevice, isVeth)
 }
 
-// staleTunnel finds the VXLAN device of network nimitz.
-func staleTunnel() ([]network.StaleState, error) {
-	return staleNamed("tunnel", hook.TunnelDevice, hook.IsTunnel)
+// staleNetworks finds the devices of networks.
+func staleNetworks() (all []network.StaleState, err error) {
+	for _, n := range networkParts() {
+		if n.stale == nil {
+			continue
+		}
+		found, err := n.stale()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return all, nil
 }
 
 func isVeth(l netlink.Link) bool { return l.Type() == "veth" }
@@ -182,7 +192,7 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 		if p := host.PrefixOf(a.IPNet); p.IsValid() && p.IsSingleIP() {
 			node, _ := p.Addr().Prefix(address.NodeBits)
 			hasAddress[node] = hasAddress[node] || p.Addr() == node.Addr().Next()
-			hasTunnel[node] = hasTunnel[node] || p.Addr() == pipeline.VTEP(node)
+			hasTunnel[node] = hasTunnel[node] || p.Addr() == tenant.TunnelAddress(node)
 		}
 	}
 	var private []network.StaleState
@@ -238,15 +248,4 @@ func staleRoute(prefix netip.Prefix) network.StaleState {
 
 func staleFile(kind, path string) network.StaleState {
 	return network.StaleState{Kind: kind, Name: path, Remove: func() error { return os.Remove(path) }}
-}
-
-func staleGateway() (all []network.StaleState, err error) {
-	for _, name := range []string{pipeline.GatewayDevice, pipeline.UnderlayDevice} {
-		found, err := staleNamed("pair", name, isVeth)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, found...)
-	}
-	return all, nil
 }

@@ -58,7 +58,7 @@ func (d *Hooks) PlugGateway(s gatewaySide, device string) (index uint32, err err
 		if err != nil {
 			return err
 		}
-		return d.SetNimitzNode(func(v *bpfobj.PilasterNimitzNode) { *s.index(v) = index })
+		return d.SetTunnelNode(func(v *bpfobj.PilasterNimitzNode) { *s.index(v) = index })
 	})
 }
 

@@ -119,9 +119,9 @@ func (d *Hooks) findTunnel() (netlink.Link, error) {
 	return l, nil
 }
 
-// AttachNimitz replaces the programs of network nimitz by those of this build, if the network is in use. The maps are
+// AttachTunnel replaces the programs of network nimitz by those of this build, if the network is in use. The maps are
 // complete by then: the entries of maps of another size have been copied.
-func (d *Hooks) AttachNimitz() error {
+func (d *Hooks) AttachTunnel() error {
 	tunnel, err := d.findTunnel()
 	if err != nil || tunnel == nil {
 		return err
@@ -138,7 +138,7 @@ func (d *Hooks) AttachNimitz() error {
 				bpfobj.PilasterProgPilTunnelIn,
 			)
 		},
-		func() error { return d.SetNimitzNode(func(v *bpfobj.PilasterNimitzNode) { v.Vxlan = uint32(index) }) },
+		func() error { return d.SetTunnelNode(func(v *bpfobj.PilasterNimitzNode) { v.Vxlan = uint32(index) }) },
 		func() error { return d.Objects.PilNetworksV1.Put(NetworkNimitz, d.Objects.PilNimitz) },
 		func() error { return netns.Retry(func() error { return d.Netlink.LinkSetUp(tunnel) }) },
 	}
@@ -159,7 +159,7 @@ func (d *Hooks) SweepPorts(found []endpoint.Record) error {
 	return bpfobj.DeleteOthers(d.Objects.PilPortsV1, devices)
 }
 
-func (d *Hooks) SetNimitzNode(set func(*bpfobj.PilasterNimitzNode)) error {
+func (d *Hooks) SetTunnelNode(set func(*bpfobj.PilasterNimitzNode)) error {
 	var v bpfobj.PilasterNimitzNode
 	if err := d.Objects.NimNodeV1.Lookup(uint32(0), &v); err != nil {
 		return fmt.Errorf("read the devices of network nimitz: %w", err)

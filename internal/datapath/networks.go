@@ -7,7 +7,34 @@ import (
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/network"
 )
+
+// networkPart is what the data path does for one network besides its tables' content and its programs. All fields may
+// be nil.
+type networkPart struct {
+	// maps are the network's pinned maps.
+	maps func(Config) []pinnedMap
+	// kept are those of its maps whose entries no record on this node has.
+	kept []keptMap
+	// constants are its constants of the programs, by variable.
+	constants func(*Datapath) map[string]any
+	// stale finds its devices. It loads nothing.
+	stale func() ([]network.StaleState, error)
+}
+
+// keptMap is a map whose entries are copied from maps of another size at the start.
+type keptMap struct {
+	pin   string
+	mapOf func(*bpfobj.PilasterObjects) *ebpf.Map
+	// show describes the entries of a map, for a dump
+	show func(*ebpf.Map) ([]string, error)
+}
+
+// networkParts returns the part of each network. A network with maps, constants or devices of its own needs an entry.
+func networkParts() []networkPart {
+	return []networkPart{netpilaPart(), nimitzPart()}
+}
 
 // LoadNetwork loads the programs and maps of a network that has an object file of its own. It sets the constants of
 // bpf/common that the object uses, and shares the maps of this data path with it by name: drop counters, events,

@@ -1,0 +1,107 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"math"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// maxPeers is the number of regions and of other prefixes that a node accepts tunnels from.
+const maxPeers = 256
+
+// DefaultMaxMappings is the limit of mappings, unless the configuration says another.
+const DefaultMaxMappings = nimitz.DefaultMaxMappings
+
+func nimitzPart() networkPart {
+	part := networkPart{
+		maps: func(c Config) []pinnedMap {
+			return []pinnedMap{
+				{bpfobj.PilasterMapNimNodeV1, bpfobj.PinNimNode, 0},
+				{bpfobj.PilasterMapNimPeersV1, bpfobj.PinNimPeers, maxPeers},
+				{bpfobj.PilasterMapNimSendersV1, bpfobj.PinNimSenders, 2 * c.MaxEndpoints}, // an address of each family
+				{bpfobj.PilasterMapNimForeignV1, bpfobj.PinNimForeign, c.MaxMappings},
+				{bpfobj.PilasterMapNimOutsideV1, bpfobj.PinNimOutside, c.MaxMappings},
+				{bpfobj.PilasterMapNimDnatV1, bpfobj.PinNimDnat, c.MaxMappings},
+				{bpfobj.PilasterMapNimSnatV1, bpfobj.PinNimSnat, c.MaxMappings},
+				{bpfobj.PilasterMapNimForwardV1, bpfobj.PinNimForward, c.MaxMappings},
+			}
+		},
+		constants: func(d *Datapath) map[string]any {
+			return map[string]any{
+				bpfobj.PilasterVarTunnelMark:    hook.TunnelMark(d.AcceptMark),
+				bpfobj.PilasterVarTunnelBits:    uint32(pipeline.MarkBits),
+				bpfobj.PilasterVarTunnelPorts:   [tunnelPorts]uint16{bigEndian16(pipeline.UDPPort)},
+				bpfobj.PilasterVarUplinkClasses: d.uplinkClasses(),
+			}
+		},
+		stale: staleNimitz,
+	}
+	for _, t := range pipelineMaps {
+		part.kept = append(part.kept, keptMap{t.pin, t.mapOf, func(m *ebpf.Map) (all []string, err error) {
+			err = t.forEachEntry(m, func(e pipeline.Entry) { all = append(all, e.String()) })
+			return all, err
+		}})
+	}
+	return part
+}
+
+// staleNimitz finds the VXLAN device and the gateway's devices.
+func staleNimitz() ([]network.StaleState, error) {
+	all, err := staleNamed("tunnel", hook.TunnelDevice, hook.IsTunnel)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{pipeline.GatewayDevice, pipeline.UnderlayDevice} {
+		found, err := staleNamed("pair", name, isVeth)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+// Sizes of the lists in bpf/common/tunnel.h and bpf/hooks/uplink_class.h.
+const (
+	tunnelPorts   = 4
+	uplinkClasses = 4
+)
+
+// Actions of enum uplink_action.
+const (
+	classTunnel  = 1
+	classProgram = 2
+)
+
+// uplinkClasses returns the destinations in this node's /64 that belong to networks beside netpila, most specific
+// first. A node with macvlans has no tunnels.
+func (d *Datapath) uplinkClasses() (all [uplinkClasses]bpfobj.PilasterUplinkClass) {
+	gateway := bpfobj.ToAddr(address.Plain{Node: d.config.NodePrefix, App: address.GatewayApp}.Addr())
+	apps := bpfobj.ToAddr(netip.MustParseAddr("::ffff:ffff:ff00:0")) // tenant id and app
+	all[0] = bpfobj.PilasterUplinkClass{
+		Hi: gateway.Hi, HiMask: math.MaxUint64, Lo: gateway.Lo, LoMask: apps.Lo,
+		Action: classProgram, Program: hook.UplinkGateway,
+	}
+	if d.config.Device != endpoint.Macvlan {
+		vtep := bpfobj.ToAddr(pipeline.VTEP(d.config.NodePrefix))
+		all[1] = bpfobj.PilasterUplinkClass{
+			Hi: vtep.Hi, HiMask: math.MaxUint64, Lo: vtep.Lo, LoMask: math.MaxUint64, Action: classTunnel,
+		}
+	}
+	return all
+}
+
+// bigEndian16 returns a number as it lies in memory in network byte order.
+func bigEndian16(n uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, n))
+}

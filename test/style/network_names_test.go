@@ -1,0 +1,94 @@
+package main
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// networkFolders are the folders of networks, and the table of their traits. Everything else asks for a capability.
+var networkFolders = []string{"internal/network", "internal/modules", "bpf/net", "internal/tenant/networks.go"}
+
+// namedNetworks are the other files and folders of the product that name a network, with the number of lines in them.
+// The numbers may only shrink. A folder stands for its files that are not listed themselves.
+var namedNetworks = map[string]struct {
+	lines  int
+	reason string
+}{}
+
+// countNames returns, by file of the product outside of networkFolders, the number of lines that name a network. A
+// section of a paper, such as NIMITZ §3.1, is no name of a network.
+func countNames(files []file, networks []string) map[string]int {
+	names := "(?:" + strings.Join(networks, "|") + ")"
+	name, citation := regexp.MustCompile("(?i)"+names), regexp.MustCompile("(?i)"+names+" (?:§|appendix )")
+	found := map[string]int{}
+	for _, f := range files {
+		isCode := f.language == golang || f.language == clang || f.language == protobuf || f.language == plain
+		if !isCode || f.isTest() || slices.ContainsFunc(networkFolders, func(n string) bool { return isIn(f.path, n) }) {
+			continue
+		}
+		for _, line := range f.lines() {
+			if name.MatchString(citation.ReplaceAllString(line, "")) {
+				found[f.path]++
+			}
+		}
+	}
+	return found
+}
+
+// listedFor returns the longest entry of namedNetworks that contains a file.
+func listedFor(path string) (entry string) {
+	for e := range namedNetworks {
+		if isIn(path, e) && len(e) > len(entry) {
+			entry = e
+		}
+	}
+	return entry
+}
+
+func TestNetworkNames(t *testing.T) {
+	root, err := rootOf(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := ours(root, []string{"api", "bpf", "cmd", "deploy", "internal"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sums := map[string]int{}
+	for path, lines := range countNames(files, tenant.Networks()) {
+		entry := listedFor(path)
+		if entry == "" {
+			t.Errorf("%s names a network in %d lines: ask for a capability (internal/tenant/network.go), or move the "+
+				"code to the network's folder", path, lines)
+		}
+		sums[entry] += lines
+	}
+	for _, entry := range slices.Sorted(maps.Keys(namedNetworks)) {
+		switch is, listed := sums[entry], namedNetworks[entry]; {
+		case is > listed.lines:
+			t.Errorf("%s names networks in %d lines, at most %d: %s", entry, is, listed.lines, listed.reason)
+		case is == 0:
+			t.Errorf("%s names no network: remove it from the list", entry)
+		case is < listed.lines:
+			t.Errorf("%s names networks in %d lines: write that in place of %d", entry, is, listed.lines)
+		}
+	}
+}
+
+func TestCountNames(t *testing.T) {
+	got := countNames([]file{
+		{"internal/x/x.go", golang, []byte("// Nimitz here\n// NIMITZ §3.1\n// NIMITZ appendix A, netpila\nx(nimitz)\n")},
+		{"internal/x/x_test.go", golang, []byte("nimitz\n")},
+		{"internal/network/nimitz/y.go", golang, []byte("nimitz\n")},
+		{"internal/x/x.md", markdown, []byte("nimitz\n")},
+		{"bpf/z.h", clang, []byte("int z;\n")},
+	}, []string{"netpila", "nimitz"})
+	if want := map[string]int{"internal/x/x.go": 3}; !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
