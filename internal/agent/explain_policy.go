@@ -33,8 +33,8 @@ type Connection struct {
 	Source, Destination netip.Addr
 	Protocol            uint8
 	Port                uint16        // of the destination
-	Tenant              string        // on a network with own CIDRs only: needed if several tenants here use the addresses
-	PeerApp             address.AppID // on such a network only: app of the peer that is not on this node
+	Tenant              string        // for own CIDRs only: needed if several tenants here use the addresses
+	PeerApp             address.AppID // for own CIDRs only: app of the peer that is not on this node
 }
 
 // Why returns the verdicts for a connection at each of its endpoints that is on this node: none, one or two.

@@ -126,7 +126,9 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
   containers:
     - {name: b1, node: n1, tenant: blue, labels: {app: web}}
 
-` + labHelp() + `A lab can have several regions, each with its own orchestrator. Then nodes and CIDRs are set for each region:
+` + labHelp() +
+			`A lab can have several regions, each with its own orchestrator. Then nodes and CIDRs are set for each
+region:
 
   regions:
     - {name: west, basePrefix: "fd70:696c:6100::/40", nodes: [w1, w2], edge: we}

@@ -17,6 +17,7 @@ import (
 )
 
 func newLabPing(env Env, flags *labFlags) *cobra.Command {
+	withCIDRs := tenant.NetworksWith(tenant.OwnCIDRs)
 	var out output
 	var o packet.PingOptions
 	c := &cobra.Command{
@@ -28,7 +29,7 @@ Without names, ping between all containers. The command then fails if two contai
 reach each other although policies allow it, if they do although policies deny it ("denied" marks pairs that
 policies deny), or if two containers of different tenants reach each other. While a tenant migrates to another network,
 its containers are pinged at their addresses of both networks. If the address of another tenant's container
-is also in a CIDR of FROM's tenant (overlapping CIDRs of network ` + tenant.NetworksWith(tenant.OwnCIDRs) + `), the command sends nothing and
+is also in a CIDR of FROM's tenant (overlapping CIDRs of network ` + withCIDRs + `), the command sends nothing and
 prints "own".`,
 		Example: "  pilaster lab ping\n  pilaster lab ping b1 b3\n  pilaster lab ping -o json",
 		Args: func(_ *cobra.Command, args []string) error {

@@ -26,10 +26,12 @@ func viewPublication(p *pilasterv1.Publication) publicationView {
 }
 
 func newPublicationCommand(env Env) *cobra.Command {
+	networks := tenant.NetworksWith(tenant.NorthSouth)
 	cmd := &cobra.Command{
 		Use:   "publication",
-		Short: "Publish containers of network " + tenant.NetworksWith(tenant.NorthSouth) + " on the underlay",
-		Long: `Publish containers of network ` + tenant.NetworksWith(tenant.NorthSouth) + ` on the underlay. A publication is an address of a node's gateway,
+		Short: "Publish containers of network " + networks + " on the underlay",
+		Long: `Publish containers of network ` + networks +
+			` on the underlay. A publication is an address of a node's gateway,
 through which clients outside the overlay reach one container on any node.
 
 The gateway can be on any node. Connections pass through that node and end when it fails. The container

@@ -110,7 +110,8 @@ func newRegionExport(env Env) *cobra.Command {
 		Use:   "export",
 		Short: "Write the description of this region for other regions",
 		Long: `Write the description of this region for other regions: its name and base prefix, the /64 of its Edge
-Switch, and name, VNI and CIDRs of its tenants of network ` + tenant.NetworksWith(tenant.Regions) + `. It contains no keys.`,
+Switch, and name, VNI and CIDRs of its tenants of network ` +
+			tenant.NetworksWith(tenant.Regions) + `. It contains no keys.`,
 		Example: "  pilaster region export > west.json\n  pilaster region export -o text",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -27,10 +27,12 @@ func viewService(s *pilasterv1.Service) serviceView {
 }
 
 func newServiceCommand(env Env) *cobra.Command {
+	networks := tenant.NetworksWith(tenant.NorthSouth)
 	cmd := &cobra.Command{
 		Use:   "service",
-		Short: "Give containers of network " + tenant.NetworksWith(tenant.NorthSouth) + " access to underlay services",
-		Long: `Give containers of network ` + tenant.NetworksWith(tenant.NorthSouth) + ` access to underlay services: storage, or any other server outside the
+		Short: "Give containers of network " + networks + " access to underlay services",
+		Long: `Give containers of network ` + networks +
+			` access to underlay services: storage, or any other server outside the
 overlay.
 
 Containers of the tenant reach a service at a virtual address that the tenant chooses; other tenants do

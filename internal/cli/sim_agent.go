@@ -35,8 +35,10 @@ cluster has more simulated nodes in each step. When no more messages are sent, t
 live heap after a collection, its resident memory, the messages received since the step before, and the entries of its
 packet path. All containers are of one tenant. The command measures an agent for each network of the tenant.
 
-It exits with 1 if the agent of network ` + without + ` depends on the other nodes: after the first step its heap must stay
-within 1 %, its resident memory within 5 %, and it must receive nothing but heartbeats. Network ` + with + ` has no limits:
+It exits with 1 if the agent of network ` + without +
+			` depends on the other nodes: after the first step its heap must stay
+within 1 %, its resident memory within 5 %, and it must receive nothing but heartbeats. Network ` + with +
+			` has no limits:
 there each node needs mappings of all others.
 
 A folder given with -o gets report.json, and report.html with plots. It needs root; run it on an idle machine.

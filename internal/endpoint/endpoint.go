@@ -101,7 +101,7 @@ func (r Record) Overhead() int {
 // Attachment is one network's part of an endpoint: an IPv4 or IPv6 address, and its routes. An endpoint may have
 // several attachments of one network.
 type Attachment struct {
-	Network string `json:"network"` // "netpila"
+	Network string `json:"network"` // its name
 	// the address on the fabric, in a network whose fabric routes to containers
 	Plaintext netip.Addr     `json:"plaintext,omitzero"`
 	Address   netip.Addr     `json:"address"` // the address on the container's interface

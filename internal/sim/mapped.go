@@ -41,8 +41,8 @@ func (n *numbers) number(tenant string, to netip.Prefix) int {
 }
 
 // mappedSwitch is the forwarding state of one node as a network with mappings would program it: the node's containers,
-// and which mappings of other nodes it has. It stores no entries, because those of 27,500 nodes with an entry for each other node
-// exceed the memory. It survives a restart of the agent.
+// and which mappings of other nodes it has. It stores no entries, because those of 27,500 nodes with an entry for each
+// other node exceed the memory. It survives a restart of the agent.
 type mappedSwitch struct {
 	numbers *numbers
 	mu      sync.Mutex

@@ -62,7 +62,7 @@ func Networks(with ...Capability) []string {
 	return namesOf(func(t Traits) bool { return hasAll(t, with) })
 }
 
-// NetworksWith names the networks with a capability, for a text: "nimitz".
+// NetworksWith names the networks with a capability, for a text.
 func NetworksWith(c Capability) string { return OneOf(Networks(c)) }
 
 // NetworksWithout names the other networks.

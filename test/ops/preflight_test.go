@@ -245,8 +245,8 @@ func TestPreflightOfAnotherDevice(t *testing.T) {
 func TestPreflightBesideOpenVSwitch(t *testing.T) {
 	ctx := labtest.Context(t)
 	c := &candidate{tmp: t.TempDir(),
-		Lab: labtest.New(t, lab.Spec{Nodes: []string{name}, Device: endpoint.Veth, LabKeys: labtest.Switch(lab.OVS, nil),
-			Tenants: []lab.Tenant{{Name: "blue", Network: "nimitz",
+		Lab: labtest.New(t, lab.Spec{Nodes: []string{name}, Device: endpoint.Veth,
+			LabKeys: labtest.Switch(lab.OVS, nil), Tenants: []lab.Tenant{{Name: "blue", Network: "nimitz",
 				CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}}},
 			Containers: []lab.Container{{Name: "b1", Node: name, Tenant: "blue"}}})}
 	var err error
