@@ -45,8 +45,10 @@ func UnderlayAddress(node netip.Prefix, i address.Index) netip.Addr {
 func NodeAddress(node netip.Prefix) netip.Addr { return address.Plain{Node: node, Index: 1}.Addr() }
 
 // TunnelAddress is the address at which a node receives packets in tunnels. It follows from the node's prefix, so no
-// table stores it.
-func TunnelAddress(node netip.Prefix) netip.Addr { return address.Plain{Node: node, Index: 2}.Addr() }
+// table stores it. Of a shorter prefix it is the address of the first node in it.
+func TunnelAddress(node netip.Prefix) netip.Addr {
+	return address.Plain{Node: netip.PrefixFrom(node.Masked().Addr(), address.NodeBits), Index: 2}.Addr()
+}
 
 // GatewayID is the tenant id, in tunnels the VNI, of packets from gateways. No tenant gets it (NIMITZ §3.1).
 const GatewayID address.TenantID = 0xff

@@ -148,3 +148,14 @@ func TestCheckNorthSouthNeedsGateways(t *testing.T) {
 		}
 	}
 }
+
+func TestTunnelAddress(t *testing.T) {
+	for prefix, want := range map[string]string{
+		"fd70:696c:6100:3::/64": "fd70:696c:6100:3::2",
+		"fd70:696c:6100::/40":   "fd70:696c:6100::2", // a region's base prefix
+	} {
+		if got := TunnelAddress(netip.MustParsePrefix(prefix)); got != netip.MustParseAddr(want) {
+			t.Errorf("%s: %v, want %s", prefix, got, want)
+		}
+	}
+}

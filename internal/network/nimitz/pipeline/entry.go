@@ -172,7 +172,7 @@ func (e Forward) String() string {
 	return fmt.Sprintf("forwarding: %v %s: %s", e.To, vni, to)
 }
 
-// VTEP returns the address at which a node receives VXLAN.
+// VTEP returns the address at which a node receives VXLAN, or of a shorter prefix the one of the first node in it.
 func VTEP(node netip.Prefix) netip.Addr { return tenant.TunnelAddress(node) }
 
 // IsVTEP reports whether an address is a node's VTEP address.
