@@ -26,3 +26,7 @@ var networks = []Traits{
 		About:        "a tenant has addresses of its own, which other tenants can use too",
 	},
 }
+
+// AddNetwork adds a network that is not part of this build, for a test of what a network needs. It is called before
+// anything else uses the package.
+func AddNetwork(t Traits) { networks = append(networks, t) }
