@@ -8,7 +8,7 @@
 
 #define FIRST_RESERVED_APP 0xff00
 
-/* Prefixes and masks of at most 64 bits. They hold the first 8 bytes of an address as they lie in memory. */
+/* Prefixes and masks of at most 64 bits. Like hi, they are in network byte order. */
 CONSTANT __u64 base_prefix = 0, base_mask = 0;
 CONSTANT __u64 private_prefix = 0, private_mask = 0;
 CONSTANT __u64 own_node = 0; /* the /64 that the fabric routes to this node */

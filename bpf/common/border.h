@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Source and destination checks for packets that enter or leave the node outside of the containers' path. The programs
- * of host interfaces, of the uplink and of the gateway call them. A packet that fails would spoof a container, a tenant
- * or this node, so they drop it. */
+ * of host interfaces, of the uplink and of the gateway call these checks. They drop a packet that fails, because it
+ * spoofs a container, a tenant or this node. */
 #pragma once
 #include "common/address.h"
 #include "common/reason.h"
@@ -16,7 +16,8 @@ static __always_inline struct addr node_address(void)
 	return (struct addr){.hi = own_node, .lo = bpf_cpu_to_be64(1)};
 }
 
-/* Only containers and their node use the private prefix. As a source or destination on a wire it is always wrong. */
+/* Only containers and their node use the private prefix. So no packet to or from another host may have such an address.
+ */
 static __always_inline int check_private(const struct addr *src, const struct addr *dst)
 {
 	return in_private(src) || in_private(dst) ? REASON_PRIVATE_OUTSIDE : 0;
@@ -28,9 +29,8 @@ static __always_inline int check_outward(const struct addr *src, const struct ad
 	return claims_tenant(src) ? REASON_HOST_CLAIMS_TENANT : check_private(src, dst);
 }
 
-/* A packet that enters by an interface that has no containers' traffic may not have the source of a container or of
- * this node. Other addresses with tenant id 0 in our /64 are allowed: they may belong to services behind that
- * interface. */
+/* A packet that enters by an interface without container traffic may not have the source of a container or of this
+ * node. Other addresses with tenant id 0 in our /64 are allowed: they may belong to services behind that interface. */
 static __always_inline int check_inward(const struct addr *src, const struct addr *dst)
 {
 	struct addr node = node_address();

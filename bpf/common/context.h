@@ -8,8 +8,8 @@
 
 void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
 
-/* The compiler likes to keep the address of a context field in a register, but the verifier accepts only a constant
- * offset. So the load is written in assembly. */
+/* The compiler may compute the address of a context field in a register, but the verifier accepts only loads at a
+ * constant offset from the context. So the load is written in assembly. */
 #define CTX_POINTER(skb, field)                                                                                        \
 	({                                                                                                             \
 		void *p;                                                                                               \

@@ -2,11 +2,11 @@
 /* The device kinds that connect a container to the node, and how to hand a packet to each. All tables identify a
  * container's device by a number.
  *
- * veth: the number is the ifindex of the device on the node. netkit: the same, but our program runs while the container
- * sends.
+ * veth: the number is the ifindex of the device on the node. netkit: the same, but our program runs in the container's
+ * transmit path.
  *
  * macvlan: the node has no device. Packets from the container reach our program on the uplink's egress hook; packets to
- * it leave the uplink's ingress hook with the container's MAC. The number is derived from the network namespace cookie.
+ * the container leave the uplink's ingress hook with its MAC. The number is derived from the network namespace cookie.
  */
 #pragma once
 #include "common/packet.h"
@@ -16,22 +16,23 @@
 
 CONSTANT __u64 node_cookie = 0; /* network namespace cookie of the node */
 CONSTANT __u32 uplink_ifindex = 0;
-/* Marks packets that our programs have accepted, so that the uplink's programs recognise them. On egress it counts only
- * if the packet entered the node by a device; the fabric cannot set it. All programs of a node use the same value. */
+/* Marks packets that our programs have accepted, so that the uplink's programs recognise them. On egress the mark
+ * counts only if the packet entered the node by a device, because processes of the node can set marks. The fabric
+ * cannot set it. All programs of a node use the same value. */
 CONSTANT __u32 packet_mark = 0;
-/* Marks accepted packets that entered by no device: those of a container behind a netkit, and those of a container
- * behind a macvlan that come back from the neighbour table. A macvlan container can set marks itself, so this value is
- * a secret of the node. It is never left on a packet that a container receives. */
+/* Marks accepted packets for which packet_mark is not enough: packets that entered by no device (from a netkit), and
+ * packets of a macvlan that come back from the neighbour table. A container behind a macvlan can set marks, so the
+ * value is a secret of the node, and no packet to a container has it. */
 CONSTANT __u32 accept_mark = 0;
 /* the node accepts containers behind macvlans */
 CONSTANT bool macvlan = false;
 
 void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
 
-/* Returns the cookie of the network namespace that sends a packet by the uplink: of the device that routed it, else of
- * the socket that wrote it as a frame, else 0. A sender can change neither. The route comes first, because the kernel's
- * own ICMP socket is in another namespace after the packet has waited for a neighbour. Null pointers read as zeros
- * here. */
+/* namespace_of returns the cookie of the network namespace that sends a packet by the uplink: that of the packet's
+ * route, else that of its socket (a packet socket has no route), else 0. A sender can change neither. The route is read
+ * first, because the socket of the kernel's ICMP packets is back in another namespace when a packet has waited for a
+ * neighbour. Loads through a null pointer yield 0 here. */
 static __always_inline __u64 namespace_of(struct __sk_buff *skb)
 {
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
@@ -55,8 +56,8 @@ static __always_inline __u32 device_of(struct __sk_buff *skb)
 	return cookie < ON_UPLINK ? ON_UPLINK | cookie : ON_UPLINK; /* no container has this number */
 }
 
-/* on_way_in reports whether the hook is one for incoming packets. It is not on the uplink's egress (a macvlan's
- * packets) and on a netkit, where the program runs in the container's own transmit path. */
+/* on_way_in reports whether the program runs on a hook for incoming packets. The uplink's egress hook (packets of a
+ * macvlan) is not one. Nor is a netkit's, where the program runs in the container's transmit path. */
 static __always_inline bool on_way_in(struct __sk_buff *skb, __u32 device)
 {
 	return !(device & ON_UPLINK) && skb->ingress_ifindex;
@@ -97,8 +98,8 @@ static __slowpath void mac_of(__u32 device, __u8 *mac)
 	__builtin_memcpy(mac + sizeof(macvlan_mac), &number, sizeof(number));
 }
 
-/* pass lets a container's packet continue. With macvlans it skips the backstop programs (macvlan_backstop.h) that
- * follow on the uplink. */
+/* pass lets a container's packet continue. With macvlans the packet then skips the backstop programs
+ * (macvlan_backstop.h) that follow on the uplink. */
 static __always_inline int pass(struct __sk_buff *skb)
 {
 	skb->mark = 0;
@@ -106,7 +107,7 @@ static __always_inline int pass(struct __sk_buff *skb)
 }
 
 /* to_macvlan delivers a packet, whose MACs are already written, to a container behind a macvlan. The macvlan receives
- * it as input of the uplink. here: the caller is the program on that ingress hook. */
+ * the packet as input of the uplink. here: the caller is the program on the uplink's ingress hook. */
 static __always_inline int to_macvlan(struct __sk_buff *skb, bool here)
 {
 	if (here)
@@ -115,8 +116,8 @@ static __always_inline int to_macvlan(struct __sk_buff *skb, bool here)
 	return bpf_redirect(uplink_ifindex, BPF_F_INGRESS);
 }
 
-/* to_container delivers a packet to a container behind any device kind, or to another device of the node. at_once
- * enters the container's namespace directly, which works only on a hook for incoming packets. */
+/* to_container delivers a packet to a container behind any device kind, or to another device of the node. With at_once
+ * the packet enters the container's namespace directly, which works only from a hook for incoming packets. */
 static __always_inline int to_container(struct __sk_buff *skb, __u32 device, bool at_once, bool here)
 {
 	if (device & ON_UPLINK)

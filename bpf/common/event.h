@@ -38,7 +38,7 @@ const struct drop_event *unused_drop_event __attribute__((unused));
 
 struct drop_state {
 	__u64 packets; /* exact; first in every layout, because later builds continue the count */
-	__u64 pace;    /* when the next event would be due at one in EVENT_INTERVAL */
+	__u64 pace;    /* when the next event is due, at one event per EVENT_INTERVAL */
 	__u64 pending; /* drops since the last event */
 	__u64 lost;
 };

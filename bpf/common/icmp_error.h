@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Builds ICMP and ICMPv6 errors (RFC 792, RFC 4443) about a packet that the node does not forward, in place of that
- * packet. The networks decide when to send one and from which source: net/netpila/icmp.h, net/nimitz/icmp.h. */
+/* Turns a packet that the node does not forward into the ICMP or ICMPv6 error about it (RFC 792, RFC 4443). The
+ * networks decide when to send an error and from which source: net/netpila/icmp.h, net/nimitz/icmp.h. */
 #pragma once
 #include "common/event.h"
 #include "common/packet4.h"
@@ -22,7 +22,7 @@ struct icmp6_error {
 _Static_assert(sizeof(struct icmp6_error) == ETH_HLEN + ICMP_ERROR_HLEN, "Ethernet, IPv6 and ICMPv6 headers");
 
 /* Rate limit: a device receives ICMP_ERROR_BURST errors at once, enough for a parallel traceroute, and then one in 10
- * ms. Devices that share a slot share its limit. Two CPUs may rarely both miss each other's error. */
+ * ms. Devices that share a slot share its limit. Rarely, a race of two CPUs allows one error too many. */
 #define ICMP_ERROR_INTERVAL 10000000ULL
 #define ICMP_ERROR_BURST    32
 #define ICMP_ERROR_SLOTS    1024
@@ -30,7 +30,7 @@ _Static_assert(sizeof(struct icmp6_error) == ETH_HLEN + ICMP_ERROR_HLEN, "Ethern
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
-	__type(value, __u64); /* when the next error would be due at one in ICMP_ERROR_INTERVAL */
+	__type(value, __u64); /* when the next error is due, at one per ICMP_ERROR_INTERVAL */
 	__uint(max_entries, ICMP_ERROR_SLOTS);
 } pil_icmp_rate SEC(".maps");
 
@@ -76,7 +76,8 @@ static __always_inline bool for_one_receiver(struct __sk_buff *skb)
 	return skb->pkt_type != PACKET_BROADCAST && skb->pkt_type != PACKET_MULTICAST;
 }
 
-/* No ICMP error is sent about an ICMP error (RFC 4443 §2.4). A later fragment of ICMPv6 may be part of one. */
+/* No ICMP error is sent about an ICMP error (RFC 4443 §2.4). A later fragment of ICMPv6 may be part of such an error.
+ */
 static __always_inline bool icmp_error_wanted(struct __sk_buff *skb, const struct packet *p)
 {
 	if (is_error(p) || (p->proto == NEXTHDR_ICMP && !p->l4))
@@ -85,8 +86,8 @@ static __always_inline bool icmp_error_wanted(struct __sk_buff *skb, const struc
 }
 
 /* trim_to_quote cuts the packet to the part that the error quotes and makes room for headers before it. Both helpers
- * also reset what only fits the old packet, such as its segmentation. It returns the length of the quote, or 0 on
- * failure. */
+ * also reset skb fields that only fit the original packet, such as the segment size. trim_to_quote returns the length
+ * of the quote, or 0 on failure. */
 static __always_inline __u32 trim_to_quote(struct __sk_buff *skb, __u32 most, __u32 room)
 {
 	__u32 length = skb->len - ETH_HLEN;
@@ -107,8 +108,8 @@ static __always_inline int return_to_sender(struct __sk_buff *skb, __u32 device)
 	return to_container(skb, device, on_way_in(skb, device), false);
 }
 
-/* icmp_error_build turns a packet into the ICMPv6 error about itself. Addresses, type and MTU are set; the packet must
- * still be as the container sent it, because the error quotes it. */
+/* icmp_error_build turns a packet into the ICMPv6 error about it. The caller has set addresses, type and MTU in a. The
+ * packet must still be as the container sent it, because the error quotes it. */
 static __always_inline int icmp_error_build(struct __sk_buff *skb, __u32 device, struct icmp6_error *a)
 {
 	__u32 length = trim_to_quote(skb, QUOTE_MAX, ICMP_ERROR_HLEN), sum;

@@ -11,12 +11,12 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
-/* Rarely used code goes behind the common path, so that most packets touch few lines of the instruction cache: the
- * programs spend most of their time waiting for it. */
+/* Rarely used code goes behind the common path, so that most packets touch few lines of the instruction cache. The
+ * programs spend most of their time waiting for instructions. */
 #define likely(x)  __builtin_expect(!!(x), 1)
 #define __slowpath __noinline __attribute__((cold, section(".text")))
 
-/* RFC 8200 has six kinds of extension header, and no real packet repeats each of them. */
+/* RFC 8200 has six kinds of extension header, and real packets hardly ever repeat one. */
 #define MAX_HEADERS 8
 #define MAX_OPTIONS 16
 
@@ -90,8 +90,8 @@ static __always_inline bool has_ethernet(struct __sk_buff *skb)
 	return kernel->dev->type == ARPHRD_ETHER;
 }
 
-/* Returns the offset of the IP header: 0 on a tunnel device without Ethernet. With Ethernet it is always 14, because a
- * packet socket can set another value in the skb. */
+/* ip_offset returns the offset of the IP header. With Ethernet it ignores the offsets in the skb, because a packet
+ * socket can set them; the offset is then always 14. On a tunnel device without Ethernet it is 0. */
 static __always_inline __u32 ip_offset(struct __sk_buff *skb)
 {
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
@@ -138,8 +138,9 @@ static __always_inline bool is_tag(__be16 proto)
 	return proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD);
 }
 
-/* Linux removes a priority tag behind our programs, here or on the receiving node, so IPv6 could hide behind one or two
- * of them. VLAN id and inner protocol are where the IPv6 header would begin. */
+/* hides_in_tag reports whether a priority tag precedes IPv6 or another tag. Linux removes such tags after our programs,
+ * here or on the receiving node, so they could hide IPv6 from the checks. VLAN id and inner protocol are where the IPv6
+ * header would begin. */
 static __always_inline bool hides_in_tag(const struct eth_ip6 *f)
 {
 	const __be16 *tag = (const __be16 *)&f->priority_version;
@@ -148,8 +149,8 @@ static __always_inline bool hides_in_tag(const struct eth_ip6 *f)
 	return is_tag(f->eth.h_proto) && !number && (inner == bpf_htons(ETH_P_IPV6) || is_tag(inner));
 }
 
-/* Neighbour discovery and multicast listener reports never cross a node: a container's link is configured statically.
- * Forwarding them would let a container change the configuration of others. */
+/* check_icmp rejects neighbour discovery and multicast listener reports. Containers need neither, because their links
+ * are configured statically. Forwarded packets would let a container change the configuration of others. */
 static __always_inline int check_icmp(__u8 type)
 {
 	switch (type) {
@@ -169,7 +170,8 @@ static __always_inline int check_icmp(__u8 type)
 	return 0;
 }
 
-/* The packet that starts a transport header must have all of it. Tiny first fragments could bypass checks of ports. */
+/* A packet with the beginning of a transport header must have the whole header. Tiny first fragments could bypass
+ * checks of ports. */
 static __always_inline int check_transport(struct __sk_buff *skb, struct packet *p)
 {
 	__u32 need = p->proto == NEXTHDR_TCP ? 20 : p->proto == NEXTHDR_DCCP ? 12 : p->proto == NEXTHDR_SCTP ? 12 : 8;
@@ -189,7 +191,8 @@ static __always_inline int check_transport(struct __sk_buff *skb, struct packet 
 	return 0;
 }
 
-/* Drops a home-address option: the receiver would replace the source address that we have checked.
+/* check_options rejects home-address options, with which the receiver would replace the source address that we have
+ * checked.
  *
  * Functions with loops are not static, because the verifier then checks each only once for all callers: 6,000
  * instructions a program instead of 171,000, and 0.25 s less at each start. */
@@ -215,8 +218,8 @@ __slowpath int check_options(struct __sk_buff *skb, __u32 at, __u32 end)
 	return at >= end ? 0 : REASON_MALFORMED;
 }
 
-/* find_transport follows the extension headers from the one of kind p->proto at p->l4. It leaves kind and offset of the
- * transport header there. */
+/* find_transport follows the extension headers. p->proto and p->l4 are kind and offset of the first one. find_transport
+ * replaces them by those of the transport header. */
 __slowpath int find_transport(struct __sk_buff *skb, struct packet *p)
 {
 	__u8 header[8];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Parses IPv4 headers, as packet.h does for IPv6. Network nimitz and the ICMP errors use it. */
+/* Parses IPv4 headers, as packet.h does for IPv6. Network nimitz, policy and icmp_error.h use it. */
 #pragma once
 #include "common/packet.h"
 
@@ -37,7 +37,7 @@ static __always_inline int check_icmp4(struct __sk_buff *skb, struct packet *p)
 	return 0;
 }
 
-/* Drops IPv4 options: source routes could bypass the checks, and no common sender needs options. */
+/* parse4 also rejects IPv4 options: source routes could bypass the checks, and no common sender needs options. */
 static __always_inline int parse4(struct __sk_buff *skb, const struct eth_ip4 *h, struct packet *p)
 {
 	int why;

@@ -40,14 +40,14 @@
 #define NEXTHDR_SCTP	    132
 #define NEXTHDR_UDPLITE	    136
 
-#define TRANSPORT_MIN	    8 /* no transport header that can contain another one is shorter */
+#define TRANSPORT_MIN	    8 /* length of UDP's header, the shortest with ports */
 
 #define ICMPV6_ERROR_MAX    127
 #define ICMPV6_HLEN	    8
-#define QUOTED_ADDRESSES    (ICMPV6_HLEN + 8) /* in an error: the quoted source and destination */
+#define QUOTED_ADDRESSES    (ICMPV6_HLEN + 8) /* in an ICMPv6 error: offset of the quoted source and destination */
 
 #define GSO_BY_FRAGS	    0xffff
-#define JUMBO_OPTION	    8  /* bytes of the hop-by-hop header with the option */
+#define JUMBO_OPTION	    8  /* length of the hop-by-hop header with the option */
 #define TCP_OFFSET	    12 /* in the TCP header: the byte with its length in words */
 
 #define OPTION_PAD1	    0

@@ -6,20 +6,20 @@
 /* corrected_csum returns the new value of a checksum field that held sum before the addresses changed. */
 static __always_inline __u16 corrected_csum(struct __sk_buff *skb, const struct packet *p, __u16 sum, __u32 difference)
 {
-	/* UDP without a checksum, as tunnels may send it (RFC 6935), also before segmentation */
+	/* UDP without a checksum, as tunnels may send it (RFC 6935), stays without one, also before segmentation */
 	if (p->proto == NEXTHDR_UDP && !sum)
 		return 0;
-	/* Before a device fills it in, the field holds the sum of the pseudo header, not its complement. The same holds
-	 * for the outer header of a tunnel's segments; in a single tunnel packet the field is complete. */
+	/* A field that a device fills in later holds the sum of the pseudo header, not its complement. So does the
+	 * outer field of a tunnel packet to be segmented. In any other tunnel packet the field is complete. */
 	if (p->pending && (p->pending == p->l4 || skb->gso_size))
 		return csum_fold(csum_add(difference, sum));
 	sum = ~csum_fold(csum_add(difference, (__u16)~sum));
 	return p->proto == NEXTHDR_UDP && !sum ? 0xffff : sum;
 }
 
-/* Updates the transport checksum after the addresses have changed. A checksum over the whole packet (CHECKSUM_COMPLETE)
- * stays valid: the change of the addresses and of the field cancel out. bpf_l4_csum_replace does that for IPv6 only
- * since Linux 6.16, and is slower. */
+/* fix_checksum updates the transport checksum after the addresses have changed. The skb's checksum over the whole
+ * packet (CHECKSUM_COMPLETE) stays valid, because the changes of addresses and field cancel out. bpf_l4_csum_replace
+ * keeps it valid for IPv6 only since Linux 6.16, and is slower. */
 static __always_inline int fix_checksum(struct __sk_buff *skb, const struct packet *p, __u32 difference)
 {
 	__u32 offset = l4_csum_offset(p->proto);

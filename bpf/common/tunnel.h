@@ -29,8 +29,9 @@ static __always_inline bool is_known_tunnel(const struct __sk_buff *skb)
 	return (skb->mark & tunnel_bits) == tunnel_mark;
 }
 
-/* was_made_here reports whether a process of the node sent the packet: it entered by no device, and the kernel has not
- * encapsulated anything in it. Such a packet may have our mark only if the process guessed it. */
+/* was_made_here reports whether a process of the node sent the packet: the packet entered by no device, and the kernel
+ * has not encapsulated anything in it. A process can set tunnel_mark only if it guesses the value, so the mark does not
+ * count here. */
 static __always_inline bool was_made_here(struct __sk_buff *skb)
 {
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
