@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The hook that packets from a container reach first: NETPILA §6.1's first table and the drops of §6.2. A cached flow
- * is forwarded at once (forward.h). Otherwise it checks the source, resolves the destination and fills the flow cache.
- * Packets without a NETPILA source go to the program of the other network. */
+/* The first hook of packets from a container: the first table of NETPILA §6.1 and the drops of §6.2. On a cache hit the
+ * program forwards the packet at once (forward.h). On a miss it checks the source, resolves the destination and fills
+ * the flow cache. Packets without a NETPILA source go to the program of the endpoint's other network. */
 #pragma once
 #include "hooks/node.h"
 #include "net/netpila/resolve.h"
 
-/* A switch that reads a container's device itself checks and counts its packets. It leaves those with a NETPILA source
- * to us. */
+/* A switch that reads a container's device itself (Open vSwitch) checks and counts the container's packets, except
+ * those with a NETPILA source. Our program checks and counts these. */
 static __always_inline bool claims_netpila_src(const struct flow_key *key)
 {
 	return in_private(&key->src) || in_base(&key->src);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* All other interfaces of the node (bridges, bonds, physical devices, loopback). No container's packet enters or leaves
- * by them. So a packet with the source of a container, or an incoming one with the source of this node, is spoofed and
- * dropped. Everything else passes; nothing is delivered here. */
+/* All interfaces of the node other than the uplink and the containers' (bridges, bonds, physical devices, loopback). No
+ * container's packet enters or leaves by them. So their programs drop as spoofed: packets with the source of a
+ * container, incoming packets with the source of this node, packets with private addresses, and tunnel packets. All
+ * other packets pass; nothing is delivered here. */
 #pragma once
 #include "common/border.h"
 #include "common/event.h"
@@ -13,9 +14,9 @@ static __always_inline bool is_vtep(const struct addr *a)
 	return a->lo == VTEP_HOST && (in_base(a) || is_peer(a));
 }
 
-/* spoofs_vtep reports whether nodes would accept a packet as another node's tunnel packet: it has a VTEP address (the
- * destination may be one of a region that this node does not know) and is UDP to a tunnel port, or may be a fragment
- * of such a packet. */
+/* spoofs_vtep reports whether a node might accept the packet as a tunnel packet: its source or its destination is a
+ * VTEP address, and it is UDP to a tunnel port or may be a fragment of such a packet. One VTEP address is enough,
+ * because this node does not know the VTEPs of all regions. */
 __slowpath int spoofs_vtep(struct __sk_buff *skb, const struct addr *src, const struct addr *dst, __u32 nexthdr)
 {
 	__be16 port = 0;
@@ -34,7 +35,7 @@ static __always_inline bool is_tunnel(struct __sk_buff *skb, const struct addr *
 	return (src->lo == VTEP_HOST || dst->lo == VTEP_HOST) && spoofs_vtep(skb, src, dst, nexthdr);
 }
 
-/* is_tunnel4 is is_tunnel for IPv4. A later fragment has no port, so it may be a tunnel packet's. */
+/* is_tunnel4 does the same for IPv4. A later fragment has no port, so it counts as part of a tunnel packet. */
 __slowpath int is_tunnel4(struct __sk_buff *skb)
 {
 	__u32 at = ip_offset(skb);
@@ -80,8 +81,9 @@ static __always_inline int check_host_if(struct __sk_buff *skb, bool inward, __u
 	return why ? drop(skb, why, hook) : TCX_NEXT;
 }
 
-/* The loopback device is the first one of each namespace. Its input is output of the node's own stack: processes reach
- * the tunnel device by it, and only the ingress hook sees all of that. */
+/* ifindex of the loopback device in every namespace. Packets that enter by it come from the node's own stack, so they
+ * are checked as outgoing packets. Processes can reach the tunnel device this way, and only the ingress hook sees all
+ * such packets. */
 #define LOOPBACK 1
 
 static __always_inline int host_if_in(struct __sk_buff *skb)
@@ -91,7 +93,7 @@ static __always_inline int host_if_in(struct __sk_buff *skb)
 }
 
 /* A bridge or bond consumes the frames that its ports receive, except for frames to link-local MACs, which a bridge
- * never forwards (IEEE 802.1Q, table 8-1). The stack receives those from the port, so they are checked here. */
+ * never forwards (IEEE 802.1Q, table 8-1). The stack receives such frames from the port, so they are checked here. */
 static __always_inline int bridge_port_in(struct __sk_buff *skb)
 {
 	static const __u8 reserved[] = {0x01, 0x80, 0xc2, 0x00, 0x00};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Backstop between macvlans and the uplink, behind the programs that decide. A macvlan sends and receives all that
- * those programs do not stop, so if one is missing, this one drops every packet of a container. Packets that those
- * programs accept skip it (pass in device.h). */
+/* Backstop programs between macvlans and the uplink. They run after the uplink's programs (uplink.h). Without those, a
+ * macvlan would send and receive unchecked packets. So a backstop drops every packet of a container that reaches it.
+ * Packets that the uplink's programs accept skip the backstop (pass in device.h). */
 #pragma once
 #include "common/event.h"
 
@@ -12,9 +12,9 @@ static __always_inline void own_mac(struct __sk_buff *skb, __u8 *mac)
 	bpf_probe_read_kernel(mac, ETH_ALEN, kernel->dev->dev_addr);
 }
 
-/* The kernel's ARP packets have neither socket nor route, in every namespace. The node's have the uplink's MAC, which
- * no macvlan may use. A packet that a container forwards from a device of its own is excluded: the container could have
- * written that MAC. */
+/* The kernel's ARP packets have neither socket nor route, so their namespace is unknown. The node's ARP packets have
+ * the uplink's MAC, which no macvlan may use. Packets that entered by a device are excluded: a container may have
+ * forwarded them and written that MAC. */
 static __always_inline bool is_node_arp(struct __sk_buff *skb)
 {
 	struct ethhdr *eth = CTX_POINTER(skb, data);
@@ -35,8 +35,8 @@ static __always_inline bool from_node_netns(struct __sk_buff *skb)
 }
 
 /* for_macvlan reports whether the uplink would deliver a frame from the fabric directly to a container. Broadcast and
- * multicast frames would reach all of them, so they get the uplink's MAC; the node's stack has already classified them.
- */
+ * multicast frames would reach all containers, so for_macvlan writes the uplink's MAC as their destination. The node's
+ * stack still handles them as before, because pkt_type is already set. */
 static __always_inline bool for_macvlan(struct __sk_buff *skb)
 {
 	struct ethhdr *eth = CTX_POINTER(skb, data);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Packets between the node's own stack and its containers. The node reaches them under its alias (a reserved app) in
- * the container's tenant, and they reply. A container cannot open a connection to the node. */
+/* Packets between the node's own stack and its containers. Containers see the node as its alias, an address of their
+ * tenant with a reserved app, and can reply to it. A container cannot open a connection to the node. */
 #pragma once
 #include "common/border.h"
 #include "net/netpila/forward.h"
@@ -9,8 +9,8 @@
 #define ICMPV6_REPLY  129
 #define CURRENT_NETNS ((__u64)-1)
 
-/* check_reply drops a packet that does not belong to a connection that the node opened. The node's sockets are the
- * evidence: a container cannot cause one to exist, because the packets that would do so are dropped here. */
+/* check_reply drops a packet that does not belong to a connection that the node opened. A socket of the node proves the
+ * connection: a container cannot make the node create one, because check_reply drops the packets that would. */
 static __always_inline int check_reply(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key)
 {
 	struct bpf_sock_tuple t = {};
@@ -19,7 +19,7 @@ static __always_inline int check_reply(struct __sk_buff *skb, const struct packe
 	__u8 flags = 0;
 	bool answer;
 
-	/* Incomplete packets would fill the memory for reassembly that the node shares with others. */
+	/* Fragments of incomplete packets could fill the reassembly memory of the node. */
 	if (p->parts & HAS_FRAGMENT)
 		return REASON_TO_NODE;
 	if (p->proto == NEXTHDR_ICMP)
@@ -33,7 +33,7 @@ static __always_inline int check_reply(struct __sk_buff *skb, const struct packe
 	if (p->proto == NEXTHDR_TCP) {
 		if (bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &flags, sizeof(flags)))
 			return REASON_MALFORMED;
-		/* The kernel accepts a SYN for a connection that has just ended. */
+		/* In TIME_WAIT the kernel accepts a SYN as a new connection. */
 		if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
 			return REASON_TO_NODE;
 		socket = bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), CURRENT_NETNS, 0);
@@ -50,8 +50,8 @@ static __always_inline int check_reply(struct __sk_buff *skb, const struct packe
 	return answer ? 0 : REASON_TO_NODE;
 }
 
-/* to_node delivers a container's reply to the node. Each packet is checked, so the flow slot is only scratch space and
- * left invalid. */
+/* to_node delivers a container's reply to the node. It checks each packet, so it uses the flow slot only as scratch
+ * space and leaves it invalid. */
 static __always_inline int to_node(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
 				   const struct flow_key *key, struct flow *f)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The uplink, between the fabric and this node. Ingress delivers packets for a container here, or drops them, and never
- * forwards them. Egress lets the packets of our programs pass and checks those of the node's own stack. All other
- * traffic of the node passes. */
+/* The uplink connects this node to the fabric. The ingress program delivers packets for a container of this node or
+ * drops them; it never forwards them. The egress program lets packets pass that our programs have accepted, and checks
+ * those of the node's own stack. All other traffic of the node passes. */
 #pragma once
 #include "hooks/container.h"
 #include "hooks/host_if.h"
@@ -88,14 +88,15 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
 	if (skb->protocol != bpf_htons(ETH_P_IPV6))
 		return TCX_NEXT;
-	/* Our own /64 is behind this node. A packet from the fabric with such a source is spoofed. */
+	/* Our own /64 is behind this node. A packet from the fabric with a source in it is spoofed. */
 	if (src_of(h)->hi == own_node)
 		return drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);
 	key.src = *src_of(h);
 	key.dst = *dst_of(h);
 	if (key.dst.hi != own_node || !tenant_id(&key.dst)) {
 		why = check_private(&key.src, &key.dst);
-		/* Containers send only to containers. This node may be a router between containers of other nodes. */
+		/* Containers send only to containers. Packets between two containers pass, because this node may be a
+		 * router between other nodes. */
 		if (!why && claims_tenant(&key.src) && !claims_tenant(&key.dst))
 			why = REASON_TENANT_TO_NODE;
 		return why ? drop(skb, why, HOOK_UPLINK_IN) : classify(skb, &key.dst);
@@ -137,9 +138,9 @@ static __always_inline bool is_accepted(struct __sk_buff *skb)
 	return own && (own->ifindex == (ON_UPLINK | cookie) || cookie == node_cookie);
 }
 
-/* is_ours reports whether our programs have already accepted a packet. It has packet_mark and entered by a device,
- * which no process of the node can fake, or it has the secret accept_mark. A container behind a macvlan can set any
- * mark and have devices of its own, so there is_accepted must hold too. */
+/* is_ours reports whether our programs have already accepted a packet: it has packet_mark and entered by a device,
+ * which no process of the node can fake, or it has the secret accept_mark. With macvlans only accept_mark counts, and
+ * is_accepted must hold too: a container behind a macvlan can set any mark and have devices of its own. */
 static __always_inline bool is_ours(struct __sk_buff *skb)
 {
 	if (macvlan)

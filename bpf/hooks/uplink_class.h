@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Which network a packet from the fabric to this node belongs to, by its destination. NETPILA's packets never come here
- * (from_fabric in uplink.h). Networks set their classes at load; the verifier removes the comparisons with unused ones.
- */
+/* Finds the network of a packet from the fabric by the packet's destination. from_fabric (uplink.h) handles NETPILA's
+ * packets itself. Networks set their classes at load; the verifier removes the comparisons with unused ones. */
 #pragma once
 #include "common/border.h"
 #include "common/event.h"
@@ -31,7 +30,8 @@ struct {
 	__uint(max_entries, 8);
 } pil_uplinks_v1 SEC(".maps");
 
-/* classify hands a packet, whose addresses have been checked, to its network. A packet of no class is the node's. */
+/* classify hands a packet, whose addresses have been checked, to its network. A packet of no class goes to the node's
+ * stack. */
 static __always_inline int classify(struct __sk_buff *skb, const struct addr *dst)
 {
 #pragma unroll
