@@ -172,11 +172,11 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 	if (r->port == PORT_NONE)
 		return drop(skb, REASON_NO_ENDPOINT, j->hook);
-	/* Never back to where it came from, be that this region or another one. */
+	/* Tunnel packets pass only between this region and another one, and packets from the gateway do not go back. */
 	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && in_base(&r->vtep) == !j->remote_edge) ||
 	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
-	/* In the underlay an address of the overlay means nothing, or another host. */
+	/* On the underlay an overlay address is unknown, or belongs to another host. */
 	if (r->port == PORT_GATEWAY && !j->translated)
 		return drop(skb, REASON_UNTRANSLATED, j->hook);
 	if (nimitz_policy(skb, p, j, &from, vni, r))
