@@ -3,6 +3,7 @@
  * that none is silent. */
 #pragma once
 #include "common/device.h"
+#include "common/trace.h"
 
 enum hook {
 	HOOK_CONTAINER = 1,
@@ -93,6 +94,7 @@ __slowpath int drop_by(struct __sk_buff *skb, __u32 reason, __u32 hook, __u32 ru
 	struct drop_event *event;
 	__u32 at = ip_offset(skb);
 
+	trace_drop(skb, reason, rule);
 	if (!state)
 		return TC_ACT_SHOT;
 	state->packets++;

@@ -370,6 +370,7 @@ static __always_inline int policy_check(struct __sk_buff *skb, const struct pack
 	__be32 rule = 0;
 	int why = policy_slow(skb, p, d, &rule);
 
+	trace_policy(skb, d->ct.key.endpoint, d->ct.pkt.dir, why, bpf_ntohl(rule));
 	if (why)
 		return drop_by(skb, why, hook, bpf_ntohl(rule));
 	if (p->fragment && p->l4 && !d->quoted_fragment)

@@ -184,6 +184,16 @@ func (c *Core) decrypt(addr netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
+// TenantOf returns the tenant with an id.
+func (c *Core) TenantOf(id address.TenantID) (tenant.Tenant, bool) {
+	for _, k := range c.tenants.All() {
+		if k.Tenant.Has(id) {
+			return k.Tenant, true
+		}
+	}
+	return tenant.Tenant{}, false
+}
+
 // IfUnused calls do while no endpoint has the key, and none is being created with it.
 func (c *Core) IfUnused(ctx context.Context, key string, do func() error) error {
 	unlock, err := c.byKey.Lock(ctx, key)

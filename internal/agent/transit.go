@@ -145,8 +145,8 @@ func (t *Tenants) dropHosted(name string) error {
 	return nil
 }
 
-// heldTransit returns a transit tenant without endpoints as the node registers it: only with fields that may differ
-// from the cluster's.
+// heldTransit returns what the node registers about a transit tenant: without ids, because a registration claims ids,
+// and without services and publications.
 func heldTransit(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	return &pilasterv1.Tenant{
 		Name:       t.Name,

@@ -112,8 +112,8 @@ func outcome(e lab.Echo) string {
 	return "drop"
 }
 
-// complaint describes an unexpected result; it returns "" if the result is as expected. must reports whether the two
-// containers reach each other if there are no policies.
+// complaint describes an unexpected result; it returns "" if the result is as expected. The parameter must is true if
+// the two containers reach each other without policies.
 func complaint(e lab.Echo, must bool) string {
 	switch {
 	case must && !e.Denied && !e.Reached():

@@ -39,6 +39,7 @@ command that it runs.`,
 	root.AddCommand(newSimCommand(env))
 	root.AddCommand(newExplainCommand(env))
 	root.AddCommand(newWhyCommand(env))
+	root.AddCommand(newTraceCommand(env))
 	root.AddCommand(newOrchestratorCommand(env))
 	root.AddCommand(newTenantCommand(env))
 	root.AddCommand(newPolicyCommand(env))

@@ -28,7 +28,7 @@ type Config struct {
 	BPFFS        string // folder for pins; bpffs is mounted there when it is not on one
 	MaxEndpoints int    // 1..65535
 	MaxTenantIDs int    // of all tenants of the node; 1..65535, 0 means dpapi.DefaultMaxTenantIDs
-	// of networks with mappings: forwarding entries, and each table of translations; 0 means DefaultMaxMappings
+	// entries of each table of a network with mappings, except its senders and peers; 0 means DefaultMaxMappings
 	MaxMappings int
 	MaxRules    int // entries of each table of policies; 0 means DefaultMaxRules
 	MaxSessions int // of containers whose tenants have policies; 0 means DefaultMaxSessions

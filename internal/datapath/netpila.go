@@ -13,6 +13,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/tenant"
@@ -299,4 +300,60 @@ func (d netpilaMaps) Entries(context.Context) ([]network.Entries, error) {
 func countKeys[K comparable](m *ebpf.Map) (int, error) {
 	keys, err := bpfobj.MapKeys[K](m)
 	return len(keys), err
+}
+
+// lookup reads one entry of a map.
+func lookup[V any](m *ebpf.Map, key any) (value V, found bool, err error) {
+	err = m.Lookup(key, &value)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return value, false, nil
+	}
+	if err != nil {
+		return value, false, fmt.Errorf("read %v: %w", m, err)
+	}
+	return value, true, nil
+}
+
+// TableNames returns the names of the pins.
+func (d *Datapath) TableNames() dpapi.TableNames {
+	return dpapi.TableNames{
+		Sources: bpfobj.PinSources, Locals: bpfobj.PinLocals, Tenants: bpfobj.PinTenants, Keys: bpfobj.PinKeys,
+	}
+}
+
+// LookupSource reads the entry of a source address, as the container sees it.
+func (d *Datapath) LookupSource(a netip.Addr) (dpapi.SourceEntry, bool, error) {
+	v, found, err := lookup[bpfobj.PilasterEpSrc](d.Objects.PilSourcesV2, bpfobj.ToAddr(a))
+	if !found {
+		return dpapi.SourceEntry{}, false, err
+	}
+	return dpapi.SourceEntry{
+		Plaintext: v.Plain.Addr(), Device: v.Ifindex, Endpoint: endpoint.ID(v.Endpoint),
+		TenantID: address.TenantID(v.TenantId),
+	}, true, nil
+}
+
+// LookupLocal reads the entry of a plaintext address of this node.
+func (d *Datapath) LookupLocal(plain netip.Addr) (dpapi.LocalEntry, bool, error) {
+	v, found, err := lookup[bpfobj.PilasterEpDst](d.Objects.PilLocalsV1, bpfobj.ToAddr(plain).Lo)
+	if !found {
+		return dpapi.LocalEntry{}, false, err
+	}
+	return dpapi.LocalEntry{Address: v.Address.Addr(), Device: v.Ifindex, Endpoint: endpoint.ID(v.Endpoint)}, true, nil
+}
+
+// LookupTenantID reads the entry of a tenant id.
+func (d *Datapath) LookupTenantID(id address.TenantID) (dpapi.TenantEntry, bool, error) {
+	v, found, err := lookup[bpfobj.PilasterTenant](d.Objects.PilTenantsV2, uint32(id))
+	if !found {
+		return dpapi.TenantEntry{}, false, err
+	}
+	_, hasKey, err := lookup[[8]byte](d.Objects.PilKeysV1, uint32(id))
+	e := dpapi.TenantEntry{Clear: v.Clear != 0, Gateway: v.Gateway.Addr(), HasKey: hasKey}
+	for _, id := range v.Ids {
+		if id != 0 {
+			e.IDs = append(e.IDs, address.TenantID(id))
+		}
+	}
+	return e, true, err
 }

@@ -159,3 +159,52 @@ func (l *Lab) between(from, to string) ([]netip.Addr, error) {
 func (l *Lab) reaches(a, b ContainerStatus, network string) bool {
 	return tenant.NetworkHas(network, tenant.Regions) || l.RegionOf(a.Node) == l.RegionOf(b.Node)
 }
+
+// Way is a pair of addresses by which a container reaches a destination.
+type Way struct {
+	From, To             ContainerStatus // To is empty if the destination is no container's address
+	Source, Destination  netip.Addr
+	SenderApp, TargetApp uint32 // apps that policies use
+}
+
+// WayTo returns the addresses from a container to another, on the first network that connects them, or to an address.
+// It takes only addresses of the container that fit.
+func (l *Lab) WayTo(ctx context.Context, from, to string, fits func(netip.Addr) bool) (w Way, err error) {
+	if err := l.refreshOf(ctx, from, to); err != nil {
+		return w, err
+	}
+	if w.From, err = l.Container(from); err != nil {
+		return w, err
+	}
+	if w.SenderApp, err = l.appNow(ctx, w.From); err != nil {
+		return w, err
+	}
+	if w.Destination, err = netip.ParseAddr(to); err != nil {
+		if w.To, err = l.Container(to); err != nil {
+			return w, err
+		}
+		if w.TargetApp, err = l.appNow(ctx, w.To); err != nil {
+			return w, err
+		}
+	}
+	for _, own := range w.From.Attachments {
+		if !fits(own.Address) {
+			continue
+		}
+		if w.To.Name == "" && own.Address.Is4() == w.Destination.Is4() {
+			w.Source = own.Address
+			return w, nil
+		}
+		for _, its := range w.To.Attachments {
+			if its.Network == own.Network && its.Address.Is4() == own.Address.Is4() {
+				w.Source, w.Destination = own.Address, its.Address
+				return w, nil
+			}
+		}
+	}
+	if w.To.Name != "" && w.From.Address.Is4() == w.To.Address.Is4() && fits(w.From.Address) {
+		w.Source, w.Destination = w.From.Address, w.To.Address // of two networks; it will be dropped
+		return w, nil
+	}
+	return w, fmt.Errorf("%s has no address of the family of %s; nothing was sent", from, to)
+}

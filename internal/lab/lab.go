@@ -91,13 +91,16 @@ func newLab(f folder) *Lab { return &Lab{folder: f, control: newControl(f)} }
 // Name returns the lab's name.
 func (l *Lab) Name() string { return filepath.Base(string(l.folder)) }
 
-// PingTargets returns the names of containers and nodes.
-func (l *Lab) PingTargets() (all []string) {
+// ContainerNames returns the names of the containers.
+func (l *Lab) ContainerNames() (all []string) {
 	for _, c := range l.Containers() {
 		all = append(all, c.Name)
 	}
-	return append(all, l.state.Spec.AllNodes()...)
+	return all
 }
+
+// PingTargets returns the names of containers and nodes.
+func (l *Lab) PingTargets() []string { return append(l.ContainerNames(), l.state.Spec.AllNodes()...) }
 
 // ExecTargets returns the names of all places for commands: containers, nodes, orchestrators and the router.
 func (l *Lab) ExecTargets() []string {

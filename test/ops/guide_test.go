@@ -78,6 +78,9 @@ func TestRegionsGuide(t *testing.T) {
 	follow(t, "../../docs/howto/regions.md", "two", 1, 9)
 }
 
+// TestTraceGuide runs docs/howto/trace.md and compares the output.
+func TestTraceGuide(t *testing.T) { follow(t, "../../docs/howto/trace.md", "hop", 2, 7) }
+
 // follow runs a guide with its own lab, and compares the output. called is the lab's name in the guide; the test
 // replaces it by a unique name.
 func follow(t *testing.T, page, called string, leastFiles, leastSteps int) {

@@ -31,7 +31,7 @@ var layers = []struct {
 	}},
 	{"the domain, pure", []string{
 		"api", "internal/address", "internal/tenant", "internal/policy", "internal/dropreason", "internal/packet",
-		"internal/network/nimitz/pipeline",
+		"internal/network/nimitz/pipeline", "internal/trace",
 	}},
 	{"records of a node, and its part of the CNI", []string{
 		"internal/endpoint", "internal/join", "internal/cniserver", "internal/cniclient",
@@ -68,7 +68,7 @@ var knownLarge = map[string]struct {
 	reason string
 }{
 	"internal/agent":              {19, "Core and Tenants share locks: endpoints, tenants and migration"},
-	"internal/cli":                {42, "one file per command family, which share all helpers"},
+	"internal/cli":                {43, "one file per command family, which share all helpers"},
 	"internal/lab":                {19, "one type, the lab"},
 	"internal/orchestrator/store": {27, "methods over one transaction, of which 25 would be exported"},
 	"internal/sim":                {23, "one type, the simulated world"},

@@ -2509,6 +2509,878 @@ func (x *RuleName) GetAudit() bool {
 	return false
 }
 
+type TraceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // address in a container, or plaintext
+	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`              // of IP: 6 is TCP
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`                      // of the destination; 0 if the protocol has no ports
+	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                   // on network nimitz, if several tenants on this node have the addresses
+	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"` // on network nimitz: of the end that is not on this node
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceRequest) Reset() {
+	*x = TraceRequest{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceRequest) ProtoMessage() {}
+
+func (x *TraceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
+func (*TraceRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *TraceRequest) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *TraceRequest) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *TraceRequest) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *TraceRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *TraceRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *TraceRequest) GetPeerApp() uint32 {
+	if x != nil {
+		return x.PeerApp
+	}
+	return 0
+}
+
+type TraceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Network       string                 `protobuf:"bytes,2,opt,name=network,proto3" json:"network,omitempty"`
+	Source        *TraceEnd              `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
+	Destination   *TraceEnd              `protobuf:"bytes,4,opt,name=destination,proto3" json:"destination,omitempty"`
+	Steps         []*TraceStep           `protobuf:"bytes,5,rep,name=steps,proto3" json:"steps,omitempty"`     // empty if neither end is on this node
+	Verdict       string                 `protobuf:"bytes,6,opt,name=verdict,proto3" json:"verdict,omitempty"` // delivered, sent (to another node), dropped; empty without steps
+	Drop          string                 `protobuf:"bytes,7,opt,name=drop,proto3" json:"drop,omitempty"`       // reason, if dropped
+	Next          string                 `protobuf:"bytes,8,opt,name=next,proto3" json:"next,omitempty"`       // /64 of the node with the other part of the way; empty if there is none
+	Sources       []string               `protobuf:"bytes,9,rep,name=sources,proto3" json:"sources,omitempty"` // all source addresses that the packet has on its way, as far as this node knows
+	Destinations  []string               `protobuf:"bytes,10,rep,name=destinations,proto3" json:"destinations,omitempty"`
+	Vni           uint32                 `protobuf:"varint,11,opt,name=vni,proto3" json:"vni,omitempty"` // on network nimitz: of the tenant, in this node's region
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceResponse) Reset() {
+	*x = TraceResponse{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceResponse) ProtoMessage() {}
+
+func (x *TraceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
+func (*TraceResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *TraceResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TraceResponse) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *TraceResponse) GetSource() *TraceEnd {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetDestination() *TraceEnd {
+	if x != nil {
+		return x.Destination
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetSteps() []*TraceStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetVerdict() string {
+	if x != nil {
+		return x.Verdict
+	}
+	return ""
+}
+
+func (x *TraceResponse) GetDrop() string {
+	if x != nil {
+		return x.Drop
+	}
+	return ""
+}
+
+func (x *TraceResponse) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
+}
+
+func (x *TraceResponse) GetSources() []string {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetDestinations() []string {
+	if x != nil {
+		return x.Destinations
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetVni() uint32 {
+	if x != nil {
+		return x.Vni
+	}
+	return 0
+}
+
+// TraceEnd is an end of a trace, as far as this node knows it.
+type TraceEnd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`     // as its container sees it
+	Plaintext     string                 `protobuf:"bytes,2,opt,name=plaintext,proto3" json:"plaintext,omitempty"` // on network netpila
+	Tenant        string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	App           uint32                 `protobuf:"varint,4,opt,name=app,proto3" json:"app,omitempty"`
+	Labels        map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	EndpointId    uint32                 `protobuf:"varint,6,opt,name=endpoint_id,json=endpointId,proto3" json:"endpoint_id,omitempty"` // 0 if it is not on this node; then the next two are empty
+	Endpoint      string                 `protobuf:"bytes,7,opt,name=endpoint,proto3" json:"endpoint,omitempty"`                        // pod or container id
+	Device        string                 `protobuf:"bytes,8,opt,name=device,proto3" json:"device,omitempty"`                            // on the node
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceEnd) Reset() {
+	*x = TraceEnd{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceEnd) ProtoMessage() {}
+
+func (x *TraceEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceEnd.ProtoReflect.Descriptor instead.
+func (*TraceEnd) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *TraceEnd) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *TraceEnd) GetPlaintext() string {
+	if x != nil {
+		return x.Plaintext
+	}
+	return ""
+}
+
+func (x *TraceEnd) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *TraceEnd) GetApp() uint32 {
+	if x != nil {
+		return x.App
+	}
+	return 0
+}
+
+func (x *TraceEnd) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *TraceEnd) GetEndpointId() uint32 {
+	if x != nil {
+		return x.EndpointId
+	}
+	return 0
+}
+
+func (x *TraceEnd) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *TraceEnd) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+type TraceStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// container, translate, policy, next hop, uplink, endpoint, deliver, node; of network nimitz: decap, register, nat,
+	// forwarding, encap
+	Stage         string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
+	Source        string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"` // addresses after the step
+	Destination   string `protobuf:"bytes,3,opt,name=destination,proto3" json:"destination,omitempty"`
+	Detail        string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"` // the decision
+	Entry         string `protobuf:"bytes,5,opt,name=entry,proto3" json:"entry,omitempty"`   // the table entry that was hit, or what decided
+	Drop          string `protobuf:"bytes,6,opt,name=drop,proto3" json:"drop,omitempty"`     // reason, if the packet ends here
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceStep) Reset() {
+	*x = TraceStep{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceStep) ProtoMessage() {}
+
+func (x *TraceStep) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceStep.ProtoReflect.Descriptor instead.
+func (*TraceStep) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *TraceStep) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *TraceStep) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *TraceStep) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *TraceStep) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *TraceStep) GetEntry() string {
+	if x != nil {
+		return x.Entry
+	}
+	return ""
+}
+
+func (x *TraceStep) GetDrop() string {
+	if x != nil {
+		return x.Drop
+	}
+	return ""
+}
+
+type FollowPacketsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sources       []string               `protobuf:"bytes,1,rep,name=sources,proto3" json:"sources,omitempty"` // a packet is reported if its addresses are among these at the first hook
+	Destinations  []string               `protobuf:"bytes,2,rep,name=destinations,proto3" json:"destinations,omitempty"`
+	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`    // of the destination; 0 means any
+	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"` // of the container that sends, if several on this node have its address
+	Vni           uint32                 `protobuf:"varint,6,opt,name=vni,proto3" json:"vni,omitempty"`      // of packets that arrive by the tunnel; 0 means any
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowPacketsRequest) Reset() {
+	*x = FollowPacketsRequest{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowPacketsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowPacketsRequest) ProtoMessage() {}
+
+func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowPacketsRequest.ProtoReflect.Descriptor instead.
+func (*FollowPacketsRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *FollowPacketsRequest) GetSources() []string {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
+func (x *FollowPacketsRequest) GetDestinations() []string {
+	if x != nil {
+		return x.Destinations
+	}
+	return nil
+}
+
+func (x *FollowPacketsRequest) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *FollowPacketsRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *FollowPacketsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *FollowPacketsRequest) GetVni() uint32 {
+	if x != nil {
+		return x.Vni
+	}
+	return 0
+}
+
+type FollowPacketsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Event         *PacketEvent           `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowPacketsResponse) Reset() {
+	*x = FollowPacketsResponse{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowPacketsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowPacketsResponse) ProtoMessage() {}
+
+func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowPacketsResponse.ProtoReflect.Descriptor instead.
+func (*FollowPacketsResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *FollowPacketsResponse) GetEvent() *PacketEvent {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+// PacketEvent is one observation of a packet in a program of this node.
+type PacketEvent struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Time            uint64                 `protobuf:"varint,1,opt,name=time,proto3" json:"time,omitempty"`     // ns, CLOCK_MONOTONIC of the machine
+	Packet          uint64                 `protobuf:"varint,2,opt,name=packet,proto3" json:"packet,omitempty"` // equal for one packet at all hooks of the machine, except behind Open vSwitch
+	Point           string                 `protobuf:"bytes,3,opt,name=point,proto3" json:"point,omitempty"`    // enter, leave, drop, policy, pipeline
+	Hook            string                 `protobuf:"bytes,4,opt,name=hook,proto3" json:"hook,omitempty"`      // as of MonitorResponse
+	Device          string                 `protobuf:"bytes,5,opt,name=device,proto3" json:"device,omitempty"`  // where the hook is
+	Source          string                 `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`  // as they are at this point
+	Destination     string                 `protobuf:"bytes,7,opt,name=destination,proto3" json:"destination,omitempty"`
+	Protocol        uint32                 `protobuf:"varint,8,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	SourcePort      uint32                 `protobuf:"varint,9,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
+	DestinationPort uint32                 `protobuf:"varint,10,opt,name=destination_port,json=destinationPort,proto3" json:"destination_port,omitempty"`
+	Length          uint32                 `protobuf:"varint,11,opt,name=length,proto3" json:"length,omitempty"`                           // bytes, from the IP header on
+	Cache           string                 `protobuf:"bytes,12,opt,name=cache,proto3" json:"cache,omitempty"`                              // at enter: hit or miss of the flow cache; at policy: of the verdict cache
+	Action          string                 `protobuf:"bytes,13,opt,name=action,proto3" json:"action,omitempty"`                            // at leave: redirect, pass, drop (also: left to Open vSwitch)
+	ToDevice        string                 `protobuf:"bytes,14,opt,name=to_device,json=toDevice,proto3" json:"to_device,omitempty"`        // at leave, of a redirect
+	ToEndpoint      string                 `protobuf:"bytes,15,opt,name=to_endpoint,json=toEndpoint,proto3" json:"to_endpoint,omitempty"`  // at leave: pod or container id of the container that receives the packet
+	Drop            string                 `protobuf:"bytes,16,opt,name=drop,proto3" json:"drop,omitempty"`                                // reason
+	Rule            *RuleName              `protobuf:"bytes,17,opt,name=rule,proto3" json:"rule,omitempty"`                                // of the policy that decided
+	Direction       string                 `protobuf:"bytes,18,opt,name=direction,proto3" json:"direction,omitempty"`                      // at policy: egress or ingress
+	Allowed         bool                   `protobuf:"varint,19,opt,name=allowed,proto3" json:"allowed,omitempty"`                         // at policy
+	EndpointId      uint32                 `protobuf:"varint,20,opt,name=endpoint_id,json=endpointId,proto3" json:"endpoint_id,omitempty"` // at policy
+	Vni             uint32                 `protobuf:"varint,21,opt,name=vni,proto3" json:"vni,omitempty"`                                 // at pipeline
+	LostEvents      uint64                 `protobuf:"varint,22,opt,name=lost_events,json=lostEvents,proto3" json:"lost_events,omitempty"` // so far, because the ring was full
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *PacketEvent) Reset() {
+	*x = PacketEvent{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PacketEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PacketEvent) ProtoMessage() {}
+
+func (x *PacketEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PacketEvent.ProtoReflect.Descriptor instead.
+func (*PacketEvent) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *PacketEvent) GetTime() uint64 {
+	if x != nil {
+		return x.Time
+	}
+	return 0
+}
+
+func (x *PacketEvent) GetPacket() uint64 {
+	if x != nil {
+		return x.Packet
+	}
+	return 0
+}
+
+func (x *PacketEvent) GetPoint() string {
+	if x != nil {
+		return x.Point
+	}
+	return ""
+}
+
+func (x *PacketEvent) GetHook() string {
+	if x != nil {
+		return x.Hook
+	}
+	return ""
+}
+
+func (x *PacketEvent) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *PacketEvent) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *PacketEvent) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *PacketEvent) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *PacketEvent) GetSourcePort() uint32 {
+	if x != nil {
+		return x.SourcePort
+	}
+	return 0
+}
+
+func (x *PacketEvent) GetDestinationPort() uint32 {
+	if x != nil {
+		return x.DestinationPort
+	}
+	return 0
+}
+
+func (x *PacketEvent) GetLength() uint32 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+func (x *PacketEvent) GetCache() string {
+	if x != nil {
+		return x.Cache
+	}
+	return ""
+}
+
+func (x *PacketEvent) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *PacketEvent) GetToDevice() string {
+	if x != nil {
+		return x.ToDevice
+	}
+	return ""
+}
+
+func (x *PacketEvent) GetToEndpoint() string {
+	if x != nil {
+		return x.ToEndpoint
+	}
+	return ""
+}
+
+func (x *PacketEvent) GetDrop() string {
+	if x != nil {
+		return x.Drop
+	}
+	return ""
+}
+
+func (x *PacketEvent) GetRule() *RuleName {
+	if x != nil {
+		return x.Rule
+	}
+	return nil
+}
+
+func (x *PacketEvent) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *PacketEvent) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *PacketEvent) GetEndpointId() uint32 {
+	if x != nil {
+		return x.EndpointId
+	}
+	return 0
+}
+
+func (x *PacketEvent) GetVni() uint32 {
+	if x != nil {
+		return x.Vni
+	}
+	return 0
+}
+
+func (x *PacketEvent) GetLostEvents() uint64 {
+	if x != nil {
+		return x.LostEvents
+	}
+	return 0
+}
+
+type SendProbeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`           // address of a container on this node
+	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"` // as the container sees it
+	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`      // 1, 6, 17 or 58
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
+	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"` // on network nimitz, if several tenants on this node have the source address
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendProbeRequest) Reset() {
+	*x = SendProbeRequest{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendProbeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendProbeRequest) ProtoMessage() {}
+
+func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendProbeRequest.ProtoReflect.Descriptor instead.
+func (*SendProbeRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *SendProbeRequest) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *SendProbeRequest) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *SendProbeRequest) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *SendProbeRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *SendProbeRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type SendProbeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answered      bool                   `protobuf:"varint,1,opt,name=answered,proto3" json:"answered,omitempty"`
+	Answer        string                 `protobuf:"bytes,2,opt,name=answer,proto3" json:"answer,omitempty"` // echo reply, connected, refused, datagram
+	Rtt           uint64                 `protobuf:"varint,3,opt,name=rtt,proto3" json:"rtt,omitempty"`      // ns
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendProbeResponse) Reset() {
+	*x = SendProbeResponse{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendProbeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendProbeResponse) ProtoMessage() {}
+
+func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendProbeResponse.ProtoReflect.Descriptor instead.
+func (*SendProbeResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *SendProbeResponse) GetAnswered() bool {
+	if x != nil {
+		return x.Answered
+	}
+	return false
+}
+
+func (x *SendProbeResponse) GetAnswer() string {
+	if x != nil {
+		return x.Answer
+	}
+	return ""
+}
+
+func (x *SendProbeResponse) GetRtt() uint64 {
+	if x != nil {
+		return x.Rtt
+	}
+	return 0
+}
+
 type RecentEventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2517,7 +3389,7 @@ type RecentEventsRequest struct {
 
 func (x *RecentEventsRequest) Reset() {
 	*x = RecentEventsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2529,7 +3401,7 @@ func (x *RecentEventsRequest) String() string {
 func (*RecentEventsRequest) ProtoMessage() {}
 
 func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2542,7 +3414,7 @@ func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
 func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 type RecentEventsResponse struct {
@@ -2554,7 +3426,7 @@ type RecentEventsResponse struct {
 
 func (x *RecentEventsResponse) Reset() {
 	*x = RecentEventsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2566,7 +3438,7 @@ func (x *RecentEventsResponse) String() string {
 func (*RecentEventsResponse) ProtoMessage() {}
 
 func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2579,7 +3451,7 @@ func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
 func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
@@ -2598,7 +3470,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2610,7 +3482,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2623,7 +3495,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -2658,7 +3530,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2670,7 +3542,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2683,7 +3555,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -2815,7 +3687,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2827,7 +3699,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3075,7 +3947,94 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bRuleName\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x14\n" +
-	"\x05audit\x18\x03 \x01(\bR\x05audit\"\x15\n" +
+	"\x05audit\x18\x03 \x01(\bR\x05audit\"\xab\x01\n" +
+	"\fTraceRequest\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
+	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x19\n" +
+	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\"\xe5\x02\n" +
+	"\rTraceResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
+	"\anetwork\x18\x02 \x01(\tR\anetwork\x12-\n" +
+	"\x06source\x18\x03 \x01(\v2\x15.pilaster.v1.TraceEndR\x06source\x127\n" +
+	"\vdestination\x18\x04 \x01(\v2\x15.pilaster.v1.TraceEndR\vdestination\x12,\n" +
+	"\x05steps\x18\x05 \x03(\v2\x16.pilaster.v1.TraceStepR\x05steps\x12\x18\n" +
+	"\averdict\x18\x06 \x01(\tR\averdict\x12\x12\n" +
+	"\x04drop\x18\a \x01(\tR\x04drop\x12\x12\n" +
+	"\x04next\x18\b \x01(\tR\x04next\x12\x18\n" +
+	"\asources\x18\t \x03(\tR\asources\x12\"\n" +
+	"\fdestinations\x18\n" +
+	" \x03(\tR\fdestinations\x12\x10\n" +
+	"\x03vni\x18\v \x01(\rR\x03vni\"\xb7\x02\n" +
+	"\bTraceEnd\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1c\n" +
+	"\tplaintext\x18\x02 \x01(\tR\tplaintext\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x10\n" +
+	"\x03app\x18\x04 \x01(\rR\x03app\x129\n" +
+	"\x06labels\x18\x05 \x03(\v2!.pilaster.v1.TraceEnd.LabelsEntryR\x06labels\x12\x1f\n" +
+	"\vendpoint_id\x18\x06 \x01(\rR\n" +
+	"endpointId\x12\x1a\n" +
+	"\bendpoint\x18\a \x01(\tR\bendpoint\x12\x16\n" +
+	"\x06device\x18\b \x01(\tR\x06device\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9d\x01\n" +
+	"\tTraceStep\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x16\n" +
+	"\x06source\x18\x02 \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\x03 \x01(\tR\vdestination\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x14\n" +
+	"\x05entry\x18\x05 \x01(\tR\x05entry\x12\x12\n" +
+	"\x04drop\x18\x06 \x01(\tR\x04drop\"\xae\x01\n" +
+	"\x14FollowPacketsRequest\x12\x18\n" +
+	"\asources\x18\x01 \x03(\tR\asources\x12\"\n" +
+	"\fdestinations\x18\x02 \x03(\tR\fdestinations\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
+	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x10\n" +
+	"\x03vni\x18\x06 \x01(\rR\x03vni\"G\n" +
+	"\x15FollowPacketsResponse\x12.\n" +
+	"\x05event\x18\x01 \x01(\v2\x18.pilaster.v1.PacketEventR\x05event\"\xec\x04\n" +
+	"\vPacketEvent\x12\x12\n" +
+	"\x04time\x18\x01 \x01(\x04R\x04time\x12\x16\n" +
+	"\x06packet\x18\x02 \x01(\x04R\x06packet\x12\x14\n" +
+	"\x05point\x18\x03 \x01(\tR\x05point\x12\x12\n" +
+	"\x04hook\x18\x04 \x01(\tR\x04hook\x12\x16\n" +
+	"\x06device\x18\x05 \x01(\tR\x06device\x12\x16\n" +
+	"\x06source\x18\x06 \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\a \x01(\tR\vdestination\x12\x1a\n" +
+	"\bprotocol\x18\b \x01(\rR\bprotocol\x12\x1f\n" +
+	"\vsource_port\x18\t \x01(\rR\n" +
+	"sourcePort\x12)\n" +
+	"\x10destination_port\x18\n" +
+	" \x01(\rR\x0fdestinationPort\x12\x16\n" +
+	"\x06length\x18\v \x01(\rR\x06length\x12\x14\n" +
+	"\x05cache\x18\f \x01(\tR\x05cache\x12\x16\n" +
+	"\x06action\x18\r \x01(\tR\x06action\x12\x1b\n" +
+	"\tto_device\x18\x0e \x01(\tR\btoDevice\x12\x1f\n" +
+	"\vto_endpoint\x18\x0f \x01(\tR\n" +
+	"toEndpoint\x12\x12\n" +
+	"\x04drop\x18\x10 \x01(\tR\x04drop\x12)\n" +
+	"\x04rule\x18\x11 \x01(\v2\x15.pilaster.v1.RuleNameR\x04rule\x12\x1c\n" +
+	"\tdirection\x18\x12 \x01(\tR\tdirection\x12\x18\n" +
+	"\aallowed\x18\x13 \x01(\bR\aallowed\x12\x1f\n" +
+	"\vendpoint_id\x18\x14 \x01(\rR\n" +
+	"endpointId\x12\x10\n" +
+	"\x03vni\x18\x15 \x01(\rR\x03vni\x12\x1f\n" +
+	"\vlost_events\x18\x16 \x01(\x04R\n" +
+	"lostEvents\"\x94\x01\n" +
+	"\x10SendProbeRequest\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
+	"\x06tenant\x18\x05 \x01(\tR\x06tenant\"Y\n" +
+	"\x11SendProbeResponse\x12\x1a\n" +
+	"\banswered\x18\x01 \x01(\bR\banswered\x12\x16\n" +
+	"\x06answer\x18\x02 \x01(\tR\x06answer\x12\x10\n" +
+	"\x03rtt\x18\x03 \x01(\x04R\x03rtt\"\x15\n" +
 	"\x13RecentEventsRequest\"L\n" +
 	"\x14RecentEventsResponse\x124\n" +
 	"\x06events\x18\x01 \x03(\v2\x1c.pilaster.v1.MonitorResponseR\x06events\"&\n" +
@@ -3102,7 +4061,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vlost_events\x18\x0f \x01(\x04R\n" +
 	"lostEvents\x12)\n" +
 	"\x04rule\x18\x10 \x01(\v2\x15.pilaster.v1.RuleNameR\x04rule\x12\x16\n" +
-	"\x06tenant\x18\x11 \x01(\tR\x06tenant2\xa5\b\n" +
+	"\x06tenant\x18\x11 \x01(\tR\x06tenant2\x8b\n" +
+	"\n" +
 	"\fAgentService\x12P\n" +
 	"\vAddEndpoint\x12\x1f.pilaster.v1.AddEndpointRequest\x1a .pilaster.v1.AddEndpointResponse\x12Y\n" +
 	"\x0eDeleteEndpoint\x12\".pilaster.v1.DeleteEndpointRequest\x1a#.pilaster.v1.DeleteEndpointResponse\x12V\n" +
@@ -3112,7 +4072,10 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vGetEndpoint\x12\x1f.pilaster.v1.GetEndpointRequest\x1a .pilaster.v1.GetEndpointResponse\x12A\n" +
 	"\x06Status\x12\x1a.pilaster.v1.StatusRequest\x1a\x1b.pilaster.v1.StatusResponse\x12D\n" +
 	"\aExplain\x12\x1b.pilaster.v1.ExplainRequest\x1a\x1c.pilaster.v1.ExplainResponse\x128\n" +
-	"\x03Why\x12\x17.pilaster.v1.WhyRequest\x1a\x18.pilaster.v1.WhyResponse\x12S\n" +
+	"\x03Why\x12\x17.pilaster.v1.WhyRequest\x1a\x18.pilaster.v1.WhyResponse\x12>\n" +
+	"\x05Trace\x12\x19.pilaster.v1.TraceRequest\x1a\x1a.pilaster.v1.TraceResponse\x12X\n" +
+	"\rFollowPackets\x12!.pilaster.v1.FollowPacketsRequest\x1a\".pilaster.v1.FollowPacketsResponse0\x01\x12J\n" +
+	"\tSendProbe\x12\x1d.pilaster.v1.SendProbeRequest\x1a\x1e.pilaster.v1.SendProbeResponse\x12S\n" +
 	"\fListRuleHits\x12 .pilaster.v1.ListRuleHitsRequest\x1a!.pilaster.v1.ListRuleHitsResponse\x12V\n" +
 	"\rLabelEndpoint\x12!.pilaster.v1.LabelEndpointRequest\x1a\".pilaster.v1.LabelEndpointResponse\x12F\n" +
 	"\aMonitor\x12\x1b.pilaster.v1.MonitorRequest\x1a\x1c.pilaster.v1.MonitorResponse0\x01\x12S\n" +
@@ -3130,7 +4093,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -3168,35 +4131,45 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*WhyResponse)(nil),                 // 33: pilaster.v1.WhyResponse
 	(*Reason)(nil),                      // 34: pilaster.v1.Reason
 	(*RuleName)(nil),                    // 35: pilaster.v1.RuleName
-	(*RecentEventsRequest)(nil),         // 36: pilaster.v1.RecentEventsRequest
-	(*RecentEventsResponse)(nil),        // 37: pilaster.v1.RecentEventsResponse
-	(*MonitorRequest)(nil),              // 38: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 39: pilaster.v1.MonitorResponse
-	nil,                                 // 40: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 41: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 42: pilaster.v1.CollectGarbageRequest.Valid
-	nil,                                 // 43: pilaster.v1.LabelEndpointRequest.SetEntry
-	nil,                                 // 44: pilaster.v1.DatapathStatus.SwitchesEntry
-	(*timestamppb.Timestamp)(nil),       // 45: google.protobuf.Timestamp
-	(*Node)(nil),                        // 46: pilaster.v1.Node
-	(*Plan)(nil),                        // 47: pilaster.v1.Plan
-	(*App)(nil),                         // 48: pilaster.v1.App
-	(*Service)(nil),                     // 49: pilaster.v1.Service
+	(*TraceRequest)(nil),                // 36: pilaster.v1.TraceRequest
+	(*TraceResponse)(nil),               // 37: pilaster.v1.TraceResponse
+	(*TraceEnd)(nil),                    // 38: pilaster.v1.TraceEnd
+	(*TraceStep)(nil),                   // 39: pilaster.v1.TraceStep
+	(*FollowPacketsRequest)(nil),        // 40: pilaster.v1.FollowPacketsRequest
+	(*FollowPacketsResponse)(nil),       // 41: pilaster.v1.FollowPacketsResponse
+	(*PacketEvent)(nil),                 // 42: pilaster.v1.PacketEvent
+	(*SendProbeRequest)(nil),            // 43: pilaster.v1.SendProbeRequest
+	(*SendProbeResponse)(nil),           // 44: pilaster.v1.SendProbeResponse
+	(*RecentEventsRequest)(nil),         // 45: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),        // 46: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),              // 47: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 48: pilaster.v1.MonitorResponse
+	nil,                                 // 49: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 50: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 51: pilaster.v1.CollectGarbageRequest.Valid
+	nil,                                 // 52: pilaster.v1.LabelEndpointRequest.SetEntry
+	nil,                                 // 53: pilaster.v1.DatapathStatus.SwitchesEntry
+	nil,                                 // 54: pilaster.v1.TraceEnd.LabelsEntry
+	(*timestamppb.Timestamp)(nil),       // 55: google.protobuf.Timestamp
+	(*Node)(nil),                        // 56: pilaster.v1.Node
+	(*Plan)(nil),                        // 57: pilaster.v1.Plan
+	(*App)(nil),                         // 58: pilaster.v1.App
+	(*Service)(nil),                     // 59: pilaster.v1.Service
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	40, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	49, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	41, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	50, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	45, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	42, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	55, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	51, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 6: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 7: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 8: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	43, // 9: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
+	52, // 9: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
 	2,  // 10: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	46, // 11: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	47, // 12: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	56, // 11: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	57, // 12: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
 	25, // 13: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
 	26, // 14: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
 	28, // 15: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
@@ -3208,52 +4181,64 @@ var file_pilaster_v1_agent_proto_depIdxs = []int32{
 	20, // 21: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
 	35, // 22: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
 	20, // 23: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
-	45, // 24: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	55, // 24: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
 	27, // 25: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	44, // 26: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
-	48, // 27: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	53, // 26: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
+	58, // 27: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
 	2,  // 28: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
 	31, // 29: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	49, // 30: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
+	59, // 30: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
 	2,  // 31: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
 	34, // 32: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
 	2,  // 33: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
 	35, // 34: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
 	35, // 35: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
-	39, // 36: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	45, // 37: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	35, // 38: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
-	0,  // 39: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	4,  // 40: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	6,  // 41: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	8,  // 42: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	10, // 43: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	12, // 44: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	16, // 45: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	29, // 46: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	32, // 47: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
-	21, // 48: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
-	14, // 49: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
-	38, // 50: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	36, // 51: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 52: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	5,  // 53: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	7,  // 54: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	9,  // 55: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	11, // 56: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	13, // 57: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	17, // 58: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	30, // 59: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	33, // 60: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
-	22, // 61: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
-	15, // 62: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
-	39, // 63: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	37, // 64: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	52, // [52:65] is the sub-list for method output_type
-	39, // [39:52] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	38, // 36: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
+	38, // 37: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
+	39, // 38: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
+	54, // 39: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
+	42, // 40: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
+	35, // 41: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
+	48, // 42: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	55, // 43: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	35, // 44: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
+	0,  // 45: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	4,  // 46: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	6,  // 47: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	8,  // 48: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	10, // 49: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	12, // 50: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	16, // 51: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	29, // 52: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	32, // 53: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	36, // 54: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
+	40, // 55: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
+	43, // 56: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
+	21, // 57: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
+	14, // 58: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
+	47, // 59: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	45, // 60: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 61: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	5,  // 62: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	7,  // 63: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	9,  // 64: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	11, // 65: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	13, // 66: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	17, // 67: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	30, // 68: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	33, // 69: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	37, // 70: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
+	41, // 71: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
+	44, // 72: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
+	22, // 73: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
+	15, // 74: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
+	48, // 75: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	46, // 76: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	61, // [61:77] is the sub-list for method output_type
+	45, // [45:61] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -3268,7 +4253,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

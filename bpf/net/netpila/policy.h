@@ -27,8 +27,10 @@ __noinline int policy_enforce(struct __sk_buff *skb, const struct packet *p, con
 		return TC_ACT_SHOT;
 	local = flow_end(f, dir == TX, hook);
 	remote = flow_end(f, dir != TX, hook);
-	if (policy_fast_hit(skb, p, sizeof(struct eth_ip6), local, remote, f->policy_ep[dir & 1], 0, dir))
+	if (policy_fast_hit(skb, p, sizeof(struct eth_ip6), local, remote, f->policy_ep[dir & 1], 0, dir)) {
+		trace_policy_hit(skb, f->policy_ep[dir & 1], dir);
 		return 0;
+	}
 	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
 	if (!d)
 		return TC_ACT_SHOT;

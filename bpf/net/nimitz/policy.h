@@ -23,8 +23,11 @@ static __noinline int nimitz_policy_end(struct __sk_buff *skb, const struct pack
 	__u32 dir = d->ct.pkt.dir;
 
 	if (p->ip4 ? policy_fast_hit(skb, p, sizeof(struct eth_ip4), &k->local, &k->remote, k->endpoint, d->apps, dir)
-		   : policy_fast_hit(skb, p, sizeof(struct eth_ip6), &k->local, &k->remote, k->endpoint, d->apps, dir))
+		   : policy_fast_hit(skb, p, sizeof(struct eth_ip6), &k->local, &k->remote, k->endpoint, d->apps,
+				     dir)) {
+		trace_policy_hit(skb, k->endpoint, dir);
 		return 0;
+	}
 	return policy_check(skb, p, d, hook);
 }
 

@@ -181,6 +181,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		return drop(skb, REASON_UNTRANSLATED, j->hook);
 	if (nimitz_policy(skb, p, j, &from, vni, r))
 		return TC_ACT_SHOT;
+	trace_pipeline(skb, j->vni);
 	if (r->port == PORT_VXLAN) {
 		j->why = check_egress(skb, j, node->vxlan);
 		if (j->why)

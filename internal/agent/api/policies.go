@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"fmt"
-	"net/netip"
 
 	"connectrpc.com/connect"
 
@@ -72,17 +71,12 @@ func (s *Service) Why(
 	if err != nil {
 		return nil, err
 	}
-	var ends [2]netip.Addr
-	for i, text := range []string{req.Msg.Source, req.Msg.Destination} {
-		if ends[i], err = address.ParseAny(text); err != nil {
-			return nil, connect.NewError(connect.CodeInvalidArgument, err)
-		}
+	ends, err := parseAddresses(req.Msg.Source, req.Msg.Destination)
+	if err == nil {
+		err = checkPort(req.Msg.Protocol, req.Msg.Port)
 	}
-	if req.Msg.Protocol > 255 || req.Msg.Port > 65535 {
-		return nil, connect.NewError(
-			connect.CodeInvalidArgument,
-			fmt.Errorf("protocol %d, port %d: out of range", req.Msg.Protocol, req.Msg.Port),
-		)
+	if err != nil {
+		return nil, err
 	}
 	if req.Msg.PeerApp >= uint32(address.FirstReservedApp) {
 		return nil, connect.NewError(

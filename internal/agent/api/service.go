@@ -23,6 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/monitor"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/agent/state"
+	"pilaster.io/pilaster/internal/agent/trace"
 	"pilaster.io/pilaster/internal/cniserver"
 	"pilaster.io/pilaster/internal/debugserver"
 	"pilaster.io/pilaster/internal/dpapi"
@@ -32,6 +33,7 @@ import (
 type Service struct {
 	config Config
 	core   atomic.Pointer[running]
+	tracer atomic.Pointer[trace.Tracer] // nil if the packet path cannot be traced
 	events monitor.Hub
 	calls  *prometheus.HistogramVec
 	drops  monitor.DropWindow

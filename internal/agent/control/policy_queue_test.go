@@ -184,9 +184,10 @@ func TestPoliciesThatAreNotKept(t *testing.T) {
 	}
 }
 
-// TestIsOfPolicies: only events on which nothing else depends may wait. The test checks every field of a message, also
+// TestIsPolicyOnly: only events whose only changes are policy updates may be queued. The test checks every field of a
+// message, also
 // fields that are added later.
-func TestIsOfPolicies(t *testing.T) {
+func TestIsPolicyOnly(t *testing.T) {
 	mayWait := map[protoreflect.Name]bool{
 		"policies":        true,
 		"ended_policies":  true,

@@ -25,11 +25,13 @@ import (
 	"pilaster.io/pilaster/internal/agent/hostnet"
 	"pilaster.io/pilaster/internal/agent/networks"
 	"pilaster.io/pilaster/internal/agent/state"
+	"pilaster.io/pilaster/internal/agent/trace"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/sdnotify"
 	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/unixrpc"
@@ -361,6 +363,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	if err := core.Start(ctx); err != nil {
 		return stateError(err)
 	}
+	d.serveTraces(core, m, networks)
 	d.service.Serve(core, func() error { return cmp.Or(overlap.Problem(), d.link.Problem()) })
 	d.Log.Info("agent is ready", "node", d.node.Name(), "prefix", m.Prefix, "endpoints", len(core.Endpoints()))
 	if err := sdnotify.Notify(sdnotify.Ready); err != nil {
@@ -368,6 +371,25 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	}
 	d.supply(ctx, g, core, overlap)
 	return nil
+}
+
+// serveTraces makes the service answer traces, if the packet path can be traced.
+func (d *daemon) serveTraces(core *agent.Core, m state.Membership, networks map[string]agent.Network) {
+	path, ok := d.driver.(dpapi.Tracing)
+	if !ok {
+		return
+	}
+	c := trace.Config{Core: core, Path: path, Plan: m.Plan, Prefix: m.Prefix, Node: d.node.Name()}
+	type pipelined interface {
+		Pipeline(context.Context) ([]pipeline.Entry, error)
+		Switch() string
+	}
+	for _, n := range networks {
+		if p, ok := n.(pipelined); ok {
+			c.Pipeline, c.Switch = p.Pipeline, p.Switch()
+		}
+	}
+	d.service.ServeTraces(trace.New(c))
 }
 
 // registerWait is how long a start without the gateway prefixes waits for the orchestrator.

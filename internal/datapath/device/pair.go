@@ -188,7 +188,7 @@ func (d PairDevice) Check(r endpoint.Record) error {
 		return err
 	}
 	entry := d.EntryFor(r)
-	return host.SameProgram(there, hostLink, entry.Program, entry.Name)
+	return d.SameProgram(there, hostLink, entry.Program, entry.Name)
 }
 
 func (d PairDevice) Repair(r endpoint.Record) error {

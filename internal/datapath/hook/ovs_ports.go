@@ -95,15 +95,33 @@ func (t *OVSPorts) Plug(_ context.Context, port pipeline.Port, is pipeline.Devic
 	return nil
 }
 
-func (t *OVSPorts) attach(l netlink.Link) error {
+func (t *OVSPorts) attach(l netlink.Link) error { return t.d.attachTapped(l) }
+
+func (d *Hooks) attachTapped(l netlink.Link) error {
 	return host.AttachFilter(
-		t.d.Netlink,
+		d.Netlink,
 		l.Attrs().Index,
 		l.Attrs().Name,
 		netlink.HANDLE_MIN_EGRESS,
-		t.d.Objects.PilTapped,
+		d.Objects.PilTapped,
 		bpfobj.PilasterProgPilTapped,
 	)
+}
+
+// AttachTapped attaches the program behind Open vSwitch to a device, if the device has one and still exists.
+func (d *Hooks) AttachTapped(device int) error {
+	l, err := d.Netlink.LinkByIndex(device)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	there, err := d.ProgramOn(l, netlink.HANDLE_MIN_EGRESS)
+	if err != nil || there == 0 {
+		return host.IgnoreGone(err)
+	}
+	return d.WithDeviceLock(func() error { return host.IgnoreGone(d.attachTapped(l)) })
 }
 
 func (t *OVSPorts) Detach(device int) error {

@@ -61,15 +61,17 @@ func (d *Host) CheckProgram(l netlink.Link, hook uint32, program *ebpf.Program, 
 	if err != nil {
 		return err
 	}
-	return SameProgram(there, l, program, name)
+	return d.SameProgram(there, l, program, name)
 }
 
-func SameProgram(there ebpf.ProgramID, l netlink.Link, program *ebpf.Program, name string) error {
+// SameProgram returns an error if the program on a link is neither this one nor one in its place during a trace.
+func (d *Host) SameProgram(there ebpf.ProgramID, l netlink.Link, program *ebpf.Program, name string) error {
 	info, err := program.Info()
 	if err != nil {
 		return fmt.Errorf("program: %w", err)
 	}
-	if id, _ := info.ID(); there != id {
+	_, standsIn := d.StandIns.Load(there)
+	if id, _ := info.ID(); there != id && !standsIn {
 		return fmt.Errorf("program %s is not on %s", name, l.Attrs().Name)
 	}
 	return nil

@@ -38,6 +38,8 @@ type Host struct {
 	MTUReserve int    // bytes that a container's MTU stays below the uplink's
 	AcceptMark uint32 // of packets that policy has accepted
 
+	StandIns sync.Map // by ebpf.ProgramID: programs in the place of those in Objects during a trace
+
 	DeviceMu     sync.Mutex // see WithDeviceLock
 	generationMu sync.Mutex // guards the flow cache's generation, which is raised after the maps have changed
 }

@@ -219,6 +219,11 @@ func (n *Network) Validate(r endpoint.Record) error {
 	return nil
 }
 
+// Pipeline returns the entries of this node's switch, read from it.
+func (n *Network) Pipeline(ctx context.Context) ([]pipeline.Entry, error) {
+	return n.config.Switch.Entries(ctx)
+}
+
 // Activate makes the device a port and installs the endpoint's entries.
 func (n *Network) Activate(ctx context.Context, r endpoint.Record) error {
 	n.mu.Lock()

@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// checkRegions refuses regions that would route a tenant's own addresses out of the region, or that confuse nodes with
-// other regions.
+// checkRegions refuses CIDRs that overlap the tenant's or another region's, and Edge Switches on the wrong side of the
+// base prefix.
 func (n *Network) checkRegions(t tenant.Tenant) error {
 	var cidrs []netip.Prefix
 	for _, o := range t.Overlays {

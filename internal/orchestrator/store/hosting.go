@@ -177,8 +177,8 @@ func checkOverride(n *pilasterv1.Node, of *pilasterv1.Tenant, o *pilasterv1.Over
 	return nil
 }
 
-// beginHosting records that a node hosts a tenant. A new record has all ids as accepted, and the current id as held,
-// because the node allocates from it. An existing record keeps its content and receives the sequence number. A node
+// beginHosting records that a node hosts a tenant. A new record accepts all ids of the tenant, and holds the id for new
+// containers. An existing record only gets the new sequence number. A node
 // that would not enforce the tenant's policies is refused.
 func (t *txn) beginHosting(n pki.Node, sequence uint64, found *pilasterv1.Tenant) error {
 	node, err := t.member(n)

@@ -127,8 +127,8 @@ func testReclaimMappings(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
-// A restored store skips prefixes that may have been allocated since the backup, and has no quarantined prefixes:
-// without a lease they would never expire.
+// A restore skips prefixes that may have been allocated since the backup. It drops quarantined prefixes: without their
+// lease they would never expire.
 func TestRestoreSkipsPrefixes(t *testing.T) {
 	log, dir := slog.New(slog.DiscardHandler), t.TempDir()
 	e, err := store.Embed(t.Context(), dir, log)

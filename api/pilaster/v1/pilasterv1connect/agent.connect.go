@@ -57,6 +57,13 @@ const (
 	AgentServiceExplainProcedure = "/pilaster.v1.AgentService/Explain"
 	// AgentServiceWhyProcedure is the fully-qualified name of the AgentService's Why RPC.
 	AgentServiceWhyProcedure = "/pilaster.v1.AgentService/Why"
+	// AgentServiceTraceProcedure is the fully-qualified name of the AgentService's Trace RPC.
+	AgentServiceTraceProcedure = "/pilaster.v1.AgentService/Trace"
+	// AgentServiceFollowPacketsProcedure is the fully-qualified name of the AgentService's
+	// FollowPackets RPC.
+	AgentServiceFollowPacketsProcedure = "/pilaster.v1.AgentService/FollowPackets"
+	// AgentServiceSendProbeProcedure is the fully-qualified name of the AgentService's SendProbe RPC.
+	AgentServiceSendProbeProcedure = "/pilaster.v1.AgentService/SendProbe"
 	// AgentServiceListRuleHitsProcedure is the fully-qualified name of the AgentService's ListRuleHits
 	// RPC.
 	AgentServiceListRuleHitsProcedure = "/pilaster.v1.AgentService/ListRuleHits"
@@ -83,6 +90,14 @@ type AgentServiceClient interface {
 	Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error)
 	// Why evaluates the policies for a connection at each end that is on this node, with the packet path's policy tables.
 	Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error)
+	// Trace returns what the tables of this node do with a packet between two containers. It sends no packet.
+	Trace(context.Context, *connect.Request[v1.TraceRequest]) (*connect.Response[v1.TraceResponse], error)
+	// FollowPackets reports what the programs of this node do with packets while the call lasts. The first message has no
+	// event: all packets after it are reported.
+	FollowPackets(context.Context, *connect.Request[v1.FollowPacketsRequest]) (*connect.ServerStreamForClient[v1.FollowPacketsResponse], error)
+	// SendProbe sends one packet from a container on this node: an echo request, an empty UDP datagram or a TCP SYN. It
+	// returns when an answer arrives, or at the deadline of the call.
+	SendProbe(context.Context, *connect.Request[v1.SendProbeRequest]) (*connect.Response[v1.SendProbeResponse], error)
 	// ListRuleHits lists the rules that denied packets on this node, or would have denied them without audit mode.
 	ListRuleHits(context.Context, *connect.Request[v1.ListRuleHitsRequest]) (*connect.Response[v1.ListRuleHitsResponse], error)
 	// LabelEndpoint changes the labels of a running container. Its address stays; all nodes apply policies by the new
@@ -158,6 +173,24 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Why")),
 			connect.WithClientOptions(opts...),
 		),
+		trace: connect.NewClient[v1.TraceRequest, v1.TraceResponse](
+			httpClient,
+			baseURL+AgentServiceTraceProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Trace")),
+			connect.WithClientOptions(opts...),
+		),
+		followPackets: connect.NewClient[v1.FollowPacketsRequest, v1.FollowPacketsResponse](
+			httpClient,
+			baseURL+AgentServiceFollowPacketsProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("FollowPackets")),
+			connect.WithClientOptions(opts...),
+		),
+		sendProbe: connect.NewClient[v1.SendProbeRequest, v1.SendProbeResponse](
+			httpClient,
+			baseURL+AgentServiceSendProbeProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("SendProbe")),
+			connect.WithClientOptions(opts...),
+		),
 		listRuleHits: connect.NewClient[v1.ListRuleHitsRequest, v1.ListRuleHitsResponse](
 			httpClient,
 			baseURL+AgentServiceListRuleHitsProcedure,
@@ -196,6 +229,9 @@ type agentServiceClient struct {
 	status         *connect.Client[v1.StatusRequest, v1.StatusResponse]
 	explain        *connect.Client[v1.ExplainRequest, v1.ExplainResponse]
 	why            *connect.Client[v1.WhyRequest, v1.WhyResponse]
+	trace          *connect.Client[v1.TraceRequest, v1.TraceResponse]
+	followPackets  *connect.Client[v1.FollowPacketsRequest, v1.FollowPacketsResponse]
+	sendProbe      *connect.Client[v1.SendProbeRequest, v1.SendProbeResponse]
 	listRuleHits   *connect.Client[v1.ListRuleHitsRequest, v1.ListRuleHitsResponse]
 	labelEndpoint  *connect.Client[v1.LabelEndpointRequest, v1.LabelEndpointResponse]
 	monitor        *connect.Client[v1.MonitorRequest, v1.MonitorResponse]
@@ -247,6 +283,21 @@ func (c *agentServiceClient) Why(ctx context.Context, req *connect.Request[v1.Wh
 	return c.why.CallUnary(ctx, req)
 }
 
+// Trace calls pilaster.v1.AgentService.Trace.
+func (c *agentServiceClient) Trace(ctx context.Context, req *connect.Request[v1.TraceRequest]) (*connect.Response[v1.TraceResponse], error) {
+	return c.trace.CallUnary(ctx, req)
+}
+
+// FollowPackets calls pilaster.v1.AgentService.FollowPackets.
+func (c *agentServiceClient) FollowPackets(ctx context.Context, req *connect.Request[v1.FollowPacketsRequest]) (*connect.ServerStreamForClient[v1.FollowPacketsResponse], error) {
+	return c.followPackets.CallServerStream(ctx, req)
+}
+
+// SendProbe calls pilaster.v1.AgentService.SendProbe.
+func (c *agentServiceClient) SendProbe(ctx context.Context, req *connect.Request[v1.SendProbeRequest]) (*connect.Response[v1.SendProbeResponse], error) {
+	return c.sendProbe.CallUnary(ctx, req)
+}
+
 // ListRuleHits calls pilaster.v1.AgentService.ListRuleHits.
 func (c *agentServiceClient) ListRuleHits(ctx context.Context, req *connect.Request[v1.ListRuleHitsRequest]) (*connect.Response[v1.ListRuleHitsResponse], error) {
 	return c.listRuleHits.CallUnary(ctx, req)
@@ -280,6 +331,14 @@ type AgentServiceHandler interface {
 	Explain(context.Context, *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error)
 	// Why evaluates the policies for a connection at each end that is on this node, with the packet path's policy tables.
 	Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error)
+	// Trace returns what the tables of this node do with a packet between two containers. It sends no packet.
+	Trace(context.Context, *connect.Request[v1.TraceRequest]) (*connect.Response[v1.TraceResponse], error)
+	// FollowPackets reports what the programs of this node do with packets while the call lasts. The first message has no
+	// event: all packets after it are reported.
+	FollowPackets(context.Context, *connect.Request[v1.FollowPacketsRequest], *connect.ServerStream[v1.FollowPacketsResponse]) error
+	// SendProbe sends one packet from a container on this node: an echo request, an empty UDP datagram or a TCP SYN. It
+	// returns when an answer arrives, or at the deadline of the call.
+	SendProbe(context.Context, *connect.Request[v1.SendProbeRequest]) (*connect.Response[v1.SendProbeResponse], error)
 	// ListRuleHits lists the rules that denied packets on this node, or would have denied them without audit mode.
 	ListRuleHits(context.Context, *connect.Request[v1.ListRuleHitsRequest]) (*connect.Response[v1.ListRuleHitsResponse], error)
 	// LabelEndpoint changes the labels of a running container. Its address stays; all nodes apply policies by the new
@@ -351,6 +410,24 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Why")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceTraceHandler := connect.NewUnaryHandler(
+		AgentServiceTraceProcedure,
+		svc.Trace,
+		connect.WithSchema(agentServiceMethods.ByName("Trace")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceFollowPacketsHandler := connect.NewServerStreamHandler(
+		AgentServiceFollowPacketsProcedure,
+		svc.FollowPackets,
+		connect.WithSchema(agentServiceMethods.ByName("FollowPackets")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceSendProbeHandler := connect.NewUnaryHandler(
+		AgentServiceSendProbeProcedure,
+		svc.SendProbe,
+		connect.WithSchema(agentServiceMethods.ByName("SendProbe")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceListRuleHitsHandler := connect.NewUnaryHandler(
 		AgentServiceListRuleHitsProcedure,
 		svc.ListRuleHits,
@@ -395,6 +472,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceExplainHandler.ServeHTTP(w, r)
 		case AgentServiceWhyProcedure:
 			agentServiceWhyHandler.ServeHTTP(w, r)
+		case AgentServiceTraceProcedure:
+			agentServiceTraceHandler.ServeHTTP(w, r)
+		case AgentServiceFollowPacketsProcedure:
+			agentServiceFollowPacketsHandler.ServeHTTP(w, r)
+		case AgentServiceSendProbeProcedure:
+			agentServiceSendProbeHandler.ServeHTTP(w, r)
 		case AgentServiceListRuleHitsProcedure:
 			agentServiceListRuleHitsHandler.ServeHTTP(w, r)
 		case AgentServiceLabelEndpointProcedure:
@@ -446,6 +529,18 @@ func (UnimplementedAgentServiceHandler) Explain(context.Context, *connect.Reques
 
 func (UnimplementedAgentServiceHandler) Why(context.Context, *connect.Request[v1.WhyRequest]) (*connect.Response[v1.WhyResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.Why is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Trace(context.Context, *connect.Request[v1.TraceRequest]) (*connect.Response[v1.TraceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.Trace is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) FollowPackets(context.Context, *connect.Request[v1.FollowPacketsRequest], *connect.ServerStream[v1.FollowPacketsResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.FollowPackets is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) SendProbe(context.Context, *connect.Request[v1.SendProbeRequest]) (*connect.Response[v1.SendProbeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.SendProbe is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) ListRuleHits(context.Context, *connect.Request[v1.ListRuleHitsRequest]) (*connect.Response[v1.ListRuleHitsResponse], error) {

@@ -1,0 +1,204 @@
+package trace
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/packet"
+)
+
+// Follow reports what the programs do with selected packets until ctx ends. It calls send with nil once no later packet
+// is missed, then with each event. One Follow runs at a time. It follows packets from containers of one tenant; an
+// empty name means all tenants.
+func (t *Tracer) Follow(
+	ctx context.Context,
+	f dpapi.PacketFilter,
+	tenant string,
+	send func(*pilasterv1.PacketEvent) error,
+) error {
+	if !t.following.TryLock() {
+		return refusal.New(refusal.ErrExists, "another trace runs on this node; try again when it has ended")
+	}
+	defer t.following.Unlock()
+	for _, r := range t.Core.Endpoints() {
+		if r.Lives() && (tenant == "" || tenant == r.Tenant) && hasAddress(r, f.Sources...) {
+			f.Senders = append(f.Senders, r)
+		}
+		if r.Lives() && hasAddress(r, f.Destinations...) {
+			f.Receivers = append(f.Receivers, r)
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	events, err := t.Path.Follow(ctx, f)
+	if err != nil {
+		cancel()
+		return err
+	}
+	defer func() { // wait until the programs are detached
+		cancel()
+		for range events {
+		}
+	}()
+	if err := send(nil); err != nil {
+		return err
+	}
+	for e := range events {
+		if err := send(t.event(e)); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+func (t *Tracer) event(e dpapi.PacketEvent) *pilasterv1.PacketEvent {
+	p := &pilasterv1.PacketEvent{
+		Time: e.Time, Packet: e.Packet, Point: e.Point.String(), Hook: e.Hook,
+		Protocol: uint32(e.Protocol), SourcePort: uint32(e.SourcePort), DestinationPort: uint32(e.DestinationPort),
+		Length: uint32(e.Length), Cache: e.Cache, Action: e.Action, Drop: e.Reason, Vni: e.VNI, LostEvents: e.Lost,
+	}
+	if e.Source.IsValid() {
+		p.Source, p.Destination = e.Source.String(), e.Destination.String()
+	}
+	if e.Device != 0 {
+		p.Device = t.Path.DeviceName(e.Device)
+	}
+	if e.Target != 0 {
+		p.ToDevice = t.Path.DeviceName(e.Target)
+		p.ToEndpoint, _ = t.Core.NameOf(t.Path.EndpointOf(e.Target))
+	}
+	if e.Hook == "switch" && e.Action == "pass" { // Open vSwitch delivers it by this device
+		p.ToDevice = p.Device
+		p.ToEndpoint, _ = t.Core.NameOf(t.Path.EndpointOf(e.Device))
+	}
+	if e.Point == dpapi.PacketChecked {
+		p.Allowed, p.EndpointId, p.Direction = e.Reason == "", uint32(e.Endpoint), "ingress"
+		if e.Egress {
+			p.Direction = "egress"
+		}
+	}
+	if name := t.Core.RuleOf(dpapi.Event{Rule: e.Rule, Endpoint: e.Endpoint}); name != nil {
+		p.Rule = &pilasterv1.RuleName{Policy: name.Policy, Rule: name.String(), Audit: name.Audit}
+	}
+	return p
+}
+
+// Probe is a packet to send from a container of this node.
+type Probe struct {
+	Source, Destination netip.Addr // as the container sees them
+	Protocol            uint8      // ICMP, ICMPv6, TCP or UDP
+	Port                uint16
+	Tenant              string // needed if several tenants on this node have the source
+}
+
+// longestProbe limits the wait for an answer.
+const longestProbe = 10 * time.Second
+
+// SendProbe sends a packet by a socket of the container's namespace, and waits for an answer until ctx ends.
+func (t *Tracer) SendProbe(ctx context.Context, p Probe) (*pilasterv1.SendProbeResponse, error) {
+	r, err := t.senderOf(p)
+	if err != nil {
+		return nil, err
+	}
+	ns, err := netns.Open(r.Netns)
+	if err != nil {
+		return nil, fmt.Errorf("send a probe from %s: %w", cmp.Or(r.Pod, r.ContainerID), err)
+	}
+	defer ns.Close()
+	ctx, cancel := context.WithTimeout(ctx, longestProbe)
+	defer cancel()
+	response := &pilasterv1.SendProbeResponse{}
+	switch p.Protocol {
+	case syscall.IPPROTO_ICMP, syscall.IPPROTO_ICMPV6:
+		deadline, _ := ctx.Deadline()
+		var ping packet.PingResult
+		wait := min(time.Until(deadline), time.Second)
+		ping, err = packet.Ping(ctx, ns, p.Destination, packet.PingOptions{Timeout: wait})
+		if len(ping.RTT) > 0 {
+			response.Answered, response.Answer, response.Rtt = true, "echo reply", uint64(ping.RTT[0])
+		}
+	case syscall.IPPROTO_TCP, syscall.IPPROTO_UDP:
+		err = ns.Do(func() error {
+			began := time.Now()
+			answer, err := p.dial(ctx)
+			if answer != "" {
+				response.Answered, response.Answer, response.Rtt = true, answer, uint64(time.Since(began))
+			}
+			return err
+		})
+	default:
+		return nil, refusal.New(refusal.ErrInvalid, "protocol %d: a probe is TCP, UDP, ICMP or ICMPv6; nothing was "+
+			"sent; with --wait the command follows a packet that you send", p.Protocol)
+	}
+	if err != nil && ctx.Err() == nil && !isSilence(err) {
+		return nil, fmt.Errorf("send a probe from %v to %v: %w", p.Source, p.Destination, err)
+	}
+	return response, nil
+}
+
+func (t *Tracer) senderOf(p Probe) (endpoint.Record, error) {
+	for _, r := range t.Core.Endpoints() {
+		if r.Lives() && (p.Tenant == "" || p.Tenant == r.Tenant) && hasAddress(r, p.Source) {
+			return r, nil
+		}
+	}
+	return endpoint.Record{}, refusal.New(refusal.ErrNotFound, "no container on this node has the address %v", p.Source)
+}
+
+// hasAddress reports whether a container sees one of these addresses as its own.
+func hasAddress(r endpoint.Record, addresses ...netip.Addr) bool {
+	return slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool {
+		return slices.Contains(addresses, a.Address)
+	})
+}
+
+// isSilence reports whether an error says that no answer arrived.
+func isSilence(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, syscall.EHOSTUNREACH) ||
+		errors.Is(err, syscall.ENETUNREACH)
+}
+
+// dial opens a TCP connection or sends an empty datagram, in the thread's namespace. It returns the kind of the answer.
+func (p Probe) dial(ctx context.Context) (answer string, err error) {
+	network, local := "tcp", net.Addr(&net.TCPAddr{IP: p.Source.AsSlice()})
+	if p.Protocol == syscall.IPPROTO_UDP {
+		network, local = "udp", &net.UDPAddr{IP: p.Source.AsSlice()}
+	}
+	d := net.Dialer{LocalAddr: local, FallbackDelay: -1}
+	conn, err := d.DialContext(ctx, network, net.JoinHostPort(p.Destination.String(), strconv.Itoa(int(p.Port))))
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return "refused", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	if p.Protocol == syscall.IPPROTO_TCP {
+		return "connected", nil
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
+	defer stop()
+	if _, err := conn.Write(nil); err != nil {
+		return "", err
+	}
+	if _, err = conn.Read(make([]byte, 1)); errors.Is(err, syscall.ECONNREFUSED) {
+		return "refused", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	return "datagram", nil
+}

@@ -1,0 +1,169 @@
+package trace
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/dropreason"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/policy"
+)
+
+// Config has the parts of a Tracer.
+type Config struct {
+	Core   *agent.Core
+	Path   dpapi.Tracing
+	Plan   address.Plan
+	Prefix netip.Prefix // of this node
+	Node   string       // its name
+	// Pipeline returns the entries of network nimitz; nil if this node does not have the network.
+	Pipeline func(context.Context) ([]pipeline.Entry, error)
+	Switch   string // of network nimitz: ebpf, ovs
+}
+
+// Tracer traces packets on this node. Its methods are safe for concurrent use.
+type Tracer struct {
+	Config
+	following sync.Mutex // held during a Follow
+}
+
+// New returns a tracer.
+func New(c Config) *Tracer { return &Tracer{Config: c} }
+
+// Verdicts of a trace: what becomes of the packet on this node.
+const (
+	Delivered = "delivered" // to its container, or to this node's gateway
+	Sent      = "sent"      // to another node
+	Dropped   = "dropped"
+)
+
+// run is one trace.
+type run struct {
+	*Tracer
+	of       agent.Connection
+	tables   dpapi.TableNames
+	response *pilasterv1.TraceResponse
+	src, dst netip.Addr // after the last step
+}
+
+// Trace returns this node's steps for the first packet of a connection, which need not exist. It sends nothing.
+func (t *Tracer) Trace(ctx context.Context, of agent.Connection) (*pilasterv1.TraceResponse, error) {
+	r := &run{
+		Tracer: t, of: of, tables: t.Path.TableNames(), response: &pilasterv1.TraceResponse{Node: t.Node},
+		src: of.Source, dst: of.Destination,
+	}
+	from, to := t.Core.Explain(of.Source), t.Core.Explain(of.Destination)
+	var err error
+	switch {
+	case from.Plaintext.IsValid() && from.Endpoint != nil:
+		err = r.netpilaSender(from, to)
+	case from.Plaintext.IsValid() && to.Plaintext.IsValid():
+		err = r.netpilaReceiver(from, to)
+	default:
+		err = r.nimitz(ctx, from.Overlays, to.Overlays)
+	}
+	return r.response, err
+}
+
+// step adds a step after which the packet has the addresses src and dst.
+func (r *run) step(stage, detail, entry string) *pilasterv1.TraceStep {
+	s := &pilasterv1.TraceStep{
+		Stage: stage, Detail: detail, Entry: entry, Source: r.src.String(), Destination: r.dst.String(),
+	}
+	r.response.Steps = append(r.response.Steps, s)
+	r.passes(r.src, r.dst)
+	return s
+}
+
+// passes records addresses that the packet has at a stage.
+func (r *run) passes(src, dst netip.Addr) {
+	for _, side := range []struct {
+		all *[]string
+		one netip.Addr
+	}{{&r.response.Sources, src}, {&r.response.Destinations, dst}} {
+		if text := side.one.String(); side.one.IsValid() && !slices.Contains(*side.all, text) {
+			*side.all = append(*side.all, text)
+		}
+	}
+}
+
+// drop adds the step that drops the packet.
+func (r *run) drop(stage string, why dropreason.Reason, detail, entry string) {
+	r.step(stage, detail, entry).Drop = why.String()
+	r.response.Verdict, r.response.Drop = Dropped, why.String()
+}
+
+// policies adds the decisions of the policies for some directions. It reports whether all allow the packet.
+func (r *run) policies(directions ...policy.Direction) (allowed bool, err error) {
+	reasons, err := r.Core.Why(r.of)
+	if err != nil {
+		return false, err
+	}
+	allowed = true
+	for _, reason := range reasons {
+		if !slices.Contains(directions, reason.Direction) {
+			continue
+		}
+		detail, entry := decision(reason)
+		if !reason.Allowed {
+			r.drop("policy", dropreason.PolicyDenied, detail, entry)
+			return false, nil
+		}
+		r.step("policy", detail, entry)
+	}
+	return allowed, nil
+}
+
+// decision describes a verdict of the policies, and what decided.
+func decision(r agent.Reason) (detail, because string) {
+	verdict := "allowed"
+	if !r.Allowed {
+		verdict = "denied"
+	}
+	switch {
+	case r.By != nil:
+		because = r.By.String()
+	case r.CrossTenant:
+		because = "the ends belong to two tenants"
+	case !r.HasPolicies:
+		because = "tenant " + r.Tenant + " has no policies"
+	case r.Allowed:
+		because = "no policy selects it"
+	default:
+		because = "the packet path has no rules for it; see pilaster status"
+	}
+	if r.Audit != nil {
+		because += "; without audit mode denied by " + r.Audit.String()
+	}
+	return fmt.Sprintf("%v %s", r.Direction, verdict), because
+}
+
+// end describes an end whose plaintext address is known.
+func (r *run) end(seen netip.Addr, e agent.Explanation) *pilasterv1.TraceEnd {
+	end := &pilasterv1.TraceEnd{Address: seen.String(), Tenant: e.Tenant}
+	if e.Plaintext.IsValid() {
+		end.Plaintext, end.App = e.Plaintext.String(), uint32(address.Split(e.Plaintext).App)
+	}
+	if e.App != nil {
+		end.Labels = e.App.Labels
+	}
+	if e.Endpoint != nil {
+		r.addEndpoint(end, *e.Endpoint)
+	}
+	return end
+}
+
+func (r *run) addEndpoint(end *pilasterv1.TraceEnd, e endpoint.Record) {
+	end.EndpointId, end.Endpoint = uint32(e.ID), cmp.Or(e.Pod, e.ContainerID)
+	end.Tenant, end.App, end.Labels = e.Tenant, uint32(cmp.Or(e.AppNow, e.App)), e.Labels
+	end.Device = r.Path.DeviceName(uint32(e.Device.HostIfindex))
+}

@@ -1,0 +1,353 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/trace"
+)
+
+// traceFlags are the flags of both trace commands.
+type traceFlags struct {
+	out    output
+	dryRun bool
+	wait   atMost
+}
+
+func (f *traceFlags) bind(c *cobra.Command) {
+	f.out.bind(c)
+	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only read the tables; send and follow no packet")
+	c.Flags().Var(&f.wait, "wait", "follow a packet that the container itself sends in this time, instead of a probe")
+}
+
+func newTraceCommand(env Env) *cobra.Command {
+	var flags traceFlags
+	var socket agentSocket
+	var tenant string
+	var peerApp uint16
+	c := &cobra.Command{
+		Use:   "trace SOURCE DESTINATION [PROTOCOL[/PORT]]",
+		Short: "Show the way of a packet between two containers: stages, entries, addresses",
+		Long: `Show the way of a packet from one container to another: the stages on this node, the table entry that
+each hits, and the addresses after each, which shows where the network translates them. The command
+sends one packet from the container and follows it through the programs: an ICMP echo request without
+PROTOCOL, else a TCP SYN or an empty UDP datagram. With --wait it sends nothing and follows the first such
+packet of the container. With --dry-run it only reads the tables.
+
+It shows the part of the way that is on this node, and names the node with the other part: run the
+same command there. On the node of the destination it waits for a packet. In a lab, pilaster lab trace
+shows the whole way.
+
+SOURCE and DESTINATION are addresses, or names of endpoints on this node. As with pilaster why, --peer-app and
+--tenant say what addresses of network nimitz do not contain. Of Open vSwitch a live trace shows where it takes
+and delivers a packet; a dry run shows its flows.
+
+The exit status is 0 if the packet is delivered, or sent to another node, and 1 if it is dropped or not seen.`,
+		Example: `  pilaster trace shop/front fc98:14bc:4974:c7a8:470f:98a:c932:1f42 tcp/80
+  pilaster trace $SOURCE $DESTINATION --dry-run
+  pilaster trace $SOURCE $DESTINATION udp/53 --wait 10s -o json`,
+		Args: cobra.RangeArgs(2, 3),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := socket.resolveEnds(c.Context(), args[:2]); err != nil {
+				return err
+			}
+			job, err := newTraceJob(&flags, args)
+			if err != nil {
+				return err
+			}
+			job.tenant = tenant
+			job.nodes = []traceNode{{client: socket.client(), peerApp: uint32(peerApp)}}
+			return job.run(c.Context(), env)
+		},
+	}
+	flags.bind(c)
+	socket.bind(c)
+	c.ValidArgsFunction = func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 1 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return names(socket.endpoints)(c, nil, typed)
+	}
+	c.Flags().StringVar(&tenant, "tenant", "", "tenant of the addresses, on network nimitz")
+	c.Flags().Uint16Var(&peerApp, "peer-app", 0, "app of the end that is not on this node, on network nimitz")
+	return c
+}
+
+func newLabTrace(env Env, flags *labFlags) *cobra.Command {
+	var own traceFlags
+	c := &cobra.Command{
+		Use:               "trace FROM TO [PROTOCOL[/PORT]]",
+		ValidArgsFunction: flags.offer(2, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).ContainerNames),
+		Short:             "Show the way of a packet from one container to another, on both nodes",
+		Long: `Show the way of a packet from one container to another, or to an address, as pilaster trace does on
+one node: the stages on both nodes, the table entry that each hits, the addresses after each, and the time.
+The exit status is 0 if the packet is delivered, else 1.`,
+		Example: "  pilaster lab trace b1 b3\n  pilaster lab trace b1 b3 tcp/80 --dry-run\n" +
+			"  pilaster lab trace b1 b3 udp/53 --wait 10s -o json",
+		Args: cobra.RangeArgs(2, 3),
+		RunE: func(c *cobra.Command, args []string) error {
+			l, err := flags.open()
+			if err != nil {
+				return err
+			}
+			fits := func(netip.Addr) bool { return true }
+			if len(args) == 3 {
+				switch strings.ToLower(args[2]) {
+				case "icmp":
+					fits = netip.Addr.Is4
+				case "icmpv6":
+					fits = netip.Addr.Is6
+				}
+			}
+			way, err := l.WayTo(c.Context(), args[0], args[1], fits)
+			if err != nil {
+				return err
+			}
+			args[0], args[1] = way.Source.String(), way.Destination.String()
+			job, err := newTraceJob(&own, args)
+			if err != nil {
+				return err
+			}
+			job.whole, job.tenant, job.from, job.to = true, way.From.Tenant, way.From.Name, way.To.Name
+			job.nodes = []traceNode{{client: l.Agent(way.From.Node), peerApp: way.TargetApp}}
+			if way.To.Node != "" && way.To.Node != way.From.Node {
+				job.nodes = append(job.nodes, traceNode{client: l.Agent(way.To.Node), peerApp: way.SenderApp})
+			}
+			return job.run(c.Context(), env)
+		},
+	}
+	own.bind(c)
+	return c
+}
+
+// traceJob is one trace over some nodes.
+type traceJob struct {
+	*traceFlags
+	ask      whyView // addresses, protocol and port
+	tenant   string
+	nodes    []traceNode // the sender's first
+	from, to string      // names to show; empty for those of the agents
+	whole    bool        // all nodes with a part of the way are asked
+}
+
+type traceNode struct {
+	client  pilasterv1connect.AgentServiceClient
+	peerApp uint32
+}
+
+// newTraceJob reads two addresses and an optional protocol.
+func newTraceJob(flags *traceFlags, args []string) (*traceJob, error) {
+	if len(args) == 2 {
+		echo := "icmpv6"
+		if a, err := address.ParseAny(args[0]); err == nil && a.Is4() {
+			echo = "icmp"
+		}
+		args = append(slices.Clone(args), echo)
+	}
+	ask, err := askWhy(args)
+	if err == nil && ask.Source.Is4() != ask.Destination.Is4() {
+		err = usage("%v and %v are of two families; use addresses of one", ask.Source, ask.Destination)
+	}
+	if echo := map[bool]uint8{true: 58, false: 1}[ask.Source.Is4()]; err == nil && ask.Protocol == echo {
+		err = usage("%s is not a protocol of %v; use icmp with IPv4 and icmpv6 with IPv6", args[2], ask.Source)
+	}
+	return &traceJob{traceFlags: flags, ask: ask}, err
+}
+
+func (j *traceJob) run(ctx context.Context, env Env) error {
+	parts, err := j.parts(ctx)
+	if err != nil {
+		return err
+	}
+	t := trace.Merge(parts...)
+	t.Protocol, t.Port = j.ask.Protocol, j.ask.Port
+	t.Source.Name, t.Destination.Name = cmp.Or(j.from, t.Source.Name), cmp.Or(j.to, t.Destination.Name)
+	t.Source.Address = cmp.Or(t.Source.Address, j.ask.Source.String())
+	t.Destination.Address = cmp.Or(t.Destination.Address, j.ask.Destination.String())
+	if !j.dryRun && len(t.Steps) > 0 {
+		if t, err = j.live(ctx, t, parts); err != nil {
+			return err
+		}
+	}
+	if j.whole {
+		t.Elsewhere = ""
+	}
+	if err := j.out.print(env.Stdout, t, t.Text); err != nil {
+		return err
+	}
+	if t.Verdict == trace.Delivered || t.Verdict == trace.Sent && !j.whole {
+		return nil
+	}
+	return &exitError{code: ExitFailed}
+}
+
+// parts asks the nodes what they do with the packet.
+func (j *traceJob) parts(ctx context.Context) ([]*pilasterv1.TraceResponse, error) {
+	var parts []*pilasterv1.TraceResponse
+	for _, n := range j.nodes {
+		resp, err := n.client.Trace(ctx, connect.NewRequest(&pilasterv1.TraceRequest{
+			Source: j.ask.Source.String(), Destination: j.ask.Destination.String(), Protocol: uint32(j.ask.Protocol),
+			Port: uint32(j.ask.Port), Tenant: j.tenant, PeerApp: n.peerApp,
+		}))
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, resp.Msg)
+	}
+	return parts, nil
+}
+
+const (
+	probeWait  = 2 * time.Second        // for a probe to arrive
+	answerWait = 500 * time.Millisecond // for its answer, after it has arrived or left the only node that is asked
+	settleWait = 100 * time.Millisecond // for events of other nodes, after the last one of a packet
+)
+
+// live follows a packet on all nodes.
+func (j *traceJob) live(ctx context.Context, t trace.Trace, parts []*pilasterv1.TraceResponse) (trace.Trace, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	events := make(chan trace.Observed)
+	var followers sync.WaitGroup
+	defer func() {
+		cancel(nil)
+		for range events {
+		}
+	}()
+	ready := make(chan error, len(j.nodes))
+	sources, destinations := trace.Addresses(parts...)
+	for i, n := range j.nodes {
+		followers.Go(func() {
+			j.follow(ctx, n, parts[i].Node, &pilasterv1.FollowPacketsRequest{
+				Sources: sources, Destinations: destinations, Protocol: uint32(j.ask.Protocol),
+				Port: uint32(j.ask.Port), Tenant: t.Source.Tenant, Vni: parts[i].Vni,
+			}, events, ready, cancel)
+		})
+	}
+	go func() { followers.Wait(); close(events) }()
+	var errs []error
+	for range j.nodes {
+		errs = append(errs, <-ready)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return t, err
+	}
+	answers, wait := make(chan probed, 1), time.Duration(j.wait)
+	if wait == 0 && parts[0].Source.GetEndpointId() != 0 {
+		wait = probeWait
+		go func() { answers <- j.probe(ctx, t) }()
+	} else {
+		wait = cmp.Or(wait, 10*time.Second)
+		answers = nil
+	}
+	seen, answer, err := j.collect(ctx, wait, events, answers)
+	if err != nil {
+		return t, err
+	}
+	t = t.FromEvents(seen)
+	t.Answer = answer
+	return t, nil
+}
+
+// follow delivers the events of a node. It reports to ready once, when no later packet is missed. If the node ends the
+// stream before ctx ends, it calls ended with the reason.
+func (j *traceJob) follow(ctx context.Context, n traceNode, node string, ask *pilasterv1.FollowPacketsRequest,
+	events chan<- trace.Observed, ready chan<- error, ended context.CancelCauseFunc) {
+	stream, err := n.client.FollowPackets(ctx, connect.NewRequest(ask))
+	if err != nil {
+		ready <- err
+		return
+	}
+	defer stream.Close()
+	if !stream.Receive() {
+		ready <- cmp.Or(stream.Err(), io.ErrUnexpectedEOF)
+		return
+	}
+	ready <- nil
+	for stream.Receive() {
+		select {
+		case events <- trace.Observed{Node: node, PacketEvent: stream.Msg().Event}:
+		case <-ctx.Done():
+			return
+		}
+	}
+	if ctx.Err() == nil {
+		ended(fmt.Errorf("node %s ended the trace: %w; packets are not affected; try again", node,
+			cmp.Or(stream.Err(), io.EOF)))
+	}
+}
+
+// probed is the result of a probe.
+type probed struct {
+	answer trace.Answer
+	err    error
+}
+
+func (j *traceJob) probe(ctx context.Context, t trace.Trace) (p probed) {
+	resp, err := j.nodes[0].client.SendProbe(ctx, connect.NewRequest(&pilasterv1.SendProbeRequest{
+		Source: t.Source.Address, Destination: t.Destination.Address, Protocol: uint32(j.ask.Protocol),
+		Port: uint32(j.ask.Port), Tenant: t.Source.Tenant,
+	}))
+	if err != nil {
+		return probed{err: err}
+	}
+	p.answer = trace.Answer{
+		Answered: resp.Msg.Answered, Kind: resp.Msg.Answer, RttUs: float64(resp.Msg.Rtt) / 1000,
+	}
+	return p
+}
+
+// collect returns the events of a packet, and the answer to the probe if answers is not nil. It ends when the packet's
+// fate is known and the probe is answered, or when the time is over.
+func (j *traceJob) collect(ctx context.Context, wait time.Duration, events <-chan trace.Observed,
+	answers <-chan probed) (seen []trace.Observed, answer *trace.Answer, err error) {
+	if answers != nil {
+		answer = &trace.Answer{}
+	}
+	over, known, sent, waitsForAnswer := time.After(wait), false, false, answers != nil
+	for settling := false; ; {
+		if known && !waitsForAnswer && !settling {
+			over, settling = time.After(settleWait), true
+		}
+		select {
+		case e := <-events:
+			seen = append(seen, e)
+			if known || sent { // later packets
+				continue
+			}
+			switch e.Outcome() {
+			case trace.Dropped:
+				known, waitsForAnswer = true, false
+			case trace.Delivered:
+				known, over = true, time.After(answerWait)
+			case trace.Sent:
+				if len(j.nodes) == 1 {
+					sent, over = true, time.After(answerWait)
+				}
+			}
+		case p := <-answers:
+			if p.err != nil {
+				return seen, nil, p.err
+			}
+			answer, answers, waitsForAnswer = &p.answer, nil, false
+		case <-over:
+			return seen, answer, nil
+		case <-ctx.Done():
+			return seen, answer, context.Cause(ctx)
+		}
+	}
+}

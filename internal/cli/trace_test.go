@@ -1,0 +1,157 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/trace"
+)
+
+// traceAgent is an agent with the sender, the receiver, or neither.
+type traceAgent struct {
+	pilasterv1connect.UnimplementedAgentServiceHandler
+	part   *pilasterv1.TraceResponse
+	events []*pilasterv1.PacketEvent
+	answer string
+	refuse error
+}
+
+func (a traceAgent) Trace(
+	context.Context, *connect.Request[pilasterv1.TraceRequest],
+) (*connect.Response[pilasterv1.TraceResponse], error) {
+	if a.refuse != nil {
+		return nil, a.refuse
+	}
+	return connect.NewResponse(a.part), nil
+}
+
+func (a traceAgent) FollowPackets(ctx context.Context, _ *connect.Request[pilasterv1.FollowPacketsRequest],
+	stream *connect.ServerStream[pilasterv1.FollowPacketsResponse]) error {
+	if err := stream.Send(&pilasterv1.FollowPacketsResponse{}); err != nil {
+		return err
+	}
+	for _, e := range a.events {
+		if err := stream.Send(&pilasterv1.FollowPacketsResponse{Event: e}); err != nil {
+			return err
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (a traceAgent) SendProbe(
+	context.Context, *connect.Request[pilasterv1.SendProbeRequest],
+) (*connect.Response[pilasterv1.SendProbeResponse], error) {
+	answer := &pilasterv1.SendProbeResponse{Answered: a.answer != "", Answer: a.answer, Rtt: 5000}
+	return connect.NewResponse(answer), nil
+}
+
+const (
+	tracedFrom = "fcb1:d3c7:9c0e:1f2a:8b14:7c55:3e90:77a2"
+	tracedTo   = "fc4f:63a1:5d20:e07b:11c8:92f4:aa31:91d2"
+)
+
+// partOf returns the sender's part of a trace.
+func partOf(verdict string) *pilasterv1.TraceResponse {
+	return &pilasterv1.TraceResponse{
+		Node: "n1", Network: "netpila", Verdict: verdict,
+		Source:      &pilasterv1.TraceEnd{Address: tracedFrom, Tenant: "blue", EndpointId: 1, Endpoint: "front"},
+		Destination: &pilasterv1.TraceEnd{Address: tracedTo, Tenant: "blue"},
+		Steps: []*pilasterv1.TraceStep{{Stage: "container", Source: tracedFrom, Destination: tracedTo,
+			Detail: "from pil1"}},
+		Sources: []string{tracedFrom}, Destinations: []string{tracedTo},
+	}
+}
+
+func TestTrace(t *testing.T) {
+	entered := &pilasterv1.PacketEvent{Time: 1000, Packet: 1, Point: "enter", Hook: "container", Device: "pil1",
+		Source: tracedFrom, Destination: tracedTo}
+	leaves := func(endpoint string) *pilasterv1.PacketEvent {
+		return &pilasterv1.PacketEvent{Time: 3000, Packet: 1, Point: "leave", Hook: "container", Action: "redirect",
+			ToDevice: "pil2", ToEndpoint: endpoint, Source: tracedFrom, Destination: tracedTo}
+	}
+	drop := &pilasterv1.PacketEvent{Time: 2000, Packet: 1, Point: "drop", Hook: "container", Drop: "no-route",
+		Source: tracedFrom, Destination: tracedTo}
+	sent := partOf("sent")
+	sent.Next = "fd70:696c:6100:2::/64"
+	for name, c := range map[string]struct {
+		agent traceAgent
+		args  string
+		code  int
+		want  string // a part of the output
+	}{
+		"from the tables":  {traceAgent{part: partOf("delivered")}, "--dry-run", ExitDone, "\ndelivered\n"},
+		"dropped, by them": {traceAgent{part: partOf("dropped")}, "--dry-run", ExitFailed, "\ndropped: \n"},
+		"sent to another node": {traceAgent{part: sent}, "udp/53 --dry-run", ExitDone,
+			"on node fd70:696c:6100:2::/64: run"},
+		"delivered": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{entered, leaves("web")},
+			answer: "echo reply"}, "", ExitDone,
+			"delivered 2.0 µs after the first step; answer (echo reply) after 5 µs"},
+		"delivered, no answer": {traceAgent{part: partOf("delivered"),
+			events: []*pilasterv1.PacketEvent{entered, leaves("web")}}, "", ExitDone,
+			"delivered 2.0 µs after the first step; no answer"},
+		"of an own packet": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{entered,
+			leaves("web")}}, "tcp/80 --wait 10s", ExitDone, "delivered 2.0 µs after the first step\n"},
+		"dropped": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{entered, drop}}, "",
+			ExitFailed, "dropped: no-route"},
+		"no packet": {traceAgent{part: partOf("delivered")}, "--wait 10ms", ExitFailed, "no packet was seen"},
+		"elsewhere": {traceAgent{part: &pilasterv1.TraceResponse{Node: "n3"}}, "", ExitFailed,
+			"neither end is a container on this node"},
+	} {
+		args := append([]string{"trace", "--agent-socket", serve(t, c.agent), tracedFrom, tracedTo},
+			strings.Fields(c.args)...)
+		if code, stdout, stderr := run(t, "", args...); code != c.code || !strings.Contains(stdout, c.want) {
+			t.Errorf("%s: exit %d, want %d\n%s%s\nwant %s", name, code, c.code, stdout, stderr, c.want)
+		}
+	}
+}
+
+func TestTraceJSON(t *testing.T) {
+	socket := serve(t, traceAgent{part: partOf("delivered")})
+	_, stdout, _ := run(t, "", "trace", "--agent-socket", socket, tracedFrom, tracedTo, "--dry-run", "-o", "json")
+	var shown trace.Trace
+	if err := json.Unmarshal([]byte(stdout), &shown); err != nil || shown.Verdict != trace.Delivered ||
+		shown.Protocol != 58 || shown.Steps[0].Destination.String() != tracedTo {
+		t.Errorf("%v: %s", err, stdout)
+	}
+}
+
+func TestTraceRefuses(t *testing.T) {
+	socket := serve(t, traceAgent{refuse: connect.NewError(connect.CodeFailedPrecondition, context.Canceled)})
+	for line, want := range map[string]int{
+		"":                         ExitUsage,
+		"fc00::1":                  ExitUsage,
+		"fc00::1 fc00::2 tcp":      ExitUsage,
+		"fc00::1 fc00::2 tcp/0":    ExitUsage,
+		"fc00::1 fc00::2 nonsense": ExitUsage,
+		"fc00::1 fc00::2 icmp":     ExitUsage, "10.0.0.1 10.0.0.2 icmpv6": ExitUsage,
+		"fc00::1 10.0.0.1":                            ExitUsage,
+		"fc00::1 fc00::2 --wait x":                    ExitUsage,
+		"fc00::1 fc00::2 --wait -1s":                  ExitUsage,
+		"fc00::1 fc00::2 -o xml":                      ExitUsage,
+		"fc00::1 fc00::2 udp/53 more":                 ExitUsage,
+		"fc00::1 fc00::2":                             ExitFailed,
+		"fc00::1 fc00::2 --agent-socket /nonexistent": ExitUnreachable,
+	} {
+		args := append([]string{"trace", "--agent-socket", socket}, strings.Fields(line)...)
+		if code, stdout, _ := run(t, "", args...); code != want || stdout != "" {
+			t.Errorf("trace %s: exit %d, want %d; stdout %q", line, code, want, stdout)
+		}
+	}
+	for line, want := range map[string]int{
+		"b1": ExitUsage, "b1 b2 tcp/80 more": ExitUsage, "b1 b2": ExitFailed,
+	} {
+		none := filepath.Join(t.TempDir(), "none")
+		args := append([]string{"lab", "trace", "--lab-root", none}, strings.Fields(line)...)
+		if code, stdout, _ := run(t, "", args...); code != want || stdout != "" {
+			t.Errorf("lab trace %s: exit %d, want %d; stdout %q", line, code, want, stdout)
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package follow
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/dropreason"
+	"pilaster.io/pilaster/internal/endpoint"
+)
+
+// Programs are the programs with tracing, loaded.
+type Programs struct {
+	objectPrograms
+	ring *ebpf.Map
+}
+
+// Load loads the programs with the constants that set sets, and with the maps of the programs in whose place they will
+// be: packets are treated alike by both.
+func Load(
+	f dpapi.PacketFilter,
+	shared *bpfobj.PilasterObjects,
+	set func(*ebpf.CollectionSpec) error,
+) (*Programs, error) {
+	spec, err := loadObject()
+	if err != nil {
+		return nil, err
+	}
+	if err := set(spec); err != nil {
+		return nil, err
+	}
+	filter, err := filterOf(f)
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.Variables[objectVarFilter].Set(filter); err != nil {
+		return nil, err
+	}
+	replacements := map[string]*ebpf.Map{}
+	for name, m := range bpfobj.MapsBySymbol(shared) {
+		if own := spec.Maps[name]; own != nil {
+			own.MaxEntries = m.MaxEntries()
+			replacements[name] = m
+		}
+	}
+	var loaded struct {
+		objectPrograms
+		Ring *ebpf.Map `ebpf:"pil_trace"`
+	}
+	if err := spec.LoadAndAssign(&loaded, &ebpf.CollectionOptions{MapReplacements: replacements}); err != nil {
+		return nil, fmt.Errorf("load the tracing programs: %w", err)
+	}
+	return &Programs{loaded.objectPrograms, loaded.Ring}, nil
+}
+
+// Objects returns objects with these programs in place of those that they stand in for.
+func (p *Programs) Objects(of bpfobj.PilasterObjects) bpfobj.PilasterObjects {
+	of.PilContainer, of.PilUplinkIn, of.PilUplinkOut = p.PilContainer, p.PilUplinkIn, p.PilUplinkOut
+	of.PilNimitz, of.PilTunnelIn, of.PilTapped = p.PilNimitz, p.PilTunnelIn, p.PilTapped
+	return of
+}
+
+// IDs returns the ids of the programs.
+func (p *Programs) IDs() (ids []ebpf.ProgramID) {
+	for _, program := range []*ebpf.Program{
+		p.PilContainer, p.PilUplinkIn, p.PilUplinkOut, p.PilNimitz, p.PilTunnelIn, p.PilTapped,
+	} {
+		if info, err := program.Info(); err == nil {
+			id, _ := info.ID()
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// Close releases the programs. Those that are attached go on.
+func (p *Programs) Close() error { return errors.Join(p.objectPrograms.Close(), p.ring.Close()) }
+
+// Report calls deliver with each event until ctx ends.
+func (p *Programs) Report(ctx context.Context, deliver func(dpapi.PacketEvent), log *slog.Logger) error {
+	reader, err := ringbuf.NewReader(p.ring)
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	defer context.AfterFunc(ctx, func() { reader.Close() })()
+	for {
+		record, err := reader.Read()
+		if errors.Is(err, os.ErrClosed) || ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read trace events: %w", err)
+		}
+		event, err := decode(record.RawSample)
+		if err != nil {
+			log.Warn("cannot decode a trace event", "error", err)
+			continue
+		}
+		deliver(event)
+	}
+}
+
+func filterOf(f dpapi.PacketFilter) (o objectPacketFilter, err error) {
+	for _, side := range []struct {
+		given []netip.Addr
+		into  []objectAddr
+	}{{f.Sources, o.Src[:]}, {f.Destinations, o.Dst[:]}} {
+		if len(side.given) == 0 || len(side.given) > len(side.into) {
+			return o, fmt.Errorf("%d addresses; choose 1 to %d", len(side.given), len(side.into))
+		}
+		for i, a := range side.given {
+			words := bpfobj.ToAddr(a)
+			side.into[i] = objectAddr{Hi: words.Hi, Lo: words.Lo}
+		}
+	}
+	o.Vni, o.Port, o.Proto = f.VNI, swapped(f.Port), f.Protocol
+	return o, nil
+}
+
+// swapped converts a port between the byte orders of network and machine.
+func swapped(port uint16) uint16 {
+	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, port))
+}
+
+// Results of programs, by the kernel's names TCX_NEXT, TC_ACT_OK, TC_ACT_SHOT, TC_ACT_STOLEN and TC_ACT_REDIRECT.
+var actions = map[int32]string{-1: "pass", 0: "pass", 2: "drop", 4: "drop", 7: "redirect"}
+
+var cacheResults = map[uint32]string{1: "hit", 2: "miss"}
+
+// hooks are the names of bpf/common/event.h's enum hook, as of dpapi.Event.
+var hooks = []string{
+	"", "container", "uplink-in", "uplink-out", "node", "edge-in", "edge-out", "tunnel", "gateway", "switch",
+}
+
+func decode(sample []byte) (dpapi.PacketEvent, error) {
+	var e objectPacketEvent
+	if err := binary.Read(bytes.NewReader(sample), binary.NativeEndian, &e); err != nil {
+		return dpapi.PacketEvent{}, err
+	}
+	if int(e.Hook) >= len(hooks) {
+		return dpapi.PacketEvent{}, fmt.Errorf("hook %d is unknown", e.Hook)
+	}
+	event := dpapi.PacketEvent{
+		Time: e.Time, Packet: e.Packet, Point: dpapi.PacketPoint(e.Point), Hook: hooks[e.Hook],
+		Device: e.Ifindex, Protocol: e.Proto, SourcePort: swapped(e.Sport), DestinationPort: swapped(e.Dport),
+		Length: int(e.Length), Cache: cacheResults[e.Cache], Target: e.Target, Endpoint: endpoint.ID(e.Endpoint),
+		Egress: e.Dir == 0, Rule: e.Rule, VNI: e.Vni, Lost: e.Lost,
+	}
+	if slices.Contains([]uint8{4, 6}, e.Version) {
+		event.Source, event.Destination = addr(e.Src), addr(e.Dst)
+	}
+	if event.Point == dpapi.PacketLeaves {
+		event.Action = actions[e.Verdict]
+	}
+	if e.Reason != 0 {
+		event.Reason = dropreason.Reason(e.Reason).String()
+	}
+	return event, nil
+}
+
+func addr(a objectAddr) netip.Addr { return bpfobj.PilasterAddr{Hi: a.Hi, Lo: a.Lo}.Addr().Unmap() }

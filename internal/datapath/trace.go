@@ -1,0 +1,125 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/datapath/follow"
+	"pilaster.io/pilaster/internal/datapath/hook"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+var _ dpapi.Tracing = (*Datapath)(nil)
+
+// NextHop asks the FIB for a packet that arrives at the node's end of the device pair, as the programs do.
+func (d *Datapath) NextHop(from, to netip.Addr) (dpapi.NextHop, error) {
+	routes, err := netns.List(func() ([]netlink.Route, error) {
+		return d.Netlink.RouteGetWithOptions(to.AsSlice(),
+			&netlink.RouteGetOptions{IifIndex: d.NodeFar, SrcAddr: from.AsSlice()})
+	})
+	if err != nil {
+		return dpapi.NextHop{}, fmt.Errorf("no route to %v: %w", to, err)
+	}
+	for _, r := range routes {
+		l, err := d.Netlink.LinkByIndex(r.LinkIndex)
+		if err != nil {
+			return dpapi.NextHop{}, fmt.Errorf("device of the route to %v: %w", to, err)
+		}
+		via, _ := netip.AddrFromSlice(r.Gw)
+		return dpapi.NextHop{Device: l.Attrs().Name, Via: via.Unmap()}, nil
+	}
+	return dpapi.NextHop{}, fmt.Errorf("no route to %v", to)
+}
+
+// DeviceName returns the name of a device by its number in the maps.
+func (d *Datapath) DeviceName(number uint32) string {
+	if number&device.OnUplink != 0 {
+		return "macvlan of " + d.UplinkName
+	}
+	l, err := d.Netlink.LinkByIndex(int(number))
+	if err != nil {
+		return "device " + strconv.Itoa(int(number))
+	}
+	return l.Attrs().Name
+}
+
+// Follow puts the tracing programs in the place of those of the packet path: on the devices of the senders, on the
+// uplink and on the tunnel. When ctx ends, it puts those back. If this process ends before, the tracing programs
+// forward packets as the others do, and Restore replaces them like those of another build.
+func (d *Datapath) Follow(ctx context.Context, f dpapi.PacketFilter) (<-chan dpapi.PacketEvent, error) {
+	programs, err := follow.Load(f, &d.Objects, func(spec *ebpf.CollectionSpec) error {
+		return d.setConstants(spec, d.AcceptMark, d.cookie)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("trace packets: %w; packets flow as before", err)
+	}
+	for _, id := range programs.IDs() {
+		d.StandIns.Store(id, true)
+	}
+	restore := func() error {
+		err := d.attachTraced(f)
+		for _, id := range programs.IDs() {
+			d.StandIns.Delete(id)
+		}
+		return errors.Join(err, programs.Close())
+	}
+	if err := d.withPrograms(programs).attachTraced(f); err != nil {
+		return nil, errors.Join(fmt.Errorf("trace packets: %w", err), restore())
+	}
+	events := make(chan dpapi.PacketEvent)
+	go func() {
+		defer close(events)
+		deliver := func(e dpapi.PacketEvent) {
+			select {
+			case events <- e:
+			case <-ctx.Done():
+			}
+		}
+		if err := programs.Report(ctx, deliver, d.Log); err != nil {
+			d.Log.Warn("trace packets", "error", err)
+			<-ctx.Done()
+		}
+		if err := restore(); err != nil {
+			d.Log.Error("the tracing programs stay attached, and packets flow; restart the agent to replace them",
+				"error", err)
+		}
+	}()
+	return events, nil
+}
+
+// withPrograms returns a data path that attaches other programs at the hooks of this one.
+func (d *Datapath) withPrograms(p *follow.Programs) *Datapath {
+	h := &host.Host{
+		Node: d.Node, Netlink: d.Netlink, Sysctls: d.Sysctls, Uplink: d.Uplink, Objects: p.Objects(d.Objects),
+		Log: d.Log, UplinkName: d.UplinkName, DeviceKind: d.DeviceKind, BPFFS: d.BPFFS, NodePrefix: d.NodePrefix,
+		Plan: d.Plan, MTUReserve: d.MTUReserve, AcceptMark: d.AcceptMark,
+	}
+	hooks := &hook.Hooks{Host: h, NodeNear: d.NodeNear, NodeFar: d.NodeFar, ActiveOVSPorts: d.ActiveOVSPorts}
+	devices := device.NewDevices(hooks)
+	devices.InheritEntries(d.Devices, map[string]*ebpf.Program{bpfobj.PilasterProgPilNimitz: p.PilNimitz})
+	return &Datapath{Devices: devices, config: d.config}
+}
+
+// attachTraced attaches the programs that packets of the senders, to the receivers, and from the fabric meet.
+func (d *Datapath) attachTraced(f dpapi.PacketFilter) error {
+	err := errors.Join(d.AttachTunnel(), d.AttachUplink())
+	for _, r := range f.Senders {
+		err = errors.Join(err, host.IgnoreGone(d.Driver(r).AttachProgram(r)))
+	}
+	for _, r := range f.Receivers {
+		if d.ActiveOVSPorts != nil {
+			err = errors.Join(err, d.AttachTapped(r.Device.HostIfindex))
+		}
+	}
+	return err
+}

@@ -1,0 +1,213 @@
+package trace
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// Observed is an event on a node.
+type Observed struct {
+	Node string
+	*pilasterv1.PacketEvent
+}
+
+// Outcome returns what became of a packet by one event; empty if the event does not say.
+func (o Observed) Outcome() string {
+	switch {
+	case o.Point == "drop":
+		return Dropped
+	case o.Point != "leave" || o.Action == "drop":
+		return ""
+	case o.ToEndpoint != "" || o.ToDevice == pipeline.GatewayDevice:
+		return Delivered
+	case o.Hook == "uplink-out" || o.Hook == "container" && o.Action == "redirect":
+		return Sent
+	}
+	return ""
+}
+
+// FromEvents replaces the steps of a trace by those of a packet that was observed: the first one on each node. The
+// events may be in any order.
+func (t Trace) FromEvents(events []Observed) Trace {
+	tables := t.Steps
+	t.Live, t.Steps, t.Verdict, t.Drop = true, []Step{}, "", ""
+	events = slices.Clone(events)
+	slices.SortStableFunc(events, func(a, b Observed) int { return cmp.Compare(a.Time, b.Time) })
+	l := live{tables: tables, packets: map[string]uint64{}, entered: map[string]uint64{}}
+	for _, e := range events {
+		t.LostEvents = max(t.LostEvents, e.LostEvents)
+		at := e.Node
+		if e.Hook == "switch" {
+			at += " " + e.Hook // Open vSwitch delivers a copy
+		}
+		if first, seen := l.packets[at]; seen && first != e.Packet {
+			continue
+		}
+		l.packets[at] = e.Packet
+		if l.began == 0 {
+			l.began = e.Time
+		}
+		if step, shown := l.step(e); shown {
+			t.Steps = append(t.Steps, step)
+		}
+		outcome := e.Outcome()
+		if outcome == "" {
+			continue
+		}
+		t.Verdict, t.Drop, t.ElapsedUs = outcome, e.Drop, micros(e.Time-l.began)
+		if outcome != Sent {
+			break
+		}
+	}
+	if t.Verdict != Sent && t.Source.Node != "" {
+		t.Elsewhere = ""
+	}
+	return t
+}
+
+// live turns events into steps.
+type live struct {
+	tables  []Step            // of the same packet without a packet
+	began   uint64            // time of the first event
+	packets map[string]uint64 // by node, and by node and switch
+	entered map[string]uint64 // time at which a node's present program began
+	staged  bool              // the pipeline of network nimitz has the packet
+	denied  string            // the reason of a denial by policy
+}
+
+func micros(ns uint64) float64 { return float64(ns) / 1000 }
+
+// hookStages are stages by hook where a packet enters.
+var hookStages = map[string]string{
+	"container": "container", "uplink-in": "uplink", "uplink-out": "uplink", "tunnel": "decap",
+	"switch": "switch",
+}
+
+// step returns the step of an event; false if it adds nothing to those before it.
+func (l *live) step(e Observed) (Step, bool) {
+	at := micros(e.Time - l.began)
+	s := Step{Node: e.Node, AtUs: &at, Drop: e.Drop}
+	s.Source, _ = netip.ParseAddr(e.Source)
+	s.Destination, _ = netip.ParseAddr(e.Destination)
+	switch e.Point {
+	case "enter":
+		l.enter(&s, e)
+		l.entered[e.Node] = e.Time
+	case "policy":
+		l.policy(&s, e)
+	case "pipeline":
+		l.staged = true
+		s.Stage, s.Detail, s.Entry = "forwarding", fmt.Sprintf("VNI %d", e.Vni), l.both(e.Node, "forwarding")
+	case "leave":
+		return s, l.leave(&s, e)
+	case "drop":
+		if e.Drop == l.denied {
+			return s, false // the step before says so
+		}
+		s.Stage, s.Detail = "drop", e.Drop
+		if e.Rule != nil {
+			s.Entry = e.Rule.Rule
+		}
+	}
+	return s, true
+}
+
+func (l *live) enter(s *Step, e Observed) {
+	s.Stage = hookStages[e.Hook]
+	_, inside := l.entered[e.Node]
+	if e.Hook == "uplink-out" && !inside { // from behind a macvlan
+		s.Stage = "container"
+	}
+	switch {
+	case s.Stage == "container":
+		s.Detail, s.Entry = "from "+e.Device, cmp.Or(l.entry(e.Node, "container"), l.both(e.Node, "register"))
+	case e.Hook == "uplink-in":
+		s.Detail, s.Entry = "in by "+e.Device, l.entry(e.Node, "endpoint")
+	case e.Hook == "uplink-out":
+		s.Detail, s.Entry = "out by "+e.Device, l.entry(e.Node, "next hop")
+	case e.Hook == "switch":
+		s.Detail, s.Entry = "from Open vSwitch, at "+e.Device, l.both(e.Node, "forwarding")
+	default:
+		s.Detail, s.Entry = "at "+e.Device, l.entry(e.Node, s.Stage)
+	}
+	if e.Cache != "" && !inside && l.entry(e.Node, "register") == "" {
+		s.Detail += ", flow cache " + e.Cache
+	}
+}
+
+func (l *live) policy(s *Step, e Observed) {
+	verdict := "allowed"
+	if !e.Allowed {
+		verdict = "denied"
+	}
+	s.Stage, s.Detail = "policy", e.Direction+" "+verdict
+	l.denied = e.Drop
+	switch {
+	case e.Rule != nil:
+		s.Entry = e.Rule.Rule
+	case e.Cache == "hit":
+		s.Entry = "established session, in the verdict cache"
+	default:
+		s.Entry = cmp.Or(l.policyEntry(e.Node, e.Direction), l.both(e.Node, "policy"))
+	}
+}
+
+// leave reports whether the step shows anything.
+func (l *live) leave(s *Step, e Observed) bool {
+	took := fmt.Sprintf("in %.1f µs", micros(e.Time-l.entered[e.Node]))
+	switch {
+	case e.ToEndpoint != "":
+		s.Stage, s.Detail = "deliver", fmt.Sprintf("to %s by %s, %s", e.ToEndpoint, e.ToDevice, took)
+		s.Entry = cmp.Or(l.entry(e.Node, "translate"), l.entry(e.Node, "deliver"))
+		return true
+	case e.ToDevice == pipeline.GatewayDevice:
+		s.Stage, s.Detail, s.Entry = "deliver", "to this node's gateway, "+took, l.both(e.Node, "nat")
+		return true
+	case e.Action == "redirect" && l.staged:
+		s.Stage, s.Detail, s.Entry = "encap", fmt.Sprintf("to %s, %s", e.ToDevice, took), l.entry(e.Node, "encap")
+		return true
+	case e.Action == "redirect":
+		s.Stage, s.Detail = "translate", fmt.Sprintf("to %s, %s", e.ToDevice, took)
+		s.Entry = l.entry(e.Node, "translate")
+		return true
+	case e.Action == "drop" && e.Hook == "container" && l.entry(e.Node, "register") != "":
+		s.Stage, s.Detail, s.Source, s.Destination = "switch", "Open vSwitch has the packet", netip.Addr{}, netip.Addr{}
+		s.Entry = "--dry-run shows its flows"
+		return true
+	}
+	return false
+}
+
+// entry returns the entry of a stage, from the tables.
+func (l *live) entry(node, stage string) string {
+	i := slices.IndexFunc(l.tables, func(s Step) bool { return s.Node == node && s.Stage == stage })
+	if i < 0 {
+		return ""
+	}
+	return l.tables[i].Entry
+}
+
+// both returns the entry of a stage with what it says, from the tables.
+func (l *live) both(node, stage string) string {
+	i := slices.IndexFunc(l.tables, func(s Step) bool { return s.Node == node && s.Stage == stage })
+	if i < 0 {
+		return ""
+	}
+	return l.tables[i].Entry + ": " + l.tables[i].Detail
+}
+
+// policyEntry returns what decided, from the tables.
+func (l *live) policyEntry(node, direction string) string {
+	for _, s := range l.tables {
+		if s.Node == node && s.Stage == "policy" && len(s.Detail) > len(direction) &&
+			s.Detail[:len(direction)] == direction {
+			return s.Entry
+		}
+	}
+	return ""
+}

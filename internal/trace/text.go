@@ -1,0 +1,116 @@
+package trace
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+var protocols = map[uint8]string{1: "ICMP", 6: "TCP", 17: "UDP", 58: "ICMPv6", 132: "SCTP"}
+
+// Text writes the trace to a writer that aligns columns after tabs.
+func (t Trace) Text(w io.Writer) {
+	protocol := cmp.Or(protocols[t.Protocol], fmt.Sprintf("protocol %d", t.Protocol))
+	if t.Port != 0 {
+		protocol += fmt.Sprintf(" %d", t.Port)
+	}
+	how := "from the tables, no packet was sent"
+	if t.Live {
+		how = "live"
+	}
+	fmt.Fprintf(w, "%s → %s   %s   %s\n", t.Source, t.Destination, protocol, how)
+	for i, e := range []End{t.Source, t.Destination} {
+		if e.Plaintext != "" && e.Plaintext != e.Address {
+			end := [2]string{"the source", "the destination"}[i]
+			fmt.Fprintf(w, "  %s is %s, on the fabric %s\n", cmp.Or(e.Name, end), e.Address, e.Plaintext)
+		}
+	}
+	for _, s := range t.Steps {
+		t.step(w, s)
+	}
+	fmt.Fprintln(w, t.conclusion())
+	if t.LostEvents > 0 {
+		fmt.Fprintf(w, "%d events were lost, because the ring buffer was full\n", t.LostEvents)
+	}
+}
+
+func (t Trace) step(w io.Writer, s Step) {
+	addresses := ""
+	if s.Source.IsValid() {
+		addresses = t.short(s.Source) + " → " + t.short(s.Destination)
+	}
+	fmt.Fprintf(w, "  %s\t%s\t%s\t", s.Node, s.Stage, addresses)
+	if t.Live {
+		fmt.Fprintf(w, "%.1f µs\t", *s.AtUs)
+	}
+	detail := s.Detail
+	if s.Drop != "" && s.Drop != detail {
+		detail += " (" + s.Drop + ")"
+	}
+	fmt.Fprintf(w, "%s\t%s\n", detail, s.Entry)
+}
+
+// String returns an end as "name (tenant, labels, node)".
+func (e End) String() string {
+	var about []string
+	for _, s := range []string{e.Tenant, tenant.Canonical(e.Labels), e.Node} {
+		if s != "" {
+			about = append(about, s)
+		}
+	}
+	name := cmp.Or(e.Name, e.Address)
+	if len(about) == 0 {
+		return name
+	}
+	return name + " (" + strings.Join(about, ", ") + ")"
+}
+
+func (t Trace) conclusion() string {
+	var s string
+	switch {
+	case t.Verdict == Delivered && t.Live:
+		s = fmt.Sprintf("delivered %.1f µs after the first step", t.ElapsedUs)
+	case t.Verdict == Delivered:
+		s = "delivered"
+	case t.Verdict == Dropped:
+		s = "dropped: " + t.Drop
+	case t.Verdict == Sent && t.Elsewhere == "":
+		s = "sent, and not seen again"
+	case t.Verdict == Sent:
+		s = "sent to node " + t.Elsewhere
+	case t.Live:
+		s = "no packet was seen"
+	default:
+		s = "neither end is a container on this node"
+	}
+	if t.Answer != nil && t.Answer.Answered {
+		s += fmt.Sprintf("; answer (%s) after %.0f µs", t.Answer.Kind, t.Answer.RttUs)
+	} else if t.Answer != nil && t.Verdict == Delivered {
+		s += "; no answer"
+	}
+	if t.Elsewhere != "" {
+		s += "\nthe other part of the way is on node " + t.Elsewhere + ": run the command there too"
+	}
+	return s
+}
+
+// shown are the characters that an address may have without being shortened.
+const shown = 21
+
+// short shortens an IPv6 address: a plaintext address to its last groups, which have node, tenant, app and index; any
+// other to the first and the last group.
+func (t Trace) short(a netip.Addr) string {
+	text := a.String()
+	if a.Is4() || len(text) <= shown {
+		return text
+	}
+	groups := strings.Split(text, ":")
+	if (text == t.Source.Plaintext || text == t.Destination.Plaintext) && len(groups) > 5 {
+		return "…:" + strings.Join(groups[len(groups)-5:], ":")
+	}
+	return groups[0] + ":…:" + groups[len(groups)-1]
+}

@@ -1,0 +1,126 @@
+package trace
+
+import (
+	"net/netip"
+	"slices"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+)
+
+// Trace is the way of one packet.
+type Trace struct {
+	Source      End    `json:"source"`
+	Destination End    `json:"destination"`
+	Protocol    uint8  `json:"protocol"`
+	Port        uint16 `json:"port,omitempty"`
+	Network     string `json:"network,omitempty"`
+	Live        bool   `json:"live"` // the steps are observations of a packet; otherwise they follow from the tables
+	Steps       []Step `json:"steps"`
+	// what became of the packet: Delivered, Dropped or Sent; empty if no node that was asked has a part of the way, or
+	// no packet was seen
+	Verdict string `json:"verdict"`
+	Drop    string `json:"drop,omitempty"` // reason, if dropped
+	// from the first to the last step, live
+	ElapsedUs float64 `json:"elapsedUs,omitempty"`
+	Answer    *Answer `json:"answer,omitempty"` // to the probe; nil if none was sent
+	// the /64 of a node that has another part of the way and was not asked
+	Elsewhere string `json:"elsewhere,omitempty"`
+	// events that did not fit into a node's ring buffer
+	LostEvents uint64 `json:"lostEvents,omitempty"`
+}
+
+// Verdicts of a packet.
+const (
+	Delivered = "delivered"
+	Sent      = "sent" // to a node that was not asked, or that did not see the packet
+	Dropped   = "dropped"
+)
+
+// End is a container, as far as the nodes that were asked know it.
+type End struct {
+	Name      string            `json:"name,omitempty"`
+	Node      string            `json:"node,omitempty"`
+	Tenant    string            `json:"tenant,omitempty"`
+	App       uint32            `json:"app,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	Address   string            `json:"address"`             // as containers of the tenant see it
+	Plaintext string            `json:"plaintext,omitempty"` // on the fabric
+}
+
+// Step is one stage on one node.
+type Step struct {
+	Node        string     `json:"node"`
+	Stage       string     `json:"stage"`
+	Source      netip.Addr `json:"source,omitzero"` // after the stage
+	Destination netip.Addr `json:"destination,omitzero"`
+	Detail      string     `json:"detail"`
+	Entry       string     `json:"entry,omitempty"` // the table entry that was hit, or what decided
+	Drop        string     `json:"drop,omitempty"`  // reason, if the packet ended here
+	AtUs        *float64   `json:"atUs,omitempty"`  // since the first step; live
+}
+
+// Answer is the answer to a probe.
+type Answer struct {
+	Answered bool    `json:"answered"`
+	Kind     string  `json:"kind,omitempty"` // echo reply, connected, refused, datagram
+	RttUs    float64 `json:"rttUs,omitempty"`
+}
+
+// Merge puts the parts of nodes together, the sender's first.
+func Merge(parts ...*pilasterv1.TraceResponse) Trace {
+	t := Trace{Steps: []Step{}}
+	asked := map[string]bool{}
+	for _, p := range parts {
+		if len(p.Steps) > 0 {
+			asked[p.Node] = true
+			t.Verdict, t.Drop = p.Verdict, p.Drop
+		}
+		t.Source.add(p.Source, p.Node)
+		t.Destination.add(p.Destination, p.Node)
+		if t.Network == "" {
+			t.Network = p.Network
+		}
+		t.Elsewhere = p.Next
+		for _, s := range p.Steps {
+			step := Step{Node: p.Node, Stage: s.Stage, Detail: s.Detail, Entry: s.Entry, Drop: s.Drop}
+			step.Source, _ = netip.ParseAddr(s.Source)
+			step.Destination, _ = netip.ParseAddr(s.Destination)
+			t.Steps = append(t.Steps, step)
+		}
+		if p.Verdict == Dropped || p.Verdict == Delivered {
+			t.Elsewhere = ""
+			break
+		}
+	}
+	// A receiver that was asked alone knows of the sender's node.
+	if t.Verdict == Delivered && t.Source.Node == "" {
+		t.Elsewhere = parts[len(parts)-1].Next
+	}
+	return t
+}
+
+// add adds what a node knows of an end. The node with the container knows most.
+func (e *End) add(part *pilasterv1.TraceEnd, node string) {
+	if part == nil || e.Node != "" {
+		return
+	}
+	here := part.EndpointId != 0
+	if e.Address != "" && !here {
+		return
+	}
+	*e = End{Name: part.Endpoint, Tenant: part.Tenant, App: part.App, Labels: part.Labels, Address: part.Address,
+		Plaintext: part.Plaintext}
+	if here {
+		e.Node = node
+	}
+}
+
+// Addresses returns all source and destination addresses that the packet has on its way, for a FollowPacketsRequest.
+func Addresses(parts ...*pilasterv1.TraceResponse) (sources, destinations []string) {
+	for _, p := range parts {
+		sources, destinations = append(sources, p.Sources...), append(destinations, p.Destinations...)
+	}
+	slices.Sort(sources)
+	slices.Sort(destinations)
+	return slices.Compact(sources), slices.Compact(destinations)
+}

@@ -1,0 +1,348 @@
+package ops_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"maps"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/trace"
+)
+
+// webOnly lets nothing but TCP to port 80 reach containers with app=web.
+const webOnly = `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "web"},
+"spec": {"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"ports": [{"protocol": "TCP", "port": 80}]}]}}`
+
+type tracingLab struct {
+	*lab.Lab
+	binary string
+}
+
+// trace runs pilaster lab trace.
+func (l tracingLab) trace(ctx context.Context, t *testing.T, args ...string) (trace.Trace, int) {
+	t.Helper()
+	return l.run(ctx, t, append([]string{"lab", "trace", "--lab", l.Name(), "-o", "json"}, args...)...)
+}
+
+func (l tracingLab) run(ctx context.Context, t *testing.T, args ...string) (shown trace.Trace, status int) {
+	t.Helper()
+	var out, complaint bytes.Buffer
+	cmd := exec.CommandContext(ctx, l.binary, args...)
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	status, ran := lab.ExitStatus(cmd.Run())
+	if err := json.Unmarshal(out.Bytes(), &shown); !ran || err != nil {
+		t.Errorf("%v: exit %d, %v\n%s%s", args, status, err, &out, &complaint)
+	}
+	t.Logf("%v", args)
+	for _, s := range shown.Steps {
+		at := 0.0
+		if s.AtUs != nil {
+			at = *s.AtUs
+		}
+		t.Logf("  %s %-10s %v → %v  %.1f  %s  %s  %s", s.Node, s.Stage, s.Source, s.Destination, at, s.Detail, s.Entry,
+			s.Drop)
+	}
+	return shown, status
+}
+
+// stages returns node and stage of the steps.
+func stages(t trace.Trace) string {
+	var all []string
+	for _, s := range t.Steps {
+		all = append(all, s.Node+" "+s.Stage)
+	}
+	return strings.Join(all, ", ")
+}
+
+// traces counts the ring buffers of loaded tracing programs, of all nodes of the machine.
+func traces(t *testing.T) (n int) {
+	t.Helper()
+	for id, err := ebpf.MapGetNextID(0); err == nil; id, err = ebpf.MapGetNextID(id) {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			continue // gone meanwhile
+		}
+		info, err := m.Info()
+		if err == nil && info.Name == "pil_trace" {
+			n++
+		}
+		m.Close()
+	}
+	return n
+}
+
+// await waits until a condition holds.
+func await(ctx context.Context, t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for !is() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("not %s", what)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// onUplink returns the programs that receive packets from the fabric, by node.
+func (l tracingLab) onUplink(t *testing.T) map[string]ebpf.ProgramID {
+	t.Helper()
+	all := map[string]ebpf.ProgramID{}
+	for _, node := range []string{"n1", "n2"} {
+		pinned, err := link.LoadPinnedLink(filepath.Join(l.BPF(node), "links", "uplink_in"), nil)
+		must(t, err)
+		info, err := pinned.Info()
+		must(t, err)
+		all[node] = info.Program
+		must(t, pinned.Close())
+	}
+	return all
+}
+
+// awaitTraced waits until both nodes have other programs than these.
+func (l tracingLab) awaitTraced(ctx context.Context, t *testing.T, before map[string]ebpf.ProgramID) {
+	t.Helper()
+	await(ctx, t, "traced", func() bool {
+		now := l.onUplink(t)
+		return now["n1"] != before["n1"] && now["n2"] != before["n2"]
+	})
+}
+
+// TestTrace: on every network a trace shows the stages, addresses and verdict of a packet. A dry run and a live trace
+// agree.
+func TestTrace(t *testing.T) {
+	overlay := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	l := tracingLab{labtest.New(t, lab.Spec{
+		Nodes: []string{"n1", "n2"}, Device: endpoint.Veth, // macvlans do not support network nimitz
+		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "clear", Addressing: "clear"},
+			{Name: "green", Network: "nimitz", CIDRs: overlay}, {Name: "lime", Network: "nimitz", CIDRs: overlay}},
+		Containers: []lab.Container{
+			{Name: "b1", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "front"}},
+			{Name: "b2", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},
+			{Name: "b3", Node: "n2", Tenant: "blue", Labels: map[string]string{"app": "web"}},
+			{Name: "r1", Node: "n2", Tenant: "red"},
+			{Name: "c1", Node: "n1", Tenant: "clear"}, {Name: "c2", Node: "n2", Tenant: "clear"},
+			{Name: "g1", Node: "n1", Tenant: "green", Labels: map[string]string{"app": "front"}},
+			{Name: "g2", Node: "n2", Tenant: "green", Labels: map[string]string{"app": "web"}},
+			{Name: "g3", Node: "n1", Tenant: "green", Labels: map[string]string{"app": "db"}},
+			// with the addresses of g1 and g2
+			{Name: "l1", Node: "n1", Tenant: "lime"}, {Name: "l2", Node: "n2", Tenant: "lime"},
+		},
+	}), labtest.Binary(t)}
+	ctx := labtest.Context(t)
+	for _, tenant := range []string{"blue", "green"} {
+		_, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant,
+			Documents: []string{webOnly}}))
+		must(t, err)
+	}
+	for _, pair := range [][2]string{{"b1", "b3"}, {"g1", "g2"}} { // neighbours are known, and policies are in force
+		for {
+			echo, err := l.Ping(ctx, pair[0], pair[1], packet.PingOptions{Timeout: 100 * time.Millisecond})
+			if must(t, err); !echo.Reached() {
+				break
+			}
+		}
+	}
+	for _, c := range []struct {
+		from, to, protocol string
+		verdict, drop      string
+		dry, live          string // stages
+		answer             string
+	}{
+		{"b1", "b3", "tcp/80", trace.Delivered, "",
+			"n1 container, n1 translate, n1 next hop, n1 policy, " +
+				"n2 uplink, n2 endpoint, n2 policy, n2 translate, n2 deliver",
+			"n1 container, n1 policy, n1 translate, n1 uplink, n2 uplink, n2 policy, n2 deliver", "refused"},
+		{"b1", "b3", "tcp/81", trace.Dropped, "policy-denied",
+			"n1 container, n1 translate, n1 next hop, n1 policy, n2 uplink, n2 endpoint, n2 policy",
+			"n1 container, n1 policy, n1 translate, n1 uplink, n2 uplink, n2 policy", ""},
+		{"b1", "b2", "tcp/80", trace.Delivered, "",
+			"n1 container, n1 translate, n1 endpoint, n1 policy, n1 policy, n1 deliver",
+			"n1 container, n1 policy, n1 policy, n1 deliver", "refused"},
+		{"b1", "b2", "udp/80", trace.Dropped, "policy-denied",
+			"n1 container, n1 translate, n1 endpoint, n1 policy, n1 policy",
+			"n1 container, n1 policy, n1 policy", ""},
+		{"b3", "b1", "icmpv6", trace.Delivered, "",
+			"n2 container, n2 translate, n2 next hop, n2 policy, " +
+				"n1 uplink, n1 endpoint, n1 policy, n1 translate, n1 deliver",
+			"n2 container, n2 policy, n2 translate, n2 uplink, n1 uplink, n1 policy, n1 deliver", "echo reply"},
+		{"b1", "r1", "udp/53", trace.Dropped, "dst-undecryptable", "n1 container, n1 translate",
+			"n1 container, n1 drop", ""},
+		{"c1", "c2", "udp/53", trace.Delivered, "",
+			"n1 container, n1 translate, n1 next hop, n1 policy, " +
+				"n2 uplink, n2 endpoint, n2 policy, n2 translate, n2 deliver",
+			"n1 container, n1 translate, n1 uplink, n2 uplink, n2 deliver", "refused"},
+		{"g1", "g2", "tcp/80", trace.Delivered, "",
+			"n1 container, n1 register, n1 forwarding, n1 policy, n1 encap, " +
+				"n2 decap, n2 forwarding, n2 policy, n2 policy, n2 deliver",
+			"n1 container, n1 policy, n1 forwarding, n1 encap, n2 decap, n2 policy, n2 forwarding, n2 deliver",
+			"refused"},
+		{"g1", "g2", "tcp/81", trace.Dropped, "policy-denied",
+			"n1 container, n1 register, n1 forwarding, n1 policy, n1 encap, " +
+				"n2 decap, n2 forwarding, n2 policy, n2 policy",
+			"n1 container, n1 policy, n1 forwarding, n1 encap, n2 decap, n2 policy", ""},
+		{"l1", "l2", "tcp/81", trace.Delivered, "",
+			"n1 container, n1 register, n1 forwarding, n1 policy, n1 encap, " +
+				"n2 decap, n2 forwarding, n2 policy, n2 policy, n2 deliver",
+			"n1 container, n1 forwarding, n1 encap, n2 decap, n2 forwarding, n2 deliver", "refused"},
+		{"g1", "g3", "icmp", trace.Delivered, "",
+			"n1 container, n1 register, n1 forwarding, n1 policy, n1 policy, n1 deliver",
+			"n1 container, n1 policy, n1 policy, n1 forwarding, n1 deliver", "echo reply"},
+	} {
+		dry, dryStatus := l.trace(ctx, t, c.from, c.to, c.protocol, "--dry-run")
+		live, liveStatus := l.trace(ctx, t, c.from, c.to, c.protocol)
+		want := 0
+		if c.verdict != trace.Delivered {
+			want = 1
+		}
+		name := c.from + " → " + c.to + " " + c.protocol
+		if dry.Verdict != c.verdict || dry.Drop != c.drop || dryStatus != want || stages(dry) != c.dry {
+			t.Errorf("%s, dry run: %s %s, exit %d; want %s %s\n%s\nwant\n%s", name, dry.Verdict, dry.Drop, dryStatus,
+				c.verdict, c.drop, stages(dry), c.dry)
+		}
+		if live.Verdict != c.verdict || live.Drop != c.drop || liveStatus != want || stages(live) != c.live {
+			t.Errorf("%s, live: %s %s, exit %d; want %s %s\n%s\nwant\n%s", name, live.Verdict, live.Drop, liveStatus,
+				c.verdict, c.drop, stages(live), c.live)
+		}
+		if live.Answer == nil || live.Answer.Kind != c.answer {
+			t.Errorf("%s: answer %+v, want %q", name, live.Answer, c.answer)
+		}
+		if len(dry.Steps) == 0 || len(live.Steps) == 0 {
+			continue
+		}
+		l.sameAddresses(t, name, dry, live)
+	}
+}
+
+// sameAddresses checks that a dry run and a live trace of one packet begin and end with the same addresses, and have
+// those of the ends.
+func (l tracingLab) sameAddresses(t *testing.T, name string, dry, live trace.Trace) {
+	t.Helper()
+	for _, pair := range [][2]trace.Step{
+		{dry.Steps[0], live.Steps[0]}, {dry.Steps[len(dry.Steps)-1], live.Steps[len(live.Steps)-1]},
+	} {
+		if pair[0].Source != pair[1].Source || pair[0].Destination != pair[1].Destination {
+			t.Errorf("%s: dry run %v → %v, live %v → %v", name, pair[0].Source, pair[0].Destination, pair[1].Source,
+				pair[1].Destination)
+		}
+	}
+	crosses := func(t trace.Trace) bool {
+		return slices.ContainsFunc(t.Steps, func(s trace.Step) bool {
+			return s.Source.String() == dry.Source.Plaintext && s.Destination.String() == dry.Destination.Plaintext
+		})
+	}
+	if nodes := dry.Source.Node != dry.Destination.Node; nodes && dry.Network == "netpila" && dry.Drop == "" &&
+		!(crosses(dry) && crosses(live)) {
+		t.Errorf("%s: no step has the plaintext addresses", name)
+	}
+}
+
+// TestTraceOVS: a live trace shows where Open vSwitch takes a packet, and where it delivers it. A dry run shows its
+// flows.
+func TestTraceOVS(t *testing.T) {
+	l := tracingLab{labtest.New(t, lab.Spec{
+		Nodes: []string{"n1", "n2"}, Device: endpoint.Veth, LabKeys: labtest.Switch("ovs", nil),
+		Tenants: []lab.Tenant{{Name: "green", Network: "nimitz", CIDRs: []netip.Prefix{
+			netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:3456::/48"),
+		}}},
+		Containers: []lab.Container{
+			{Name: "g1", Node: "n1", Tenant: "green"}, {Name: "g2", Node: "n2", Tenant: "green"},
+			{Name: "g3", Node: "n1", Tenant: "green"},
+		},
+	}), labtest.Binary(t)}
+	ctx := labtest.Context(t)
+	for _, c := range []struct{ to, protocol, dry, live string }{
+		{"g2", "icmp", "n1 container, n1 register, n1 forwarding, n1 policy, n1 encap, " +
+			"n2 decap, n2 forwarding, n2 policy, n2 policy, n2 deliver",
+			"n1 container, n1 switch, n2 switch, n2 deliver"},
+		{"g3", "icmpv6", "n1 container, n1 register, n1 forwarding, n1 policy, n1 policy, n1 deliver",
+			"n1 container, n1 switch, n1 switch, n1 deliver"},
+	} {
+		dry, _ := l.trace(ctx, t, "g1", c.to, c.protocol, "--dry-run")
+		live, status := l.trace(ctx, t, "g1", c.to, c.protocol)
+		if dry.Verdict != trace.Delivered || stages(dry) != c.dry {
+			t.Errorf("to %s, dry run: %s, %s; want %s", c.to, dry.Verdict, stages(dry), c.dry)
+		}
+		if live.Verdict != trace.Delivered || status != 0 || stages(live) != c.live {
+			t.Errorf("to %s, live: %s, exit %d, %s; want %s", c.to, live.Verdict, status, stages(live), c.live)
+		}
+		l.sameAddresses(t, "to "+c.to, dry, live)
+	}
+}
+
+// TestTraceEnds: the tracing programs are there during a trace only, also if the agent is killed meanwhile, and packets
+// flow all the time. A trace can wait for a packet, and on a single node it shows that node's part.
+func TestTraceEnds(t *testing.T) {
+	l := tracingLab{labtest.New(t, lab.Spec{
+		Nodes: []string{"n1", "n2"}, Tenants: []lab.Tenant{{Name: "blue"}},
+		Containers: []lab.Container{{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b2", Node: "n2", Tenant: "blue"}},
+	}), labtest.Binary(t)}
+	ctx := labtest.Context(t)
+	ping := func(when string) {
+		t.Helper()
+		echo, err := l.Ping(ctx, "b1", "b2", packet.PingOptions{Timeout: time.Second})
+		if err != nil || !echo.Reached() {
+			t.Fatalf("%s: %+v, %v", when, echo, err)
+		}
+	}
+	ping("before")
+
+	own, seen := l.onUplink(t), make(chan trace.Trace, 1)
+	go func() {
+		shown, _ := l.trace(ctx, t, "b1", "b2", "--wait", "30s")
+		seen <- shown
+	}()
+	l.awaitTraced(ctx, t, own)
+	for len(seen) == 0 { // the containers' devices come last
+		ping("followed")
+	}
+	if shown := <-seen; shown.Verdict != trace.Delivered || shown.Answer != nil {
+		t.Errorf("of an own packet: %s, answer %+v", shown.Verdict, shown.Answer)
+	}
+	await(ctx, t, "as before", func() bool { return traces(t) == 0 && maps.Equal(l.onUplink(t), own) })
+
+	to, err := l.Address("b2")
+	must(t, err)
+	from, err := l.Address("b1")
+	must(t, err)
+	part, status := l.run(ctx, t, "trace", "--agent-socket", l.AgentSocket("n1"), "-o", "json", from.String(),
+		to.String())
+	if part.Verdict != trace.Sent || status != 0 || part.Elsewhere == "" || !part.Answer.Answered {
+		t.Errorf("on the sender's node: exit %d, %+v", status, part)
+	}
+
+	ended := make(chan int, 1)
+	go func() {
+		cmd := exec.CommandContext(ctx, l.binary, "lab", "trace", "--lab", l.Name(), "b2", "b1", "udp/9", "--wait",
+			"60s")
+		status, _ := lab.ExitStatus(cmd.Run())
+		ended <- status
+	}()
+	l.awaitTraced(ctx, t, own)
+	ping("traced")
+	for _, node := range []string{"n1", "n2"} {
+		_, err := l.Kill(ctx, lab.AgentProcess(node))
+		must(t, err)
+		ping("an agent was killed")
+	}
+	if status := <-ended; status == 0 {
+		t.Error("a trace whose agents were killed ends with 0")
+	}
+	await(ctx, t, "without tracing programs", func() bool { return traces(t) == 0 })
+	ping("after")
+}
