@@ -139,8 +139,8 @@ static __always_inline bool is_accepted(struct __sk_buff *skb)
 }
 
 /* is_ours reports whether our programs have already accepted a packet: it has the secret accept_mark, or it has
- * packet_mark and entered by a device, which no process of the node can fake. The container of a macvlan can do both, so
- * with macvlans only accept_mark counts, and only with is_accepted. */
+ * packet_mark and entered by a device, which no process of the node can fake. The container of a macvlan can do both,
+ * so with macvlans only accept_mark counts, and only with is_accepted. */
 static __always_inline bool is_ours(struct __sk_buff *skb)
 {
 	if (macvlan)
