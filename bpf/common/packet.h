@@ -67,12 +67,12 @@ struct packet {
 	__u8 icmp_type; /* if proto is ICMPv6, or ICMP in IPv4 */
 	__u8 ip4;	/* 1: the packet is IPv4 */
 	__u8 parts;	/* has_part */
-	__u32 fragment; /* fragment identification; 0 if the packet is not a fragment */
+	__u32 fragment; /* of a packet that HAS_FRAGMENT: its identification, which may be 0 */
 };
 
-/* Extension headers of an IPv6 packet. */
+/* Parts of a packet besides its transport header. */
 enum has_part {
-	HAS_FRAGMENT = 1 << 0,
+	HAS_FRAGMENT = 1 << 0, /* also of IPv4: the packet is a fragment */
 	HAS_HOP_OPTIONS = 1 << 1,
 };
 
@@ -268,14 +268,16 @@ __slowpath int find_transport(struct __sk_buff *skb, struct packet *p)
 	return REASON_MALFORMED;
 }
 
-/* is_big_tcp reports whether the hop-by-hop header is only that of BIG TCP, which the kernel removes before the packet
- * leaves the node. */
-__slowpath int is_big_tcp(struct __sk_buff *skb, __u32 payload)
+/* is_big_tcp reports whether the only extension header is that of BIG TCP, which the kernel removes before the packet
+ * leaves the node. It checks what ipv6_has_hopopt_jumbo of the kernel does: else a socket with PACKET_VNET_HDR could
+ * send other options that way. */
+__slowpath int is_big_tcp(struct __sk_buff *skb)
 {
-	__u8 header[4];
+	__u32 header;
 
-	return skb->gso_segs && !payload && !bpf_skb_load_bytes(skb, sizeof(struct eth_ip6), header, sizeof(header)) &&
-	       header[1] == 0 && header[2] == OPTION_JUMBO;
+	return skb->len > ETH_HLEN + LEGACY_MAX_SIZE &&
+	       !bpf_skb_load_bytes(skb, sizeof(struct eth_ip6), &header, sizeof(header)) &&
+	       header == bpf_htonl(JUMBO_HEADER);
 }
 
 static __always_inline bool is_error(const struct packet *p)
@@ -325,7 +327,7 @@ static __always_inline int parse_headers(struct __sk_buff *skb, const struct eth
 	if (why)
 		return why;
 	/* Routers may handle such options in software (RFC 9673 §5), so a container could overload the fabric's. */
-	if (p->parts & HAS_HOP_OPTIONS && !is_big_tcp(skb, payload))
+	if (p->parts & HAS_HOP_OPTIONS && !is_big_tcp(skb))
 		return REASON_HOP_OPTIONS;
 	return 0;
 }

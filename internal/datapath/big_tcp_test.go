@@ -63,27 +63,30 @@ func countLong(t *testing.T, ns *netns.Namespace, device string) (count func() u
 	}
 }
 
-// TestBigTCP: packets of segments that are longer than IPv6's length field can express (RFC 2675's option, within the
-// kernel only) pass both nodes whole, and their data arrives unchanged.
+// raiseGSO lets a device take packets of 200,000 bytes for segmentation.
+func raiseGSO(t *testing.T, ns *netns.Namespace, device string) {
+	t.Helper()
+	const size = 200_000
+	h, err := ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	at, err := h.LinkByName(device)
+	must(t, err)
+	must(t, h.LinkSetGSOMaxSize(at, size))
+	must(t, h.LinkSetGROMaxSize(at, size))
+}
+
+// TestBigTCP: packets of segments longer than IPv6 can say (RFC 2675's option, within the kernel only) go
+// through both nodes whole, and what they carry arrives as it was sent.
 func TestBigTCP(t *testing.T) {
 	w := newWire(t)
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
-	const size = 200_000
-	raise := func(ns *netns.Namespace, device string) {
-		h, err := ns.Netlink()
-		must(t, err)
-		defer h.Close()
-		at, err := h.LinkByName(device)
-		must(t, err)
-		must(t, h.LinkSetGSOMaxSize(at, size))
-		must(t, h.LinkSetGROMaxSize(at, size))
-	}
 	for _, c := range []*testContainer{a, b} {
-		raise(c.ns, "eth0")
+		raiseGSO(t, c.ns, "eth0")
 		if c.record.Device.HostName != "" {
-			raise(c.node.ns, c.record.Device.HostName)
+			raiseGSO(t, c.node.ns, c.record.Device.HostName)
 		}
-		raise(c.node.ns, "eth0")
+		raiseGSO(t, c.node.ns, "eth0")
 	}
 	fromFabric := countLong(t, b.node.ns, "eth0")
 	fromContainer := fromFabric

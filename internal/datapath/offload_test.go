@@ -117,6 +117,50 @@ func TestDeviceMayNotWriteOverWhatWasChecked(t *testing.T) {
 	}
 }
 
+// TestOptionsOfLongPackets: a socket with PACKET_VNET_HDR cannot send hop-by-hop options to the fabric in a packet as
+// long as those of BIG TCP, of which the kernel removes only BIG TCP's own header.
+func TestOptionsOfLongPackets(t *testing.T) {
+	w := newWireOf(t, endpoint.Veth)
+	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
+	raiseGSO(t, a.ns, "eth0")
+	raiseGSO(t, a.node.ns, a.record.Device.HostName)
+	raiseGSO(t, a.node.ns, "eth0")
+	socket := newOffloadSocket(t, a)
+	wire := capture(t, w.nodes[1].ns)
+	hop := func(data ...byte) packet.Extension { return packet.Extension{Type: packet.HopByHop, Data: data} }
+	long := packet.TCP{SourcePort: 1000, DestinationPort: 80, Flags: packet.ACK, Payload: make([]byte, 60_000)}
+	for _, c := range []struct {
+		name       string
+		extensions []packet.Extension
+	}{
+		{"router alert", []packet.Extension{hop(5, 2, 0, 0, 1, 0)}},
+		{"BIG TCP's option before other options",
+			[]packet.Extension{hop(0xc2, 4, 0, 1, 0, 0, 5, 2, 0, 0, 1, 4, 0, 0)}},
+		{"BIG TCP's option before another header",
+			[]packet.Extension{hop(0xc2, 4, 0, 1, 0, 0), padding(packet.DestinationOptions)}},
+	} {
+		// The packet is built with a length that the header can say, and made longer.
+		frame := packet.Packet{Source: a.seen(), Destination: b.seen(), Body: long, Extensions: c.extensions}.Frame(
+			host.GatewayMAC, host.ContainerMAC)
+		at := len(frame) - len(long.Payload) - 20
+		frame = append(frame, make([]byte, 10_000)...)
+		frame[14+4], frame[14+5] = 0, 0
+		before := w.nodes[0].drops(t)["hop-options"]
+		must(t, socket.sendOffloaded(frame, offload{sum: true, start: at, offset: 16, kind: gsoTCP, size: 1400}))
+		mustReach(t, a, b, c.name) // frames of one sender stay in order
+		if n := w.nodes[0].drops(t)["hop-options"] - before; n == 0 {
+			t.Errorf("%s: not dropped", c.name)
+		}
+	}
+	for _, c := range sentinelAfter(t, wire, func(s packet.Sentinel) {
+		must(t, w.nodes[0].ns.Do(func() error { return sendUDP(w.nodes[1].underlay, s[:]) }))
+	}) {
+		if p, err := c.Packet(); err == nil && len(p.Extensions) > 0 && p.Extensions[0].Type == packet.HopByHop {
+			t.Errorf("on the wire: %+v", p.Extensions)
+		}
+	}
+}
+
 // TestChecksumsLeftToADevice: what a device is still to complete is right on the wire. (In the other
 // container it would be so too if both nodes made the same mistake, each in its direction.)
 func TestChecksumsLeftToADevice(t *testing.T) {

@@ -390,6 +390,13 @@ func TestFromContainer(t *testing.T) {
 		Segments: 2}); verdict != verdictRedirect {
 		t.Errorf("a length of 0, of segments: verdict %d, counted %v", verdict, reasons)
 	}
+	// What a socket with PACKET_VNET_HDR says of segments proves no BIG TCP: the header stays in short packets.
+	short := b.frame(b.sent(far, segment, packet.Extension{Type: packet.HopByHop, Data: []byte{0xc2, 4, 0, 1, 0, 8}}))
+	short[14+4], short[14+5] = 0, 0
+	if verdict, _, reasons := b.run(t, b.datapath.Objects.PilContainer, short, skb{Ifindex: b.b1.ifindex(),
+		Segments: 2}); verdict != verdictDrop || reasons["hop-options"] != 1 {
+		t.Errorf("BIG TCP's option of short segments: verdict %d, counted %v; want a drop", verdict, reasons)
+	}
 	// Kernels before 6.15 leave mark and time to us when a packet goes into a container.
 	ctx := skb{Ifindex: b.b1.ifindex(), Mark: 7, Timestamp: 7}
 	must(t, b.ns.Do(func() error {

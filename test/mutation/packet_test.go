@@ -153,18 +153,17 @@ func packet() []mutation {
 		},
 		{
 			name: "hop-by-hop options",
-			old: `if (p->parts & HAS_HOP_OPTIONS && !is_big_tcp(skb, payload))
+			old: `if (p->parts & HAS_HOP_OPTIONS && !is_big_tcp(skb))
 		return REASON_HOP_OPTIONS;`,
 			cases: []string{
 				"hop-by-hop options", "hop-by-hop options of a later fragment",
-				"BIG TCP's option of a packet without segments",
+				"BIG TCP's option of a packet without segments", "BIG TCP's option of short segments",
 			},
 		},
 		{
-			name:  "BIG TCP's option",
-			old:   "skb->gso_segs && !payload && ",
-			new:   "(skb->gso_segs || payload) && ",
-			cases: []string{"BIG TCP's option of a packet without segments"},
+			name:  "BIG TCP's length",
+			old:   "skb->len > ETH_HLEN + LEGACY_MAX_SIZE &&",
+			cases: []string{"BIG TCP's option of short segments"},
 		},
 		{
 			name:  "length of SCTP",
@@ -177,7 +176,7 @@ func packet() []mutation {
 			cases: []string{
 				"an option header longer than the packet", "listener report", "routing header behind options",
 				"hop-by-hop options", "hop-by-hop options of a later fragment",
-				"BIG TCP's option of a packet without segments",
+				"BIG TCP's option of a packet without segments", "BIG TCP's option of short segments",
 			},
 		},
 		{
@@ -252,6 +251,15 @@ func packet() []mutation {
 	}
 	const pending = "TestDeviceMayNotWriteOverWhatWasChecked"
 	return append(mutations,
+		mutation{
+			name: "BIG TCP's header",
+			old:  "header == bpf_htonl(JUMBO_HEADER)",
+			new:  "header",
+			test: "TestOptionsOfLongPackets",
+			cases: []string{
+				"BIG TCP's option before other options", "BIG TCP's option before another header", "router alert",
+			},
+		},
 		mutation{
 			name: "priority tags",
 			old:  "return skb->vlan_present && skb->vlan_tci & VLAN_VID;",
