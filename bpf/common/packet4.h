@@ -53,8 +53,10 @@ static __always_inline int parse4(struct __sk_buff *skb, const struct eth_ip4 *h
 		return REASON_MALFORMED;
 	p->proto = h->proto;
 	p->ip4 = 1;
-	if (h->fragment & bpf_htons(IP4_MORE_FRAGMENTS | IP4_FRAGMENT_OFFSET))
+	if (h->fragment & bpf_htons(IP4_MORE_FRAGMENTS | IP4_FRAGMENT_OFFSET)) {
+		p->parts |= HAS_FRAGMENT;
 		p->fragment = fragment4(p->proto, h->id);
+	}
 	if (!(h->fragment & bpf_htons(IP4_FRAGMENT_OFFSET))) {
 		p->l4 = sizeof(*h);
 		why = p->proto == PROTO_ICMP4	 ? check_icmp4(skb, p)

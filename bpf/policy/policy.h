@@ -57,7 +57,8 @@ enum enforce_mode {
 struct pol_scratch {
 	struct ct_ctx ct;
 	struct flow_tuple tuple;
-	__u32 quoted_fragment; /* not 0: an ICMP error about the later fragment with this identification */
+	__u32 quotes_fragment; /* 1: the packet is an ICMP error about a later fragment, with this identification: */
+	__u32 quoted_fragment;
 	__u32 mode;
 	__u32 apps; /* for ENFORCE_BY_APP: the endpoint's in the upper half, its peer's in the lower */
 	struct pre_actions pre;
@@ -118,6 +119,7 @@ static __noinline int read_quoted_ports(struct __sk_buff *skb, const struct pack
 		return -1;
 	}
 	if (!q.l4) {
+		d->quotes_fragment = 1;
 		d->quoted_fragment = q.fragment;
 		return q.proto;
 	}
@@ -295,7 +297,7 @@ static __always_inline bool policy_fast_hit(struct __sk_buff *skb, const struct 
 	struct verdict *v;
 	__u32 ports;
 
-	if (p->l4 != at || p->fragment || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP) ||
+	if (p->l4 != at || p->parts & HAS_FRAGMENT || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP) ||
 	    l4 + sizeof(ports) > end)
 		return false;
 	if (p->proto == NEXTHDR_TCP && (l4 + TCP_FLAGS + 1 > end || l4[TCP_FLAGS] & (TCP_SYN | TCP_FIN | TCP_RST)))
@@ -345,11 +347,11 @@ static __always_inline int policy_slow(struct __sk_buff *skb, const struct packe
 	struct verdict *v;
 	int why;
 
-	d->quoted_fragment = 0;
+	d->quotes_fragment = 0;
 	why = p->l4 ? ct_parse(skb, p, d) : 0;
 	if (why)
 		return why;
-	if (!p->l4 || d->quoted_fragment) {
+	if (!p->l4 || d->quotes_fragment) {
 		__u32 dir = d->ct.pkt.dir, id = p->l4 ? d->quoted_fragment : p->fragment;
 
 		if (d->mode == ENFORCE_REMOTE || fragment_known(d, id, p->l4 ? RX - dir : dir))
@@ -373,7 +375,7 @@ static __always_inline int policy_check(struct __sk_buff *skb, const struct pack
 	trace_policy(skb, d->ct.key.endpoint, d->ct.pkt.dir, why, bpf_ntohl(rule));
 	if (why)
 		return drop_by(skb, why, hook, bpf_ntohl(rule));
-	if (p->fragment && p->l4 && !d->quoted_fragment)
+	if (p->parts & HAS_FRAGMENT && p->l4 && !d->quotes_fragment)
 		fragment_add(d, p->fragment);
 	return 0;
 }

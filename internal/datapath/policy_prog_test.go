@@ -243,6 +243,15 @@ func TestPolice(t *testing.T) {
 		policedPacket{name: "its rest", body: tail, parts: more(64, false, 5)},
 		policedPacket{name: "an error about its rest", in: true, body: lateOf(5)},
 		policedPacket{name: "an error about a rest of nothing", in: true, body: lateOf(6), reason: "fragment-unknown"},
+		policedPacket{
+			name:   "an error about a rest of nothing, 0",
+			in:     true,
+			body:   lateOf(0),
+			reason: "fragment-unknown",
+		},
+		policedPacket{name: "a fragment of ours, 0", body: udp(53, 9), parts: more(0, true, 0)},
+		policedPacket{name: "its rest, 0", body: tail, parts: more(64, false, 0)},
+		policedPacket{name: "an error about its rest, 0", in: true, body: lateOf(0)},
 		policedPacket{name: "an error that does not say about what", in: true, body: short, reason: "icmp-quote"},
 	)
 
