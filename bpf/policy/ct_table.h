@@ -29,7 +29,8 @@ _Static_assert(sizeof(struct session_key) == 48 && sizeof(struct session) == 64,
 struct session_bucket {
 	struct bpf_spin_lock lock;
 	__u32 tags[BUCKET_ENTRIES];
-	__u64 zero[4];
+	__s64 counted; /* the recount that has counted its entries */
+	__u64 zero[3];
 	struct session entries[BUCKET_ENTRIES];
 };
 _Static_assert(sizeof(struct session_bucket) == 512, "what is looked at first is one line of the data cache");
@@ -55,12 +56,14 @@ struct {
 } pol_adoptions_v1 SEC(".maps");
 
 /* Session entries in use by each endpoint (key: its number) and by each tenant (key: tenant id or VNI). An expired
- * entry counts until it is reused or ct_sweep_bucket frees it. The agent counts both anew at each start. */
+ * entry counts until it is reused or ct_sweep_bucket frees it. At each start the agent counts both anew: it sets key 0,
+ * which is no endpoint, to the time (CLOCK_MONOTONIC, ns), clears all other counts, and has ct_sweep_bucket count one
+ * bucket after the other. A change of a bucket that is not counted yet is not counted either. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, __s64);
-	__uint(max_entries, 1); /* set at load */
+	__uint(max_entries, 1 << 16); /* not by the settings: endpoints may be older than these */
 } pil_session_users_v1 SEC(".maps");
 
 struct {
@@ -91,8 +94,15 @@ static __always_inline void usage_of(const struct ct_owner *o, struct ct_usage *
 	__s64 *tenant = bpf_map_lookup_elem(&pil_session_tenants_v1, &o->tenant),
 	      *endpoint = bpf_map_lookup_elem(&pil_session_users_v1, &o->endpoint);
 
-	u->tenant = tenant ? *tenant : 0;
-	u->endpoint = endpoint ? *endpoint : 0;
+	u->tenant = tenant && *tenant > 0 ? *tenant : 0;
+	u->endpoint = endpoint && *endpoint > 0 ? *endpoint : 0;
+}
+
+static __always_inline const volatile __s64 *last_recount(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&pil_session_users_v1, &zero);
 }
 
 static __always_inline void add_usage(const struct ct_owner *o, __s64 entries)
@@ -100,10 +110,11 @@ static __always_inline void add_usage(const struct ct_owner *o, __s64 entries)
 	__s64 *tenant = bpf_map_lookup_elem(&pil_session_tenants_v1, &o->tenant),
 	      *endpoint = bpf_map_lookup_elem(&pil_session_users_v1, &o->endpoint);
 
+	if (!tenant && entries > 0 &&
+	    bpf_map_update_elem(&pil_session_tenants_v1, &o->tenant, &entries, BPF_NOEXIST)) /* another CPU was first */
+		tenant = bpf_map_lookup_elem(&pil_session_tenants_v1, &o->tenant);
 	if (tenant)
 		__sync_fetch_and_add(tenant, entries);
-	else if (entries > 0) /* two CPUs may be first at once; the loser counts one too few until the next start */
-		bpf_map_update_elem(&pil_session_tenants_v1, &o->tenant, &entries, BPF_NOEXIST);
 	if (endpoint)
 		__sync_fetch_and_add(endpoint, entries);
 }
@@ -172,13 +183,23 @@ static __always_inline enum evict_class evict_class_of(__u32 tag, const struct s
 	return s->state.seen & ESTABLISHED && !is_closed(&s->state) ? EVICT_ESTABLISHED : EVICT_CHEAP;
 }
 
-/* The entry that a new session would evict: of the cheapest class; in it, of the user with the most entries; of its
- * sessions the one that expires first. */
+/* Whose half-open or closed session a new session would evict, next first. */
+enum evict_distance {
+	EVICT_OWN,     /* of its endpoint */
+	EVICT_SIBLING, /* of another endpoint of its tenant */
+	EVICT_FOREIGN, /* of another tenant */
+};
+
+/* The entry that a new session would evict (is_better_victim). */
 struct ct_victim {
 	__u32 bucket, entry, tag;
 	__u32 class;
-	__s64 used; /* entries of its tenant, or, in the tenant of the new session, of its endpoint */
+	__u32 distance; /* of half-open and closed sessions; else 0 */
+	__u32 zero;
+	struct ct_owner owner;
+	struct ct_usage usage; /* of its owner */
 	__u64 until;
+	__u64 updated; /* its last packet; CLOCK_MONOTONIC, ns */
 };
 
 /* A packet at the table: input and result. */
@@ -192,8 +213,9 @@ struct ct_ctx {
 			all the code that follows once per index */
 	__u32 used[2]; /* entries in use in both buckets */
 	struct ct_usage usage;
-	struct ct_victim victim;
+	struct ct_victim victim, candidate;
 	struct ct_owner evicted; /* whose entry was taken; endpoint 0: it was free */
+	__u32 counted;		 /* 1: changes of the bucket count */
 };
 
 /* get_state finds the session in a locked bucket. It returns its entry, BUCKET_ENTRIES if there is none, and counts the
@@ -241,10 +263,12 @@ __noinline int ct_lookup_bucket(struct ct_ctx *t, const struct pre_actions *pre,
 }
 
 /* ct_write stores a new session in an entry of a locked bucket. */
-static __always_inline void ct_write(struct ct_ctx *t, struct session_bucket *b, __u32 entry)
+static __always_inline void ct_write(struct ct_ctx *t, struct session_bucket *b, __u32 entry,
+				     const volatile __s64 *recount)
 {
 	struct session *s = &b->entries[entry];
 
+	t->counted = b->counted == *recount;
 	t->evicted = b->tags[entry] ? owner_of(&s->key) : (struct ct_owner){};
 	b->tags[entry] = t->slot.tag;
 	s->key = t->key;
@@ -255,6 +279,8 @@ static __always_inline void ct_count_written(struct ct_ctx *t)
 {
 	struct ct_owner owner = owner_of(&t->key);
 
+	if (!t->counted)
+		return;
 	if (t->evicted.endpoint)
 		add_usage(&t->evicted, -1);
 	add_usage(&owner, 1);
@@ -264,9 +290,10 @@ static __always_inline void ct_count_written(struct ct_ctx *t)
 __noinline int ct_insert(struct ct_ctx *t, __u32 bucket)
 {
 	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
+	const volatile __s64 *recount = last_recount();
 	__u32 chosen;
 
-	if (!b || !t)
+	if (!b || !t || !recount)
 		return false;
 	t->entry = BUCKET_ENTRIES;
 	bpf_spin_lock(&b->lock);
@@ -278,7 +305,7 @@ __noinline int ct_insert(struct ct_ctx *t, __u32 bucket)
 	}
 	chosen = t->entry;
 	if (chosen < BUCKET_ENTRIES)
-		ct_write(t, b, chosen);
+		ct_write(t, b, chosen, recount);
 	bpf_spin_unlock(&b->lock);
 	if (chosen >= BUCKET_ENTRIES)
 		return false;
@@ -286,12 +313,55 @@ __noinline int ct_insert(struct ct_ctx *t, __u32 bucket)
 	return true;
 }
 
-/* may_evict reports whether a user with own entries may take an entry of one with other's. A half-open or closed
- * session only has to be of no smaller user, so a flood of them evicts its own first. An established one has to be of a
- * user with more than twice as many: users of similar size never take from each other. */
-static __always_inline bool may_evict(enum evict_class class, __s64 own, __s64 other)
+/* may_evict reports whether a new session may evict another one. A session of another tenant has to be of one with more
+ * than twice as many entries, and an established one of the own tenant of an endpoint with more than twice as many. So
+ * users of similar size never take from each other. A half-open or closed one of the own tenant only has to be of no
+ * smaller endpoint, so a flood of them evicts its own. */
+static __always_inline bool may_evict(const struct ct_ctx *t, const struct ct_victim *v)
 {
-	return class == EVICT_FREE || (class == EVICT_CHEAP ? other >= own : other > 2 * own);
+	if (v->class == EVICT_FREE)
+		return true;
+	if (v->distance == EVICT_FOREIGN)
+		return v->usage.tenant > 2 * t->usage.tenant;
+	return v->class == EVICT_CHEAP ? v->usage.endpoint >= t->usage.endpoint
+				       : v->usage.endpoint > 2 * t->usage.endpoint;
+}
+
+/* is_better_victim compares entries to evict: the cheapest class first; half-open and closed sessions of the own
+ * endpoint or tenant before those of others, which a flood of them would evict else; then those of the largest tenant,
+ * in it of the largest endpoint, and of its sessions the one that is idle for longest. */
+static __always_inline bool is_better_victim(const struct ct_victim *a, const struct ct_victim *b)
+{
+	if (a->class != b->class)
+		return a->class < b->class;
+	if (a->class == EVICT_CHEAP && a->distance != b->distance)
+		return a->distance < b->distance;
+	if (a->usage.tenant != b->usage.tenant)
+		return a->usage.tenant > b->usage.tenant;
+	if (a->usage.endpoint != b->usage.endpoint)
+		return a->usage.endpoint > b->usage.endpoint;
+	return a->updated < b->updated;
+}
+
+static __always_inline __u32 evict_distance(const struct ct_owner *o, const struct session_key *new)
+{
+	if (o->tenant != new->tenant)
+		return EVICT_FOREIGN;
+	return o->endpoint == new->endpoint ? EVICT_OWN : EVICT_SIBLING;
+}
+
+/* ct_consider makes the candidate the victim if it is a better one. */
+__noinline int ct_consider(struct ct_ctx *t)
+{
+	if (!t)
+		return 0;
+	if (t->candidate.distance == EVICT_OWN)
+		t->candidate.usage = t->usage;
+	else
+		usage_of(&t->candidate.owner, &t->candidate.usage);
+	if (may_evict(t, &t->candidate) && is_better_victim(&t->candidate, &t->victim))
+		t->victim = t->candidate;
+	return 0;
 }
 
 /* ct_find_victim looks in a full bucket for a better entry to evict than t->victim. It takes no lock, because programs
@@ -299,33 +369,23 @@ static __always_inline bool may_evict(enum evict_class class, __s64 own, __s64 o
 __noinline int ct_find_victim(struct ct_ctx *t, __u32 bucket)
 {
 	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
-	struct ct_victim *v;
 
 	if (!b || !t)
 		return 0;
-	v = &t->victim;
+	t->candidate.bucket = bucket;
 	for (int i = 0; i < BUCKET_ENTRIES; i++) {
-		enum evict_class class = evict_class_of(b->tags[i], &b->entries[i], t->now);
-		struct ct_owner owner = owner_of(&b->entries[i].key);
-		__u64 until = b->entries[i].until;
-		struct ct_usage usage;
-		__s64 own, used;
+		const struct session *s = &b->entries[i];
 
-		if (class > v->class)
+		t->candidate.class = evict_class_of(b->tags[i], s, t->now);
+		if (t->candidate.class > t->victim.class)
 			continue;
-		usage_of(&owner, &usage);
-		own = owner.tenant == t->key.tenant ? t->usage.endpoint : t->usage.tenant;
-		used = owner.tenant == t->key.tenant ? usage.endpoint : usage.tenant;
-		if (!may_evict(class, own, used))
-			continue;
-		if (class == v->class && (used < v->used || (used == v->used && until >= v->until)))
-			continue;
-		v->bucket = bucket;
-		v->entry = i;
-		v->tag = b->tags[i];
-		v->class = class;
-		v->used = used;
-		v->until = until;
+		t->candidate.entry = i;
+		t->candidate.tag = b->tags[i];
+		t->candidate.owner = owner_of(&s->key);
+		t->candidate.distance = evict_distance(&t->candidate.owner, &t->key);
+		t->candidate.until = s->until;
+		t->candidate.updated = s->until - ct_timeout(&s->state) * 1000000000ULL;
+		ct_consider(t);
 	}
 	return 0;
 }
@@ -334,11 +394,12 @@ __noinline int ct_find_victim(struct ct_ctx *t, __u32 bucket)
  * the entry meanwhile. */
 __noinline int ct_evict(struct ct_ctx *t)
 {
+	const volatile __s64 *recount = last_recount();
 	struct session_bucket *b;
 	__u32 entry, bucket;
 	bool same;
 
-	if (!t || t->victim.class == EVICT_NONE)
+	if (!t || !recount || t->victim.class == EVICT_NONE)
 		return false;
 	bucket = t->victim.bucket;
 	entry = t->victim.entry;
@@ -348,52 +409,68 @@ __noinline int ct_evict(struct ct_ctx *t)
 	bpf_spin_lock(&b->lock);
 	same = b->tags[entry] == t->victim.tag && b->entries[entry].until == t->victim.until;
 	if (same)
-		ct_write(t, b, entry);
+		ct_write(t, b, entry, recount);
 	bpf_spin_unlock(&b->lock);
 	if (same)
 		ct_count_written(t);
 	return same;
 }
 
-/* ct_make_room evicts a session from one of the two buckets of a new one, which are full. */
+/* ct_make_room evicts a session from one of the two buckets of a new one, which are full. If another CPU changes the
+ * entry meanwhile, it tries once more. */
 static __always_inline bool ct_make_room(struct ct_ctx *t)
 {
 	struct ct_owner owner = owner_of(&t->key);
 
 	usage_of(&owner, &t->usage);
-	t->victim.class = EVICT_NONE;
-	ct_find_victim(t, t->slot.first);
-	ct_find_victim(t, t->slot.second);
-	return ct_evict(t);
+	for (int i = 0; i < 2; i++) {
+		t->victim.class = EVICT_NONE;
+		ct_find_victim(t, t->slot.first);
+		ct_find_victim(t, t->slot.second);
+		if (ct_evict(t))
+			return true;
+		if (t->victim.class == EVICT_NONE)
+			return false;
+	}
+	return false;
 }
 
-/* A pass over the table that frees expired entries, and all entries of one endpoint, which has been deleted. The agent
- * runs it, never a packet. */
+/* A pass over the table that frees expired entries, and all entries of one endpoint, which has been deleted. It counts
+ * the entries of buckets that the last recount has not counted yet. The agent runs it, never a packet. */
 struct ct_sweep {
 	__u64 now;	/* CLOCK_MONOTONIC, ns */
 	__u32 endpoint; /* 0: none */
 	__u32 zero;
-	struct ct_owner freed[BUCKET_ENTRIES]; /* endpoint 0: not freed */
+	struct ct_owner changed[BUCKET_ENTRIES]; /* whose entry was freed, or is counted now; endpoint 0: none */
 };
 
 __noinline int ct_sweep_bucket(struct ct_sweep *w, __u32 bucket)
 {
 	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
+	const volatile __s64 *recount = last_recount();
+	bool counted;
+	__s64 now;
 
-	if (!b || !w)
+	if (!b || !w || !recount)
 		return 0;
 	bpf_spin_lock(&b->lock);
+	now = *recount;
+	counted = b->counted == now;
+	b->counted = now;
 	for (int i = 0; i < BUCKET_ENTRIES; i++) {
-		w->freed[i].endpoint = 0;
-		if (!b->tags[i] || (b->entries[i].until > w->now && b->entries[i].key.endpoint != w->endpoint))
-			continue;
-		w->freed[i] = owner_of(&b->entries[i].key);
-		b->tags[i] = 0;
+		bool freed = b->tags[i] &&
+			     (b->entries[i].until <= w->now || b->entries[i].key.endpoint == w->endpoint);
+
+		w->changed[i].endpoint = 0;
+		if (b->tags[i] && freed == counted)
+			w->changed[i] = owner_of(&b->entries[i].key);
+		if (freed)
+			b->tags[i] = 0;
 	}
 	bpf_spin_unlock(&b->lock);
 	for (int i = 0; i < BUCKET_ENTRIES; i++)
-		if (w->freed[i].endpoint)
-			add_usage(&w->freed[i], -1);
+		if (w->changed[i].endpoint)
+			add_usage(&w->changed[i], counted ? -1 : 1);
 	return 0;
 }
 

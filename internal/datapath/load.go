@@ -68,7 +68,7 @@ func (d *Datapath) pinnedMaps() (all []pinnedMap) {
 		{bpfobj.PilasterMapPolAdoptionsV1, bpfobj.PinPolAdoptions, d.config.MaxRules},
 		{bpfobj.PilasterMapPilSessionsV1, bpfobj.PinSessions, d.sessionBuckets()},
 		{bpfobj.PilasterMapPilSessionCountsV1, bpfobj.PinSessionCounts, 0},
-		{bpfobj.PilasterMapPilSessionUsersV1, bpfobj.PinSessionUsers, d.usageEntries()},
+		{bpfobj.PilasterMapPilSessionUsersV1, bpfobj.PinSessionUsers, usageEntries},
 		{bpfobj.PilasterMapPilSessionTenantsV1, bpfobj.PinSessionTenants, d.usageTenants()},
 	}...)
 }

@@ -68,7 +68,8 @@ func (d *Datapath) Restore(
 	if err := d.GuardInterfaces(nil); err != nil {
 		d.Log.Error("some interfaces beside the uplink have no guard programs", "error", err) // Status reports it too
 	}
-	if err := errors.Join(d.SweepNodeRoutes(found), d.SweepDevices(keep), d.sweepMaps()); err != nil {
+	// Programs of a build that does not count sessions have changed the table until now.
+	if err := errors.Join(d.SweepNodeRoutes(found), d.SweepDevices(keep), d.sweepMaps(), d.recountUsage()); err != nil {
 		return nil, err
 	}
 	d.Repair(slices.DeleteFunc(found, func(r endpoint.Record) bool { return lost[r.ID] != nil }))

@@ -441,6 +441,13 @@ func TestAnotherSize(t *testing.T) {
 		n.restore(t, a)
 		mustReach(t, a, b, "taken over")
 		must(t, n.datapath.checkEndpoint(t.Context(), a.record))
+		// An endpoint that a higher limit allowed may be alive, and DEL must work.
+		const high = 3000
+		must(t, n.datapath.deleteSessions(high))
+		var sessions int64
+		if err := n.datapath.Objects.PilSessionUsersV1.Lookup(uint32(high), &sessions); err != nil {
+			t.Errorf("%d endpoints: sessions of endpoint %d are not counted: %v", size, high, err)
+		}
 		pins, err := filepath.Glob(filepath.Join(n.datapath.MapsDir(), "pil_locals*"))
 		must(t, err)
 		if m := n.datapath.Objects.PilLocalsV1.MaxEntries(); len(pins) != 1 || int(m) != size {

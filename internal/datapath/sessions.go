@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
@@ -25,62 +27,68 @@ const (
 	seenReset       = 1 << 5
 )
 
-// usageEntries is the number of entries of the map of endpoints' sessions. Key 0 is no endpoint.
-func (d *Datapath) usageEntries() int { return 1 + d.config.MaxEndpoints }
+// usageEntries is the number of entries of the map of endpoints' sessions. It does not depend on the settings: after a
+// restart with a lower --max-endpoints, endpoints with higher numbers may be alive. Key 0 is no endpoint.
+const usageEntries = 1 << 16
 
 // usageTenants is the number of tenants whose sessions can be counted: during a key rotation a tenant has two ids.
 func (d *Datapath) usageTenants() int { return 2 * (d.config.MaxTenantIDs + 1) }
 
-// recountUsage counts the sessions of each endpoint and tenant anew: one of the maps may be new, or from another build.
-// Sessions that begin or end meanwhile may be counted wrong until the next start.
+// recountUsage counts the sessions of each endpoint and tenant anew: one of the maps may be new, or programs of a build
+// that does not count may have changed the table. It counts bucket by bucket. Meanwhile, programs count their changes
+// of buckets that are done, and no others.
 func (d *Datapath) recountUsage() error {
-	m := d.Objects.PilSessionUsersV1
-	endpoints, counts := make([]uint32, m.MaxEntries()), make([]int64, m.MaxEntries())
-	tenants := map[uint32]int64{}
-	err := forEachBucket(d.Objects.PilSessionsV1, func(b *bpfobj.PilasterSessionBucket) {
-		for i, tag := range b.Tags {
-			if tag == 0 {
-				continue
-			}
-			k := &b.Entries[i].Key
-			tenants[k.Tenant]++
-			if int(k.Endpoint) < len(counts) {
-				counts[k.Endpoint]++
-			}
-		}
-	})
+	now, err := host.Monotonic()
 	if err != nil {
-		return fmt.Errorf("count the sessions: %w", err)
+		return err
 	}
+	endpoints := make([]uint32, usageEntries)
 	for i := range endpoints {
 		endpoints[i] = uint32(i)
 	}
-	if _, err := m.BatchUpdate(endpoints, counts, nil); err != nil {
-		return fmt.Errorf("write the number of sessions of each endpoint: %w", err)
+	m := d.Objects.PilSessionUsersV1
+	if err := m.Put(endpoints[0], int64(now)); err != nil {
+		return fmt.Errorf("begin to count the sessions: %w", err)
 	}
-	for id, n := range tenants {
-		if err := d.Objects.PilSessionTenantsV1.Put(id, n); err != nil {
-			return fmt.Errorf("write the number of sessions of tenant id %d: %w", id, err)
-		}
+	awaitPrograms()
+	if _, err := m.BatchUpdate(endpoints[1:], make([]int64, usageEntries-1), nil); err != nil {
+		return fmt.Errorf("clear the number of sessions of each endpoint: %w", err)
 	}
-	return d.forgetTenants(func(id uint32, _ int64) bool { return tenants[id] == 0 })
+	tenants, err := bpfobj.MapKeys[uint32](d.Objects.PilSessionTenantsV1)
+	if err == nil {
+		err = bpfobj.DeleteKeys(d.Objects.PilSessionTenantsV1, tenants)
+	}
+	if err != nil {
+		return fmt.Errorf("clear the number of sessions of each tenant: %w", err)
+	}
+	if err := d.sweepSessions(0); err != nil {
+		return fmt.Errorf("count the sessions: %w", err)
+	}
+	return nil
 }
 
-// forgetTenants removes tenants from the count of sessions.
-func (d *Datapath) forgetTenants(which func(id uint32, sessions int64) bool) error {
+// awaitPrograms waits until all programs have ended that run now: they may still count by what they have read. The
+// kernel does not wait if it has one CPU only, or if some have no timer (nohz_full). Then a packet that is in a program
+// just now may be counted twice, until the next start.
+func awaitPrograms() {
+	const membarrierGlobal = 1 // MEMBARRIER_CMD_GLOBAL, which is synchronize_rcu
+	unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0)
+}
+
+// forgetTenants removes tenants without policies from the count of sessions, once it is 0. Only tenants with policies
+// begin sessions.
+func (d *Datapath) forgetTenants() error {
 	m, counts := d.Objects.PilSessionTenantsV1, map[uint32]int64{}
 	if err := bpfobj.ReadEntries(m, counts); err != nil {
 		return fmt.Errorf("read the number of sessions of each tenant: %w", err)
 	}
-	for id, n := range counts {
-		if !which(id, n) {
-			continue
-		}
+	maps.DeleteFunc(counts, func(_ uint32, sessions int64) bool { return sessions > 0 })
+	return d.ForEachWithoutPolicies(maps.Keys(counts), func(id uint32) error {
 		if err := m.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("remove the number of sessions of tenant id %d: %w", id, err)
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // Attach attaches the program to the endpoint's device. The endpoint begins without sessions, even if another one had
@@ -112,14 +120,26 @@ func (d *Datapath) deleteSessions(id endpoint.ID) error {
 	if used == 0 {
 		return nil
 	}
+	if err := d.sweepSessions(id); err != nil {
+		return fmt.Errorf("endpoint %d: delete its sessions: %w", id, err)
+	}
+	if err := d.Objects.PilSessionUsersV1.Put(uint32(id), int64(0)); err != nil {
+		return fmt.Errorf("endpoint %d: clear its number of sessions: %w", id, err)
+	}
+	return d.forgetTenants()
+}
+
+// sweepSessions deletes all expired sessions, and those of an endpoint. It counts the sessions of buckets that the last
+// recount has not counted.
+func (d *Datapath) sweepSessions(id endpoint.ID) error {
 	buckets := d.Objects.PilSessionsV1.MaxEntries()
 	for first := uint32(0); first < buckets; first += sweepBuckets {
 		r := bpfobj.PilasterSweepRequest{Endpoint: uint32(id), Bucket: first}
 		if err := bpfobj.RunRequest(d.Objects.PilSweep, &r); err != nil {
-			return fmt.Errorf("endpoint %d: delete its sessions: %w", id, err)
+			return err
 		}
 	}
-	return d.forgetTenants(func(_ uint32, sessions int64) bool { return sessions <= 0 })
+	return nil
 }
 
 // hasSessionMap reports whether a session table of this size is pinned already.
@@ -158,24 +178,22 @@ func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 	if err != nil {
 		return s, err
 	}
-	users := map[endpoint.ID]int{}
+	users, tenants := map[endpoint.ID]int{}, map[uint32]int{}
 	err = forEachBucket(m, func(b *bpfobj.PilasterSessionBucket) {
 		for i, tag := range b.Tags {
 			if place := &b.Entries[i]; tag != 0 && place.Until > now {
 				s.Used++
 				s.HalfOpen += int(bpfobj.BoolToUint32(isHalfOpen(place.State.Seen)))
 				users[endpoint.ID(place.Key.Endpoint)]++
+				tenants[place.Key.Tenant]++
 			}
 		}
 	})
 	if err != nil {
 		return s, fmt.Errorf("read the sessions: %w", err)
 	}
-	for id, n := range users {
-		if n > s.Most || n == s.Most && id < s.Largest {
-			s.Largest, s.Most = id, n
-		}
-	}
+	s.Largest, s.Most = largestUser(users)
+	s.LargestTenant, s.MostOfTenant = largestUser(tenants)
 	var each []bpfobj.PilasterSessionCounts
 	if err := d.Objects.PilSessionCountsV1.Lookup(uint32(0), &each); err != nil {
 		return s, fmt.Errorf("read the counters of sessions: %w", err)
@@ -184,6 +202,16 @@ func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 		s.Begun, s.Evicted, s.Refused = s.Begun+c.Created, s.Evicted+c.Evicted, s.Refused+c.Refused
 	}
 	return s, nil
+}
+
+// largestUser returns who has the most sessions, and how many; among equals the lowest id.
+func largestUser[ID cmp.Ordered](users map[ID]int) (largest ID, most int) {
+	for id, n := range users {
+		if n > most || n == most && id < largest {
+			largest, most = id, n
+		}
+	}
+	return largest, most
 }
 
 // isHalfOpen reports whether a session is not established yet, or has ended.

@@ -1,8 +1,11 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"errors"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -29,32 +32,52 @@ func newSessionBench(t *testing.T, sessions int) *progBench {
 	return b
 }
 
+// exchange has a port of a container of blue or red send a packet to another node, or receive one from it. It reports
+// whether the session table refused the packet.
+func (b *progBench) exchange(
+	t *testing.T, c *testContainer, of tenant.Tenant, port uint16, in bool, body packet.Body,
+) (refused bool) {
+	t.Helper()
+	program, ctx, frame := b.exchanged(c, of, in, body)
+	verdict, _, reasons := b.run(t, program, frame, ctx)
+	if verdict == verdictDrop && reasons["session-limit"] != 1 {
+		t.Fatalf("port %d: dropped for %v", port, reasons)
+	}
+	return verdict == verdictDrop
+}
+
+// exchanged is the packet of exchange, and the program that it meets.
+func (b *progBench) exchanged(
+	c *testContainer, of tenant.Tenant, in bool, body packet.Body,
+) (*ebpf.Program, skb, []byte) {
+	peer := allocatedOf(of, address.Plain{Node: b.far.prefix, Tenant: of.Current().ID, App: 1, Index: 77}).Addr()
+	if in {
+		inside := packet.Packet{Source: peer, Destination: c.plain(), Body: body}
+		return b.datapath.Objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()},
+			inside.Frame(b.uplinkMAC, host.ContainerMAC)
+	}
+	seen := address.NewCipher(of.Current().Key).Encrypt(peer)
+	return b.datapath.Objects.PilContainer, skb{Ifindex: c.ifindex()},
+		b.frame(packet.Packet{Source: c.seen(), Destination: seen, Body: body})
+}
+
 // openFrom has a container of blue or red open a connection from a port to another node, with a handshake if
 // established is set. It reports whether the session table refused a packet.
 func (b *progBench) openFrom(
 	t *testing.T, c *testContainer, of tenant.Tenant, from uint16, established bool,
 ) (refused bool) {
 	t.Helper()
-	peer := allocatedOf(of, address.Plain{Node: b.far.prefix, Tenant: of.Current().ID, App: 1, Index: 77}).Addr()
-	refuses := func(in bool, body packet.Body) bool {
-		program, ctx := b.datapath.Objects.PilContainer, skb{Ifindex: c.ifindex()}
-		seen := address.NewCipher(of.Current().Key).Encrypt(peer)
-		frame := b.frame(packet.Packet{Source: c.seen(), Destination: seen, Body: body})
-		if in {
-			program, ctx = b.datapath.Objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()}
-			inside := packet.Packet{Source: peer, Destination: c.plain(), Body: body}
-			frame = inside.Frame(b.uplinkMAC, host.ContainerMAC)
-		}
-		verdict, _, reasons := b.run(t, program, frame, ctx)
-		if verdict == verdictDrop && reasons["session-limit"] != 1 {
-			t.Fatalf("port %d: dropped for %v", from, reasons)
-		}
-		return verdict == verdictDrop
-	}
-	if refuses(false, tcp(from, 80, packet.SYN)) {
+	if b.exchange(t, c, of, from, false, tcp(from, 80, packet.SYN)) {
 		return true
 	}
-	return established && (refuses(true, tcp(80, from, synAck)) || refuses(false, tcp(from, 80, packet.ACK)))
+	return established && (b.exchange(t, c, of, from, true, tcp(80, from, synAck)) ||
+		b.exchange(t, c, of, from, false, tcp(from, 80, packet.ACK)))
+}
+
+// askFrom is openFrom with a datagram and its answer.
+func (b *progBench) askFrom(t *testing.T, c *testContainer, of tenant.Tenant, from uint16) (refused bool) {
+	t.Helper()
+	return b.exchange(t, c, of, from, false, udp(from, 53)) || b.exchange(t, c, of, from, true, udp(53, from))
 }
 
 // begin is openFrom for b1.
@@ -236,6 +259,203 @@ func TestEvictCheapFirst(t *testing.T) {
 	}
 }
 
+// testUser is a container with its tenant.
+type testUser struct {
+	c  *testContainer
+	of tenant.Tenant
+}
+
+// placed is a session of TestVictims.
+type placed struct {
+	user string // b1, b2 or r1
+	kind string
+	idle time.Duration
+}
+
+const (
+	halfOpen  = "half-open"
+	connected = "connected"
+	datagrams = "datagrams"
+)
+
+// TestVictims: which session a new one evicts from a table of one bucket. A new session is half open.
+func TestVictims(t *testing.T) {
+	const none = -1
+	b := newSessionBench(t, slotsPerBucket)
+	users := map[string]testUser{"b1": {b.b1, blue}, "b2": {b.b2, blue}, "r1": {b.r1, red}}
+	many := func(n int, p placed) []placed { return slices.Repeat([]placed{p}, n) }
+	minute := func(user, kind string) placed { return placed{user, kind, time.Minute} }
+	now := func(user, kind string) placed { return placed{user, kind, 0} }
+	for _, c := range []struct {
+		name   string
+		table  []placed
+		user   string
+		victim int // index in table
+	}{
+		{
+			"idle for longest",
+			slices.Concat(
+				many(5, now("b1", datagrams)), []placed{minute("b1", connected)}, many(1, now("b1", datagrams)),
+			), "r1", 5,
+		},
+		{
+			"of the largest endpoint of a tenant",
+			slices.Concat(
+				many(3, minute("b2", datagrams)), many(3, now("b1", connected)),
+				[]placed{{"b1", connected, time.Second}},
+			), "r1", 6,
+		},
+		{
+			"of the largest tenant",
+			slices.Concat(many(2, minute("b1", connected)), many(4, now("r1", connected)),
+				[]placed{{"r1", connected, time.Second}}), "b2", 6,
+		},
+		{
+			"half open, of the endpoint itself first",
+			slices.Concat(many(2, now("b1", connected)), []placed{now("b1", halfOpen)},
+				many(4, placed{"b2", halfOpen, time.Second})), "b1", 2,
+		},
+		{
+			"half open, of the tenant before others",
+			slices.Concat([]placed{now("b1", connected), now("b2", halfOpen)},
+				many(5, placed{"r1", halfOpen, time.Second})), "b1", 1,
+		},
+		{
+			"half open, of a smaller endpoint",
+			slices.Concat(many(4, now("b1", connected)), many(3, placed{"b2", halfOpen, time.Second})), "b1", none,
+		},
+		{
+			"half open, of a tenant with twice as many",
+			slices.Concat(many(2, now("b1", connected)), many(4, now("r1", halfOpen)),
+				[]placed{{"r1", halfOpen, time.Second}}), "b1", 6,
+		},
+		{
+			"half open, of a tenant that has not twice as many",
+			slices.Concat(many(3, now("b1", connected)), many(4, placed{"r1", halfOpen, time.Second})), "b1", none,
+		},
+	} {
+		b.clearSessions(t)
+		for i, p := range c.table {
+			u, port := users[p.user], uint16(1000+i)
+			refused := false
+			if p.kind == datagrams {
+				refused = b.askFrom(t, u.c, u.of, port)
+			} else {
+				refused = b.openFrom(t, u.c, u.of, port, p.kind == connected)
+			}
+			if refused {
+				t.Fatalf("%s: session %d was refused by a table that is not full", c.name, i)
+			}
+			b.letIdle(t, port, p.idle)
+		}
+		u := users[c.user]
+		refused := b.openFrom(t, u.c, u.of, 2000, false)
+		victim := none
+		left := b.sessionPorts(t)
+		for i := range c.table {
+			if !left[uint16(1000+i)] {
+				victim = i
+			}
+		}
+		if victim != c.victim || refused != (victim == none) {
+			t.Errorf("%s: it evicted session %d, refused: %v; want session %d", c.name, victim, refused, c.victim)
+		}
+	}
+}
+
+// clearSessions empties the session table.
+func (b *progBench) clearSessions(t *testing.T) {
+	t.Helper()
+	b.overAll(t)
+	must(t, b.datapath.recountUsage())
+	b.voidVerdicts(t)
+}
+
+// letIdle makes the session from a port as old as if its last packet had been earlier by this time.
+func (b *progBench) letIdle(t *testing.T, from uint16, by time.Duration) {
+	t.Helper()
+	b.forEachSession(t, func(s *bpfobj.PilasterSession) {
+		if s.Key.LocalPort == bigEndian(from) {
+			s.Until -= uint64(by)
+		}
+	})
+}
+
+// sessionPorts returns the local ports of all sessions.
+func (b *progBench) sessionPorts(t *testing.T) map[uint16]bool {
+	t.Helper()
+	all := map[uint16]bool{}
+	b.forEachSession(t, func(s *bpfobj.PilasterSession) { all[bigEndian(s.Key.LocalPort)] = true })
+	return all
+}
+
+// forEachSession changes the sessions of the table.
+func (b *progBench) forEachSession(t *testing.T, change func(*bpfobj.PilasterSession)) {
+	t.Helper()
+	m := b.datapath.Objects.PilSessionsV1
+	for i := range m.MaxEntries() {
+		var bucket bpfobj.PilasterSessionBucket
+		must(t, m.LookupWithFlags(i, &bucket, ebpf.LookupLock))
+		for j, tag := range bucket.Tags {
+			if tag != 0 {
+				change(&bucket.Entries[j])
+			}
+		}
+		must(t, m.Update(i, &bucket, ebpf.UpdateLock))
+	}
+}
+
+// TestBystandersStay: a tenant's new sessions take entries of the largest endpoint of the largest tenant. Datagram
+// sessions of another endpoint there stay, although they expire long before TCP sessions.
+func TestBystandersStay(t *testing.T) {
+	const sessions, live, news = 32 * slotsPerBucket, 20, 60
+	b := newSessionBench(t, sessions)
+	for _, port := range ports(100, live) {
+		if b.askFrom(t, b.b2, blue, port) {
+			t.Fatal("refused in an empty table")
+		}
+	}
+	for _, port := range ports(1000, 2*sessions) {
+		b.begin(t, port, true)
+	}
+	for _, port := range ports(1000, news) {
+		if b.openFrom(t, b.r1, red, port, true) {
+			t.Errorf("a new session: of port %d, was refused", port)
+		}
+	}
+	if n, _ := b.usage(t, b.b2, blue); n != live {
+		t.Errorf("a bystander: %d of %d sessions are left", n, live)
+	}
+}
+
+// TestHalfOpenOfLargerTenantsStay: a tenant's flood of half-open connections evicts its own, and not those of a larger
+// tenant that has less than twice as many sessions.
+func TestHalfOpenOfLargerTenantsStay(t *testing.T) {
+	const sessions, opened, opening = 32 * slotsPerBucket, 90, 40
+	b := newSessionBench(t, sessions)
+	for _, port := range ports(1, opened) {
+		b.openFrom(t, b.r1, red, port, true)
+	}
+	for _, port := range ports(1000, opening) {
+		b.openFrom(t, b.r1, red, port, false)
+	}
+	b.flood(t, 1000)
+	if _, n := b.usage(t, b.r1, red); n < opened+opening-2 {
+		t.Errorf("a larger tenant: %d of %d sessions are left", n, opened+opening)
+	}
+}
+
+// TestNegativeUsage: a count that is too low gives no right to evict.
+func TestNegativeUsage(t *testing.T) {
+	b := newSessionBench(t, slotsPerBucket)
+	b.fill(t, slotsPerBucket)
+	must(t, b.datapath.Objects.PilSessionTenantsV1.Put(uint32(blue.Current().ID), int64(0)))
+	must(t, b.datapath.Objects.PilSessionTenantsV1.Put(uint32(red.Current().ID), int64(-100)))
+	if !b.openFrom(t, b.r1, red, 1000, false) {
+		t.Error("a tenant with a count below 0 evicted a session of one with a count of 0")
+	}
+}
+
 // TestHalfOpenOfSmallerUsersStay: a flood of half-open connections does not evict those of smaller users, also if all
 // other sessions are established.
 func TestHalfOpenOfSmallerUsersStay(t *testing.T) {
@@ -267,10 +487,58 @@ func TestUsageIsRecounted(t *testing.T) {
 	must(t, o.PilSessionTenantsV1.Put(uint32(red.Current().ID), int64(7)))
 	b.reopen(t, b.datapath.config)
 	if own, all := b.usage(t, b.b1, blue); own != 5 || all != 5 {
-		t.Errorf("%d sessions of the container and %d of the tenant; want 5 and 5", own, all)
+		t.Errorf("after a start: %d sessions of the container and %d of the tenant; want 5 and 5", own, all)
 	}
 	if _, all := b.usage(t, b.r1, red); all != 0 {
 		t.Errorf("%d sessions of a tenant that has none", all)
+	}
+}
+
+// TestRecountOfOthersChanges: sessions that a build began which counts none are counted at the end of Restore.
+func TestRecountOfOthersChanges(t *testing.T) {
+	b := newSessionBench(t, 16*slotsPerBucket)
+	for _, port := range ports(1000, 5) {
+		b.begin(t, port, true)
+	}
+	o := &b.datapath.Objects
+	must(t, o.PilSessionUsersV1.Put(uint32(b.b1.record.ID), int64(0)))
+	must(t, o.PilSessionTenantsV1.Delete(uint32(blue.Current().ID)))
+	b.restore(t, b.b1, b.b2, b.r1)
+	if own, all := b.usage(t, b.b1, blue); own != 5 || all != 5 {
+		t.Errorf("%d sessions of the container and %d of the tenant; want 5 and 5", own, all)
+	}
+}
+
+// TestRecountUnderTraffic: sessions that begin during a recount are counted once.
+func TestRecountUnderTraffic(t *testing.T) {
+	b := newSessionBench(t, DefaultMaxSessions)
+	program, ctx, frame := b.exchanged(b.b1, blue, false, tcp(0, 0, packet.SYN))
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		done <- b.ns.Do(func() error {
+			for i := range uint32(DefaultMaxSessions / 2) {
+				select {
+				case <-stop:
+					return nil
+				default:
+				}
+				binary.BigEndian.PutUint32(frame[l4:], i) // both ports
+				if _, err := program.Run(&ebpf.RunOptions{Data: frame, Context: ctx}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}()
+	for range 20 {
+		must(t, b.datapath.recountUsage())
+	}
+	close(stop)
+	must(t, <-done)
+	s, err := b.datapath.Sessions()
+	must(t, err)
+	if own, all := b.usage(t, b.b1, blue); own != int64(s.Used) || all != own || own < 1000 {
+		t.Errorf("under traffic: %d sessions of the container and %d of the tenant; the table has %d", own, all, s.Used)
 	}
 }
 
@@ -297,15 +565,28 @@ func TestSessionsOfDeletedEndpoint(t *testing.T) {
 		}
 	}
 	check(500, 500)
+	drifted := int64(507)
+	must(t, b.datapath.Objects.PilSessionUsersV1.Put(uint32(b.b1.record.ID), drifted))
 	must(t, b.datapath.Attach(b.b1.record)) // as an ADD with the number does
 	check(0, 500)
 	b.begin(t, 1000, true)
 	check(1, 500)
 	must(t, b.datapath.RemoveDevice(t.Context(), b.r1.record))
 	check(1, 0)
-	if keys, err := bpfobj.MapKeys[uint32](b.datapath.Objects.PilSessionTenantsV1); err != nil || len(keys) != 1 {
-		t.Errorf("tenants with sessions: %v, %v; want one", keys, err)
+	// A tenant with policies may begin a session at any moment.
+	tenants := func(want ...uint32) {
+		t.Helper()
+		keys, err := bpfobj.MapKeys[uint32](b.datapath.Objects.PilSessionTenantsV1)
+		slices.Sort(keys)
+		if err != nil || !slices.Equal(keys, want) {
+			t.Errorf("counted tenants: %v, %v; want %v", keys, err, want)
+		}
 	}
+	tenants(1, 2)
+	must(t, b.datapath.Objects.PolSubjectsV1.Delete(bpfobj.PilasterPolTargetKey{Tenant: 2, App: appAny}))
+	must(t, b.datapath.Attach(b.b1.record))
+	check(0, 0)
+	tenants(1)
 }
 
 // TestSessionsAreCounted: what the table holds is read with who has most of it.
@@ -317,19 +598,26 @@ func TestSessionsAreCounted(t *testing.T) {
 	for _, port := range ports(2000, 3) {
 		b.begin(t, port, false)
 	}
+	b.begin(t, 1005, true)
+	for _, c := range []testUser{{b.b2, blue}, {b.b2, blue}, {b.r1, red}} {
+		b.askFrom(t, c.c, c.of, uint16(3000+b.sessions(t).Created))
+	}
 	want := dpapi.Sessions{
 		Capacity: 16 * slotsPerBucket,
-		Used:     8,
+		Used:     12,
 		HalfOpen: 3,
-		Begun:    8,
+		Begun:    12,
 		Largest:  b.b1.record.ID,
-		Most:     8,
+		Most:     9,
+
+		LargestTenant: uint32(blue.Current().ID),
+		MostOfTenant:  11,
 	}
 	if s, err := b.datapath.Sessions(); err != nil || s != want {
 		t.Errorf("%+v, %v; want %+v", s, err, want)
 	}
 	b.overAll(t)
-	want = dpapi.Sessions{Capacity: want.Capacity, Begun: 8}
+	want = dpapi.Sessions{Capacity: want.Capacity, Begun: want.Begun}
 	if s, err := b.datapath.Sessions(); err != nil || s != want {
 		t.Errorf("when all time is over: %+v, %v; want %+v", s, err, want)
 	}
@@ -361,15 +649,7 @@ func TestSessionsAge(t *testing.T) {
 // overAll ends the time of all sessions.
 func (b *progBench) overAll(t *testing.T) {
 	t.Helper()
-	m := b.datapath.Objects.PilSessionsV1
-	for i := range m.MaxEntries() {
-		var bucket bpfobj.PilasterSessionBucket
-		must(t, m.LookupWithFlags(i, &bucket, ebpf.LookupLock))
-		for j := range bucket.Entries {
-			bucket.Entries[j].Until = 1
-		}
-		must(t, m.Update(i, &bucket, ebpf.UpdateLock))
-	}
+	b.forEachSession(t, func(s *bpfobj.PilasterSession) { s.Until = 1 })
 	b.voidVerdicts(t)
 }
 

@@ -46,6 +46,9 @@ type Sessions struct {
 
 	Largest endpoint.ID // the endpoint that has most sessions; 0: none has any
 	Most    int         // sessions of Largest
+
+	LargestTenant uint32 // id or VNI of the tenant that has most sessions; 0: none has any
+	MostOfTenant  int    // sessions of LargestTenant
 }
 
 // Drops counts the packets dropped for one reason since the maps were made.

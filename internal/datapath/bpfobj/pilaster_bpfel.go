@@ -76,19 +76,54 @@ type PilasterCtCtx struct {
 		Endpoint int64
 	}
 	Victim struct {
-		_      structs.HostLayout
-		Bucket uint32
-		Entry  uint32
-		Tag    uint32
-		Class  uint32
-		Used   int64
-		Until  uint64
+		_        structs.HostLayout
+		Bucket   uint32
+		Entry    uint32
+		Tag      uint32
+		Class    uint32
+		Distance uint32
+		Zero     uint32
+		Owner    struct {
+			_        structs.HostLayout
+			Endpoint uint32
+			Tenant   uint32
+		}
+		Usage struct {
+			_        structs.HostLayout
+			Tenant   int64
+			Endpoint int64
+		}
+		Until   uint64
+		Updated uint64
+	}
+	Candidate struct {
+		_        structs.HostLayout
+		Bucket   uint32
+		Entry    uint32
+		Tag      uint32
+		Class    uint32
+		Distance uint32
+		Zero     uint32
+		Owner    struct {
+			_        structs.HostLayout
+			Endpoint uint32
+			Tenant   uint32
+		}
+		Usage struct {
+			_        structs.HostLayout
+			Tenant   int64
+			Endpoint int64
+		}
+		Until   uint64
+		Updated uint64
 	}
 	Evicted struct {
 		_        structs.HostLayout
 		Endpoint uint32
 		Tenant   uint32
 	}
+	Counted uint32
+	_       [4]byte
 }
 
 type PilasterCtResult struct {
@@ -351,7 +386,8 @@ type PilasterSessionBucket struct {
 		Val uint32
 	}
 	Tags    [7]uint32
-	Zero    [4]uint64
+	Counted int64
+	Zero    [3]uint64
 	Entries [7]PilasterSession
 }
 

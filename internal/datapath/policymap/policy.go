@@ -3,6 +3,7 @@ package policymap
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"math/bits"
 	"path/filepath"
@@ -117,6 +118,23 @@ func hasTarget(subjects *ebpf.Map, ids []address.TenantID) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// ForEachWithoutPolicies calls do for each of these tenant ids or VNIs for which the kernel has no policies. No policy
+// changes meanwhile.
+func (d *Policies) ForEachWithoutPolicies(ids iter.Seq[uint32], do func(id uint32) error) error {
+	d.policyMu.Lock()
+	defer d.policyMu.Unlock()
+	for id := range ids {
+		has, err := hasTarget(d.host.Objects.PolSubjectsV1, []address.TenantID{address.TenantID(id)})
+		if err == nil && !has {
+			err = do(id)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func idsOf(tenants map[string]*dpapi.TenantPolicies) map[uint32]bool {
