@@ -139,6 +139,7 @@ type PolicyStatus struct {
 	Entries        []dpapi.Entries
 	Sessions       *dpapi.Sessions // nil if they could not be read
 	Largest        string          // name of the endpoint with the most sessions
+	LargestTenant  string          // name of the tenant with the most sessions
 	Problems       []string
 }
 
@@ -165,7 +166,20 @@ func (c *Core) PolicyStatus() (p PolicyStatus, ok bool) {
 	}
 	p.Sessions = &s
 	p.Largest, _ = c.NameOf(s.Largest)
+	if s.MostOfTenant > 0 {
+		p.LargestTenant = c.tenantOf(address.TenantID(s.LargestTenant))
+	}
 	return p, true
+}
+
+// tenantOf returns the name of the tenant with this id or VNI, or the number if no tenant with policies has it.
+func (c *Core) tenantOf(id address.TenantID) string {
+	for name, t := range c.policies.View() {
+		if slices.Contains(t.IDs, id) {
+			return name
+		}
+	}
+	return fmt.Sprintf("id %d", id)
 }
 
 // PolicyTimes returns the metrics of compilation and enforcement.

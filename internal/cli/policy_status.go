@@ -31,6 +31,9 @@ type sessionsView struct {
 	LargestEndpoint uint32 `json:"largestEndpoint,omitempty"`
 	Largest         string `json:"largest,omitempty"`
 	LargestUsed     uint32 `json:"largestUsed,omitempty"`
+
+	LargestTenant     string `json:"largestTenant,omitempty"`
+	LargestTenantUsed uint32 `json:"largestTenantUsed,omitempty"`
 }
 
 // hitsView is how many packets a rule has denied.
@@ -72,6 +75,8 @@ func viewPolicies(p *pilasterv1.Policies) *policiesView {
 			s.LargestEndpoint,
 			s.Largest,
 			s.LargestUsed,
+			s.LargestTenant,
+			s.LargestTenantUsed,
 		}
 	}
 	return v
@@ -112,6 +117,9 @@ func (p *policiesView) rows(row func(name, value, state, rest string)) {
 				s.Largest,
 				humanize.Grouped(s.LargestUsed),
 			)
+		}
+		if s.LargestTenantUsed > 1 {
+			of += fmt.Sprintf(", and tenant %s %s", s.LargestTenant, humanize.Grouped(s.LargestTenantUsed))
 		}
 		row(
 			"",

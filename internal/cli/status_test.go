@@ -169,6 +169,9 @@ func theStatus() *pilasterv1.StatusResponse {
 				LargestEndpoint: 3,
 				Largest:         "default/web-0",
 				LargestUsed:     1000,
+
+				LargestTenant:     "blue",
+				LargestTenantUsed: 1001,
 			},
 			Hits: []*pilasterv1.RuleHits{
 				{
@@ -224,7 +227,8 @@ datapath       healthy           veth, programs 1.4.0, first in chain
                nimitz-nat        1 entry
 policies       enforced          1,200 rules of 1 tenant; packets denied: 1,234, in audit mode: 7   pilaster policy hits
                policy-ports      1,500 of 262,144 entries
-               sessions          1,002 of 229,376, of which endpoint 3 default/web-0 has 1,000; ` +
+               sessions          1,002 of 229,376, of which endpoint 3 default/web-0 has 1,000, ` +
+		`and tenant blue 1,001; ` +
 		`2 half open; since start 7 evicted, 1 refused
 drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)` +
 		`   pilaster monitor --type drop

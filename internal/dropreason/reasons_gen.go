@@ -74,6 +74,6 @@ var reasons = [...]struct{ name, text string }{
 	31: {"connection-limit", "The container has the maximum number of connections to services (4,096 at once). New ones are dropped until others end. Close connections, or reuse them."},
 	32: {"policy-denied", "A policy denies the packet at its source or at its destination. The event names the policy and its rule; `pilaster why` explains it."},
 	33: {"fragment-unknown", "A later fragment came without its first fragment, before it, or more than 30 s after it, so its connection is unknown; the container's tenant has policies. Let the sender make smaller packets."},
-	34: {"session-limit", "The node's session table is full, and the new session may evict none: the container's tenant, or the container in its tenant, has at least half as many established sessions as those it meets. `pilaster status` shows whose they are. Start the agent with a higher `--max-sessions`."},
+	34: {"session-limit", "The node's session table is full, and the new session may evict none: the container's tenant, or the container in its tenant, has at least half as many sessions as those it meets. `pilaster status` shows the container and the tenant with the most. Start the agent with a higher `--max-sessions`."},
 	35: {"hop-options", "The packet has hop-by-hop options, which every router of the fabric would have to handle in software. Let the sender leave them out; BIG TCP's, which the kernel adds and removes, pass."},
 }

@@ -341,6 +341,7 @@ func documented(t *testing.T, pages ...[]byte) {
 		"pilaster_orchestrator_streams_ended_total counter", "pilaster_policy_denied_packets_total counter",
 		"pilaster_sessions gauge",
 		"pilaster_sessions_capacity gauge", "pilaster_sessions_largest_endpoint gauge",
+		"pilaster_sessions_largest_tenant gauge",
 		"pilaster_sessions_total counter",
 	} {
 		says[later] = says[later] || shown[later]

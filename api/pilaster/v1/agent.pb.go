@@ -1262,18 +1262,20 @@ func (x *Policies) GetHits() []*RuleHits {
 }
 
 type Sessions struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	Capacity        uint32                 `protobuf:"varint,1,opt,name=capacity,proto3" json:"capacity,omitempty"`
-	Used            uint32                 `protobuf:"varint,2,opt,name=used,proto3" json:"used,omitempty"`
-	HalfOpen        uint32                 `protobuf:"varint,3,opt,name=half_open,json=halfOpen,proto3" json:"half_open,omitempty"`                      // or ended, or of a fragmented packet; these are evicted first
-	Begun           uint64                 `protobuf:"varint,4,opt,name=begun,proto3" json:"begun,omitempty"`                                            // since the table was created, like the next two
-	Evicted         uint64                 `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`                                        // to make room for another session
-	Refused         uint64                 `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"`                                        // because the table was full
-	LargestEndpoint uint32                 `protobuf:"varint,7,opt,name=largest_endpoint,json=largestEndpoint,proto3" json:"largest_endpoint,omitempty"` // with the most sessions; 0 without sessions
-	Largest         string                 `protobuf:"bytes,8,opt,name=largest,proto3" json:"largest,omitempty"`                                         // its pod or container id
-	LargestUsed     uint32                 `protobuf:"varint,9,opt,name=largest_used,json=largestUsed,proto3" json:"largest_used,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Capacity          uint32                 `protobuf:"varint,1,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	Used              uint32                 `protobuf:"varint,2,opt,name=used,proto3" json:"used,omitempty"`
+	HalfOpen          uint32                 `protobuf:"varint,3,opt,name=half_open,json=halfOpen,proto3" json:"half_open,omitempty"`                      // or ended, or of a fragmented packet; these are evicted first
+	Begun             uint64                 `protobuf:"varint,4,opt,name=begun,proto3" json:"begun,omitempty"`                                            // since the table was created, like the next two
+	Evicted           uint64                 `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`                                        // to make room for another session
+	Refused           uint64                 `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"`                                        // because the table was full
+	LargestEndpoint   uint32                 `protobuf:"varint,7,opt,name=largest_endpoint,json=largestEndpoint,proto3" json:"largest_endpoint,omitempty"` // with the most sessions; 0 without sessions
+	Largest           string                 `protobuf:"bytes,8,opt,name=largest,proto3" json:"largest,omitempty"`                                         // its pod or container id
+	LargestUsed       uint32                 `protobuf:"varint,9,opt,name=largest_used,json=largestUsed,proto3" json:"largest_used,omitempty"`
+	LargestTenant     string                 `protobuf:"bytes,10,opt,name=largest_tenant,json=largestTenant,proto3" json:"largest_tenant,omitempty"`                // with the most sessions; empty without sessions
+	LargestTenantUsed uint32                 `protobuf:"varint,11,opt,name=largest_tenant_used,json=largestTenantUsed,proto3" json:"largest_tenant_used,omitempty"` // during a key rotation: of one of its ids
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Sessions) Reset() {
@@ -1365,6 +1367,20 @@ func (x *Sessions) GetLargest() string {
 func (x *Sessions) GetLargestUsed() uint32 {
 	if x != nil {
 		return x.LargestUsed
+	}
+	return 0
+}
+
+func (x *Sessions) GetLargestTenant() string {
+	if x != nil {
+		return x.LargestTenant
+	}
+	return ""
+}
+
+func (x *Sessions) GetLargestTenantUsed() uint32 {
+	if x != nil {
+		return x.LargestTenantUsed
 	}
 	return 0
 }
@@ -3842,7 +3858,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x05rules\x18\x02 \x01(\rR\x05rules\x12.\n" +
 	"\aentries\x18\x03 \x03(\v2\x14.pilaster.v1.EntriesR\aentries\x121\n" +
 	"\bsessions\x18\x04 \x01(\v2\x15.pilaster.v1.SessionsR\bsessions\x12)\n" +
-	"\x04hits\x18\x05 \x03(\v2\x15.pilaster.v1.RuleHitsR\x04hits\"\x89\x02\n" +
+	"\x04hits\x18\x05 \x03(\v2\x15.pilaster.v1.RuleHitsR\x04hits\"\xe0\x02\n" +
 	"\bSessions\x12\x1a\n" +
 	"\bcapacity\x18\x01 \x01(\rR\bcapacity\x12\x12\n" +
 	"\x04used\x18\x02 \x01(\rR\x04used\x12\x1b\n" +
@@ -3852,7 +3868,10 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\arefused\x18\x06 \x01(\x04R\arefused\x12)\n" +
 	"\x10largest_endpoint\x18\a \x01(\rR\x0flargestEndpoint\x12\x18\n" +
 	"\alargest\x18\b \x01(\tR\alargest\x12!\n" +
-	"\flargest_used\x18\t \x01(\rR\vlargestUsed\"g\n" +
+	"\flargest_used\x18\t \x01(\rR\vlargestUsed\x12%\n" +
+	"\x0elargest_tenant\x18\n" +
+	" \x01(\tR\rlargestTenant\x12.\n" +
+	"\x13largest_tenant_used\x18\v \x01(\rR\x11largestTenantUsed\"g\n" +
 	"\bRuleHits\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12)\n" +
 	"\x04rule\x18\x02 \x01(\v2\x15.pilaster.v1.RuleNameR\x04rule\x12\x18\n" +

@@ -22,12 +22,12 @@ func metric(name, help string, labels ...string) *prometheus.Desc {
 
 // collector exports the service's status as metrics.
 type collector struct {
-	service                           *Service
-	ready, tenants, connected, rev    *prometheus.Desc
-	health, first, build              *prometheus.Desc
-	entries, capacity, largest, drops *prometheus.Desc
-	policed, rules, denied            *prometheus.Desc
-	sessions, room, most, sessionEnds *prometheus.Desc
+	service                                         *Service
+	ready, tenants, connected, rev                  *prometheus.Desc
+	health, first, build                            *prometheus.Desc
+	entries, capacity, largest, drops               *prometheus.Desc
+	policed, rules, denied                          *prometheus.Desc
+	sessions, room, most, mostOfTenant, sessionEnds *prometheus.Desc
 }
 
 func newCollector(s *Service) *collector {
@@ -76,6 +76,7 @@ func newCollector(s *Service) *collector {
 		room: metric("sessions_capacity", "Capacity of the session table."),
 		most: metric("sessions_largest_endpoint", "Sessions of the endpoint with the most sessions.", "endpoint",
 			"name"),
+		mostOfTenant: metric("sessions_largest_tenant", "Sessions of the tenant with the most sessions.", "tenant"),
 		sessionEnds: metric(
 			"sessions_total",
 			"Sessions by event: begun, evicted while half open, refused because the table was full.",
@@ -156,6 +157,9 @@ func (c *collector) policies(ch chan<- prometheus.Metric, p *pilasterv1.Policies
 			strconv.FormatUint(uint64(s.LargestEndpoint), 10),
 			s.Largest,
 		)
+	}
+	if s.LargestTenant != "" {
+		send(c.mostOfTenant, prometheus.GaugeValue, float64(s.LargestTenantUsed), s.LargestTenant)
 	}
 	for event, n := range map[string]uint64{"begun": s.Begun, "evicted": s.Evicted, "refused": s.Refused} {
 		send(c.sessionEnds, prometheus.CounterValue, float64(n), event)

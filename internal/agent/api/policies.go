@@ -60,6 +60,9 @@ func addPolicies(r *pilasterv1.StatusResponse, core *agent.Core) {
 		LargestEndpoint: uint32(s.Sessions.Largest),
 		Largest:         s.Largest,
 		LargestUsed:     uint32(s.Sessions.Most),
+
+		LargestTenant:     s.LargestTenant,
+		LargestTenantUsed: uint32(s.Sessions.MostOfTenant),
 	}
 }
 

@@ -55,6 +55,9 @@ func TestRulesAreNamed(t *testing.T) {
 		Refused:  1,
 		Largest:  1,
 		Most:     8,
+
+		LargestTenant: uint32(b.Driver.Policies["blue"].IDs[0]),
+		MostOfTenant:  9,
 	}
 
 	const rule = "NetworkPolicy default/web isolates in ingress, and no rule accepts"
@@ -85,7 +88,7 @@ func TestRulesAreNamed(t *testing.T) {
 
 	p := b.service.status(t.Context()).Policies
 	if p.GetTenants() != 1 || p.Rules < 2 || len(p.Entries) == 0 || len(p.Hits) != 2 ||
-		p.Sessions.GetLargest() != "default/c1" ||
+		p.Sessions.GetLargest() != "default/c1" || p.Sessions.GetLargestTenant() != "blue" ||
 		p.Sessions.HalfOpen != 4 {
 		t.Errorf("status %v", p)
 	}
@@ -100,6 +103,7 @@ func TestRulesAreNamed(t *testing.T) {
 		`pilaster_sessions{state="half-open"} 4`, `pilaster_sessions{state="established"} 6`,
 		`pilaster_sessions_capacity 700`,
 		`pilaster_sessions_largest_endpoint{endpoint="1",name="default/c1"} 8`,
+		`pilaster_sessions_largest_tenant{tenant="blue"} 9`,
 		`pilaster_sessions_total{event="evicted"} 2`,
 		`pilaster_policy_compile_duration_seconds_count 1`,
 	} {
