@@ -1,10 +1,12 @@
 package orchestrator
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -292,6 +294,48 @@ func TestConnectionsWithoutCertificate(t *testing.T) {
 		c.Close()
 	}
 	awaitConns(t, s, 1, 0)
+}
+
+// Connections that repeat a call without a certificate keep no new node out either.
+func TestCallsWithoutCertificate(t *testing.T) {
+	t.Parallel()
+	c := testConfig(t)
+	c.Limits.Strangers = 16 // 4 of one address
+	c.timeout = time.Minute // so that the orchestrator does not close them during the test
+	s := start(t, c)
+	ctx, stop := context.WithCancel(t.Context())
+	var callers sync.WaitGroup
+	defer callers.Wait()
+	defer stop()
+	for range 4 {
+		tr := transport(t, s, pki.Node{})
+		callers.Go(func() {
+			for ; ctx.Err() == nil; time.Sleep(20 * time.Millisecond) { // the transport connects again if it is closed
+				req, _ := http.NewRequestWithContext(ctx, http.MethodGet, s.url()+"/healthz", nil)
+				if resp, err := tr.RoundTrip(req); err == nil {
+					resp.Body.Close()
+				}
+			}
+		})
+	}
+	awaitConns(t, s, 4, 4)
+	n1 := testNode(1)
+	config := join.Config{
+		URL: s.url(), Token: s.Token(), StateDir: t.TempDir(), NodeName: n1.Name, NodeUUID: n1.UUID, Log: s.config.Log,
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		client, err := join.Dial(ctx, config)
+		if err == nil {
+			_, err = client.Register(ctx, connect.NewRequest(&pilasterv1.RegisterRequest{}))
+			client.Close()
+		}
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("connections with calls, but without certificate, keep a new node out: %v", err)
+		}
+	}
 }
 
 func TestConnections(t *testing.T) {

@@ -50,7 +50,6 @@ func Authenticate(now func() time.Time, guard *CallLimiter, next http.Handler) h
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := WithController(r.Context(), http.NewResponseController(w))
 		ctx = context.WithValue(ctx, instanceKey, r.Header.Get(join.InstanceHeader))
-		connOf(ctx).called()
 		from, _ := source(r.RemoteAddr)
 		by := client{from: from}
 		node, err := peerNode(r.TLS, now())

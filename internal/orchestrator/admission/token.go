@@ -102,13 +102,17 @@ func (f *TokenFile) Rotate(ctx context.Context) (join.Token, error) {
 }
 
 // Admit refuses a wrong token without a call to the store. If the token matches, Admit reads the store, because another
-// orchestrator may have just rotated the token.
+// orchestrator may have just rotated the token. A valid token protects the call's connection from replacement.
 func (f *TokenFile) Admit(ctx context.Context, secret []byte) error {
 	same := func(t join.Token) bool { return subtle.ConstantTimeCompare(secret, t.Secret[:]) == 1 }
 	if same(f.Current()) {
 		now, err := f.store.Token(ctx)
-		if err != nil || same(now) {
+		if err != nil {
 			return err
+		}
+		if same(now) {
+			connOf(ctx).protect()
+			return nil
 		}
 	}
 	return connect.NewError(
