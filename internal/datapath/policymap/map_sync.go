@@ -27,9 +27,10 @@ type mapChange interface {
 // policyChange is a change of one tenant's policies, or of none if the maps are to hold only what the others have.
 type policyChange struct {
 	had, next dpapi.TenantPolicies
-	others    []*dpapi.TenantPolicies
-	pending   map[uint32]bool // ids of tenants whose entries stay as they are
-	synced    bool            // the maps hold exactly what the others have and what this tenant had
+	others    []*dpapi.TenantPolicies // in force
+	changing  []tenantChange          // of other tenants, at the same time
+	pending   map[uint32]bool         // ids of tenants whose entries stay as they are
+	synced    bool                    // the maps hold exactly what the others have and what this tenant had
 }
 
 // MapSync keeps one map in step with the tenants' policies: one entry for each entry of a tenant's own Go map. It
@@ -76,6 +77,14 @@ func (r *MapSync[K, V, Key, Value]) count(tenants []*dpapi.TenantPolicies) (n in
 	return n
 }
 
+// growth is how many entries tenants will have more than now.
+func (r *MapSync[K, V, Key, Value]) growth(changing []tenantChange) (n int) {
+	for _, t := range changing {
+		n += max(0, r.size(&t.next)-r.size(&t.had))
+	}
+	return n
+}
+
 func (r *MapSync[K, V, Key, Value]) change(c policyChange) (mapChange, error) { return r.compare(c) }
 
 // compare computes how the map has to change. It reads the kernel only if its content is unknown.
@@ -86,7 +95,7 @@ func (r *MapSync[K, V, Key, Value]) compare(c policyChange) (*mapDiff[Key, Value
 		put:    r.write,
 		had:    r.size(&c.had),
 		next:   r.size(&c.next),
-		others: r.count(c.others),
+		others: r.count(c.others) + r.growth(c.changing),
 	}
 	if c.synced {
 		r.diffTenant(c, d)

@@ -1,6 +1,7 @@
 package policymap
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"iter"
@@ -17,6 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/keymutex"
 	"pilaster.io/pilaster/internal/policy"
 )
 
@@ -25,11 +27,20 @@ type Policies struct {
 	host     *host.Host
 	MaxRules int // entries of each map; the kernel's maps have twice that room
 
-	policyMu         sync.Mutex
+	// One tenant changes one at a time. Changes of several tenants, which hold allMaps for reading, run at once: sets and
+	// tables belong to one tenant. Who reads the kernel's maps to compare them holds allMaps for writing.
+	byTenant keymutex.Locks
+	allMaps  sync.RWMutex
+
+	policyMu         sync.Mutex                       // held for moments only, while allMaps is held for reading
 	tenantPolicies   map[string]*dpapi.TenantPolicies // policies in force by tenant name; the values do not change
+	changing         map[string]tenantChange          // by tenant name: they are not in force yet
 	pendingTenants   map[string]*dpapi.TenantPolicies // tenants under the policies that an earlier process left
-	PolicyMapsSynced bool                             // the kernel's maps hold exactly tenantPolicies
+	PolicyMapsSynced bool                             // the kernel's maps hold exactly tenantPolicies and changing
 }
+
+// tenantChange is a change of a tenant's policies.
+type tenantChange struct{ had, next dpapi.TenantPolicies }
 
 // NewPolicies makes the manager of the policy maps.
 func NewPolicies(h *host.Host, maxRules int) *Policies {
@@ -40,6 +51,8 @@ func NewPolicies(h *host.Host, maxRules int) *Policies {
 // kernel holds until SetPolicies is called for them; if it holds none, they are isolated. Policies of all other tenants
 // are removed. After an error nothing has changed.
 func (d *Policies) RestorePolicies(tenants, held []dpapi.TenantPolicies) error {
+	d.allMaps.Lock()
+	defer d.allMaps.Unlock()
 	d.policyMu.Lock()
 	defer d.policyMu.Unlock()
 	all, holding := map[string]*dpapi.TenantPolicies{}, map[string]*dpapi.TenantPolicies{}
@@ -148,13 +161,41 @@ func idsOf(tenants map[string]*dpapi.TenantPolicies) map[uint32]bool {
 }
 
 // SetPolicies replaces a tenant's policies. Those of other tenants stay. After an error nothing has changed, unless the
-// error says otherwise.
+// error says otherwise. A change of many entries delays no change of another tenant, unless the maps' content is unknown
+// because a change failed, or because a tenant's policies are those of an earlier process.
 func (d *Policies) SetPolicies(next dpapi.TenantPolicies) error {
+	unlock, err := d.byTenant.Lock(context.Background(), next.Tenant)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if done, err := d.setOne(next); done {
+		return err
+	}
+	return d.setComparing(next)
+}
+
+// setComparing compares all maps with the kernel's content.
+func (d *Policies) setComparing(next dpapi.TenantPolicies) error {
+	d.allMaps.Lock()
+	defer d.allMaps.Unlock()
 	d.policyMu.Lock()
 	defer d.policyMu.Unlock()
 	holding := maps.Clone(d.pendingTenants)
 	delete(holding, next.Tenant)
-	c := policyChange{next: next, synced: d.PolicyMapsSynced, pending: idsOf(holding)}
+	c := d.changeTo(next)
+	c.pending = idsOf(holding)
+	if err := d.applyPolicies(c); err != nil {
+		return err
+	}
+	d.pendingTenants = holding
+	d.keep(next)
+	return nil
+}
+
+// changeTo returns the change to a tenant's next policies. The caller holds policyMu.
+func (d *Policies) changeTo(next dpapi.TenantPolicies) policyChange {
+	c := policyChange{next: next, synced: d.PolicyMapsSynced}
 	for name, t := range d.tenantPolicies {
 		if name == next.Tenant {
 			c.had = *t
@@ -162,68 +203,199 @@ func (d *Policies) SetPolicies(next dpapi.TenantPolicies) error {
 			c.others = append(c.others, t)
 		}
 	}
-	if err := d.applyPolicies(c); err != nil {
-		return err
+	for name, t := range d.changing {
+		if name != next.Tenant {
+			c.changing = append(c.changing, t)
+		}
 	}
-	d.pendingTenants = holding
+	return c
+}
+
+// keep records policies that are in force. The caller holds policyMu.
+func (d *Policies) keep(next dpapi.TenantPolicies) {
 	if d.tenantPolicies == nil {
 		d.tenantPolicies = map[string]*dpapi.TenantPolicies{}
 	}
 	if d.tenantPolicies[next.Tenant] = &next; len(next.Tables.Subjects)+len(next.Overrides) == 0 {
 		delete(d.tenantPolicies, next.Tenant)
 	}
-	return nil
+}
+
+// setOne changes only entries of one tenant, in the order of applyPolicies. It computes the changes, and writes and
+// deletes sets and tables, without policyMu. Other tenants may have the numbers of rules, and should not but could have
+// the targets and overrides, so it compares these again under policyMu: the numbers, which may be many, in parts. It is
+// not done, and has changed nothing, if the content of the maps is unknown.
+func (d *Policies) setOne(next dpapi.TenantPolicies) (done bool, err error) {
+	d.allMaps.RLock()
+	defer d.allMaps.RUnlock()
+	c, ok := d.begin(next)
+	if !ok {
+		return false, nil
+	}
+	m, err := d.PolicyMaps().compare(c)
+	if err == nil {
+		err = m.checkCapacity(next.Tenant, d.MaxRules)
+	}
+	if err != nil {
+		d.policyMu.Lock()
+		defer d.policyMu.Unlock()
+		delete(d.changing, next.Tenant)
+		return true, err
+	}
+	if err := errors.Join(d.startCounting(m.hits.added.keys), m.writeRules()); err != nil {
+		d.policyMu.Lock()
+		defer d.policyMu.Unlock()
+		delete(d.changing, next.Tenant)
+		d.PolicyMapsSynced = false
+		return true, fmt.Errorf("write policies: %w; the previous ones stay in force", err)
+	}
+	ended, err := d.lead(next)
+	if err != nil {
+		return true, err
+	}
+	if err := errors.Join(m.deleteRules(), d.stopCounting(m.hits.stale), d.endPickup(ended)); err != nil {
+		d.policyMu.Lock()
+		defer d.policyMu.Unlock()
+		d.PolicyMapsSynced = false
+		return true, fmt.Errorf("remove unused policies: %w; the new ones are in force", err)
+	}
+	return true, nil
+}
+
+// countedAtOnce is for how many numbers of rules policyMu is held.
+const countedAtOnce = 512
+
+// startCounting adds numbers of rules that no other tenant has in force: what is counted for it stays.
+func (d *Policies) startCounting(rules []uint32) error {
+	return d.inParts(rules, d.isInForce, func(some []uint32) error {
+		return writeHits(d.host.Objects.PolHitsV1, some, nil)
+	})
+}
+
+// stopCounting deletes numbers of rules that no tenant has, or will have.
+func (d *Policies) stopCounting(rules []uint32) error {
+	needed := func(rule uint32) bool {
+		for _, t := range d.changing {
+			if _, has := t.next.Tables.Names[rule]; has {
+				return true
+			}
+		}
+		return d.isInForce(rule)
+	}
+	return d.inParts(rules, needed, func(some []uint32) error {
+		return bpfobj.DeleteKeys(d.host.Objects.PolHitsV1, some)
+	})
+}
+
+// inParts calls do for numbers of rules, without those to skip, and releases policyMu between the calls.
+func (d *Policies) inParts(rules []uint32, skip func(uint32) bool, do func([]uint32) error) (err error) {
+	for some := range slices.Chunk(rules, countedAtOnce) {
+		d.policyMu.Lock()
+		err = errors.Join(err, do(slices.DeleteFunc(slices.Clone(some), skip)))
+		d.policyMu.Unlock()
+	}
+	return err
+}
+
+func (d *Policies) isInForce(rule uint32) bool {
+	for _, t := range d.tenantPolicies {
+		if _, has := t.Tables.Names[rule]; has {
+			return true
+		}
+	}
+	return false
+}
+
+// begin reserves room for a tenant's next policies.
+func (d *Policies) begin(next dpapi.TenantPolicies) (c policyChange, ok bool) {
+	d.policyMu.Lock()
+	defer d.policyMu.Unlock()
+	if !d.PolicyMapsSynced {
+		return c, false
+	}
+	c = d.changeTo(next)
+	if d.changing == nil {
+		d.changing = map[string]tenantChange{}
+	}
+	d.changing[next.Tenant] = tenantChange{c.had, next}
+	return c, true
+}
+
+// lead leads containers of a tenant to the next policies, whose rules are written. It returns the tenant ids that have
+// no policies any more.
+func (d *Policies) lead(next dpapi.TenantPolicies) (ended map[uint32]bool, err error) {
+	d.policyMu.Lock()
+	defer d.policyMu.Unlock()
+	delete(d.changing, next.Tenant)
+	c := d.changeTo(next)
+	c.synced = true // what others' failed changes have left is not this tenant's
+	m, err := d.PolicyMaps().comparePointers(c)
+	if err == nil {
+		ended, err = d.point(m, false)
+	}
+	if err != nil {
+		d.PolicyMapsSynced = false
+		return nil, err
+	}
+	d.keep(next)
+	return ended, nil
 }
 
 // applyPolicies changes the maps. The content of a set or table never changes under its id, so new sets and tables are
 // written first; then the targets, one by one, point to them; then unused ones are deleted. Established sessions that
-// the new rules allow continue.
+// the new rules allow continue. The caller holds allMaps for writing, and policyMu.
 func (d *Policies) applyPolicies(c policyChange) error {
-	subjects, overrides, rules, err := d.PolicyMaps().compare(c)
+	m, err := d.PolicyMaps().compare(c)
+	if err == nil {
+		err = m.checkCapacity(c.next.Tenant, d.MaxRules)
+	}
 	if err != nil {
 		return err
 	}
-	for _, table := range append([]mapChange{subjects, overrides}, rules...) {
-		if err := table.checkCapacity(c.next.Tenant, d.MaxRules); err != nil {
-			return err
-		}
-	}
 	d.PolicyMapsSynced = false // until all maps are written
-	begin, end := TenantsWithPolicies(
-		slices.Values(subjects.added.keys),
-	), TenantsWithPolicies(
-		slices.Values(subjects.stale),
-	)
-	err = d.StartPickup(begin)
-	for _, table := range rules {
-		err = errors.Join(err, table.write())
-	}
-	if err != nil {
+	if err := errors.Join(m.hits.write(), m.writeRules()); err != nil {
 		return fmt.Errorf("write policies: %w; the previous ones stay in force", err)
 	}
-	err = errors.Join(overrides.write(), subjects.write(), subjects.deleteStale(), overrides.deleteStale())
-	err = errors.Join(
-		err,
-		d.host.BumpGeneration(d.host.Objects.PolGenerationV1),
-	) // also after an error: some targets have changed
-	if !c.synced || len(begin)+len(end) > 0 {
-		err = errors.Join(err, d.host.InvalidateFlows()) // cached flows hold whether their tenants have policies
-	}
+	ended, err := d.point(m, !c.synced)
 	if err != nil {
-		return fmt.Errorf("apply policies to containers: %w; some have the new ones, the others the previous ones", err)
+		return err
 	}
-	for _, table := range slices.Backward(rules) {
-		err = errors.Join(err, table.deleteStale())
-	}
-	if err = errors.Join(err, bpfobj.DeleteKeys(d.host.Objects.PolAdoptionsV1,
-		slices.Collect(maps.Keys(end)))); err != nil {
+	if err := errors.Join(m.deleteRules(), m.hits.deleteStale(), d.endPickup(ended)); err != nil {
 		return fmt.Errorf("remove unused policies: %w; the new ones are in force", err)
 	}
 	d.PolicyMapsSynced = len(c.pending) == 0
 	return nil
 }
 
-// PolicyEntries counts the entries that were written last; entries that two tenants share count twice. It returns nil
+// point points containers to their rules. invalidate makes the programs ignore cached flows in any case.
+func (d *Policies) point(m mapChanges, invalidate bool) (ended map[uint32]bool, err error) {
+	begun := TenantsWithPolicies(slices.Values(m.subjects.added.keys))
+	ended = TenantsWithPolicies(slices.Values(m.subjects.stale))
+	if err := d.StartPickup(begun); err != nil {
+		return nil, fmt.Errorf("write policies: %w; the previous ones stay in force", err)
+	}
+	err = errors.Join(m.overrides.write(), m.subjects.write(), m.subjects.deleteStale(), m.overrides.deleteStale())
+	err = errors.Join(
+		err,
+		d.host.BumpGeneration(d.host.Objects.PolGenerationV1),
+	) // also after an error: some targets have changed
+	if invalidate || len(begun)+len(ended) > 0 {
+		err = errors.Join(err, d.host.InvalidateFlows()) // cached flows hold whether their tenants have policies
+	}
+	if err != nil {
+		return nil, fmt.Errorf(
+			"apply policies to containers: %w; some have the new ones, the others the previous ones",
+			err,
+		)
+	}
+	return ended, nil
+}
+
+func (d *Policies) endPickup(tenants map[uint32]bool) error {
+	return bpfobj.DeleteKeys(d.host.Objects.PolAdoptionsV1, slices.Collect(maps.Keys(tenants)))
+}
+
+// PolicyEntries counts the entries that are in force; entries that two tenants share count twice. It returns nil
 // if the last write failed.
 func (d *Policies) PolicyEntries() (all []dpapi.Entries) {
 	d.policyMu.Lock()

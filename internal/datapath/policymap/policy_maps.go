@@ -1,6 +1,7 @@
 package policymap
 
 import (
+	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
@@ -61,25 +62,61 @@ func (t *policyMaps) all() []policyMap {
 	return []policyMap{t.Targets, t.Apps, t.Cidrs, t.Ports, t.Ranges, t.Overrides, t.Hits}
 }
 
-// compare computes the changes of all maps. The rules are in the order in which they are written.
-func (t *policyMaps) compare(
-	c policyChange,
-) (subjects *mapDiff[bpfobj.PilasterPolTargetKey, bpfobj.PilasterPolTarget], overrides mapChange, rules []mapChange,
-	err error) {
-	if subjects, err = t.Targets.compare(c); err != nil {
-		return nil, nil, nil, err
+// mapChanges are the changes of all maps.
+type mapChanges struct {
+	subjects  *mapDiff[bpfobj.PilasterPolTargetKey, bpfobj.PilasterPolTarget]
+	overrides mapChange
+	hits      *mapDiff[uint32, struct{}]
+	rules     []mapChange // sets and tables, in the order in which they are written
+}
+
+func (t *policyMaps) compare(c policyChange) (m mapChanges, err error) {
+	if m, err = t.comparePointers(c); err != nil {
+		return m, err
 	}
-	if overrides, err = t.Overrides.compare(c); err != nil {
-		return nil, nil, nil, err
+	if m.hits, err = t.Hits.compare(c); err != nil {
+		return m, err
 	}
-	for _, table := range []policyMap{t.Hits, t.Ports, t.Ranges, t.Cidrs, t.Apps} {
+	for _, table := range []policyMap{t.Ports, t.Ranges, t.Cidrs, t.Apps} {
 		change, err := table.change(c)
 		if err != nil {
-			return nil, nil, nil, err
+			return m, err
 		}
-		rules = append(rules, change)
+		m.rules = append(m.rules, change)
 	}
-	return subjects, overrides, rules, nil
+	return m, nil
+}
+
+// comparePointers computes the changes of the maps that point containers to their rules.
+func (t *policyMaps) comparePointers(c policyChange) (m mapChanges, err error) {
+	if m.subjects, err = t.Targets.compare(c); err != nil {
+		return m, err
+	}
+	m.overrides, err = t.Overrides.compare(c)
+	return m, err
+}
+
+func (m mapChanges) checkCapacity(tenant string, room int) error {
+	for _, table := range append([]mapChange{m.subjects, m.overrides, m.hits}, m.rules...) {
+		if err := table.checkCapacity(tenant, room); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m mapChanges) writeRules() (err error) {
+	for _, table := range m.rules {
+		err = errors.Join(err, table.write())
+	}
+	return err
+}
+
+func (m mapChanges) deleteRules() (err error) {
+	for _, table := range slices.Backward(m.rules) {
+		err = errors.Join(err, table.deleteStale())
+	}
+	return err
 }
 
 func overridesOf(t *dpapi.TenantPolicies) map[netip.Addr]address.AppID    { return t.Overrides }

@@ -127,4 +127,3 @@ func TestDefaultsFor100000Nodes(t *testing.T) {
 			d.all, d.strangers.n, len(d.sources), len(d.nodes))
 	}
 }
-
