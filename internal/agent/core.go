@@ -59,7 +59,7 @@ type Config struct {
 	Absent   map[string]string  // by name of a network that this node lacks: the option that enables it
 	Driver   dpapi.Driver
 	Resolver Resolver
-	// closed after the first contact with the orchestrator succeeded or failed; nil: do not wait
+	// closed after the first contact with the orchestrator, or a bounded time without one; nil: do not wait
 	Tried        <-chan struct{}
 	Plan         address.Plan
 	Edge         bool             // the node is an Edge Switch and rejects endpoints

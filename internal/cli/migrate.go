@@ -132,9 +132,10 @@ With --to, new containers get only addresses of the new network. Running contain
 the new network in addition to those that they have. Both work: existing connections continue, and new
 ones can use the new addresses.
 
-With --finish, the addresses of the old network are removed from containers, nodes and cluster, and
-connections that use them end. The command refuses this until all nodes have completed the first step. A
-disconnected node completes it when it reconnects.
+With --finish, the addresses of nimitz are removed from containers, nodes and cluster, and connections
+that use them end. IPv4 addresses go too: netpila has no IPv4, services and publications. The command
+refuses this until all nodes have completed the first step, and while the tenant has services or
+publications. A disconnected node completes the step when it reconnects.
 
 Both steps can be repeated: the command then continues to wait for the nodes.`,
 		Example: "  pilaster tenant migrate green --to " + targets[0] + "\n  pilaster tenant migrate green --to " +
@@ -145,19 +146,30 @@ Both steps can be repeated: the command then continues to wait for the nodes.`,
 			if err != nil {
 				return err
 			}
-			v, err := migrate(cmd.Context(), socket.client(), req, wait, env.Stderr)
+			client := socket.client()
+			already, err := alreadyMoved(cmd.Context(), client, req)
+			if err != nil {
+				return err
+			}
+			v, err := migrate(cmd.Context(), client, req, wait, env.Stderr)
 			if err != nil {
 				return err
 			}
 			return out.print(env.Stdout, v, func(w io.Writer) {
-				if v.Leaving == nil {
+				switch {
+				case already:
+					fmt.Fprintf(w, "tenant %s is on network %s already and is not migrating; nothing was changed\n",
+						v.Name, v.Network)
+					return
+				case v.Leaving == nil:
 					fmt.Fprintf(w, "tenant %s is only on network %s\n", v.Name, v.Network)
 					return
 				}
 				fmt.Fprintf(
 					w,
 					"tenant %s: %s\nwhen nothing uses the addresses of network %s any longer, run: pilaster tenant "+
-						"migrate %s --finish\n",
+						"migrate %s --finish\nthat removes its IPv4 addresses, and needs that you delete its services and "+
+						"publications first: network netpila has none of these\n",
 					v.Name,
 					v.Leaving.describe(v.Network),
 					v.Leaving.Network,
@@ -215,6 +227,23 @@ func migration(name, to, addressing string, finish, force bool) (*pilasterv1.Mig
 		return nil, usage("addressing %q: use encrypted or clear", addressing)
 	}
 	return req, nil
+}
+
+// alreadyMoved reports whether a second step has nothing to do: the tenant has no address of another network. It may have
+// migrated earlier, or been on the network from the beginning.
+func alreadyMoved(
+	ctx context.Context,
+	client pilasterv1connect.OperatorServiceClient,
+	req *pilasterv1.MigrateTenantRequest,
+) (bool, error) {
+	if !req.Finish {
+		return false, nil
+	}
+	got, err := client.GetTenant(ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: req.Name}))
+	if err != nil {
+		return false, err
+	}
+	return viewHosted(got.Msg).Leaving == nil, nil
 }
 
 // migrate starts a step, prints the progress, and returns the tenant when all nodes have completed the step.

@@ -198,6 +198,10 @@ func (c Config) join(ctx context.Context, token Token) (*member, error) {
 		NodeUuid: c.NodeUUID,
 		Csr:      csr,
 	}))
+	if other := new(OtherClusterError); errors.As(err, &other) {
+		// without the connect error, whose code permits a retry
+		return nil, fmt.Errorf("join the cluster at %s: %w", c.URL, other)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("join the cluster at %s: %w", c.URL, err)
 	}

@@ -51,6 +51,21 @@ func (t Token) String() string {
 	return fmt.Sprintf("pilaster.%x.%x", t.Secret, t.CA)
 }
 
+// OtherClusterError is the error of a join token of another cluster than the orchestrator's. A retry does not help.
+type OtherClusterError struct {
+	Token, Server [sha256.Size]byte // hashes of the clusters' authorities
+}
+
+func (e *OtherClusterError) Error() string {
+	return fmt.Sprintf(
+		"the join token is of another cluster (it ends in %x…, and those of this orchestrator's cluster in %x…); "+
+			"nothing was changed: take the token from the join-token file in this orchestrator's data directory, or "+
+			"set the right orchestrator",
+		sha256Prefix(e.Token),
+		sha256Prefix(e.Server),
+	)
+}
+
 // authority returns the pinned authority from a server's chain.
 func (t Token) authority(chain []*x509.Certificate) (*x509.Certificate, error) {
 	for _, c := range chain {
@@ -58,9 +73,13 @@ func (t Token) authority(chain []*x509.Certificate) (*x509.Certificate, error) {
 			return c, nil
 		}
 	}
+	for _, c := range chain {
+		if c.IsCA && c.Subject.CommonName == AuthorityName {
+			return nil, &OtherClusterError{t.CA, sha256.Sum256(c.Raw)}
+		}
+	}
 	return nil, errors.New(
-		"the server does not belong to the cluster of this join token; take the token from the join-token file in " +
-			"this orchestrator's data directory, or set the right orchestrator",
+		"the server is no orchestrator of a Pilaster cluster; nothing was changed: set the right orchestrator",
 	)
 }
 

@@ -3,6 +3,7 @@ package control
 import (
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -39,7 +40,8 @@ func TestUntakenLabelsAreSeen(t *testing.T) {
 		if reasons != nil {
 			r.Refusals = &pilasterv1.Refusals{Reasons: reasons}
 		}
-		if err := link.apply(t.Context(), core.Core, r); err != nil {
+		queue := &policyQueue{link: link, core: core.Core, running: new(sync.WaitGroup), end: func(error) {}}
+		if err := errors.Join(link.apply(t.Context(), core.Core, r), queue.handleEvent(t.Context(), r)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,7 +55,7 @@ type Link struct {
 	startFrees   func() // starts retryFrees; nil while there is no stream
 	freeing      bool   // retryFrees runs
 
-	tried     chan struct{} // closed after the first stream was opened or failed
+	tried     chan struct{} // see Tried
 	firstTime sync.Once
 }
 
@@ -73,7 +74,9 @@ type Config struct {
 	UplinkAddresses func() ([]netip.Addr, error)
 	// AddressesChanged receives a value when they may have changed; nil if they never change.
 	AddressesChanged <-chan struct{}
-	WithoutMappings  bool // do not stream changes of mappings: the caller queries them
+	// FirstContact is how long Tried waits for the orchestrator from the start of Run; 0 means firstContact.
+	FirstContact    time.Duration
+	WithoutMappings bool // do not stream changes of mappings: the caller queries them
 	// Dial returns a client that authenticates as the node. It joins first if needed.
 	Dial func(context.Context) (pilasterv1connect.NodeServiceClient, error)
 	// Wait pauses before retry n (from 0), up to spread longer; nil means a backoff with jitter.
@@ -93,7 +96,12 @@ func New(c Config) *Link {
 	}
 }
 
-// Tried is closed once the first event is applied, or the orchestrator cannot be reached.
+// firstContact is how long ADDs after a start wait for the policies that changed while the agent did not run. One failed
+// try does not end it: an orchestrator may start at the same time, or refuse a connection among many.
+const firstContact = 5 * time.Second
+
+// Tried is closed once the first event is applied, or the orchestrator could not be reached for firstContact since the
+// start of Run. After that, containers start with the policies on disk: availability comes before the last changes.
 func (l *Link) Tried() <-chan struct{} { return l.tried }
 
 func (l *Link) hasTried() { l.firstTime.Do(func() { close(l.tried) }) }
@@ -205,7 +213,6 @@ func (l *Link) spread() time.Duration {
 
 // markDisconnected records why the link is down.
 func (l *Link) markDisconnected(err error, n int) {
-	defer l.hasTried()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.status.Connected {
@@ -227,6 +234,8 @@ func (l *Link) markDisconnected(err error, n int) {
 // Run keeps the link up until ctx ends.
 func (l *Link) Run(ctx context.Context, core Core) {
 	lists := newMappingSync(l, core)
+	firstContact := time.AfterFunc(cmp.Or(l.config.FirstContact, firstContact), l.hasTried)
+	defer firstContact.Stop()
 	for n := 0; ; n++ {
 		connected, err := l.follow(ctx, core, lists)
 		if ctx.Err() != nil {
@@ -291,7 +300,7 @@ func (l *Link) follow(ctx context.Context, core Core, lists *mappingSync) (conne
 			}
 			continue
 		}
-		if err := policing.wait(ctx); err != nil {
+		if err := policing.waitBefore(ctx, event); err != nil {
 			return connected, err
 		}
 		changed, err := mappingUpdates(event)
@@ -300,6 +309,14 @@ func (l *Link) follow(ctx context.Context, core Core, lists *mappingSync) (conne
 		}
 		if err := l.apply(ctx, core, event); err != nil {
 			return connected, err
+		}
+		if err := policing.handleEvent(ctx, event); err != nil {
+			return connected, err
+		}
+		if !connected { // an ADD may rely on the policies of the first event
+			if err := policing.wait(ctx); err != nil {
+				return connected, err
+			}
 		}
 		reader.handleEvent(ctx, event, changed)
 		if !connected {
@@ -356,8 +373,8 @@ func (l *Link) reportUplink(ctx context.Context) error {
 	}
 }
 
+// apply applies an event, except its policy updates.
 func (l *Link) apply(ctx context.Context, core Core, event *pilasterv1.FollowResponse) error {
-	connected := time.Now()
 	var own *pilasterv1.Node // nil if unchanged
 	var tenants []*pilasterv1.Tenant
 	var apps []*pilasterv1.App
@@ -377,20 +394,10 @@ func (l *Link) apply(ctx context.Context, core Core, event *pilasterv1.FollowRes
 	if own != nil {
 		err = core.SetTransit(ctx, own.Carries)
 	}
-	policies, err2 := policiesFromProto(event, connected)
-	if err2 != nil {
-		return fmt.Errorf("an event of the orchestrator is invalid: %w", err2)
+	if _, err := policiesFromProto(event, time.Now()); err != nil {
+		return fmt.Errorf("an event of the orchestrator is invalid: %w", err)
 	}
-	if err := errors.Join(err, core.Apply(ctx, states, deleted)); err != nil {
-		return err // the next stream repeats the event
-	}
-	for _, p := range policies {
-		if err := core.ApplyPolicies(ctx, p); err != nil {
-			return err
-		}
-	}
-	l.markApplied(event)
-	return nil
+	return errors.Join(err, core.Apply(ctx, states, deleted)) // after an error the next stream repeats the event
 }
 
 // markApplied records that an event was applied.

@@ -1,12 +1,14 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -451,6 +453,7 @@ func TestTried(t *testing.T) {
 	core := agenttest.New(t)
 	core.MustAdd("c1")
 	heard := newLinkBed(t)
+	heard.link.config.FirstContact = time.Hour
 	stop := heard.run(core)
 	defer stop()
 	<-heard.cluster.hosted
@@ -476,8 +479,23 @@ func TestTried(t *testing.T) {
 		t.Error("the received policies are not in force")
 	}
 	away := newLinkBed(t)
-	away.cluster.refusals = []error{connect.NewError(connect.CodeUnavailable, errors.New("no leader"))}
+	const wait = 300 * time.Millisecond
+	away.link.config.FirstContact = wait
+	began := time.Now()
+	away.cluster.during = func(*pilasterv1.RegisterRequest) {
+		away.cluster.refusals = []error{connect.NewError(connect.CodeUnavailable, errors.New("no leader"))}
+	}
+	away.link.config.Wait = func(ctx context.Context, n int, _ time.Duration) error {
+		if n == 0 && tried(away) && time.Since(began) < wait {
+			t.Error("after one failed try")
+		}
+		time.Sleep(10 * time.Millisecond)
+		return ctx.Err()
+	}
 	stop = away.run(agenttest.New(t))
 	defer stop()
 	<-away.link.Tried()
+	if took := time.Since(began); took < wait {
+		t.Errorf("after %v of failed tries, want %v", took, wait)
+	}
 }

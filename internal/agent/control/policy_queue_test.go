@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -254,4 +255,102 @@ func set[M proto.Message](m M, f protoreflect.FieldDescriptor) M {
 	list := r.Mutable(f).List()
 	list.Append(one(list.NewElement))
 	return m
+}
+
+// TestPoliciesDelayNoOtherTenant: while the policies of a tenant are compiled, another tenant's first state and policies
+// are applied. The stream's revision stays before the first event that is not in force.
+func TestPoliciesDelayNoOtherTenant(t *testing.T) {
+	b, core := newLinkBed(t), agenttest.New(t)
+	core.MustAdd("c1")
+	entered, release := make(chan struct{}), make(chan struct{})
+	first := sync.OnceFunc(func() { close(entered); <-release })
+	core.Driver.During = func(call string, _ endpoint.Record) {
+		if call == "SetPolicies" {
+			first()
+		}
+	}
+	defer b.run(core)()
+	tell := func(r *pilasterv1.FollowResponse) {
+		for {
+			select {
+			case b.cluster.events <- r:
+				return
+			case <-b.cluster.hosted:
+			}
+		}
+	}
+	tell(policyEvent(5, &pilasterv1.Delta{WholePolicies: []string{"blue"}}))
+	tell(policyEvent(6, &pilasterv1.Delta{Policies: []*pilasterv1.Policy{said("deny", agenttest.DenyAll)}}))
+	<-entered
+	blueNow := func() *pilasterv1.Tenant {
+		return &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: agenttest.BlueKey[:]}}}
+	}
+	red := said("deny", agenttest.DenyAll)
+	red.Tenant = "red"
+	tell(policyEvent(7, &pilasterv1.Delta{Policies: []*pilasterv1.Policy{red}}))
+	tell(&pilasterv1.FollowResponse{WithPolicies: true, Revision: 8, Event: &pilasterv1.FollowResponse_Heartbeat{}})
+	tell(&pilasterv1.FollowResponse{WithPolicies: true, Revision: 9, Event: &pilasterv1.FollowResponse_Heartbeat{}})
+	if at := b.link.Status().Revision; at != 5 {
+		t.Errorf("the node has revision %d, and the event of revision 6 is not in force", at)
+	}
+	// An event with the state of blue waits.
+	tell(policyEvent(10, &pilasterv1.Delta{Tenants: []*pilasterv1.Tenant{blueNow()}, WholeTenants: []string{"blue"}}))
+	close(release)
+	for b.link.Status().Revision != 11 {
+		tell(&pilasterv1.FollowResponse{WithPolicies: true, Revision: 11, Event: &pilasterv1.FollowResponse_Heartbeat{}})
+	}
+	if core.Driver.Policies["blue"].Tables.Subjects == nil {
+		t.Error("the policies of blue are not in force")
+	}
+}
+
+// TestPolicyQueueOfTenants: a tenant's updates are in force while another tenant's wait, and wait returns for it.
+func TestPolicyQueueOfTenants(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	p, core := policingBed(t, func(err error) { t.Error(err) })
+	defer p.running.Wait()
+	defer end()
+	slow := &slowTenant{Core: core.Core, name: "blue", entered: make(chan struct{}), release: make(chan struct{})}
+	p.core = slow
+	deny := &pilasterv1.Delta{Policies: []*pilasterv1.Policy{said("deny", agenttest.DenyAll)}}
+	if err := p.handleEvent(ctx, policyEvent(6, deny)); err != nil {
+		t.Fatal(err)
+	}
+	<-slow.entered
+	for i := range 20 {
+		other := said("deny", agenttest.DenyAll)
+		other.Tenant = fmt.Sprint("t", i)
+		d := &pilasterv1.Delta{Policies: []*pilasterv1.Policy{other}}
+		if err := p.handleEvent(ctx, policyEvent(7+int64(i), d)); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.wait(ctx, other.Tenant); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if applied, at := slow.applied.Load(), p.link.Status().Revision; applied != 20 || at != 0 {
+		t.Errorf("the updates of %d tenants were applied beside, at revision %d; want 20 and 0", applied, at)
+	}
+	close(slow.release)
+	if err := p.wait(ctx); err != nil || p.link.Status().Revision != 26 {
+		t.Errorf("%v at revision %d, want 26", err, p.link.Status().Revision)
+	}
+}
+
+// slowTenant is a core that does not apply the policies of one tenant until it is released.
+type slowTenant struct {
+	Core
+	name             string
+	entered, release chan struct{}
+	applied          atomic.Int64 // updates of other tenants
+}
+
+func (s *slowTenant) ApplyPolicies(ctx context.Context, n policies.Update) error {
+	if n.Tenant != s.name {
+		s.applied.Add(1)
+		return nil
+	}
+	close(s.entered)
+	<-s.release
+	return s.Core.ApplyPolicies(ctx, n)
 }

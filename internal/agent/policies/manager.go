@@ -41,7 +41,8 @@ type Config struct {
 	Seal func(tenant string, sealed bool) error
 	// CheckGuards returns why one of these networks enforces no policies of a tenant on this node, or nil.
 	CheckGuards func(tenant string, networks []string) error
-	// Tried is closed after the first contact with the orchestrator succeeded or failed; nil: do not wait.
+	// Tried is closed after the first contact with the orchestrator, or a bounded time after the start without one; nil:
+	// do not wait.
 	Tried <-chan struct{}
 	Log   *slog.Logger
 }
@@ -261,7 +262,6 @@ func (m *Manager) Await(ctx context.Context, name string) error {
 		case <-m.config.Tried:
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(maxWait): // like an orchestrator that cannot be reached: the policies on disk apply
 		}
 	}
 	p := m.lock(name)
