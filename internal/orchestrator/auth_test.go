@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -187,10 +188,13 @@ func TestJoinRefuses(t *testing.T) {
 	}
 	wantCode(t, try(wrongSecret, testNode(1)), connect.CodeUnauthenticated)
 	err = try(wrongPin, testNode(1))
-	wantCode(t, err, connect.CodeUnavailable)
-	if !strings.Contains(err.Error(), "does not belong to the cluster of this join token") {
-		t.Errorf("wrong pin: got error %v", err)
+	var other *join.OtherClusterError
+	if !errors.As(err, &other) || other.Token != wrongPin.CA || other.Server != good.CA ||
+		errors.As(err, new(*connect.Error)) { // an agent would retry
+		t.Errorf("wrong pin: got error %v, want one that names both clusters and permits no retry", err)
 	}
+	wantText(t, err, fmt.Sprintf("it ends in %x…, and those of this orchestrator's cluster in %x…",
+		wrongPin.CA[:4], good.CA[:4]))
 	wantCode(t, try(good, pki.Node{Name: "N1", UUID: testNode(1).UUID}), connect.CodeInvalidArgument)
 	wantCode(t, try(good, pki.Node{Name: "n1", UUID: "1"}), connect.CodeInvalidArgument)
 	registered(t, s, testNode(1))

@@ -128,7 +128,7 @@ func TestPreflightNamesWhatIsWrong(t *testing.T) {
 			spoil: "ip -6 route add default via 2001:db8:70::1 proto ra metric " +
 				"2048\neth0/forwarding=1\neth0/accept_ra=1",
 			mend: "ip -6 route del default metric 2048\neth0/forwarding=0\neth0/accept_ra=0"},
-		{check: "orchestrator", state: "fail", says: "does not belong to the cluster",
+		{check: "orchestrator", state: "fail", says: "the join token is of another cluster",
 			args: []string{"--token-file", other}},
 		{check: "orchestrator", state: "fail", says: "connection refused",
 			args: []string{"--orchestrator", "https://[::1]:9"}},
