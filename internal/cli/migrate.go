@@ -168,8 +168,8 @@ Both steps can be repeated: the command then continues to wait for the nodes.`,
 				fmt.Fprintf(
 					w,
 					"tenant %s: %s\nwhen nothing uses the addresses of network %s any longer, run: pilaster tenant "+
-						"migrate %s --finish\nthat removes its IPv4 addresses, and needs that you delete its services and "+
-						"publications first: network netpila has none of these\n",
+						"migrate %s --finish\nthat removes its IPv4 addresses, and is refused while it has services "+
+						"or publications:\nnetwork netpila has none of these\n",
 					v.Name,
 					v.Leaving.describe(v.Network),
 					v.Leaving.Network,
@@ -229,8 +229,8 @@ func migration(name, to, addressing string, finish, force bool) (*pilasterv1.Mig
 	return req, nil
 }
 
-// alreadyMoved reports whether a second step has nothing to do: the tenant has no address of another network. It may have
-// migrated earlier, or been on the network from the beginning.
+// alreadyMoved reports whether a second step has nothing to do: the tenant has no address of another network. It may
+// have migrated earlier, or been on the network from the beginning.
 func alreadyMoved(
 	ctx context.Context,
 	client pilasterv1connect.OperatorServiceClient,

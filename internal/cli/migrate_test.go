@@ -106,7 +106,7 @@ func TestTenantMigrate(t *testing.T) {
 	says(&pilasterv1.Moving{Endpoints: 3, Moved: 3})
 	if r := <-done; r.code != ExitDone ||
 		!strings.HasPrefix(r.stdout, "tenant green: 3 of 3 endpoints have addresses of network netpila too\n") ||
-		!strings.Contains(r.stdout, "pilaster tenant migrate green --finish\n") {
+		!strings.Contains(r.stdout, "pilaster tenant migrate green --finish\nthat removes its IPv4 addresses") {
 		t.Errorf("migrate --to netpila: %+v, want 3 of 3 endpoints and the next command", r)
 	}
 	refused(
@@ -126,7 +126,8 @@ func TestTenantMigrate(t *testing.T) {
 		strings.Contains(r.stdout, "overlays") {
 		t.Errorf("migrate --finish: %+v, want no leaving and no overlays", r)
 	}
-	prints(t, "tenant green is only on network netpila\n", "tenant", "migrate", "green", "--finish")
+	prints(t, "tenant green is on network netpila already and is not migrating; nothing was changed\n",
+		"tenant", "migrate", "green", "--finish")
 	for flag, want := range map[string]string{"--to": "netpila", "--addressing": "clear"} {
 		if r := command(t, "__complete", "tenant", "migrate", flag, ""); !strings.Contains(r.stdout, want) {
 			t.Errorf("%s <TAB>: %q, want %s", flag, r.stdout, want)
