@@ -34,7 +34,7 @@ type policyView struct {
 	Rules     uint32     `json:"rules"`
 	Changed   *time.Time `json:"changed,omitempty"`
 	Revision  int64      `json:"revision,omitempty"` // of the store at the last change
-	Change    string     `json:"change,omitempty"`   // of policy apply: created, configured, unchanged
+	Change    string     `json:"change,omitempty"`   // of policy apply: created, configured, unchanged, deleted
 	DryRun    bool       `json:"dryRun,omitempty"`
 	Warnings  []string   `json:"warnings,omitempty"`
 }
@@ -164,13 +164,16 @@ func newPolicyApply(env Env) *cobra.Command {
 	var out output
 	var files documentFiles
 	var tenant string
-	var dryRun, force bool
+	var dryRun, force, prune bool
 	cmd := &cobra.Command{
 		Use:   "apply",
 		Short: "Create or change policies: all in the files, or none",
 		Long: `Create or change policies. If one policy is invalid, or the tenant would have too many, nothing is
-changed. Unchanged policies cause no update of the nodes. Policies that are not in the files stay: use
-"pilaster policy delete" to remove them.
+changed. Unchanged policies cause no update of the nodes. Policies that are not in the files stay.
+
+With --prune, the command then deletes every other policy of the tenant, in all namespaces, and prints
+their names. --prune --dry-run prints them and deletes nothing. The files must therefore contain all
+policies of the tenant.
 
 The command refuses the first policy of a tenant that is not in audit mode while some nodes that host
 the tenant would not enforce it, and names these nodes: nodes with builds without policy support, where
@@ -179,7 +182,8 @@ the tenant's containers. After the first policy, such nodes get no containers of
 also refuses policies that need more table entries than a node has. --force applies the policies in both
 cases.`,
 		Example: "  pilaster policy apply -f web.yaml --tenant blue\n  pilaster policy apply -f web.yaml -f db.yaml " +
-			"--tenant blue --dry-run\n  kubectl get networkpolicy -A -o yaml | pilaster policy apply -f - --tenant " +
+			"--tenant blue --dry-run\n  pilaster policy apply -f all.yaml --tenant blue --prune\n" +
+			"  kubectl get networkpolicy -A -o yaml | pilaster policy apply -f - --tenant " +
 			"blue",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -194,9 +198,10 @@ cases.`,
 			if err != nil {
 				return files.named(err)
 			}
-			views := []policyView{}
+			views, names := []policyView{}, []string{}
 			for _, p := range resp.Msg.Policies {
 				v := viewPolicy(p.Policy)
+				names = append(names, store.PolicyName(p.Policy))
 				v.Change, v.DryRun, v.Warnings = strings.ToLower(
 					strings.TrimPrefix(p.Change.String(), "POLICY_CHANGE_"),
 				), dryRun, p.Warnings
@@ -205,13 +210,24 @@ cases.`,
 					fmt.Fprintf(env.Stderr, "warning: %s: %s\n", store.PolicyName(p.Policy), warning)
 				}
 			}
+			if prune {
+				pruned, err := prunePolicies(cmd.Context(), &socket, tenant, dryRun, names)
+				if err != nil {
+					return err
+				}
+				for _, p := range pruned {
+					v := viewPolicy(p)
+					v.Change, v.DryRun = "deleted", dryRun
+					views, names = append(views, v), append(names, store.PolicyName(p))
+				}
+			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				for i, v := range views {
 					change := v.Change
 					if dryRun {
 						change += " (dry run)"
 					}
-					fmt.Fprintf(w, "%s %s\n", store.PolicyName(resp.Msg.Policies[i].Policy), change)
+					fmt.Fprintf(w, "%s %s\n", names[i], change)
 				}
 			})
 		},
@@ -226,13 +242,43 @@ cases.`,
 	namedFlag(cmd, &tenant, "tenant", "tenant of the policies", socket.tenants)
 	_ = cmd.MarkFlagRequired("tenant")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would change, and change nothing")
+	cmd.Flags().BoolVar(&prune, "prune", false, "then delete the tenant's policies that are not in the files")
 	cmd.Flags().
 		BoolVar(&force, "force", false, "also if some nodes that host the tenant would not enforce the policies, or "+
 			"the policies need more table entries than a node has")
 	return cmd
 }
 
-// policyMode returns the mode of a policy as text and JSON show it.
+// prunePolicies deletes the policies of a tenant except those with a name to keep, and returns the deleted ones.
+func prunePolicies(
+	ctx context.Context,
+	socket *orchestratorSocket,
+	tenant string,
+	dryRun bool,
+	keep []string,
+) (pruned []*pilasterv1.Policy, err error) {
+	client := socket.client()
+	listed, err := client.ListPolicies(ctx, connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: tenant}))
+	if err == nil {
+		for _, p := range listed.Msg.Policies {
+			if !slices.Contains(keep, store.PolicyName(p)) {
+				p.Document = ""
+				pruned = append(pruned, p)
+			}
+		}
+		if !dryRun && len(pruned) > 0 {
+			_, err = client.DeletePolicies(ctx,
+				connect.NewRequest(&pilasterv1.DeletePoliciesRequest{Tenant: tenant, Policies: pruned}))
+		}
+	}
+	if err != nil && !dryRun {
+		return nil, fmt.Errorf("%w\n  the policies of the files were applied, and none was deleted: repeat the command",
+			err)
+	}
+	return pruned, err
+}
+
+// policyMode is the mode of a policy, in text and JSON.
 func policyMode(audit bool) string {
 	if audit {
 		return "audit"

@@ -166,7 +166,18 @@ func TestPolicyCommands(t *testing.T) {
 		t.Errorf("policies after the deletion: %+v, want none", v)
 	}
 	prints(t, "tenant blue has no policies\n", "policy", "delete", "--all", "--tenant", "blue")
-	command(t, "policy", "apply", "-f", web, "--tenant", "blue")
+	command(t, "policy", "apply", "-f", web, "-f", base, "--tenant", "blue")
+	for _, flags := range [][]string{{"--prune", "--dry-run"}, {"--prune"}} {
+		dry := ""
+		if len(flags) == 2 {
+			dry = " (dry run)"
+		}
+		prints(t, "networkpolicy/shop/web unchanged"+dry+"\nclusternetworkpolicy/base deleted"+dry+"\n",
+			append([]string{"policy", "apply", "-f", web, "--tenant", "blue"}, flags...)...)
+	}
+	if v := ask[[]policyView](t, "policy", "list"); len(v) != 1 || v[0].Name != "web" {
+		t.Errorf("policies after apply --prune: %+v, want web", v)
+	}
 	prints(t, "networkpolicy/shop/web deleted\n", "policy", "delete", "--all", "--tenant", "blue")
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
 	for _, line := range []string{"policy list", "policy apply --tenant blue -f " + web,

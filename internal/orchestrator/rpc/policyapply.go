@@ -133,12 +133,13 @@ func unmatchedWarnings(labels policy.Labels, p *policy.Policy, tenant string) (t
 		{
 			labels.Unmatched(p),
 			"it selects by %s, which no container of tenant %s has: such a selector matches no container " +
-				"(DoesNotExist and NotIn match all); docs/howto/policy.md says where labels come from",
+				"(DoesNotExist and NotIn match all); docs/reference/policy.md#identity says where labels come " +
+				"from. Typo?",
 		},
 		{
 			labels.UnmatchedValues(p),
 			"it selects by %s, which no container of tenant %s has: In and matchLabels match no container with such " +
-				"a value, and NotIn excludes none",
+				"a value, and NotIn excludes none (docs/reference/policy.md#identity). Typo?",
 		},
 		{
 			labels.UnmatchedPorts(p),
