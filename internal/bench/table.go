@@ -18,6 +18,7 @@ func (r *Report) Table(w io.Writer) {
 				x.Metric, x.Scenario, report.Figure(x.Median), x.Unit, x.ratio(r.Reference), x.cpu())
 		}
 	}
+	fmt.Fprintf(w, "\n"+ratioLegend+"\n", r.Reference)
 	if len(r.Beside) > 0 {
 		fmt.Fprintln(w)
 		besideTable(r.Beside).Text(w, "")
@@ -50,6 +51,7 @@ func (r *Report) Table(w io.Writer) {
 	} else {
 		fmt.Fprintln(w)
 		r.checkTable().Text(w, "")
+		fmt.Fprintf(w, "\n%s\n", gateLegend)
 	}
 	for _, line := range r.unjudged() {
 		fmt.Fprintf(w, "\nnot checked: %s", line)
