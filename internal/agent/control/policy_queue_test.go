@@ -294,7 +294,8 @@ func TestPoliciesDelayNoOtherTenant(t *testing.T) {
 		t.Errorf("the node has revision %d, and the event of revision 6 is not in force", at)
 	}
 	// An event with the state of blue waits.
-	tell(policyEvent(10, &pilasterv1.Delta{Tenants: []*pilasterv1.Tenant{blueNow()}, WholeTenants: []string{"blue"}}))
+	blue := []*pilasterv1.Tenant{blueNow()}
+	tell(policyEvent(10, &pilasterv1.Delta{Tenants: blue, WholeTenants: []string{"blue"}}))
 	close(release)
 	for b.link.Status().Revision != 11 {
 		tell(&pilasterv1.FollowResponse{WithPolicies: true, Revision: 11, Event: &pilasterv1.FollowResponse_Heartbeat{}})

@@ -41,8 +41,8 @@ type Config struct {
 	Seal func(tenant string, sealed bool) error
 	// CheckGuards returns why one of these networks enforces no policies of a tenant on this node, or nil.
 	CheckGuards func(tenant string, networks []string) error
-	// Tried is closed after the first contact with the orchestrator, or a bounded time after the start without one; nil:
-	// do not wait.
+	// Tried is closed after the first contact with the orchestrator, or a bounded time after the start without one;
+	// nil: do not wait.
 	Tried <-chan struct{}
 	Log   *slog.Logger
 }

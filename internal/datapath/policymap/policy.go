@@ -27,8 +27,8 @@ type Policies struct {
 	host     *host.Host
 	MaxRules int // entries of each map; the kernel's maps have twice that room
 
-	// One tenant changes one at a time. Changes of several tenants, which hold allMaps for reading, run at once: sets and
-	// tables belong to one tenant. Who reads the kernel's maps to compare them holds allMaps for writing.
+	// A tenant has one change at a time. Changes of several tenants, which hold allMaps for reading, run at once: sets
+	// and tables belong to one tenant. A change that compares with the kernel's maps holds allMaps for writing.
 	byTenant keymutex.Locks
 	allMaps  sync.RWMutex
 
@@ -161,8 +161,8 @@ func idsOf(tenants map[string]*dpapi.TenantPolicies) map[uint32]bool {
 }
 
 // SetPolicies replaces a tenant's policies. Those of other tenants stay. After an error nothing has changed, unless the
-// error says otherwise. A change of many entries delays no change of another tenant, unless the maps' content is unknown
-// because a change failed, or because a tenant's policies are those of an earlier process.
+// error says otherwise. A change of many entries delays no change of another tenant, unless the maps' content is
+// unknown because a change failed, or because a tenant's policies are those of an earlier process.
 func (d *Policies) SetPolicies(next dpapi.TenantPolicies) error {
 	unlock, err := d.byTenant.Lock(context.Background(), next.Tenant)
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 // has a valid node certificate. Strangers may have one eighth of all connections, so that seven eighths remain for
 // nodes. Those of one source have a limit of their own, and those of one IPv6 address a quarter of it.
 //
-// Beyond a limit of strangers, a new connection replaces another one, so strangers keep no node out; see toReplace. Only
-// a node certificate or a valid join token protects a connection from that. A call without either does not.
+// Beyond a limit of strangers, a new connection replaces another one, so strangers keep no node out; see toReplace.
+// Only a node certificate or a valid join token protects a connection from that. A call without either does not.
 type ConnLimiter struct {
 	limits  Limits
 	refused func(limit string)
@@ -183,8 +183,8 @@ func (l *ConnLimiter) removeEmpty(g *limitedConn) {
 //   - of a source, or of an address of the same source, that has more than the new one's: the oldest of the largest,
 //     whatever its age. So a client with few connections gets in at once beside one with many.
 //   - else the oldest, if it is older than handshakeGrace;
-//   - else, with a chance of one in fullChance, a random one of those with as many. So a client gets in after some tries,
-//     however many connections others open per second.
+//   - else, with a chance of one in fullChance, a random one of those with as many. So a client gets in after some
+//     tries, however many connections others open per second.
 //
 // It returns nil if there is none.
 func (l *ConnLimiter) toReplace(in *strangers, g *limitedConn) *limitedConn {
