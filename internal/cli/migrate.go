@@ -132,8 +132,8 @@ With --to, new containers get only addresses of the new network. Running contain
 the new network in addition to those that they have. Both work: existing connections continue, and new
 ones can use the new addresses.
 
-With --finish, the addresses of nimitz are removed from containers, nodes and cluster, and connections
-that use them end. IPv4 addresses go too: netpila has no IPv4, services and publications. The command
+With --finish, the addresses of the old network are removed from containers, nodes and cluster, and
+connections that use them end. IPv4 addresses go too: ` + target + ` has no IPv4, services and publications. The command
 refuses this until all nodes have completed the first step, and while the tenant has services or
 publications. A disconnected node completes the step when it reconnects.
 

@@ -54,6 +54,7 @@ func (d *Datapath) LoadNetwork(spec *ebpf.CollectionSpec) (*ebpf.Collection, err
 	for symbol, m := range spec.Maps {
 		switch {
 		case shared[symbol] != nil:
+			m.MaxEntries = shared[symbol].MaxEntries()
 			replacements[symbol] = shared[symbol]
 		case !strings.HasPrefix(symbol, "."):
 			m.Name, m.Pinning = fmt.Sprintf("%s_%d", symbol, m.MaxEntries), ebpf.PinByName

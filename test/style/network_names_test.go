@@ -46,6 +46,8 @@ var namedNetworks = map[string]struct {
 	"internal/cli/trace.go":                 {3, "help: which flags only one network needs"},
 	"internal/datapath/follow/follow.go":    {2, "the entry programs of networks, with tracing"},
 	"internal/datapath/trace.go":            {1, "the entry programs of networks, with tracing"},
+	"internal/cli/migrate.go":               {1, "an error of a tenant that never migrated"},
+	"internal/trace/live.go":                {2, "stages that only one network has"},
 	"internal/dpapi/trace.go":               {2, "stages that only one network has"},
 	"internal/dropreason/reasons.txt":       {2, "texts for users"},
 	"internal/lab/supervisor.go":            {1, "an import: the lab runs Open vSwitch"},

@@ -23,6 +23,7 @@ int toy_container(struct __sk_buff *skb)
 {
 	struct eth_ip6 *h = eth_ip6_of(skb);
 	struct toy_endpoint *from, *to;
+	__u8 mac[ETH_ALEN] = {};
 	struct packet p = {};
 	struct addr src, dst;
 	int why;
@@ -40,6 +41,9 @@ int toy_container(struct __sk_buff *skb)
 	to = bpf_map_lookup_elem(&toy_endpoints_v1, &dst);
 	if (!to || to->tenant != from->tenant)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_CONTAINER);
+	mac_of(to->ifindex, mac);
+	if (bpf_skb_store_bytes(skb, 0, mac, sizeof(mac), 0))
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
 	return to_container(skb, to->ifindex, on_way_in(skb, from->ifindex), false);
 }
 

@@ -19,6 +19,12 @@ type ToyAddr struct {
 	Lo uint64
 }
 
+type ToyDevMac struct {
+	_    structs.HostLayout
+	Mac  [6]uint8
+	Zero [2]uint8
+}
+
 type ToyDropState struct {
 	_       structs.HostLayout
 	Packets uint64
@@ -39,6 +45,7 @@ type ToyToyEndpoint struct {
 const (
 	ToyMapPilDropsV1      = "pil_drops_v1"
 	ToyMapPilEventsV2     = "pil_events_v2"
+	ToyMapPilMacsV1       = "pil_macs_v1"
 	ToyMapToyEndpointsV1  = "toy_endpoints_v1"
 	ToyProgToyContainer   = "toy_container"
 	ToyVarAcceptMark      = "accept_mark"
@@ -105,6 +112,7 @@ type ToyProgramSpecs struct {
 type ToyMapSpecs struct {
 	PilDropsV1     *ebpf.MapSpec `ebpf:"pil_drops_v1"`
 	PilEventsV2    *ebpf.MapSpec `ebpf:"pil_events_v2"`
+	PilMacsV1      *ebpf.MapSpec `ebpf:"pil_macs_v1"`
 	ToyEndpointsV1 *ebpf.MapSpec `ebpf:"toy_endpoints_v1"`
 }
 
@@ -147,6 +155,7 @@ func (o *ToyObjects) Close() error {
 type ToyMaps struct {
 	PilDropsV1     *ebpf.Map `ebpf:"pil_drops_v1"`
 	PilEventsV2    *ebpf.Map `ebpf:"pil_events_v2"`
+	PilMacsV1      *ebpf.Map `ebpf:"pil_macs_v1"`
 	ToyEndpointsV1 *ebpf.Map `ebpf:"toy_endpoints_v1"`
 }
 
@@ -154,6 +163,7 @@ func (m *ToyMaps) Close() error {
 	return _ToyClose(
 		m.PilDropsV1,
 		m.PilEventsV2,
+		m.PilMacsV1,
 		m.ToyEndpointsV1,
 	)
 }

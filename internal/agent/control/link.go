@@ -96,8 +96,8 @@ func New(c Config) *Link {
 	}
 }
 
-// firstContact is how long ADDs after a start wait for the policies that changed while the agent did not run. One failed
-// try does not end it: an orchestrator may start at the same time, or refuse a connection among many.
+// firstContact is how long ADDs after a start wait for the policies that changed while the agent did not run. One
+// failed try does not end it: an orchestrator may start at the same time, or refuse a connection among many.
 const firstContact = 5 * time.Second
 
 // Tried is closed once the first event is applied, or the orchestrator could not be reached for firstContact since the

@@ -11,9 +11,9 @@ import (
 	"pilaster.io/pilaster/internal/agent/policies"
 )
 
-// policyQueue enforces policy updates of a stream while the stream is read on. Updates of a tenant that arrive during its
-// compilation wait, and its next compilation includes all of them. No tenant waits for another one's, except for one of
-// enforcedAtOnce places.
+// policyQueue enforces policy updates of a stream while the stream is read on. Updates of a tenant that arrive during
+// its compilation wait, and its next compilation includes all of them. No tenant waits for another one's, except for
+// one of enforcedAtOnce places.
 type policyQueue struct {
 	link    *Link
 	core    Core
@@ -72,8 +72,8 @@ func tenantsOf(d *pilasterv1.Delta) (names []string) {
 	return slices.Concat(names, d.DeletedTenants, d.WholeTenants)
 }
 
-// handleEvent queues the policy updates of an event whose other content is applied. It returns before they are in force,
-// unless too much waits already.
+// handleEvent queues the policy updates of an event whose other content is applied. It returns before they are in
+// force, unless too much waits already.
 func (p *policyQueue) handleEvent(ctx context.Context, event *pilasterv1.FollowResponse) error {
 	updates, err := policiesFromProto(event, time.Now())
 	if err != nil {
@@ -188,8 +188,8 @@ func (p *policyQueue) waitBefore(ctx context.Context, event *pilasterv1.FollowRe
 	return p.wait(ctx)
 }
 
-// run enforces a tenant's queued updates until there are none. An update that cannot be stored ends the stream; the next
-// one repeats it.
+// run enforces a tenant's queued updates until there are none. An update that cannot be stored ends the stream; the
+// next one repeats it.
 func (p *policyQueue) run(ctx context.Context, tenant string, q *tenantQueue) {
 	select {
 	case p.places <- struct{}{}:

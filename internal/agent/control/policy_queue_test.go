@@ -257,8 +257,8 @@ func set[M proto.Message](m M, f protoreflect.FieldDescriptor) M {
 	return m
 }
 
-// TestPoliciesDelayNoOtherTenant: while the policies of a tenant are compiled, another tenant's first state and policies
-// are applied. The stream's revision stays before the first event that is not in force.
+// TestPoliciesDelayNoOtherTenant: while the policies of a tenant are compiled, another tenant's first state and
+// policies are applied. The stream's revision stays before the first event that is not in force.
 func TestPoliciesDelayNoOtherTenant(t *testing.T) {
 	b, core := newLinkBed(t), agenttest.New(t)
 	core.MustAdd("c1")
@@ -298,7 +298,9 @@ func TestPoliciesDelayNoOtherTenant(t *testing.T) {
 	tell(policyEvent(10, &pilasterv1.Delta{Tenants: blue, WholeTenants: []string{"blue"}}))
 	close(release)
 	for b.link.Status().Revision != 11 {
-		tell(&pilasterv1.FollowResponse{WithPolicies: true, Revision: 11, Event: &pilasterv1.FollowResponse_Heartbeat{}})
+		tell(&pilasterv1.FollowResponse{
+			WithPolicies: true, Revision: 11, Event: &pilasterv1.FollowResponse_Heartbeat{},
+		})
 	}
 	if core.Driver.Policies["blue"].Tables.Subjects == nil {
 		t.Error("the policies of blue are not in force")
