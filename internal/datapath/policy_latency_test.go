@@ -10,9 +10,9 @@ import (
 	"pilaster.io/pilaster/internal/policy"
 )
 
-// TestPoliciesDelayNoOtherTenant: while the policies of a tenant with many rules change all the time, those of another
+// TestManyRulesDelayNoOtherTenant: while the policies of a tenant with many rules change all the time, those of another
 // tenant, which an ADD waits for, are in force in 50 ms, and status reads the maps' usage in as little.
-func TestPoliciesDelayNoOtherTenant(t *testing.T) {
+func TestManyRulesDelayNoOtherTenant(t *testing.T) {
 	const (
 		manyRules   = 10_000
 		manyEntries = 10 * manyRules // ten ports each, all of which change
