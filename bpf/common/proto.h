@@ -47,10 +47,10 @@
 #define QUOTED_ADDRESSES    (ICMPV6_HLEN + 8) /* in an ICMPv6 error: offset of the quoted source and destination */
 
 #define GSO_BY_FRAGS	    0xffff
-#define LEGACY_MAX_SIZE	    65536	/* GRO_LEGACY_MAX_SIZE: longer packets are those of BIG TCP */
+#define LEGACY_MAX_SIZE	    65536      /* GRO_LEGACY_MAX_SIZE: longer packets are those of BIG TCP */
 #define JUMBO_HEADER	    0x0600c204 /* the hop-by-hop header of BIG TCP: TCP, 8 bytes, jumbo payload, 4 bytes */
 #define JUMBO_OPTION	    8	       /* bytes of the hop-by-hop header with the option */
-#define TCP_OFFSET	    12 /* in the TCP header: the byte with its length in words */
+#define TCP_OFFSET	    12	       /* in the TCP header: the byte with its length in words */
 
 #define OPTION_PAD1	    0
 #define OPTION_HOME_ADDRESS 0xc9

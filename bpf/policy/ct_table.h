@@ -458,8 +458,7 @@ __noinline int ct_sweep_bucket(struct ct_sweep *w, __u32 bucket)
 	counted = b->counted == now;
 	b->counted = now;
 	for (int i = 0; i < BUCKET_ENTRIES; i++) {
-		bool freed = b->tags[i] &&
-			     (b->entries[i].until <= w->now || b->entries[i].key.endpoint == w->endpoint);
+		bool freed = b->tags[i] && (b->entries[i].until <= w->now || b->entries[i].key.endpoint == w->endpoint);
 
 		w->changed[i].endpoint = 0;
 		if (b->tags[i] && freed == counted)

@@ -30,15 +30,15 @@ func (d *Datapath) NextHop(from, to netip.Addr) (dpapi.NextHop, error) {
 	if err != nil {
 		return dpapi.NextHop{}, fmt.Errorf("no route to %v: %w", to, err)
 	}
-	for _, r := range routes {
-		l, err := d.Netlink.LinkByIndex(r.LinkIndex)
-		if err != nil {
-			return dpapi.NextHop{}, fmt.Errorf("device of the route to %v: %w", to, err)
-		}
-		via, _ := netip.AddrFromSlice(r.Gw)
-		return dpapi.NextHop{Device: l.Attrs().Name, Via: via.Unmap()}, nil
+	if len(routes) == 0 {
+		return dpapi.NextHop{}, fmt.Errorf("no route to %v", to)
 	}
-	return dpapi.NextHop{}, fmt.Errorf("no route to %v", to)
+	l, err := d.Netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return dpapi.NextHop{}, fmt.Errorf("device of the route to %v: %w", to, err)
+	}
+	via, _ := netip.AddrFromSlice(routes[0].Gw)
+	return dpapi.NextHop{Device: l.Attrs().Name, Via: via.Unmap()}, nil
 }
 
 // DeviceName returns the name of a device by its number in the maps.
