@@ -280,6 +280,14 @@ func (b *bed) headers(t *testing.T) []attack {
 		p.Extensions = []packet.Extension{{Type: packet.HopByHop, Data: option}}
 		return p
 	}
+	// The node as mallory sees it: the first usable index of the gateway's app.
+	node := b.draw(t, "blue", address.Plain{
+		Node: b.prefix(t, "n1"), Tenant: b.tenants["blue"].id, App: address.GatewayApp, Index: 1,
+	})
+	fragmented := func(p packet.Packet) packet.Packet {
+		p.Extensions = []packet.Extension{packet.Fragment(0, true, 9)}
+		return p
+	}
 	spent := datagram(self.Address, b2.Address)
 	spent.HopLimit = 1
 	all := []attack{
@@ -296,6 +304,11 @@ func (b *bed) headers(t *testing.T) []attack {
 				discovery(packet.NeighborSolicitation, everywhere...)...)...),
 		from("listener report", "mallory", dropreason.MldIgnored, "n1", 0, report),
 		from("hop limit", "mallory", dropreason.HopLimit, "n1", 0, spent),
+		from("fragments that the node would have to reassemble", "mallory", dropreason.ToNode, "n1", 0,
+			fragmented(packet.Packet{Source: self.Address, Destination: node, Body: packet.ICMP{
+				Type: packet.EchoReply, Payload: make([]byte, 1200),
+			}}),
+			fragmented(quoting(self.Address, node, datagram(node, self.Address).Marshal()))),
 		from("error about a packet of others", "mallory", dropreason.IcmpQuote, "n1", 0,
 			quoting(self.Address, b2.Address, datagram(b2.Address, b1.Address).Marshal()),
 			quoting(self.Address, b2.Address, datagram(b1.Address, self.Address).Marshal()),
@@ -359,11 +372,14 @@ func cutShort(from, to netip.Addr) [][]byte {
 		packet.Extension{Type: packet.DestinationOptions, Data: []byte{1, 4, 0, 0, 0, 0}})
 	long[41] = 200 // length of the destination options
 	first := packet.Fragment(0, true, 7)
+	padding := packet.Extension{Type: packet.DestinationOptions, Data: []byte{1, 4, 0, 0, 0, 0}}
+	const sctp = 132
 	return [][]byte{
 		beyond, none, version, long, whole[:44],
 		cut(packet.ProtocolUDP, 7), cut(packet.ProtocolTCP, 19), cut(packet.ProtocolICMPv6, 7),
 		cut(packet.FragmentHeader, 4), cut(packet.DestinationOptions, 4), cut(packet.HopByHop, 0),
 		cut(packet.ProtocolUDP, 4, first), cut(packet.ProtocolTCP, 8, first), cut(packet.ProtocolICMPv6, 4, first),
+		cut(sctp, 11), cut(sctp, 8, first), cut(sctp, 0, first, padding),
 	}
 }
 
