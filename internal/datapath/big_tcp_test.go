@@ -106,7 +106,7 @@ func TestBigTCP(t *testing.T) {
 	for _, n := range w.nodes {
 		for r, count := range n.drops(t) {
 			if r != "nd-ignored" && r != "mld-ignored" {
-				t.Errorf("%d packets were dropped: %s", count, r)
+				t.Errorf("dropped for %s: %d packets", r, count)
 			}
 		}
 	}

@@ -285,9 +285,9 @@ func FuzzFromFabric(f *testing.F) {
 	})
 }
 
-// isForUs reports whether a frame from the fabric concerns containers: its destination is a container; its source is a
-// container of this node; its source is any container and its destination is none; it has an address that only
-// containers see; or a tag hides its type.
+// isForUs reports whether a frame from the fabric concerns containers: its destination is a container or the gateway;
+// its source is a container of this node; its source is any container and its destination is none; it has an address
+// that only containers see; or a tag hides its type.
 func (b *fuzzBench) isForUs(frame []byte) bool {
 	if len(frame) < ipv6At+40 || !toStation(frame, b.uplinkMAC) {
 		return false
@@ -302,7 +302,9 @@ func (b *fuzzBench) isForUs(frame []byte) bool {
 	if b.node.Contains(source) || onlyInside(destination) {
 		return true
 	}
-	if b.node.Contains(destination) && address.Split(destination).Tenant != 0 {
+	// a container, or the gateway
+	if to := address.Split(destination); b.node.Contains(destination) &&
+		(to.Tenant != 0 || to.App == address.GatewayApp) {
 		return true
 	}
 	return onlyInside(source) || claimsTenant(source) && !claimsTenant(destination)

@@ -3,6 +3,7 @@ package orchestrator
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -289,9 +290,17 @@ func TestConnectionsWithoutCertificate(t *testing.T) {
 			t.Fatalf("idle connections keep a new node out: %v", err)
 		}
 	}
-	wantClosed(t, silent[0])
+	closed := 0 // the oldest, or at random another one
 	for _, c := range silent {
+		c.SetReadDeadline(time.Now().Add(time.Second))
+		_, err := io.Copy(io.Discard, c)
+		if e, ok := err.(net.Error); !ok || !e.Timeout() {
+			closed++
+		}
 		c.Close()
+	}
+	if closed == 0 {
+		t.Error("the orchestrator closed no idle connection")
 	}
 	awaitConns(t, s, 1, 0)
 }

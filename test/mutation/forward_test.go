@@ -115,7 +115,7 @@ func forward() []mutation {
 			old:  " && wire_length(skb, p) > f->mtu",
 			test: "TestLengthOfSegments",
 			cases: []string{
-				"BIG TCP", "TCP", "TCP with options", "TCP with options behind options", "UDP", "a list of packets",
+				"TCP", "TCP with options", "TCP with options behind options", "UDP", "a list of packets",
 				"behind options",
 			},
 		},
@@ -137,8 +137,10 @@ func forward() []mutation {
 			name:  "BIG TCP option",
 			old:   "at -= JUMBO_OPTION;",
 			new:   ";",
-			test:  "TestLengthOfSegments",
-			cases: []string{"BIG TCP"},
+			test:  "TestBigTCP",
+			cases: []string{
+				"dropped for too-big", "longer than 65,535 bytes", "no packet was longer than IPv6 can say",
+			},
 		},
 		{
 			name:  "SCTP segments",
