@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"github.com/cilium/ebpf"
@@ -68,12 +69,22 @@ func (d *Datapath) Follow(ctx context.Context, f dpapi.PacketFilter) (<-chan dpa
 	}
 	restore := func() error {
 		err := d.attachTraced(f)
+		isTracing := func(id ebpf.ProgramID) bool { return slices.Contains(programs.IDs(), id) }
+		for _, r := range f.Senders {
+			err = errors.Join(err, host.IgnoreGone(d.SwapEntry(r, isTracing, entryPrograms(&d.Objects))))
+		}
 		for _, id := range programs.IDs() {
 			d.StandIns.Delete(id)
 		}
 		return errors.Join(err, programs.Close())
 	}
-	if err := d.withPrograms(programs).attachTraced(f); err != nil {
+	err = d.withPrograms(programs).attachTraced(f)
+	tracing, own := programs.Objects(d.Objects), d.entryIDs()
+	for _, r := range f.Senders {
+		isOwn := func(id ebpf.ProgramID) bool { return own[id] }
+		err = errors.Join(err, host.IgnoreGone(d.SwapEntry(r, isOwn, entryPrograms(&tracing))))
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("trace packets: %w", err), restore())
 	}
 	events := make(chan dpapi.PacketEvent)
@@ -105,17 +116,31 @@ func (d *Datapath) withPrograms(p *follow.Programs) *Datapath {
 		Plan: d.Plan, MTUReserve: d.MTUReserve, AcceptMark: d.AcceptMark,
 	}
 	hooks := &hook.Hooks{Host: h, NodeNear: d.NodeNear, NodeFar: d.NodeFar, ActiveOVSPorts: d.ActiveOVSPorts}
-	devices := device.NewDevices(hooks)
-	devices.InheritEntries(d.Devices, map[string]*ebpf.Program{bpfobj.PilasterProgPilNimitz: p.PilNimitz})
-	return &Datapath{Devices: devices, config: d.config}
+	return &Datapath{Devices: device.NewDevices(hooks), config: d.config}
 }
 
-// attachTraced attaches the programs that packets of the senders, to the receivers, and from the fabric meet.
-func (d *Datapath) attachTraced(f dpapi.PacketFilter) error {
-	err := errors.Join(d.AttachTunnel(), d.AttachUplink())
-	for _, r := range f.Senders {
-		err = errors.Join(err, host.IgnoreGone(d.Driver(r).AttachProgram(r)))
+// entryPrograms returns the entry programs of containers that a trace can replace, by name.
+func entryPrograms(o *bpfobj.PilasterObjects) map[string]*ebpf.Program {
+	return map[string]*ebpf.Program{
+		bpfobj.PilasterProgPilContainer: o.PilContainer, bpfobj.PilasterProgPilNimitz: o.PilNimitz,
 	}
+}
+
+// entryIDs returns the ids of this data path's own entry programs.
+func (d *Datapath) entryIDs() map[ebpf.ProgramID]bool {
+	ids := map[ebpf.ProgramID]bool{}
+	for _, p := range entryPrograms(&d.Objects) {
+		if info, err := p.Info(); err == nil {
+			id, _ := info.ID()
+			ids[id] = true
+		}
+	}
+	return ids
+}
+
+// attachTraced attaches the programs that packets to the receivers and from the fabric meet.
+func (d *Datapath) attachTraced(f dpapi.PacketFilter) error {
+	err := errors.Join(d.AttachTunnelPrograms(), d.AttachUplink())
 	for _, r := range f.Receivers {
 		if d.ActiveOVSPorts != nil {
 			err = errors.Join(err, d.AttachTapped(r.Device.HostIfindex))

@@ -134,10 +134,10 @@ func forward() []mutation {
 			cases: []string{"TCP with options behind options, a byte more"},
 		},
 		{
-			name:  "BIG TCP option",
-			old:   "at -= JUMBO_OPTION;",
-			new:   ";",
-			test:  "TestBigTCP",
+			name: "BIG TCP option",
+			old:  "at -= JUMBO_OPTION;",
+			new:  ";",
+			test: "TestBigTCP",
 			cases: []string{
 				"dropped for too-big", "longer than 65,535 bytes", "no packet was longer than IPv6 can say",
 			},

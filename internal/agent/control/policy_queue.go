@@ -191,22 +191,22 @@ func (p *policyQueue) waitBefore(ctx context.Context, event *pilasterv1.FollowRe
 // run enforces a tenant's queued updates until there are none. An update that cannot be stored ends the stream; the
 // next one repeats it.
 func (p *policyQueue) run(ctx context.Context, tenant string, q *tenantQueue) {
-	select {
-	case p.places <- struct{}{}:
-	case <-ctx.Done():
-		return
-	}
-	defer func() { <-p.places }()
 	for {
-		updates, events := p.take(tenant, q)
-		if len(updates) == 0 {
+		// A place for each batch: a tenant that always has updates leaves it to others in between.
+		select {
+		case p.places <- struct{}{}:
+		case <-ctx.Done():
 			return
 		}
-		for _, n := range policies.MergeByTenant(updates) {
-			if err := p.core.ApplyPolicies(ctx, n); err != nil {
-				p.end(err)
-				return
-			}
+		updates, events := p.take(tenant, q)
+		err := p.apply(ctx, updates)
+		<-p.places
+		if err != nil {
+			p.end(err)
+			return
+		}
+		if len(updates) == 0 {
+			return
 		}
 		p.mu.Lock()
 		for _, e := range events {
@@ -215,6 +215,15 @@ func (p *policyQueue) run(ctx context.Context, tenant string, q *tenantQueue) {
 		p.markApplied()
 		p.mu.Unlock()
 	}
+}
+
+func (p *policyQueue) apply(ctx context.Context, updates []policies.Update) error {
+	for _, n := range policies.MergeByTenant(updates) {
+		if err := p.core.ApplyPolicies(ctx, n); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // take returns a tenant's waiting updates. If there are none, the tenant's queue is done.

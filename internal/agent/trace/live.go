@@ -20,6 +20,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
+// longestFollow limits a trace whose client has stopped and not disconnected: tracing programs are slower.
+const longestFollow = 10 * time.Minute
+
 // Follow reports what the programs do with selected packets until ctx ends. It calls send with nil once no later packet
 // is missed, then with each event. One Follow runs at a time. It follows packets from containers of one tenant; an
 // empty name means all tenants.
@@ -41,7 +44,7 @@ func (t *Tracer) Follow(
 			f.Receivers = append(f.Receivers, r)
 		}
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithTimeout(ctx, longestFollow)
 	events, err := t.Path.Follow(ctx, f)
 	if err != nil {
 		cancel()

@@ -40,15 +40,6 @@ type EntryProgram struct {
 // opens, before Restore.
 func (d *Devices) SetEntry(network string, p EntryProgram) { d.entries[network] = p }
 
-// InheritEntries takes over the entry programs of networks, with other programs in the place of those that have one of
-// these names.
-func (d *Devices) InheritEntries(from *Devices, others map[string]*ebpf.Program) {
-	for network, p := range from.entries {
-		p.Program = cmp.Or(others[p.Name], p.Program)
-		d.entries[network] = p
-	}
-}
-
 // EntryFor returns the entry program for an endpoint: that of its network or, if it has several networks or its network
 // has no program of its own, pil_container, which hands packets on to the other networks.
 func (d *Devices) EntryFor(r endpoint.Record) EntryProgram {

@@ -63,15 +63,15 @@ func HasNetkit() error {
 	return nil
 }
 
-// AttachProgram does not use a link, which would have to be pinned: a program that is attached in this way is removed
+// attachEntry does not use a link, which would have to be pinned: a program that is attached in this way is removed
 // with the device. Programs of others stay.
-func (d netkit) AttachProgram(r endpoint.Record) error {
+func (d netkit) attachEntry(r endpoint.Record, entry EntryProgram) error {
 	there, err := d.programAt(r.Device.HostIfindex)
 	if err != nil {
 		return err
 	}
 	o := link.RawAttachProgramOptions{
-		Target: r.Device.HostIfindex, Program: d.EntryFor(r).Program, Attach: ebpf.AttachNetkitPeer,
+		Target: r.Device.HostIfindex, Program: entry.Program, Attach: ebpf.AttachNetkitPeer,
 		Anchor: link.Head(),
 	}
 	if there != 0 {

@@ -29,13 +29,50 @@ type PairDriver interface {
 	checkKernel() error
 	// link returns the pair to create.
 	link(node, container netlink.LinkAttrs) netlink.Link
-	// AttachProgram attaches our program to the packets that the container sends, or replaces an older one in one step.
-	AttachProgram(r endpoint.Record) error
+	// attachEntry attaches a program to the packets that the container sends, or replaces an older one in one step.
+	attachEntry(r endpoint.Record, entry EntryProgram) error
 	// ProgramID returns the id of the program at our hook; 0 if there is none.
 	ProgramID(hostLink netlink.Link) (ebpf.ProgramID, error)
 }
 
 func (d PairDevice) CheckUplink(netlink.Link) error { return d.checkKernel() }
+
+func (d PairDevice) AttachProgram(r endpoint.Record) error { return d.attachEntry(r, d.EntryFor(r)) }
+
+// SwapEntry replaces the program on an endpoint's device by the one with the same name among others, if isOld reports
+// that it is one to replace. The endpoint may have changed its networks, and with them its entry program, since r.
+func (d *Devices) SwapEntry(
+	r endpoint.Record,
+	isOld func(ebpf.ProgramID) bool,
+	others map[string]*ebpf.Program,
+) error {
+	pair, ok := d.Driver(r).(PairDevice)
+	if !ok {
+		return nil
+	}
+	hostLink, err := pair.hostSide(r)
+	if err != nil {
+		return err
+	}
+	id, err := pair.ProgramID(hostLink)
+	if err != nil || !isOld(id) {
+		return err
+	}
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return err
+	}
+	other := others[info.Name]
+	if other == nil {
+		return nil
+	}
+	return pair.attachEntry(r, EntryProgram{other, info.Name})
+}
 
 // create makes the pair with its container side in the container's namespace: moving it there later would take 30 times
 // as long.

@@ -126,28 +126,37 @@ func (d *Hooks) AttachTunnel() error {
 	if err != nil || tunnel == nil {
 		return err
 	}
-	index := tunnel.Attrs().Index
-	steps := []func() error{
+	index := uint32(tunnel.Attrs().Index)
+	for _, step := range []func() error{
+		func() error { return d.SetTunnelNode(func(v *bpfobj.PilasterNimitzNode) { v.Vxlan = index }) },
+		d.AttachTunnelPrograms,
 		func() error {
-			return host.AttachFilter(
-				d.Netlink,
-				index,
-				TunnelDevice,
-				netlink.HANDLE_MIN_INGRESS,
-				d.Objects.PilTunnelIn,
-				bpfobj.PilasterProgPilTunnelIn,
-			)
+			return d.WithDeviceLock(func() error {
+				return netns.Retry(func() error { return d.Netlink.LinkSetUp(tunnel) })
+			})
 		},
-		func() error { return d.SetTunnelNode(func(v *bpfobj.PilasterNimitzNode) { v.Vxlan = uint32(index) }) },
-		func() error { return d.Objects.PilNetworksV1.Put(NetworkNimitz, d.Objects.PilNimitz) },
-		func() error { return netns.Retry(func() error { return d.Netlink.LinkSetUp(tunnel) }) },
-	}
-	for _, step := range steps {
-		if err := d.WithDeviceLock(step); err != nil {
+	} {
+		if err := step(); err != nil {
 			return fmt.Errorf("attach network nimitz: %w", err)
 		}
 	}
 	return nil
+}
+
+// AttachTunnelPrograms replaces the programs of network nimitz and changes nothing else.
+func (d *Hooks) AttachTunnelPrograms() error {
+	tunnel, err := d.findTunnel()
+	if err != nil || tunnel == nil {
+		return err
+	}
+	return d.WithDeviceLock(func() error {
+		err := host.AttachFilter(d.Netlink, tunnel.Attrs().Index, TunnelDevice, netlink.HANDLE_MIN_INGRESS,
+			d.Objects.PilTunnelIn, bpfobj.PilasterProgPilTunnelIn)
+		if err != nil {
+			return err
+		}
+		return d.Objects.PilNetworksV1.Put(NetworkNimitz, d.Objects.PilNimitz)
+	})
 }
 
 // SweepPorts removes ports whose devices belong to none of these endpoints.
