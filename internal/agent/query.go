@@ -214,3 +214,48 @@ func (c *Core) NameOf(id endpoint.ID) (name, tenant string) {
 	r, _ := c.store.Get(id)
 	return cmp.Or(r.Pod, r.ContainerID), r.Tenant
 }
+
+// End is this node's knowledge of an address of a packet.
+type End struct {
+	Name      string     // pod, or else container, of its endpoint on this node; empty if it has none
+	Address   netip.Addr // as containers of the tenant see it; zero if that is not known here
+	Plaintext netip.Addr // on the fabric; zero if it has none, or that is not known here
+}
+
+// EndOf returns what this node knows of an address of a packet. of is the tenant of the packet's endpoint: several
+// tenants may have the same overlay address. If it is empty, EndOf looks only for addresses on the fabric and
+// ciphertexts.
+func (c *Core) EndOf(addr netip.Addr, of string) (end End) {
+	known := c.Explain(addr)
+	here := known.Endpoint
+	for _, o := range known.Overlays {
+		if o.Tenant == of && o.Endpoint != nil {
+			here, end.Address = o.Endpoint, addr
+		}
+	}
+	if here != nil {
+		end.Name = cmp.Or(here.Pod, here.ContainerID)
+	}
+	if end.Plaintext = known.Plaintext; end.Plaintext.IsValid() {
+		end.Address = c.seen(end.Plaintext)
+	}
+	return end
+}
+
+// seen returns the address at which containers of the tenant see one on the fabric, or zero if this node lacks the key
+// or the address was never allocated.
+func (c *Core) seen(plaintext netip.Addr) netip.Addr {
+	id := address.Split(plaintext).Tenant
+	owner, known := c.TenantOf(id)
+	switch {
+	case !known:
+		return netip.Addr{}
+	case owner.Addressing == tenant.Clear:
+		return plaintext
+	}
+	seen := address.NewCipher(owner.Of(id).Key).Encrypt(plaintext)
+	if !c.plan.Private.Contains(seen) {
+		return netip.Addr{}
+	}
+	return seen
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -24,7 +25,9 @@ func newMonitorCommand(env Env) *cobra.Command {
 		Long: "Print packet events of this node, one line each, until interrupted. At high rates one event " +
 			"stands for\nseveral packets; the counters of \"pilaster status\" are exact. Packets that Open vSwitch " +
 			"drops\n(switch ovs in \"pilaster status\") appear only in those counters, except those that an " +
-			"eBPF\nprogram behind it drops.",
+			"eBPF\nprogram behind it drops.\n\nIn parentheses after an address: the pod or container on this node " +
+			"that has it, and if it is an address\non the fabric, the one that containers of the tenant see. For an " +
+			"encrypted tenant this needs its key,\nwhich nodes that host the tenant have.",
 		Example: "  pilaster monitor --type drop\n  pilaster monitor -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -80,6 +83,39 @@ type eventView struct {
 	LostEvents      uint64 `json:"lostEvents,omitempty"`
 	Policy          string `json:"policy,omitempty"` // that denied the packet
 	Rule            string `json:"rule,omitempty"`
+	// what this node knows of the two addresses; absent if it knows nothing
+	SourceEnd      *packetEnd `json:"sourceEnd,omitempty"`
+	DestinationEnd *packetEnd `json:"destinationEnd,omitempty"`
+}
+
+type packetEnd struct {
+	Endpoint  string `json:"endpoint,omitempty"`  // pod or container id, if it is on this node
+	Address   string `json:"address,omitempty"`   // as containers of the tenant see it
+	Plaintext string `json:"plaintext,omitempty"` // on the fabric
+}
+
+func viewEnd(m *pilasterv1.PacketEnd) *packetEnd {
+	if m == nil {
+		return nil
+	}
+	return &packetEnd{m.Endpoint, m.Address, m.Plaintext}
+}
+
+// after is what follows an address of a packet: the name, and the address in containers if that is another one.
+func (e *packetEnd) after(addr string) string {
+	if e == nil {
+		return ""
+	}
+	var known []string
+	for _, one := range []string{e.Endpoint, e.Address} {
+		if one != "" && one != addr {
+			known = append(known, one)
+		}
+	}
+	if len(known) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(known, ", ") + ")"
 }
 
 func viewEvent(m *pilasterv1.MonitorResponse) eventView {
@@ -93,6 +129,7 @@ func viewEvent(m *pilasterv1.MonitorResponse) eventView {
 		Length: m.GetLength(), EndpointID: m.GetEndpointId(), Endpoint: m.GetEndpoint(), Tenant: m.GetTenant(),
 		Ifindex: m.GetIfindex(), LostEvents: m.GetLostEvents(),
 		Policy: m.GetRule().GetPolicy(), Rule: m.GetRule().GetRule(),
+		SourceEnd: viewEnd(m.GetSourceEnd()), DestinationEnd: viewEnd(m.GetDestinationEnd()),
 	}
 }
 
@@ -118,8 +155,8 @@ func (e eventView) line() string {
 	if e.Source != "" {
 		what = fmt.Sprintf(
 			"%s → %s  %s",
-			withPort(e.Source, e.SourcePort),
-			withPort(e.Destination, e.DestinationPort),
+			withPort(e.Source, e.SourcePort)+e.SourceEnd.after(e.Source),
+			withPort(e.Destination, e.DestinationPort)+e.DestinationEnd.after(e.Destination),
 			protocolName(e.Protocol),
 		)
 	}

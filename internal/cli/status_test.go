@@ -79,7 +79,7 @@ func (f *fakeAgent) Monitor(
 		), Type: "drop", Reason: "src-not-own", Count: 1200, Hook: "container", Source: "fc00::9",
 		Destination: "fc00::8",
 		Protocol:    17, SourcePort: 4000, DestinationPort: 53, Length: 80, EndpointId: 3, Endpoint: "default/web-0",
-		Ifindex: 9, LostEvents: 5,
+		Ifindex: 9, LostEvents: 5, SourceEnd: &pilasterv1.PacketEnd{Endpoint: "default/web-0", Address: "fc00::9"},
 		Rule: &pilasterv1.RuleName{Policy: "NetworkPolicy shop/web", Rule: "NetworkPolicy shop/web ingress[0]"},
 	})
 	return errors.Join(err, connect.NewError(connect.CodeUnavailable, errors.New("the agent is stopping")))
@@ -346,9 +346,9 @@ since       2026-11-01T12:00:00Z
 func TestMonitorLines(t *testing.T) {
 	socket := serve(t, &fakeAgent{})
 	code, out, errs := run(t, "", "monitor", "--type", "drop", "--agent-socket", socket)
-	want := "2026-11-01T12:00:00.000Z  drop  src-not-own         [fc00::9]:4000 → [fc00::8]:53  UDP  80 bytes  at " +
-		"container of endpoint 3 default/web-0  ×1,200  by NetworkPolicy shop/web ingress[0]  (5 events lost " +
-		"before)\n"
+	want := "2026-11-01T12:00:00.000Z  drop  src-not-own         [fc00::9]:4000 (default/web-0) → [fc00::8]:53  UDP  " +
+		"80 bytes  at container of endpoint 3 default/web-0  ×1,200  by NetworkPolicy shop/web ingress[0]  " +
+		"(5 events lost before)\n"
 	if out != want || code != ExitUnreachable || !strings.Contains(errs, "stopping") {
 		t.Errorf("exit %d, %s\n%s\nwant\n%s", code, errs, out, want)
 	}
@@ -364,9 +364,23 @@ func TestMonitorLines(t *testing.T) {
 		"container  ×1"; got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}
+	const onFabric = "fd70:696c:6100:1:0:100:200:7"
+	for want, end := range map[string]*packetEnd{
+		" → [" + onFabric + "]:53  UDP":                          nil,
+		" → [" + onFabric + "]:53 (default/web-0, fc00::7)  UDP": {"default/web-0", "fc00::7", onFabric},
+		" → [" + onFabric + "]:53 (fc00::8)  UDP":                {"", "fc00::8", onFabric},      // on another node
+		" → [" + onFabric + "]:53 (c0ffee)  UDP":                 {"c0ffee", onFabric, onFabric}, // of a clear tenant
+		" → [" + onFabric + "]:53  UDP ":                         {Plaintext: onFabric},
+	} {
+		e := eventView{Source: "fc00::9", Destination: onFabric, DestinationPort: 53, Protocol: 17, DestinationEnd: end}
+		if got := e.line() + " "; !strings.Contains(got, want) {
+			t.Errorf("%s\nwant%s", got, want)
+		}
+	}
 	_, out, _ = run(t, "", "monitor", "-o", "json", "--agent-socket", socket)
 	var v eventView
 	if err := json.Unmarshal([]byte(out), &v); err != nil || v.Reason != "src-not-own" || v.Count != 1200 ||
+		v.SourceEnd == nil || v.SourceEnd.Endpoint != "default/web-0" || v.DestinationEnd != nil ||
 		strings.Count(out, "\n") != 1 {
 		t.Errorf("monitor -o json: %v, stdout\n%s\nwant one event of 1200 packets", err, out)
 	}

@@ -3540,6 +3540,8 @@ type MonitorResponse struct {
 	LostEvents      uint64                 `protobuf:"varint,15,opt,name=lost_events,json=lostEvents,proto3" json:"lost_events,omitempty"` // events lost since the previous one, because the ring was full
 	Rule            *RuleName              `protobuf:"bytes,16,opt,name=rule,proto3" json:"rule,omitempty"`                                // of the policy that denied the packet
 	Tenant          string                 `protobuf:"bytes,17,opt,name=tenant,proto3" json:"tenant,omitempty"`                            // of the endpoint, if it still exists
+	SourceEnd       *PacketEnd             `protobuf:"bytes,18,opt,name=source_end,json=sourceEnd,proto3" json:"source_end,omitempty"`     // unset if this node knows nothing of the address
+	DestinationEnd  *PacketEnd             `protobuf:"bytes,19,opt,name=destination_end,json=destinationEnd,proto3" json:"destination_end,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -3693,6 +3695,81 @@ func (x *MonitorResponse) GetTenant() string {
 	return ""
 }
 
+func (x *MonitorResponse) GetSourceEnd() *PacketEnd {
+	if x != nil {
+		return x.SourceEnd
+	}
+	return nil
+}
+
+func (x *MonitorResponse) GetDestinationEnd() *PacketEnd {
+	if x != nil {
+		return x.DestinationEnd
+	}
+	return nil
+}
+
+// PacketEnd is what this node knows of an address of a packet. What it does not know is empty.
+type PacketEnd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Endpoint      string                 `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`   // pod or container id of the endpoint on this node that has the address
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`     // as containers of the tenant see it
+	Plaintext     string                 `protobuf:"bytes,3,opt,name=plaintext,proto3" json:"plaintext,omitempty"` // on the fabric
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PacketEnd) Reset() {
+	*x = PacketEnd{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PacketEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PacketEnd) ProtoMessage() {}
+
+func (x *PacketEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PacketEnd.ProtoReflect.Descriptor instead.
+func (*PacketEnd) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *PacketEnd) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *PacketEnd) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *PacketEnd) GetPlaintext() string {
+	if x != nil {
+		return x.Plaintext
+	}
+	return ""
+}
+
 type CollectGarbageRequest_Valid struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
@@ -3703,7 +3780,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3715,7 +3792,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4058,7 +4135,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x14RecentEventsResponse\x124\n" +
 	"\x06events\x18\x01 \x03(\v2\x1c.pilaster.v1.MonitorResponseR\x06events\"&\n" +
 	"\x0eMonitorRequest\x12\x14\n" +
-	"\x05types\x18\x01 \x03(\tR\x05types\"\x8c\x04\n" +
+	"\x05types\x18\x01 \x03(\tR\x05types\"\x84\x05\n" +
 	"\x0fMonitorResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x16\n" +
@@ -4080,7 +4157,14 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vlost_events\x18\x0f \x01(\x04R\n" +
 	"lostEvents\x12)\n" +
 	"\x04rule\x18\x10 \x01(\v2\x15.pilaster.v1.RuleNameR\x04rule\x12\x16\n" +
-	"\x06tenant\x18\x11 \x01(\tR\x06tenant2\x8b\n" +
+	"\x06tenant\x18\x11 \x01(\tR\x06tenant\x125\n" +
+	"\n" +
+	"source_end\x18\x12 \x01(\v2\x16.pilaster.v1.PacketEndR\tsourceEnd\x12?\n" +
+	"\x0fdestination_end\x18\x13 \x01(\v2\x16.pilaster.v1.PacketEndR\x0edestinationEnd\"_\n" +
+	"\tPacketEnd\x12\x1a\n" +
+	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
+	"\tplaintext\x18\x03 \x01(\tR\tplaintext2\x8b\n" +
 	"\n" +
 	"\fAgentService\x12P\n" +
 	"\vAddEndpoint\x12\x1f.pilaster.v1.AddEndpointRequest\x1a .pilaster.v1.AddEndpointResponse\x12Y\n" +
@@ -4112,7 +4196,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -4163,32 +4247,33 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*RecentEventsResponse)(nil),        // 46: pilaster.v1.RecentEventsResponse
 	(*MonitorRequest)(nil),              // 47: pilaster.v1.MonitorRequest
 	(*MonitorResponse)(nil),             // 48: pilaster.v1.MonitorResponse
-	nil,                                 // 49: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 50: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 51: pilaster.v1.CollectGarbageRequest.Valid
-	nil,                                 // 52: pilaster.v1.LabelEndpointRequest.SetEntry
-	nil,                                 // 53: pilaster.v1.DatapathStatus.SwitchesEntry
-	nil,                                 // 54: pilaster.v1.TraceEnd.LabelsEntry
-	(*timestamppb.Timestamp)(nil),       // 55: google.protobuf.Timestamp
-	(*Node)(nil),                        // 56: pilaster.v1.Node
-	(*Plan)(nil),                        // 57: pilaster.v1.Plan
-	(*App)(nil),                         // 58: pilaster.v1.App
-	(*Service)(nil),                     // 59: pilaster.v1.Service
+	(*PacketEnd)(nil),                   // 49: pilaster.v1.PacketEnd
+	nil,                                 // 50: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 51: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 52: pilaster.v1.CollectGarbageRequest.Valid
+	nil,                                 // 53: pilaster.v1.LabelEndpointRequest.SetEntry
+	nil,                                 // 54: pilaster.v1.DatapathStatus.SwitchesEntry
+	nil,                                 // 55: pilaster.v1.TraceEnd.LabelsEntry
+	(*timestamppb.Timestamp)(nil),       // 56: google.protobuf.Timestamp
+	(*Node)(nil),                        // 57: pilaster.v1.Node
+	(*Plan)(nil),                        // 58: pilaster.v1.Plan
+	(*App)(nil),                         // 59: pilaster.v1.App
+	(*Service)(nil),                     // 60: pilaster.v1.Service
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	49, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	50, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	50, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	51, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	55, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	51, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	56, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	52, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 6: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 7: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 8: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	52, // 9: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
+	53, // 9: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
 	2,  // 10: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	56, // 11: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	57, // 12: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	57, // 11: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	58, // 12: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
 	25, // 13: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
 	26, // 14: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
 	28, // 15: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
@@ -4200,13 +4285,13 @@ var file_pilaster_v1_agent_proto_depIdxs = []int32{
 	20, // 21: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
 	35, // 22: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
 	20, // 23: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
-	55, // 24: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	56, // 24: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
 	27, // 25: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	53, // 26: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
-	58, // 27: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	54, // 26: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
+	59, // 27: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
 	2,  // 28: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
 	31, // 29: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	59, // 30: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
+	60, // 30: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
 	2,  // 31: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
 	34, // 32: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
 	2,  // 33: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
@@ -4215,49 +4300,51 @@ var file_pilaster_v1_agent_proto_depIdxs = []int32{
 	38, // 36: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
 	38, // 37: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
 	39, // 38: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
-	54, // 39: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
+	55, // 39: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
 	42, // 40: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
 	35, // 41: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
 	48, // 42: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	55, // 43: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	56, // 43: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
 	35, // 44: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
-	0,  // 45: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	4,  // 46: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	6,  // 47: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	8,  // 48: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	10, // 49: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	12, // 50: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	16, // 51: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	29, // 52: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	32, // 53: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
-	36, // 54: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
-	40, // 55: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
-	43, // 56: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
-	21, // 57: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
-	14, // 58: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
-	47, // 59: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	45, // 60: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 61: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	5,  // 62: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	7,  // 63: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	9,  // 64: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	11, // 65: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	13, // 66: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	17, // 67: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	30, // 68: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	33, // 69: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
-	37, // 70: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
-	41, // 71: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
-	44, // 72: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
-	22, // 73: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
-	15, // 74: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
-	48, // 75: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	46, // 76: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	61, // [61:77] is the sub-list for method output_type
-	45, // [45:61] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	49, // 45: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
+	49, // 46: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
+	0,  // 47: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	4,  // 48: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	6,  // 49: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	8,  // 50: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	10, // 51: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	12, // 52: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	16, // 53: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	29, // 54: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	32, // 55: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	36, // 56: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
+	40, // 57: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
+	43, // 58: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
+	21, // 59: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
+	14, // 60: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
+	47, // 61: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	45, // 62: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 63: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	5,  // 64: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	7,  // 65: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	9,  // 66: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	11, // 67: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	13, // 68: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	17, // 69: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	30, // 70: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	33, // 71: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	37, // 72: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
+	41, // 73: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
+	44, // 74: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
+	22, // 75: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
+	15, // 76: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
+	48, // 77: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	46, // 78: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	63, // [63:79] is the sub-list for method output_type
+	47, // [47:63] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -4272,7 +4359,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   55,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -347,12 +347,26 @@ func eventToProto(core *agent.Core, e dpapi.Event) *pilasterv1.MonitorResponse {
 		Rule:       ruleToProto(core.RuleOf(e)),
 	}
 	if e.Source.IsValid() {
-		m.Source = e.Source.String()
+		m.Source, m.SourceEnd = e.Source.String(), endToProto(core.EndOf(e.Source, tenant))
 	}
 	if e.Destination.IsValid() {
-		m.Destination = e.Destination.String()
+		m.Destination, m.DestinationEnd = e.Destination.String(), endToProto(core.EndOf(e.Destination, tenant))
 	}
 	return m
+}
+
+func endToProto(e agent.End) *pilasterv1.PacketEnd {
+	if e == (agent.End{}) {
+		return nil
+	}
+	end := &pilasterv1.PacketEnd{Endpoint: e.Name}
+	if e.Address.IsValid() {
+		end.Address = e.Address.String()
+	}
+	if e.Plaintext.IsValid() {
+		end.Plaintext = e.Plaintext.String()
+	}
+	return end
 }
 
 func (s *Service) LabelEndpoint(
