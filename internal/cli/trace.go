@@ -77,12 +77,7 @@ The exit status is 0 if the packet is delivered, or sent to another node, and 1 
 	}
 	flags.bind(c)
 	socket.bind(c)
-	c.ValidArgsFunction = func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 1 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		return names(socket.endpoints)(c, nil, typed)
-	}
+	c.ValidArgsFunction = socket.offerEnds
 	c.Flags().StringVar(&tenant, "tenant", "", "tenant of the addresses, on network nimitz")
 	c.Flags().Uint16Var(&peerApp, "peer-app", 0, "app of the end that is not on this node, on network nimitz")
 	return c

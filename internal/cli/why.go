@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -22,10 +24,12 @@ type reasonView struct {
 	Direction string `json:"direction"`
 	Endpoint  uint32 `json:"endpoint,omitempty"` // 0 if the end is not on this node (networks with the policy at the receiver)
 	Pod       string `json:"pod,omitempty"`
+	Name      string `json:"name,omitempty"` // pod or container id
 	Tenant    string `json:"tenant"`
 	App       uint32 `json:"app"`
 	Peer      string `json:"peer"`
 	PeerApp   uint32 `json:"peerApp"`
+	PeerName  string `json:"peerName,omitempty"`  // pod or container id, if the peer is on this node
 	Policed   bool   `json:"policed"`             // the tenant has policies
 	Strangers bool   `json:"strangers,omitempty"` // the peer belongs to another tenant
 	Allowed   bool   `json:"allowed"`
@@ -60,13 +64,18 @@ for the source, ingress for the destination. A connection needs both. For an end
 the command there. The exit status is 1 if an end on this node denies the connection, or if no end is on
 this node.
 
+SOURCE and DESTINATION are addresses, or for ends on this node names: a pod, container id or endpoint id as in
+pilaster endpoint list.
+
 Addresses of network ` + atReceiver + ` do not contain an app, and several tenants can use the same address:
 --peer-app sets the app of the end that is not on this node, --tenant sets the tenant. Nodes of network
 ` + atReceiver + ` have the rules of all apps of a tenant, so each answers for both ends.`,
-		Example: `  pilaster why fc05:3c9f:712b:239e:df1b:6d97:4bae:9aef fc98:14bc:4974:c7a8:470f:98a:c932:1f42 tcp/80
+		Example: `  pilaster why shop/front shop/web tcp/80
+  pilaster why fc05:3c9f:712b:239e:df1b:6d97:4bae:9aef shop/web tcp/80
   pilaster why $SOURCE $DESTINATION icmpv6 -o json
   pilaster why 10.0.1.7 10.0.2.9 tcp/80 --tenant green --peer-app 3`,
-		Args: cobra.RangeArgs(2, 3),
+		Args:              cobra.RangeArgs(2, 3),
+		ValidArgsFunction: socket.offerEnds,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 2 {
 				return usage("PROTOCOL is missing: add for example tcp/80, udp/53 or icmpv6")
@@ -99,36 +108,55 @@ Addresses of network ` + atReceiver + ` do not contain an app, and several tenan
 	return c
 }
 
+// offerEnds completes the source and the destination of a connection.
+func (s *agentSocket) offerEnds(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 1 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return names(s.endpoints)(c, nil, typed)
+}
+
 // resolveEnds replaces names of endpoints on this node, as `pilaster endpoint get` accepts them, by addresses of these
 // endpoints. If an endpoint has several addresses, it chooses one of the family of the other end.
 func (s *agentSocket) resolveEnds(ctx context.Context, ends []string) error {
+	var choices [2][]string
 	for i, end := range ends {
-		if _, err := address.ParseAny(end); err == nil || strings.ContainsAny(end, ":") {
-			continue
+		var err error
+		if choices[i], err = s.addressesOf(ctx, end); err != nil {
+			return err
 		}
-		if strings.Trim(end, "0123456789.") == "" && strings.Contains(end, ".") {
-			continue // an IPv4 address with an error
-		}
-		resp, err := s.client().GetEndpoint(ctx, connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: end}))
-		if err != nil {
-			return fmt.Errorf("%q is no address, and no endpoint on this node has the name: %w", end, err)
-		}
-		other, _ := address.ParseAny(ends[1-i])
-		attachments := resp.Msg.GetEndpoint().GetAttachments()
-		for n, a := range attachments {
-			own, err := address.ParseAny(a.Address)
-			if err != nil {
-				return err
-			}
-			if n == 0 || other.IsValid() && own.Is4() == other.Is4() {
-				ends[i] = a.Address
-			}
-			if other.IsValid() && own.Is4() == other.Is4() {
-				break
+	}
+	ends[0], ends[1] = choices[0][0], choices[1][0]
+	for _, source := range choices[0] {
+		for _, destination := range choices[1] {
+			if strings.Contains(source, ":") == strings.Contains(destination, ":") {
+				ends[0], ends[1] = source, destination
+				return nil
 			}
 		}
 	}
 	return nil
+}
+
+// addressesOf returns the addresses of an endpoint on this node by its name, or what can only be an address as it is.
+func (s *agentSocket) addressesOf(ctx context.Context, end string) (all []string, err error) {
+	if _, err := address.ParseAny(end); err == nil || strings.ContainsAny(end, ":") {
+		return []string{end}, nil
+	}
+	if strings.Trim(end, "0123456789.") == "" && strings.Contains(end, ".") {
+		return []string{end}, nil // an IPv4 address with an error
+	}
+	resp, err := s.client().GetEndpoint(ctx, connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: end}))
+	if err != nil {
+		return nil, fmt.Errorf("%q is no address, and no endpoint on this node has the name: %w", end, err)
+	}
+	for _, a := range resp.Msg.GetEndpoint().GetAttachments() {
+		all = append(all, a.Address)
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("endpoint %q has no address yet", end)
+	}
+	return all, nil
 }
 
 func askWhy(args []string) (v whyView, err error) {
@@ -178,6 +206,7 @@ func (s *agentSocket) why(ctx context.Context, v *whyView, tenant string, peerAp
 				Direction: r.Direction,
 				Endpoint:  r.Endpoint.GetId(),
 				Pod:       r.Endpoint.GetPod(),
+				Name:      cmp.Or(r.Endpoint.GetPod(), r.Endpoint.GetContainerId()),
 				Tenant:    r.Tenant,
 				App:       r.App,
 				Peer:      r.Peer,
@@ -191,7 +220,19 @@ func (s *agentSocket) why(ctx context.Context, v *whyView, tenant string, peerAp
 			},
 		)
 	}
+	if both := v.Reasons; len(both) == 2 { // each end is the other's peer
+		both[0].PeerName, both[1].PeerName = both[1].Name, both[0].Name
+	}
 	return nil
+}
+
+// peer returns the peer of an end, with its name and the address that the user typed.
+func (v whyView) peer(r reasonView) string {
+	addr := v.Destination
+	if r.Direction == policy.Ingress.String() {
+		addr = v.Source
+	}
+	return strings.TrimSpace(r.PeerName + " " + addr.String())
 }
 
 func (v whyView) text(w io.Writer) {
@@ -217,7 +258,7 @@ func (v whyView) text(w io.Writer) {
 		default:
 			because = "the packet path has no rules for it; see pilaster status"
 		}
-		who := fmt.Sprint("endpoint ", r.Endpoint)
+		who := fmt.Sprintf("endpoint %d %s", r.Endpoint, r.Name)
 		if r.Endpoint == 0 {
 			who = "not on this node"
 		}
@@ -229,7 +270,7 @@ func (v whyView) text(w io.Writer) {
 			who,
 			r.Tenant,
 			r.App,
-			r.Peer,
+			v.peer(r),
 			r.PeerApp,
 			because,
 		)

@@ -71,7 +71,7 @@ func (s step) fits(output string) bool {
 }
 
 // TestPolicyGuide runs docs/howto/policy.md and compares the output.
-func TestPolicyGuide(t *testing.T) { follow(t, "../../docs/howto/policy.md", "shop", 2, 20) }
+func TestPolicyGuide(t *testing.T) { follow(t, "../../docs/howto/policy.md", "shop", 2, 19) }
 
 // TestRegionsGuide runs the lab part of docs/howto/regions.md and compares the output.
 func TestRegionsGuide(t *testing.T) {
