@@ -45,7 +45,7 @@ type explainedPlan struct {
 type explainedNode struct {
 	Number uint64       `json:"number"`
 	Prefix netip.Prefix `json:"prefix"`
-	Name   string       `json:"name,omitempty"` // if the orchestrator on this machine knows it
+	Name   string       `json:"name,omitempty"` // if the orchestrator or the agent on this machine knows it
 }
 
 type explainedTenant struct {
@@ -93,11 +93,12 @@ func newExplainCommand(env Env) *cobra.Command {
 		Use:   "explain ADDRESS",
 		Short: "Decode an address",
 		Long: `Decode an address into node, tenant id, app and index. This needs only the address and the cluster's two
-prefixes. If this node's agent answers, the command uses the agent's prefixes, adds the names of
-tenants, apps and endpoints on this node, and decrypts addresses of tenants that this node hosts. For an
+prefixes. If this node's agent answers, the command uses the agent's prefixes, adds the names of this
+node and of tenants, apps and endpoints on it, and decrypts addresses of tenants that this node hosts. For an
 IPv4 or IPv6 address of network ` + withCIDRs + ` it lists the tenants on this node whose CIDRs or services contain
 the address. If an orchestrator on this machine answers, the command adds the names of nodes, tenants
-and apps that the agent does not know.`,
+and apps that the agent does not know. On a terminal the fields of the address and their rows have the
+same colour, unless NO_COLOR is set.`,
 		Example: "  pilaster explain fd70:696c:6100:3:0:100:100:13",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -105,7 +106,7 @@ and apps that the agent does not know.`,
 			if err != nil {
 				return usage("%w", err)
 			}
-			known, asked, err := socket.explain(c.Context(), a)
+			known, asked, own, err := socket.explain(c.Context(), a)
 			// The command works without an agent, unless the user names one.
 			if err != nil && c.Flags().Changed("agent-socket") {
 				return err
@@ -118,13 +119,24 @@ and apps that the agent does not know.`,
 				return &exitError{ExitUsage, err}
 			}
 			e := explain(plan, a, known)
+			if e.Node != nil && e.Node.Prefix.String() == own.GetPrefix() {
+				e.Node.Name = own.GetName()
+			}
 			if err != nil {
 				e.Unknown = "names unknown: no agent answers on " + socket.path
 			}
 			if err := orchestrator.addNames(c.Context(), &e); err != nil && c.Flags().Changed("orchestrator-socket") {
 				return err
 			}
-			return out.print(env.Stdout, e, e.text)
+			if out.format == "json" || !colours(env.Stdout) {
+				return out.print(env.Stdout, e, e.text)
+			}
+			var plain strings.Builder
+			if err := out.print(&plain, e, e.text); err != nil {
+				return err
+			}
+			_, err = io.WriteString(env.Stdout, e.coloured(plain.String()))
+			return err
 		},
 	}
 	c.Flags().TextVar(&plan.Base, "base-prefix", plan.Base, "the `prefix` that node /64s are allocated from")
@@ -183,24 +195,26 @@ func (s *orchestratorSocket) addNames(ctx context.Context, e *explanation) error
 	return nil
 }
 
-// explain returns the agent's information about an address, and the agent's plan.
-func (s *agentSocket) explain(ctx context.Context, a netip.Addr) (*pilasterv1.ExplainResponse, *address.Plan, error) {
+// explain returns the agent's information about an address, its plan and its node.
+func (s *agentSocket) explain(
+	ctx context.Context, a netip.Addr,
+) (*pilasterv1.ExplainResponse, *address.Plan, *pilasterv1.Node, error) {
 	agent := s.client()
 	status, err := agent.Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	base, err := netip.ParsePrefix(status.Msg.GetPlan().GetBasePrefix())
 	private, err2 := netip.ParsePrefix(status.Msg.GetPlan().GetPrivatePrefix())
 	if err := errors.Join(err, err2); err != nil {
-		return nil, nil, fmt.Errorf("the agent's plan: %w", err)
+		return nil, nil, nil, fmt.Errorf("the agent's plan: %w", err)
 	}
 	asked := &address.Plan{Base: base, Private: private}
 	for _, text := range status.Msg.GetPlan().GetGatewayPrefixes() {
 		gateway, err := netip.ParsePrefix(text)
 		switch {
 		case err != nil:
-			return nil, nil, fmt.Errorf("the agent's plan: %w", err)
+			return nil, nil, nil, fmt.Errorf("the agent's plan: %w", err)
 		case gateway.Addr().Is4():
 			asked.Gateway4 = gateway
 		default:
@@ -209,9 +223,9 @@ func (s *agentSocket) explain(ctx context.Context, a netip.Addr) (*pilasterv1.Ex
 	}
 	known, err := agent.Explain(ctx, connect.NewRequest(&pilasterv1.ExplainRequest{Address: a.String()}))
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	return known.Msg, asked, nil
+	return known.Msg, asked, status.Msg.Node, nil
 }
 
 // explain combines the fields of the address with an agent's information; known may be nil.

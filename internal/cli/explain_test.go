@@ -18,6 +18,7 @@ import (
 type explainAgent struct {
 	pilasterv1connect.UnimplementedAgentServiceHandler
 	base string
+	node *pilasterv1.Node
 }
 
 func (s explainAgent) Status(
@@ -25,6 +26,7 @@ func (s explainAgent) Status(
 	*connect.Request[pilasterv1.StatusRequest],
 ) (*connect.Response[pilasterv1.StatusResponse], error) {
 	return connect.NewResponse(&pilasterv1.StatusResponse{
+		Node: s.node,
 		Plan: &pilasterv1.Plan{
 			BasePrefix:      s.base,
 			PrivatePrefix:   "fc00::/8",
@@ -106,6 +108,9 @@ func serveMux(t *testing.T, mux *http.ServeMux) string {
 func TestExplain(t *testing.T) {
 	agent := serve(t, explainAgent{base: "fd70:696c:6100::/40"})
 	elsewhere := serve(t, explainAgent{base: "2001:db8::/32"})
+	own := serve(t, explainAgent{
+		base: "fd70:696c:6100::/40", node: &pilasterv1.Node{Name: "n3", Prefix: "fd70:696c:6100:3::/64"},
+	})
 	t.Setenv("PILASTER_AGENT_SOCKET", "/nonexistent/agent.sock")
 	for _, c := range []struct {
 		name string
@@ -171,6 +176,22 @@ fd70:696c:6100:3:0:100:100:13
   tenant   1   blue
   app      1   app=web,tier=front
   index    19
+`},
+		{"on the address's node", []string{"--agent-socket", own, "fd70:696c:6100:3:0:100:100:13"}, `
+fd70:696c:6100:3:0:100:100:13
+  base     fd70:696c:6100::/40
+  node     3   fd70:696c:6100:3::/64   node n3, routed by the fabric
+  tenant   1   blue
+  app      1   app=web,tier=front
+  index    19
+`},
+		{"on another node", []string{"--agent-socket", own, "fd70:696c:6100:4::1"}, `
+fd70:696c:6100:4::1
+  base     fd70:696c:6100::/40
+  node     4   fd70:696c:6100:4::/64   routed by the fabric
+  tenant   0   the node itself and services on it
+  app      0   none
+  index    1
 `},
 		{"decrypted by the agent", []string{"--agent-socket", agent, "fc88:83c1:cf8:1561:4d50:127a:8d8b:f640"}, `
 fc88:83c1:cf8:1561:4d50:127a:8d8b:f640
