@@ -19,6 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -277,4 +278,42 @@ func TestFollowLosesNothing(t *testing.T) {
 			t.Errorf("after the traces: %v", err)
 		}
 	}
+}
+
+// TestFollowDuringMigration: a container that joins a network during a trace keeps its new entry program afterwards.
+func TestFollowDuringMigration(t *testing.T) {
+	b := newNimitzBench(t)
+	both, own := b.records[0], b.records[0]
+	own.Attachments = slices.Clone(both.Attachments)
+	own.Attachments[0].Network = nimitz.Name
+	both.Attachments = append(slices.Clone(both.Attachments), own.Attachments...)
+	must(t, b.datapath.Attach(own))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events, err := b.datapath.Follow(ctx, dpapi.PacketFilter{
+		Sources: []netip.Addr{own4}, Destinations: []netip.Addr{far4}, Senders: []endpoint.Record{own},
+	})
+	must(t, err)
+	l, err := b.datapath.Netlink.LinkByName(own.Device.HostName)
+	must(t, err)
+	if err := b.datapath.CheckProgram(l, netlink.HANDLE_MIN_INGRESS, b.datapath.Objects.PilNimitz, ""); err != nil {
+		t.Errorf("during the trace, CHECK says %v", err)
+	}
+	must(t, b.datapath.Attach(both))
+	cancel()
+	for range events {
+	}
+	there, err := b.datapath.ProgramOn(l, netlink.HANDLE_MIN_INGRESS)
+	must(t, err)
+	if there != idOf(t, b.datapath.Objects.PilContainer) {
+		t.Errorf("after the trace program %d is attached, want pil_container", there)
+	}
+}
+
+func idOf(t *testing.T, p *ebpf.Program) ebpf.ProgramID {
+	t.Helper()
+	info, err := p.Info()
+	must(t, err)
+	id, _ := info.ID()
+	return id
 }
