@@ -84,7 +84,8 @@ func TestPeers(t *testing.T) {
 	}
 	more := dump(ctx, t, l, hub)
 	for kind, want := range map[string]int{
-		"map pil_sources": 1, "map pil_locals": 1, "map pil_macs": 1, "map ": 3, "device ": 1, "address ": 0, "route ": 1, "rule ": 0,
+		"map pil_sources": 1, "map pil_locals": 1, "map pil_macs": 1, "map ": 3,
+		"device ": 1, "address ": 0, "route ": 1, "rule ": 0,
 		"neighbour ": 0,
 	} {
 		if got := more.count(kind) - alone.count(kind); got != want {
