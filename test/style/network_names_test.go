@@ -33,7 +33,7 @@ var namedNetworks = map[string]struct {
 	"internal/cli/bench_nic.go":             {2, "a model of NIMITZ alone"},
 	"internal/cli/sim_paper.go":             {2, "the title of the paper"},
 	"internal/datapath/bpfobj/doc.go":       {1, "a type of the programs"},
-	"internal/datapath/hook":                {27, "NIMITZ's tunnel, gateway and Open vSwitch ports"},
+	"internal/datapath/hook":                {28, "NIMITZ's tunnel, gateway and Open vSwitch ports"},
 	"internal/datapath/dump.go":             {1, "a key of the JSON"},
 	"internal/datapath/networks.go":         {1, "the list of the networks' parts of the data path"},
 	"internal/datapath/netpila.go":          {14, "a network's part of the data path"},
