@@ -23,7 +23,7 @@ int toy_container(struct __sk_buff *skb)
 {
 	struct eth_ip6 *h = eth_ip6_of(skb);
 	struct toy_endpoint *from, *to;
-	__u8 mac[ETH_ALEN] = {};
+	__u8 macs[2 * ETH_ALEN] = {};
 	struct packet p = {};
 	struct addr src, dst;
 	int why;
@@ -41,9 +41,13 @@ int toy_container(struct __sk_buff *skb)
 	to = bpf_map_lookup_elem(&toy_endpoints_v1, &dst);
 	if (!to || to->tenant != from->tenant)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_CONTAINER);
-	mac_of(to->ifindex, mac);
-	if (bpf_skb_store_bytes(skb, 0, mac, sizeof(mac), 0))
+	mac_of(to->ifindex, macs);
+	__builtin_memcpy(macs + ETH_ALEN, gateway_mac, ETH_ALEN);
+	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	bpf_skb_change_type(skb, PACKET_HOST);
+	skb->mark = 0;
+	skb->tstamp = 0;
 	return to_container(skb, to->ifindex, on_way_in(skb, from->ifindex), false);
 }
 

@@ -115,7 +115,7 @@ func (n *Network) Check(_ context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		var is ToyToyEndpoint
 		if err := n.endpoints.Lookup(bpfobj.ToAddr(a.Address), &is); err != nil || is != value(r) {
-			return fmt.Errorf("endpoint %d: the entry of %v is %+v: %w", r.ID, a.Address, is, err)
+			return errors.Join(fmt.Errorf("endpoint %d: the entry of %v is %+v", r.ID, a.Address, is), err)
 		}
 	}
 	return nil
