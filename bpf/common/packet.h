@@ -318,18 +318,15 @@ static __always_inline int parse_headers(struct __sk_buff *skb, const struct eth
 		return REASON_MALFORMED;
 	p->l4 = sizeof(*f);
 	p->proto = f->nexthdr;
-	if (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP) {
-		why = find_transport(skb, p);
-		if (why)
-			return why;
-	}
-	why = p->l4 ? check_transport(skb, p) : 0;
-	if (why)
-		return why;
+	if (p->proto == NEXTHDR_TCP || p->proto == NEXTHDR_UDP)
+		return check_transport(skb, p);
+	why = find_transport(skb, p);
+	if (!why && p->l4)
+		why = check_transport(skb, p);
 	/* Routers may handle such options in software (RFC 9673 §5), so a container could overload the fabric's. */
-	if (p->parts & HAS_HOP_OPTIONS && !is_big_tcp(skb))
-		return REASON_HOP_OPTIONS;
-	return 0;
+	if (!why && p->parts & HAS_HOP_OPTIONS && !is_big_tcp(skb))
+		why = REASON_HOP_OPTIONS;
+	return why;
 }
 
 static __always_inline int parse(struct __sk_buff *skb, const struct eth_ip6 *f, struct packet *p)
