@@ -39,56 +39,92 @@ static __always_inline int to_other_network(struct __sk_buff *skb, const struct 
 	return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
 }
 
+/* What the stages of a miss find out about a packet. What later packets of its flow need is in the flow. */
+struct miss {
+	struct ep_src *from;
+	struct tenant *own;
+};
+
+/* Stage identity: the endpoint that the packet is from, and its tenant. */
+static __always_inline int identify(const struct flow_key *key, struct miss *m)
+{
+	m->from = bpf_map_lookup_elem(&pil_sources_v2, &key->src);
+	if (!m->from || m->from->ifindex != key->device)
+		return REASON_SRC_NOT_OWN;
+	m->own = bpf_map_lookup_elem(&pil_tenants_v2, &m->from->tenant_id);
+	return m->own ? 0 : REASON_NO_KEY;
+}
+
+/* Between the stages: the flow of a packet to dst, a plaintext address of the same tenant. Services and other NAT would
+ * change dst before. */
+static __always_inline void begin_flow(struct flow *f, const struct flow_key *key, const struct miss *m,
+				       const struct addr *dst)
+{
+	f->egress = 0; /* invalidates the slot until all fields are written */
+	f->key = *key;
+	f->src = m->from->plain;
+	f->dst = *dst;
+	f->policy_ep[TX] = has_policies(m->from->tenant_id) ? m->from->endpoint : 0;
+	f->policy_ep[RX] = 0;
+}
+
+/* Stage route, to a container of this node. All containers of the tenant see the same two addresses, so there is
+ * nothing to translate. */
+static __always_inline int route_here(struct flow *f)
+{
+	struct ep_dst *to = bpf_map_lookup_elem(&pil_locals_v1, &f->dst.lo);
+
+	if (!to)
+		return REASON_NO_ENDPOINT;
+	f->translate = 0;
+	if (f->policy_ep[TX])
+		f->policy_ep[RX] = to->endpoint;
+	send_to(f, to->ifindex);
+	f->egress = EGRESS_LOCAL;
+	return 0;
+}
+
+/* Stage route, to another node. */
+static __always_inline int route_away(struct __sk_buff *skb, const struct packet *p, struct flow *f,
+				      const struct miss *m, struct addr *next_hop)
+{
+	f->translate = !same_addr(&f->src, &f->key.src);
+	f->checksum = csum_add(m->from->checksum, csum_diff_addr(&f->key.dst, &f->dst));
+	return find_next_hop(skb, p, f, next_hop);
+}
+
+/* The stages of a miss: identity, destination (resolve), route. forward applies policy and sends. */
 static __always_inline int from_container_slow(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
 					       const struct flow_key *key, struct flow *f)
 {
 	struct addr next_hop = {}, wanted = key->dst, *hop = NULL;
 	enum flow_egress egress = EGRESS_NEIGHBOUR;
-	struct tenant *own;
-	struct ep_src *from;
+	struct miss m;
 	int why;
 
-	from = bpf_map_lookup_elem(&pil_sources_v2, &key->src);
-	if (!from || from->ifindex != key->device)
-		return to_other_network(skb, key, REASON_SRC_NOT_OWN);
-	own = bpf_map_lookup_elem(&pil_tenants_v2, &from->tenant_id);
-	if (!own)
-		return drop(skb, REASON_NO_KEY, HOOK_CONTAINER);
-	if (same_addr(&key->dst, &own->gateway))
+	why = identify(key, &m);
+	if (why == REASON_SRC_NOT_OWN)
+		return to_other_network(skb, key, why);
+	if (why)
+		return drop(skb, why, HOOK_CONTAINER);
+	if (same_addr(&key->dst, &m.own->gateway))
 		return to_node(skb, h, p, key, f);
-	why = resolve(own, &wanted);
+	why = resolve(m.own, &wanted);
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
 
-	f->egress = 0; /* invalidates the slot until all fields are written */
-	f->key = *key;
-	f->src = from->plain;
-	f->dst = wanted;
-	f->policy_ep[TX] = has_policies(from->tenant_id) ? from->endpoint : 0;
-	f->policy_ep[RX] = 0;
+	begin_flow(f, key, &m, &wanted);
 	if (wanted.hi == own_node) {
-		struct ep_dst *to = bpf_map_lookup_elem(&pil_locals_v1, &wanted.lo);
-
-		if (!to)
-			return drop(skb, REASON_NO_ENDPOINT, HOOK_CONTAINER);
-		/* all containers of the tenant see the same two addresses: nothing to translate */
-		f->translate = 0;
-		if (f->policy_ep[TX])
-			f->policy_ep[RX] = to->endpoint;
-		send_to(f, to->ifindex);
-		egress = f->egress = EGRESS_LOCAL;
+		why = route_here(f);
+		egress = EGRESS_LOCAL;
 	} else {
-		f->translate = !same_addr(&f->src, &f->key.src);
-		f->checksum = csum_add(from->checksum, csum_diff_addr(&f->key.dst, &f->dst));
-		why = find_next_hop(skb, p, f, &next_hop);
+		why = route_away(skb, p, f, &m, &next_hop);
 		if (why == REASON_TOO_BIG) /* a router checks the hop limit first */
 			return icmp_error_send(skb, p, f, h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);
-		if (why)
-			return drop(skb, why, HOOK_CONTAINER);
 		if (f->egress == EGRESS_UPLINK)
 			hop = &next_hop;
 	}
-	return forward(skb, h, p, f, egress, hop, HOOK_CONTAINER);
+	return why ? drop(skb, why, HOOK_CONTAINER) : forward(skb, h, p, f, egress, hop, HOOK_CONTAINER);
 }
 
 static __always_inline int from_container(struct __sk_buff *skb)
