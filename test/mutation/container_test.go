@@ -11,8 +11,8 @@ func container() []mutation {
 		},
 		{
 			name:  "tenant of the source",
-			old:   "return drop(skb, REASON_NO_KEY, HOOK_CONTAINER);",
-			new:   "return TCX_NEXT;",
+			old:   "if (why)\n\t\treturn drop(skb, why, HOOK_CONTAINER);\n\tif (same_addr",
+			new:   "if (why)\n\t\treturn TCX_NEXT;\n\tif (same_addr",
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"from a tenant that was removed"},
 		},
@@ -110,20 +110,16 @@ func container() []mutation {
 			cases: []string{"through another device"},
 		},
 		{
-			name: "nodes without a route",
-			old: `if (why)
-			return drop(skb, why, HOOK_CONTAINER);
-		if (f->egress == EGRESS_UPLINK)`,
-			new: `if (why && 0)
-			return drop(skb, why, HOOK_CONTAINER);
-		if (f->egress == EGRESS_UPLINK)`,
+			name:  "route",
+			old:   "return why ? drop(skb, why, HOOK_CONTAINER) : forward(skb, h, p, f, egress",
+			new:   "return why ? TCX_NEXT : forward(skb, h, p, f, egress",
 			test:  "TestFromContainer",
-			cases: []string{"a node without a route"},
+			cases: []string{"a node without a route", "absent here"},
 		},
 		{
 			name: "source",
-			old:  "return to_other_network(skb, key, REASON_SRC_NOT_OWN);",
-			new:  "return TCX_NEXT;",
+			old:  "if (why == REASON_SRC_NOT_OWN)\n\t\treturn to_other_network(skb, key, why);",
+			new:  "if (why == REASON_SRC_NOT_OWN)\n\t\treturn TCX_NEXT;",
 			test: "TestFromContainer",
 			cases: []string{
 				"foreign source", "no source", "own plaintext as source", "own source from another device",
@@ -145,7 +141,8 @@ func container() []mutation {
 		},
 		{
 			name:  "device of the source",
-			old:   " || from->ifindex != key->device",
+			old:   " || m->from->ifindex != key->device)\n\t\treturn REASON_SRC_NOT_OWN;",
+			new:   ")\n\t\treturn REASON_SRC_NOT_OWN;",
 			test:  "TestFromContainer",
 			cases: []string{"foreign source", "own source from another device"},
 		},
@@ -155,13 +152,6 @@ func container() []mutation {
 			new:   "",
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"a node without a route, again"},
-		},
-		{
-			name:  "absent neighbours",
-			old:   "return drop(skb, REASON_NO_ENDPOINT, HOOK_CONTAINER);",
-			new:   "return TCX_NEXT;",
-			test:  "TestFromContainer",
-			cases: []string{"absent here"},
 		},
 		{
 			name: "other protocols",

@@ -153,8 +153,8 @@ func packet() []mutation {
 		},
 		{
 			name: "hop-by-hop options",
-			old: `if (p->parts & HAS_HOP_OPTIONS && !is_big_tcp(skb))
-		return REASON_HOP_OPTIONS;`,
+			old: `if (!why && p->parts & HAS_HOP_OPTIONS && !is_big_tcp(skb))
+		why = REASON_HOP_OPTIONS;`,
 			cases: []string{
 				"hop-by-hop options", "hop-by-hop options of a later fragment",
 				"BIG TCP's option of a packet without segments", "BIG TCP's option of short segments",

@@ -9,6 +9,9 @@ func unreachable() map[string]map[string]string {
 	)
 	return map[string]map[string]string{
 		"hooks/container.h": {
+			"return m->own ? 0 : REASON_NO_KEY;": verifier,
+			`if (!to)
+		return REASON_NO_ENDPOINT;`: verifier,
 			`return drop_from_container(skb, &key, why);
 	h = eth_ip6_of(skb);
 	if (!h)
