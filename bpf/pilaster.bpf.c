@@ -78,6 +78,12 @@ int pil_tunnel_in(struct __sk_buff *skb)
 }
 
 SEC("tc")
+int pil_tunnel_direct(struct __sk_buff *skb)
+{
+	return nimitz_from_fabric(skb);
+}
+
+SEC("tc")
 int pil_gateway_in(struct __sk_buff *skb)
 {
 	return nimitz_from_gateway(skb);

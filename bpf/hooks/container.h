@@ -90,7 +90,7 @@ static __always_inline int route_away(struct __sk_buff *skb, const struct packet
 {
 	f->translate = !same_addr(&f->src, &f->key.src);
 	f->checksum = csum_add(m->from->checksum, csum_diff_addr(&f->key.dst, &f->dst));
-	return find_next_hop(skb, p, f, next_hop);
+	return find_next_hop(skb, f, wire_length(skb, p), next_hop);
 }
 
 /* The stages of a miss: identity, destination (resolve), route. forward applies policy and sends. */

@@ -8,14 +8,14 @@
 
 enum uplink_action {
 	CLASS_END = 0,	   /* no further class */
-	CLASS_TUNNEL = 1,  /* to the kernel's tunnel device */
+	CLASS_TUNNEL = 1,  /* to a program of the network if there is one, else to the kernel's tunnel device */
 	CLASS_PROGRAM = 2, /* to a program of the network */
 };
 
 struct uplink_class {
 	__u64 hi, hi_mask, lo, lo_mask; /* of the destination, in network byte order */
 	__u32 action;
-	__u32 program; /* index in pil_uplinks_v1 */
+	__u32 program; /* index in pil_uplinks_v1; of CLASS_TUNNEL 0: none */
 };
 _Static_assert(sizeof(struct uplink_class) == 40, "no implicit padding");
 
@@ -46,6 +46,8 @@ static __always_inline int classify(struct __sk_buff *skb, const struct addr *ds
 			/* The tunnel device accepts packets with this mark: they came by the uplink, not from a process
 			 * of this node. */
 			skb->mark = tunnel_mark;
+			if (c->program)
+				bpf_tail_call(skb, &pil_uplinks_v1, c->program);
 			return TCX_NEXT;
 		}
 		bpf_tail_call(skb, &pil_uplinks_v1, c->program);

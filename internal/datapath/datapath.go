@@ -35,10 +35,12 @@ type Config struct {
 	MTUReserve  int // bytes that the containers' MTU stays below the uplink's
 	// the prefix of the nodes' IPv4 tunnel addresses, for networks with an IPv4 underlay; without it there are none
 	VTEP4     netip.Prefix
-	ClearDSCP bool   // of packets to the fabric that are in no tunnel
-	Device    string // kind of new containers' devices: one of device.DeviceChoices; "" means the first
-	NoCache   bool   // for measurements only: disables the flow cache
-	Log       *slog.Logger
+	ClearDSCP bool // of packets to the fabric that are in no tunnel
+	// the programs push and pull the headers of network nimitz's tunnel, instead of the kernel's VXLAN device
+	DirectTunnel bool
+	Device       string // kind of new containers' devices: one of device.DeviceChoices; "" means the first
+	NoCache      bool   // for measurements only: disables the flow cache
+	Log          *slog.Logger
 }
 
 // Datapath implements dpapi.Driver on Linux.

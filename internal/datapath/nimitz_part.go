@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"errors"
 	"math"
 	"net/netip"
 
@@ -41,7 +42,8 @@ func nimitzPart() networkPart {
 				bpfobj.PilasterVarTunnelMark:    hook.TunnelMark(d.AcceptMark),
 				bpfobj.PilasterVarTunnelBits:    uint32(pipeline.MarkBits),
 				bpfobj.PilasterVarTunnelPorts:   [tunnelPorts]uint16{bigEndian16(pipeline.UDPPort)},
-				bpfobj.PilasterVarUplinkClasses: d.uplinkClasses(),
+				bpfobj.PilasterVarUplinkClasses: d.uplinkClasses(d.config.DirectTunnel),
+				bpfobj.PilasterVarDirectPort:    d.directPort(),
 			}
 		},
 		stale: staleNimitz,
@@ -84,8 +86,8 @@ const (
 )
 
 // uplinkClasses returns the destinations in this node's /64 that belong to networks beside netpila, most specific
-// first. A node with macvlans has no tunnels.
-func (d *Datapath) uplinkClasses() (all [uplinkClasses]bpfobj.PilasterUplinkClass) {
+// first. A node with macvlans has no tunnels. With direct, a program gets tunnel packets before the VXLAN device.
+func (d *Datapath) uplinkClasses(direct bool) (all [uplinkClasses]bpfobj.PilasterUplinkClass) {
 	gateway := bpfobj.ToAddr(address.Plain{Node: d.config.NodePrefix, App: address.GatewayApp}.Addr())
 	apps := bpfobj.ToAddr(netip.MustParseAddr("::ffff:ffff:ff00:0")) // tenant id and app
 	all[0] = bpfobj.PilasterUplinkClass{
@@ -97,8 +99,27 @@ func (d *Datapath) uplinkClasses() (all [uplinkClasses]bpfobj.PilasterUplinkClas
 		all[1] = bpfobj.PilasterUplinkClass{
 			Hi: vtep.Hi, HiMask: math.MaxUint64, Lo: vtep.Lo, LoMask: math.MaxUint64, Action: classTunnel,
 		}
+		if direct {
+			all[1].Program = hook.UplinkTunnel
+		}
 	}
 	return all
+}
+
+// directPort returns direct_port of bpf/net/nimitz/direct.h.
+func (d *Datapath) directPort() uint16 {
+	if !d.config.DirectTunnel {
+		return 0
+	}
+	return bigEndian16(pipeline.UDPPort)
+}
+
+// withoutDirectTunnel makes packets pass the VXLAN device, where the programs with tracing report them.
+func (d *Datapath) withoutDirectTunnel(spec *ebpf.CollectionSpec) error {
+	return errors.Join(
+		spec.Variables[bpfobj.PilasterVarDirectPort].Set(uint16(0)),
+		spec.Variables[bpfobj.PilasterVarUplinkClasses].Set(d.uplinkClasses(false)),
+	)
 }
 
 // bigEndian16 returns a number as it lies in memory in network byte order.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/datapath/hook"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
@@ -25,7 +26,11 @@ type nimitzWire struct {
 }
 
 func newNimitzWire(t testing.TB) *nimitzWire {
-	w := &nimitzWire{wire: newWireOf(t, endpoint.Veth)}
+	return nimitzWireOf(t, os.Getenv("PILASTER_TEST_ACCELERATE") != "")
+}
+
+func nimitzWireOf(t testing.TB, direct bool) *nimitzWire {
+	w := &nimitzWire{wire: newWireWith(t, endpoint.Veth, direct)}
 	w.mesh(t)
 	return w
 }
@@ -109,7 +114,35 @@ func (c *testContainer) of(family int) *testContainer {
 // TestNimitzWire: containers communicate over real devices, in both families, and never with another tenant that has
 // the same addresses. tshark reads VXLAN with the tenant's VNI and identity on the fabric (NM2).
 func TestNimitzWire(t *testing.T) {
-	w := newNimitzWire(t)
+	t.Run("VXLAN device", func(t *testing.T) { testNimitzWire(t, nimitzWireOf(t, false)) })
+	t.Run("oncache", func(t *testing.T) {
+		w := nimitzWireOf(t, true)
+		testNimitzWire(t, w)
+		w.checkDirect(t)
+	})
+}
+
+// checkDirect checks that packets pass the VXLAN devices only until the nodes know each other's MACs.
+func (w *nimitzWire) checkDirect(t *testing.T) {
+	t.Helper()
+	near, far := w.add(t, 1, 7, 9), w.add(t, 2, 7, 9)
+	for family := range 2 {
+		from, to := near.of(family), far.of(family)
+		datagram(t, from, to, 100)
+		sent, received := w.nodes[0].tunnelPackets(t)
+		const n = 20
+		for range n {
+			datagram(t, from, to, 100)
+		}
+		s, r := w.nodes[0].tunnelPackets(t)
+		if s-sent > 2 || r-received > 2 {
+			t.Errorf("of %d datagrams and their echoes the VXLAN device sent %d and received %d, want none", n, s-sent,
+				r-received)
+		}
+	}
+}
+
+func testNimitzWire(t *testing.T, w *nimitzWire) {
 	near, far, beside := w.add(t, 1, 7, 2), w.add(t, 2, 7, 2), w.add(t, 1, 7, 3)
 	other := w.add(t, 1, 8, 2)
 	w.add(t, 2, 8, 3)
@@ -157,6 +190,17 @@ func TestNimitzWire(t *testing.T) {
 			t.Errorf("node %d dropped %v", i+1, got)
 		}
 	}
+}
+
+// tunnelPackets returns how many packets have passed the node's VXLAN device.
+func (n *testNode) tunnelPackets(t *testing.T) (sent, received uint64) {
+	t.Helper()
+	h, err := n.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	l, err := h.LinkByName(hook.TunnelDevice)
+	must(t, err)
+	return l.Attrs().Statistics.TxPackets, l.Attrs().Statistics.RxPackets
 }
 
 // readByTshark returns the tunnel packets to a node's tunnel address that a capture has until now, each once: sender,

@@ -59,7 +59,7 @@ func (d *Datapath) DeviceName(number uint32) string {
 // forward packets as the others do, and Restore replaces them like those of another build.
 func (d *Datapath) Follow(ctx context.Context, f dpapi.PacketFilter) (<-chan dpapi.PacketEvent, error) {
 	programs, err := follow.Load(f, &d.Objects, func(spec *ebpf.CollectionSpec) error {
-		return d.setConstants(spec, d.AcceptMark, d.cookie)
+		return errors.Join(d.setConstants(spec, d.AcceptMark, d.cookie), d.withoutDirectTunnel(spec))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("trace packets: %w; packets flow as before", err)

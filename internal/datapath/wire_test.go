@@ -38,6 +38,7 @@ type testNode struct {
 	datapath *Datapath
 	ids      endpoint.ID
 	vtep4    netip.Prefix // of Config
+	direct   bool         // DirectTunnel of Config
 }
 
 type testContainer struct {
@@ -96,10 +97,13 @@ var paired = cmp.Or(map[string]string{endpoint.Netkit: endpoint.Netkit}[joined],
 func newWire(t testing.TB) *wire { return newWireOf(t, joined) }
 
 // newWireOf is for tests of one kind of device alone.
-func newWireOf(t testing.TB, kind string) *wire {
+func newWireOf(t testing.TB, kind string) *wire { return newWireWith(t, kind, false) }
+
+func newWireWith(t testing.TB, kind string, direct bool) *wire {
 	t.Helper()
 	w := newLink(t)
 	for _, n := range w.nodes {
+		n.direct = direct
 		n.open(t, kind)
 	}
 	return w
@@ -161,7 +165,7 @@ func (n *testNode) open(t testing.TB, kind string) {
 	must(t, n.ns.Do(func() (err error) {
 		n.datapath, err = Open(Config{
 			Uplink: "eth0", NodePrefix: n.prefix, Plan: plan, MaxEndpoints: 100,
-			BPFFS: bpffs(t), Log: slog.New(slog.DiscardHandler), Device: kind, VTEP4: n.vtep4,
+			BPFFS: bpffs(t), Log: slog.New(slog.DiscardHandler), Device: kind, VTEP4: n.vtep4, DirectTunnel: n.direct,
 		})
 		return err
 	}))

@@ -67,7 +67,7 @@ static __always_inline int gateway_to_fabric(struct __sk_buff *skb)
 		return drop(skb, REASON_TENANT_MISMATCH, HOOK_GATEWAY);
 	why = check_private(&f.src, &f.dst);
 	if (!why)
-		why = find_next_hop(skb, &p, &f, &next_hop);
+		why = find_next_hop(skb, &f, wire_length(skb, &p), &next_hop);
 	if (why)
 		return drop(skb, why, HOOK_GATEWAY);
 	skb->mark = accept_mark;

@@ -3,11 +3,10 @@
  * device of the kernel. The tunnel key goes to and comes from that device beside the packet. Three hooks enter: a
  * container's, the VXLAN device's and the gateway's. */
 #pragma once
+#include "net/nimitz/direct.h"
 #include "net/nimitz/gateway.h"
 #include "net/nimitz/icmp.h"
 #include "net/nimitz/policy.h"
-
-#define TUNNEL_HOPS 64
 
 /* decap accepts packets that came by the uplink from the tunnel addresses of known nodes. The uplink's program marks
  * packets to this node's VTEP and drops those that claim this node as their source. Other interfaces drop tunnel
@@ -17,14 +16,16 @@ static __noinline int decap(struct __sk_buff *skb, struct pkt_ctx *j)
 	struct vxlan_metadata policy = {};
 	struct bpf_tunnel_key key = {};
 	struct addr from;
+	int why;
 
 	/* leaves the key as it is for a tunnel over IPv4 */
 	bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6);
 	__builtin_memcpy(&from, key.remote_ipv6, sizeof(from));
-	if (!is_known_tunnel(skb) || from.lo != VTEP_HOST || !is_peer(&from))
+	if (!is_known_tunnel(skb))
 		return REASON_PEER_UNKNOWN;
-	if (!in_base(&from))
-		j->remote_edge = from.hi;
+	why = check_peer(&from, j);
+	if (why)
+		return why;
 	j->vni = key.tunnel_id;
 	if (bpf_skb_get_tunnel_opt(skb, &policy, sizeof(policy)) > 0)
 		j->identity = policy.gbp & GBP_IDENTITY;
@@ -195,8 +196,12 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
 	if (r->port == PORT_VXLAN) {
+		int sent = 0;
+
 		vtep = r->vtep;
-		return tunnel_xmit(skb, j, &vtep, node->vxlan);
+		if (direct_port)
+			sent = direct_xmit(skb, j, &vtep, node->vxlan);
+		return sent ? sent : tunnel_xmit(skb, j, &vtep, node->vxlan);
 	}
 	skb->mark = 0;
 	skb->tstamp = 0;
@@ -234,17 +239,32 @@ static __always_inline int nimitz_from_container(struct __sk_buff *skb)
 	return j.why ? nimitz_icmp_error(skb, &p, &j) : why;
 }
 
+/* nimitz_decapped runs the stages behind decap, which has returned why. */
+static __always_inline int nimitz_decapped(struct __sk_buff *skb, struct pkt_ctx *j, int why)
+{
+	struct packet p = {};
+
+	if (!why)
+		why = parse_any(skb, j, &p);
+	if (!why && j->remote_edge)
+		why = lookup_remote_sender(j);
+	return why ? drop(skb, why, HOOK_TUNNEL) : finish(skb, j, nimitz_forward(skb, &p, j));
+}
+
 static __always_inline int nimitz_from_tunnel(struct __sk_buff *skb)
 {
 	struct pkt_ctx j = {.hook = HOOK_TUNNEL, .from = PORT_VXLAN};
-	struct packet p = {};
-	int why = decap(skb, &j);
 
-	if (!why)
-		why = parse_any(skb, &j, &p);
-	if (!why && j.remote_edge)
-		why = lookup_remote_sender(&j);
-	return why ? drop(skb, why, HOOK_TUNNEL) : finish(skb, &j, nimitz_forward(skb, &p, &j));
+	return nimitz_decapped(skb, &j, decap(skb, &j));
+}
+
+/* Tunnel packets from the uplink, before the VXLAN device. They have tunnel_mark already. */
+static __always_inline int nimitz_from_fabric(struct __sk_buff *skb)
+{
+	struct pkt_ctx j = {.hook = HOOK_TUNNEL, .from = PORT_VXLAN};
+	int why = direct_decap(skb, &j);
+
+	return why == TCX_NEXT ? why : nimitz_decapped(skb, &j, why);
 }
 
 /* An ICMP error from outside has a router's source. It is replaced by the destination of the quoted packet, the only

@@ -25,6 +25,7 @@ type Variant struct {
 	clear   bool   // the tenant has clear addresses
 	noCache bool
 	local   bool // both containers on one node
+	direct  bool // the tunnel of network nimitz
 	rules   int  // number of rules of a policy whose last rule admits the client; 0: the tenant has no policies
 	// Endpoints and Mappings are table sizes; 0 means enough for a pair.
 	Endpoints, Mappings int
@@ -137,7 +138,7 @@ func (n *Node) OpenDatapath(v Variant) (d *datapath.Datapath, err error) {
 		d, err = datapath.Open(datapath.Config{
 			Uplink: "eth0", NodePrefix: n.Prefix, Plan: address.DefaultPlan(), BPFFS: pins,
 			MaxEndpoints: cmp.Or(v.Endpoints, 16),
-			Device:       v.device, NoCache: v.noCache, MaxMappings: v.Mappings, Log: slog.New(slog.DiscardHandler),
+			Device:       v.device, NoCache: v.noCache, DirectTunnel: v.direct, MaxMappings: v.Mappings, Log: slog.New(slog.DiscardHandler),
 		})
 		return err
 	})

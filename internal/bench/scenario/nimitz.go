@@ -19,21 +19,24 @@ import (
 // Scenarios of NIMITZ have a tenant with node CIDRs on two nodes. Each node has a real switch, which is filled as by an
 // agent.
 
-// nimitzEBPF forwards with our programs and a VXLAN device of the kernel.
-func nimitzEBPF(w *Wire) (Pair, error) {
-	var paths []*datapath.Datapath
-	p, err := w.onNimitz(func(_ *Node, d *datapath.Datapath) (nimitz.Switch, error) {
-		paths = append(paths, d)
-		return d.Nimitz()
-	})
-	p.Runs = func() (datapath.ProgStats, error) { return sumProgramStats(paths) }
-	return p, err
+// nimitzEBPF forwards with our programs, and a VXLAN device of the kernel unless the variant has a direct tunnel.
+func nimitzEBPF(v Variant) func(w *Wire) (Pair, error) {
+	v.device = endpoint.Veth
+	return func(w *Wire) (Pair, error) {
+		var paths []*datapath.Datapath
+		p, err := w.onNimitz(v, func(_ *Node, d *datapath.Datapath) (nimitz.Switch, error) {
+			paths = append(paths, d)
+			return d.Nimitz()
+		})
+		p.Runs = func() (datapath.ProgStats, error) { return sumProgramStats(paths) }
+		return p, err
+	}
 }
 
 // nimitzOVS forwards with an Open vSwitch on each node, with its userspace datapath.
 func nimitzOVS(w *Wire) (Pair, error) {
 	var all []*ovs.Daemons
-	p, err := w.onNimitz(func(n *Node, d *datapath.Datapath) (nimitz.Switch, error) {
+	p, err := w.onNimitz(Variant{device: endpoint.Veth}, func(n *Node, d *datapath.Datapath) (nimitz.Switch, error) {
 		s, daemons, err := n.OpenOVS(d)
 		all = append(all, daemons)
 		return s, err
@@ -91,11 +94,14 @@ func (n *Node) OpenOVS(d *datapath.Datapath) (*ovs.Switch, *ovs.Daemons, error) 
 }
 
 // onNimitz adds a container to each node, behind the switch that open creates on the node.
-func (w *Wire) onNimitz(open func(*Node, *datapath.Datapath) (nimitz.Switch, error)) (p Pair, err error) {
+func (w *Wire) onNimitz(
+	v Variant,
+	open func(*Node, *datapath.Datapath) (nimitz.Switch, error),
+) (p Pair, err error) {
 	c := NewCluster(true, 1)
 	var ends []*netns.Namespace
 	for i, n := range w.Nodes {
-		d, err := n.OpenDatapath(Variant{device: endpoint.Veth})
+		d, err := n.OpenDatapath(v)
 		if err != nil {
 			return p, err
 		}

@@ -116,7 +116,12 @@ func Scenarios() []Scenario {
 		{
 			Name:  "nimitz-ebpf",
 			About: "the second network, NIMITZ, by programs around a VXLAN device of the kernel",
-			Build: nimitzEBPF,
+			Build: nimitzEBPF(Variant{}),
+		},
+		{
+			Name:  "nimitz-oncache",
+			About: "nimitz-ebpf with --accelerate oncache: programs push and pull the headers of the tunnel",
+			Build: nimitzEBPF(Variant{direct: true}),
 		},
 		{
 			Name:  "nimitz-ovs",

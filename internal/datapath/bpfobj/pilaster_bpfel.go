@@ -473,6 +473,7 @@ type PilasterWhyRequest struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	PilasterMapNimDirect           = "nim_direct"
 	PilasterMapNimDnatV1           = "nim_dnat_v1"
 	PilasterMapNimForeignV1        = "nim_foreign_v1"
 	PilasterMapNimForwardV1        = "nim_forward_v1"
@@ -525,6 +526,7 @@ const (
 	PilasterProgPilToGateway       = "pil_to_gateway"
 	PilasterProgPilTryAction       = "pil_try_action"
 	PilasterProgPilTryCipher       = "pil_try_cipher"
+	PilasterProgPilTunnelDirect    = "pil_tunnel_direct"
 	PilasterProgPilTunnelIn        = "pil_tunnel_in"
 	PilasterProgPilUnderlayIn      = "pil_underlay_in"
 	PilasterProgPilUplinkIn        = "pil_uplink_in"
@@ -534,6 +536,7 @@ const (
 	PilasterVarBaseMask            = "base_mask"
 	PilasterVarBasePrefix          = "base_prefix"
 	PilasterVarClearDscp           = "clear_dscp"
+	PilasterVarDirectPort          = "direct_port"
 	PilasterVarMacvlan             = "macvlan"
 	PilasterVarNoFlowCache         = "no_flow_cache"
 	PilasterVarNodeCookie          = "node_cookie"
@@ -598,32 +601,34 @@ type PilasterSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PilasterProgramSpecs struct {
-	PilContainer  *ebpf.ProgramSpec `ebpf:"pil_container"`
-	PilEdgeIn     *ebpf.ProgramSpec `ebpf:"pil_edge_in"`
-	PilEdgeOut    *ebpf.ProgramSpec `ebpf:"pil_edge_out"`
-	PilGatewayIn  *ebpf.ProgramSpec `ebpf:"pil_gateway_in"`
-	PilGuardIn    *ebpf.ProgramSpec `ebpf:"pil_guard_in"`
-	PilGuardOut   *ebpf.ProgramSpec `ebpf:"pil_guard_out"`
-	PilNimitz     *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
-	PilNode       *ebpf.ProgramSpec `ebpf:"pil_node"`
-	PilPortIn     *ebpf.ProgramSpec `ebpf:"pil_port_in"`
-	PilSetKey     *ebpf.ProgramSpec `ebpf:"pil_set_key"`
-	PilSweep      *ebpf.ProgramSpec `ebpf:"pil_sweep"`
-	PilTapped     *ebpf.ProgramSpec `ebpf:"pil_tapped"`
-	PilToGateway  *ebpf.ProgramSpec `ebpf:"pil_to_gateway"`
-	PilTryAction  *ebpf.ProgramSpec `ebpf:"pil_try_action"`
-	PilTryCipher  *ebpf.ProgramSpec `ebpf:"pil_try_cipher"`
-	PilTunnelIn   *ebpf.ProgramSpec `ebpf:"pil_tunnel_in"`
-	PilUnderlayIn *ebpf.ProgramSpec `ebpf:"pil_underlay_in"`
-	PilUplinkIn   *ebpf.ProgramSpec `ebpf:"pil_uplink_in"`
-	PilUplinkOut  *ebpf.ProgramSpec `ebpf:"pil_uplink_out"`
-	PilWhy        *ebpf.ProgramSpec `ebpf:"pil_why"`
+	PilContainer    *ebpf.ProgramSpec `ebpf:"pil_container"`
+	PilEdgeIn       *ebpf.ProgramSpec `ebpf:"pil_edge_in"`
+	PilEdgeOut      *ebpf.ProgramSpec `ebpf:"pil_edge_out"`
+	PilGatewayIn    *ebpf.ProgramSpec `ebpf:"pil_gateway_in"`
+	PilGuardIn      *ebpf.ProgramSpec `ebpf:"pil_guard_in"`
+	PilGuardOut     *ebpf.ProgramSpec `ebpf:"pil_guard_out"`
+	PilNimitz       *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
+	PilNode         *ebpf.ProgramSpec `ebpf:"pil_node"`
+	PilPortIn       *ebpf.ProgramSpec `ebpf:"pil_port_in"`
+	PilSetKey       *ebpf.ProgramSpec `ebpf:"pil_set_key"`
+	PilSweep        *ebpf.ProgramSpec `ebpf:"pil_sweep"`
+	PilTapped       *ebpf.ProgramSpec `ebpf:"pil_tapped"`
+	PilToGateway    *ebpf.ProgramSpec `ebpf:"pil_to_gateway"`
+	PilTryAction    *ebpf.ProgramSpec `ebpf:"pil_try_action"`
+	PilTryCipher    *ebpf.ProgramSpec `ebpf:"pil_try_cipher"`
+	PilTunnelDirect *ebpf.ProgramSpec `ebpf:"pil_tunnel_direct"`
+	PilTunnelIn     *ebpf.ProgramSpec `ebpf:"pil_tunnel_in"`
+	PilUnderlayIn   *ebpf.ProgramSpec `ebpf:"pil_underlay_in"`
+	PilUplinkIn     *ebpf.ProgramSpec `ebpf:"pil_uplink_in"`
+	PilUplinkOut    *ebpf.ProgramSpec `ebpf:"pil_uplink_out"`
+	PilWhy          *ebpf.ProgramSpec `ebpf:"pil_why"`
 }
 
 // PilasterMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PilasterMapSpecs struct {
+	NimDirect           *ebpf.MapSpec `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
 	NimForeignV1        *ebpf.MapSpec `ebpf:"nim_foreign_v1"`
 	NimForwardV1        *ebpf.MapSpec `ebpf:"nim_forward_v1"`
@@ -671,6 +676,7 @@ type PilasterVariableSpecs struct {
 	BaseMask           *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix         *ebpf.VariableSpec `ebpf:"base_prefix"`
 	ClearDscp          *ebpf.VariableSpec `ebpf:"clear_dscp"`
+	DirectPort         *ebpf.VariableSpec `ebpf:"direct_port"`
 	Macvlan            *ebpf.VariableSpec `ebpf:"macvlan"`
 	NoFlowCache        *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie         *ebpf.VariableSpec `ebpf:"node_cookie"`
@@ -713,6 +719,7 @@ func (o *PilasterObjects) Close() error {
 //
 // It can be passed to LoadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PilasterMaps struct {
+	NimDirect           *ebpf.Map `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.Map `ebpf:"nim_dnat_v1"`
 	NimForeignV1        *ebpf.Map `ebpf:"nim_foreign_v1"`
 	NimForwardV1        *ebpf.Map `ebpf:"nim_forward_v1"`
@@ -754,6 +761,7 @@ type PilasterMaps struct {
 
 func (m *PilasterMaps) Close() error {
 	return _PilasterClose(
+		m.NimDirect,
 		m.NimDnatV1,
 		m.NimForeignV1,
 		m.NimForwardV1,
@@ -802,6 +810,7 @@ type PilasterVariables struct {
 	BaseMask           *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix         *ebpf.Variable `ebpf:"base_prefix"`
 	ClearDscp          *ebpf.Variable `ebpf:"clear_dscp"`
+	DirectPort         *ebpf.Variable `ebpf:"direct_port"`
 	Macvlan            *ebpf.Variable `ebpf:"macvlan"`
 	NoFlowCache        *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie         *ebpf.Variable `ebpf:"node_cookie"`
@@ -828,26 +837,27 @@ type PilasterVariables struct {
 //
 // It can be passed to LoadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PilasterPrograms struct {
-	PilContainer  *ebpf.Program `ebpf:"pil_container"`
-	PilEdgeIn     *ebpf.Program `ebpf:"pil_edge_in"`
-	PilEdgeOut    *ebpf.Program `ebpf:"pil_edge_out"`
-	PilGatewayIn  *ebpf.Program `ebpf:"pil_gateway_in"`
-	PilGuardIn    *ebpf.Program `ebpf:"pil_guard_in"`
-	PilGuardOut   *ebpf.Program `ebpf:"pil_guard_out"`
-	PilNimitz     *ebpf.Program `ebpf:"pil_nimitz"`
-	PilNode       *ebpf.Program `ebpf:"pil_node"`
-	PilPortIn     *ebpf.Program `ebpf:"pil_port_in"`
-	PilSetKey     *ebpf.Program `ebpf:"pil_set_key"`
-	PilSweep      *ebpf.Program `ebpf:"pil_sweep"`
-	PilTapped     *ebpf.Program `ebpf:"pil_tapped"`
-	PilToGateway  *ebpf.Program `ebpf:"pil_to_gateway"`
-	PilTryAction  *ebpf.Program `ebpf:"pil_try_action"`
-	PilTryCipher  *ebpf.Program `ebpf:"pil_try_cipher"`
-	PilTunnelIn   *ebpf.Program `ebpf:"pil_tunnel_in"`
-	PilUnderlayIn *ebpf.Program `ebpf:"pil_underlay_in"`
-	PilUplinkIn   *ebpf.Program `ebpf:"pil_uplink_in"`
-	PilUplinkOut  *ebpf.Program `ebpf:"pil_uplink_out"`
-	PilWhy        *ebpf.Program `ebpf:"pil_why"`
+	PilContainer    *ebpf.Program `ebpf:"pil_container"`
+	PilEdgeIn       *ebpf.Program `ebpf:"pil_edge_in"`
+	PilEdgeOut      *ebpf.Program `ebpf:"pil_edge_out"`
+	PilGatewayIn    *ebpf.Program `ebpf:"pil_gateway_in"`
+	PilGuardIn      *ebpf.Program `ebpf:"pil_guard_in"`
+	PilGuardOut     *ebpf.Program `ebpf:"pil_guard_out"`
+	PilNimitz       *ebpf.Program `ebpf:"pil_nimitz"`
+	PilNode         *ebpf.Program `ebpf:"pil_node"`
+	PilPortIn       *ebpf.Program `ebpf:"pil_port_in"`
+	PilSetKey       *ebpf.Program `ebpf:"pil_set_key"`
+	PilSweep        *ebpf.Program `ebpf:"pil_sweep"`
+	PilTapped       *ebpf.Program `ebpf:"pil_tapped"`
+	PilToGateway    *ebpf.Program `ebpf:"pil_to_gateway"`
+	PilTryAction    *ebpf.Program `ebpf:"pil_try_action"`
+	PilTryCipher    *ebpf.Program `ebpf:"pil_try_cipher"`
+	PilTunnelDirect *ebpf.Program `ebpf:"pil_tunnel_direct"`
+	PilTunnelIn     *ebpf.Program `ebpf:"pil_tunnel_in"`
+	PilUnderlayIn   *ebpf.Program `ebpf:"pil_underlay_in"`
+	PilUplinkIn     *ebpf.Program `ebpf:"pil_uplink_in"`
+	PilUplinkOut    *ebpf.Program `ebpf:"pil_uplink_out"`
+	PilWhy          *ebpf.Program `ebpf:"pil_why"`
 }
 
 func (p *PilasterPrograms) Close() error {
@@ -867,6 +877,7 @@ func (p *PilasterPrograms) Close() error {
 		p.PilToGateway,
 		p.PilTryAction,
 		p.PilTryCipher,
+		p.PilTunnelDirect,
 		p.PilTunnelIn,
 		p.PilUnderlayIn,
 		p.PilUplinkIn,

@@ -63,6 +63,7 @@ const (
 	objectMapNimForeignV1        = "nim_foreign_v1"
 	objectMapNimForwardV1        = "nim_forward_v1"
 	objectMapNimNodeV1           = "nim_node_v1"
+	objectMapNimOuter            = "nim_outer"
 	objectMapNimOutsideV1        = "nim_outside_v1"
 	objectMapNimPeersV1          = "nim_peers_v1"
 	objectMapNimSendersV1        = "nim_senders_v1"
@@ -108,6 +109,7 @@ const (
 	objectVarBaseMask            = "base_mask"
 	objectVarBasePrefix          = "base_prefix"
 	objectVarClearDscp           = "clear_dscp"
+	objectVarDirectPort          = "direct_port"
 	objectVarFilter              = "filter"
 	objectVarMacvlan             = "macvlan"
 	objectVarNoFlowCache         = "no_flow_cache"
@@ -188,6 +190,7 @@ type objectMapSpecs struct {
 	NimForeignV1        *ebpf.MapSpec `ebpf:"nim_foreign_v1"`
 	NimForwardV1        *ebpf.MapSpec `ebpf:"nim_forward_v1"`
 	NimNodeV1           *ebpf.MapSpec `ebpf:"nim_node_v1"`
+	NimOuter            *ebpf.MapSpec `ebpf:"nim_outer"`
 	NimOutsideV1        *ebpf.MapSpec `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.MapSpec `ebpf:"nim_peers_v1"`
 	NimSendersV1        *ebpf.MapSpec `ebpf:"nim_senders_v1"`
@@ -233,6 +236,7 @@ type objectVariableSpecs struct {
 	BaseMask          *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix        *ebpf.VariableSpec `ebpf:"base_prefix"`
 	ClearDscp         *ebpf.VariableSpec `ebpf:"clear_dscp"`
+	DirectPort        *ebpf.VariableSpec `ebpf:"direct_port"`
 	Filter            *ebpf.VariableSpec `ebpf:"filter"`
 	Macvlan           *ebpf.VariableSpec `ebpf:"macvlan"`
 	NoFlowCache       *ebpf.VariableSpec `ebpf:"no_flow_cache"`
@@ -279,6 +283,7 @@ type objectMaps struct {
 	NimForeignV1        *ebpf.Map `ebpf:"nim_foreign_v1"`
 	NimForwardV1        *ebpf.Map `ebpf:"nim_forward_v1"`
 	NimNodeV1           *ebpf.Map `ebpf:"nim_node_v1"`
+	NimOuter            *ebpf.Map `ebpf:"nim_outer"`
 	NimOutsideV1        *ebpf.Map `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.Map `ebpf:"nim_peers_v1"`
 	NimSendersV1        *ebpf.Map `ebpf:"nim_senders_v1"`
@@ -322,6 +327,7 @@ func (m *objectMaps) Close() error {
 		m.NimForeignV1,
 		m.NimForwardV1,
 		m.NimNodeV1,
+		m.NimOuter,
 		m.NimOutsideV1,
 		m.NimPeersV1,
 		m.NimSendersV1,
@@ -368,6 +374,7 @@ type objectVariables struct {
 	BaseMask          *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix        *ebpf.Variable `ebpf:"base_prefix"`
 	ClearDscp         *ebpf.Variable `ebpf:"clear_dscp"`
+	DirectPort        *ebpf.Variable `ebpf:"direct_port"`
 	Filter            *ebpf.Variable `ebpf:"filter"`
 	Macvlan           *ebpf.Variable `ebpf:"macvlan"`
 	NoFlowCache       *ebpf.Variable `ebpf:"no_flow_cache"`

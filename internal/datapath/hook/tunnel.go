@@ -155,6 +155,9 @@ func (d *Hooks) AttachTunnelPrograms() error {
 		if err != nil {
 			return err
 		}
+		if err := d.Objects.PilUplinksV1.Put(UplinkTunnel, d.Objects.PilTunnelDirect); err != nil {
+			return err
+		}
 		return d.Objects.PilNetworksV1.Put(NetworkNimitz, d.Objects.PilNimitz)
 	})
 }
@@ -211,4 +214,5 @@ func TunnelMark(secret uint32) uint32 { return secret&pipeline.MarkBits | 1 }
 const (
 	NetworkNimitz = uint32(0)
 	UplinkGateway = uint32(0)
+	UplinkTunnel  = uint32(1)
 )

@@ -37,6 +37,10 @@ const (
 
 var switches = []string{none, EBPF, OVS} // the default first
 
+const oncache = "oncache"
+
+var accelerations = []string{none, oncache} // the default first
+
 // Module returns the network's module.
 func Module() module.Module {
 	return module.Module{
@@ -65,6 +69,7 @@ type agent struct {
 	folders      folders
 	looseDeletes bool
 	maxMappings  int
+	accelerate   string
 }
 
 func (a *agent) Bind(c *cobra.Command) {
@@ -76,6 +81,14 @@ func (a *agent) Bind(c *cobra.Command) {
 			"an Open vSwitch that already runs",
 		switches,
 	)
+	choice.Bind(
+		c,
+		&a.accelerate,
+		"accelerate",
+		"how packets of network nimitz pass the tunnel with --nimitz ebpf: none, through the kernel's VXLAN device; or "+
+			"oncache, by our programs alone, with a cache of the peers' next hops",
+		accelerations,
+	)
 	a.folders.bind(c)
 	c.Flags().
 		BoolVar(&a.looseDeletes, "loose-deletes", false, "delete Open vSwitch flows by a loose match, as the "+
@@ -86,6 +99,10 @@ func (a *agent) Bind(c *cobra.Command) {
 }
 
 func (a *agent) Check(s module.Settings) error {
+	if a.accelerate != none && a.kind != EBPF {
+		return fmt.Errorf("--accelerate %s needs --nimitz %s, not %s: only its programs can send tunnel packets without "+
+			"the kernel's VXLAN device", a.accelerate, EBPF, a.kind)
+	}
 	if s.Device == endpoint.Macvlan && a.Enabled() {
 		return fmt.Errorf(
 			"--device %s cannot be combined with --nimitz %s: network nimitz forwards packets at the containers' "+
@@ -116,7 +133,9 @@ func (a *agent) Ready(ctx context.Context) error {
 	return nil
 }
 
-func (a *agent) Configure(c *datapath.Config) { c.MaxMappings = a.maxMappings }
+func (a *agent) Configure(c *datapath.Config) {
+	c.MaxMappings, c.DirectTunnel = a.maxMappings, a.accelerate == oncache
+}
 
 // Open opens the switch, and then the gateway. Without a gateway the node works, but its containers reach no services,
 // and it has no publications.
