@@ -69,7 +69,8 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	@trap '.ci/test-times $(times)' EXIT; \
 	    $(go_test) -p 3 -timeout 25m -skip '$(timed_tests)' $(slowest) ./... $(report); \
 	    $(go_test) -p 1 ./test/policies ./internal/datapath -run '$(timed_tests)' $(report) -v least=2; \
-	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5
+	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \
+	    PILASTER_TEST_ACCELERATE=oncache $(go_test) ./internal/datapath -run '^TestNimitz' $(report) -v least=19
 # Tests that check durations, which need an otherwise idle machine.
 timed_tests := ^Test(ChangeToEnforcement|ManyRulesDelayNoOtherTenant)$$
 few_macvlans := ^Test(WhoReachesWhom|MissingProgramDrops|SeesWhoStandsBeforeIt|CheckNamesAndRestoreRepairs|AnotherNode)$$

@@ -225,10 +225,11 @@ func measureCosts(t *testing.T) map[string]cost {
 	spec, err := bpfobj.LoadSpec()
 	must(t, err)
 	d := newDatapath(Config{
-		Device:     endpoint.Macvlan,
-		NodePrefix: netip.MustParsePrefix("fd70:696c:6100:1::/64"),
-		Plan:       address.DefaultPlan(),
-		VTEP4:      netip.MustParsePrefix("192.0.2.0/24"), // with all checks
+		Device:       endpoint.Macvlan,
+		NodePrefix:   netip.MustParsePrefix("fd70:696c:6100:1::/64"),
+		Plan:         address.DefaultPlan(),
+		VTEP4:        netip.MustParsePrefix("192.0.2.0/24"), // with all checks
+		DirectTunnel: true,
 	})
 	d.Uplink, d.NodeFar = &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 100}}, 101
 	must(t, d.setConstants(spec, 1, 1))

@@ -42,8 +42,10 @@ type nimitzBench struct {
 	hereMAC  net.HardwareAddr
 }
 
-func newNimitzBench(t testing.TB) *nimitzBench {
-	w := newWireOf(t, endpoint.Veth)
+func newNimitzBench(t testing.TB) *nimitzBench { return nimitzBenchOf(t, directTunnel()) }
+
+func nimitzBenchOf(t testing.TB, direct bool) *nimitzBench {
+	w := newWireWith(t, endpoint.Veth, direct)
 	b := &nimitzBench{
 		testNode: w.nodes[0], far: w.nodes[1],
 		inject: map[pipeline.Port]*packet.Injector{}, captures: map[pipeline.Port]*packet.Capture{},
@@ -231,7 +233,10 @@ func (b *nimitzBench) leaves(t testing.TB, name string, before map[string]uint64
 }
 
 // TestNimitzPackets: the switch processes each packet as the pipeline does (NM2).
-func TestNimitzPackets(t *testing.T) { newNimitzBench(t).forwardsAll(t) }
+func TestNimitzPackets(t *testing.T) { nimitzBenchOf(t, false).forwardsAll(t) }
+
+// TestNimitzPacketsDirect: so it does when programs push and pull the headers of the tunnel (OC1).
+func TestNimitzPacketsDirect(t *testing.T) { nimitzBenchOf(t, true).forwardsAll(t) }
 
 // TestNimitzEntryProgram: containers on network nimitz alone have this network's program at their device, with the same
 // results. Containers with a second network have the program for all networks.

@@ -25,9 +25,10 @@ type nimitzWire struct {
 	switches [2]*Nimitz
 }
 
-func newNimitzWire(t testing.TB) *nimitzWire {
-	return nimitzWireOf(t, os.Getenv("PILASTER_TEST_ACCELERATE") != "")
-}
+// directTunnel reports whether network nimitz's tests run with --accelerate oncache.
+func directTunnel() bool { return os.Getenv("PILASTER_TEST_ACCELERATE") == "oncache" }
+
+func newNimitzWire(t testing.TB) *nimitzWire { return nimitzWireOf(t, directTunnel()) }
 
 func nimitzWireOf(t testing.TB, direct bool) *nimitzWire {
 	w := &nimitzWire{wire: newWireWith(t, endpoint.Veth, direct)}

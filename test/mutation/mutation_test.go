@@ -65,6 +65,7 @@ func table(t *testing.T) map[string][]mutation {
 	add(forward(), "net/netpila/forward.h", "common/rewrite.h")
 	add(tables(), "net/netpila/tables.h")
 	add(nimitz(), "net/nimitz/stages.h")
+	add(nimitzDirect(), "net/nimitz/direct.h")
 	add(nimitzTables(), "net/nimitz/tables.h")
 	add(nimitzICMP(), "net/nimitz/icmp.h", "common/icmp_error.h")
 	add(nimitzGateway(), "net/nimitz/gateway.h")
@@ -85,7 +86,7 @@ func few() []string {
 	return []string{
 		"hooks/container.h/source", "hooks/uplink.h/own source", "common/border.h/spoofed node address",
 		"common/packet.h/routing header", "net/netpila/forward.h/quoted destination", "net/netpila/flow.h/source",
-		"net/netpila/crypto.h/keys", "net/nimitz/stages.h/tunnel addresses alone",
+		"net/netpila/crypto.h/keys", "net/nimitz/direct.h/tunnel addresses alone",
 	}
 }
 

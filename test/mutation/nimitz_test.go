@@ -22,29 +22,43 @@ func nimitzTables() []mutation {
 	}
 }
 
+func nimitzDirect() []mutation {
+	return []mutation{
+		{
+			name:  "tunnel addresses alone",
+			old:   "from->lo != VTEP_HOST || ",
+			test:  "TestNimitzPackets",
+			cases: both("not from a VTEP", "not the tunnel address of the one abroad"),
+		},
+		{
+			name: "nodes of the region",
+			old: ` || !is_peer(from))
+		return REASON_PEER_UNKNOWN;`,
+			new: `)
+		return REASON_PEER_UNKNOWN;`,
+			test:  "TestNimitzPackets",
+			cases: both("from another cluster's VTEP", "a node abroad that is no Edge Switch"),
+		},
+		{
+			name:  "peers of packets that pass no device",
+			old:   "why = check_peer(&t->src, j);\n\tif (why)\n\t\treturn why;",
+			new:   "check_peer(&t->src, j);",
+			test:  "TestNimitzPacketsDirect",
+			cases: both("not from a VTEP", "not the tunnel address of the one abroad",
+				"from another cluster's VTEP", "a node abroad that is no Edge Switch"),
+		},
+	}
+}
+
 func nimitz() []mutation {
 	const packets, drops, tunnels = "TestNimitzPackets", "TestNimitzDrops", "TestNimitzTunnels"
 	return []mutation{
 		{
 			name:  "only by the uplink",
-			old:   "!is_known_tunnel(skb) || ",
+			old:   "is_known_tunnel(skb) ? check_peer(&from, j) : REASON_PEER_UNKNOWN;",
+			new:   "check_peer(&from, j);",
 			test:  tunnels,
 			cases: []string{"to another address of this node"},
-		},
-		{
-			name:  "tunnel addresses alone",
-			old:   "from.lo != VTEP_HOST || ",
-			test:  packets,
-			cases: both("not from a VTEP", "not the tunnel address of the one abroad"),
-		},
-		{
-			name: "nodes of the region",
-			old: ` || !is_peer(&from))
-		return REASON_PEER_UNKNOWN;`,
-			new: `)
-		return REASON_PEER_UNKNOWN;`,
-			test:  packets,
-			cases: both("from another cluster's VTEP", "a node abroad that is no Edge Switch"),
 		},
 		{
 			name:  "senders",

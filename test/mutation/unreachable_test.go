@@ -76,6 +76,10 @@ func unreachable() map[string]map[string]string {
 			`} else if (read_ports(skb, p->proto, p->l4, ports)) {
 		return REASON_MALFORMED;`: within,
 		},
+		"net/nimitz/direct.h": {
+			`return verdict == TC_ACT_SHOT ? drop(skb, REASON_MALFORMED, j->hook) : verdict;`: within,
+			`return tunnel_pull(skb, t) ? REASON_MALFORMED : 0;`:                              within,
+		},
 		"net/nimitz/stages.h": {
 			`if (encap(skb, j, vtep))
 		return drop(skb, REASON_MALFORMED, j->hook);`: "the kernel takes every key and policy of the right size",

@@ -21,9 +21,7 @@ static __noinline int decap(struct __sk_buff *skb, struct pkt_ctx *j)
 	/* leaves the key as it is for a tunnel over IPv4 */
 	bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6);
 	__builtin_memcpy(&from, key.remote_ipv6, sizeof(from));
-	if (!is_known_tunnel(skb))
-		return REASON_PEER_UNKNOWN;
-	why = check_peer(&from, j);
+	why = is_known_tunnel(skb) ? check_peer(&from, j) : REASON_PEER_UNKNOWN;
 	if (why)
 		return why;
 	j->vni = key.tunnel_id;

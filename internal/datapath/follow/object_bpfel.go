@@ -59,11 +59,11 @@ type objectPacketFilter struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	objectMapNimDirect           = "nim_direct"
 	objectMapNimDnatV1           = "nim_dnat_v1"
 	objectMapNimForeignV1        = "nim_foreign_v1"
 	objectMapNimForwardV1        = "nim_forward_v1"
 	objectMapNimNodeV1           = "nim_node_v1"
-	objectMapNimOuter            = "nim_outer"
 	objectMapNimOutsideV1        = "nim_outside_v1"
 	objectMapNimPeersV1          = "nim_peers_v1"
 	objectMapNimSendersV1        = "nim_senders_v1"
@@ -186,11 +186,11 @@ type objectProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectMapSpecs struct {
+	NimDirect           *ebpf.MapSpec `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
 	NimForeignV1        *ebpf.MapSpec `ebpf:"nim_foreign_v1"`
 	NimForwardV1        *ebpf.MapSpec `ebpf:"nim_forward_v1"`
 	NimNodeV1           *ebpf.MapSpec `ebpf:"nim_node_v1"`
-	NimOuter            *ebpf.MapSpec `ebpf:"nim_outer"`
 	NimOutsideV1        *ebpf.MapSpec `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.MapSpec `ebpf:"nim_peers_v1"`
 	NimSendersV1        *ebpf.MapSpec `ebpf:"nim_senders_v1"`
@@ -279,11 +279,11 @@ func (o *objectObjects) Close() error {
 //
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectMaps struct {
+	NimDirect           *ebpf.Map `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.Map `ebpf:"nim_dnat_v1"`
 	NimForeignV1        *ebpf.Map `ebpf:"nim_foreign_v1"`
 	NimForwardV1        *ebpf.Map `ebpf:"nim_forward_v1"`
 	NimNodeV1           *ebpf.Map `ebpf:"nim_node_v1"`
-	NimOuter            *ebpf.Map `ebpf:"nim_outer"`
 	NimOutsideV1        *ebpf.Map `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.Map `ebpf:"nim_peers_v1"`
 	NimSendersV1        *ebpf.Map `ebpf:"nim_senders_v1"`
@@ -323,11 +323,11 @@ type objectMaps struct {
 
 func (m *objectMaps) Close() error {
 	return _ObjectClose(
+		m.NimDirect,
 		m.NimDnatV1,
 		m.NimForeignV1,
 		m.NimForwardV1,
 		m.NimNodeV1,
-		m.NimOuter,
 		m.NimOutsideV1,
 		m.NimPeersV1,
 		m.NimSendersV1,
