@@ -36,7 +36,7 @@ type Config struct {
 	// the prefix of the nodes' IPv4 tunnel addresses, for networks with an IPv4 underlay; without it there are none
 	VTEP4     netip.Prefix
 	ClearDSCP bool // of packets to the fabric that are in no tunnel
-	// the programs push and pull the headers of network nimitz's tunnel, instead of the kernel's VXLAN device
+	// the programs push and pull the headers of the VXLAN tunnel, instead of the kernel's device
 	DirectTunnel bool
 	Device       string // kind of new containers' devices: one of device.DeviceChoices; "" means the first
 	NoCache      bool   // for measurements only: disables the flow cache

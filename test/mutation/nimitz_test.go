@@ -42,7 +42,7 @@ func nimitzDirect() []mutation {
 		{
 			name:  "peers of packets that pass no device",
 			old:   "why = check_peer(&t->src, j);\n\tif (why)\n\t\treturn why;",
-			new:   "check_peer(&t->src, j);",
+			new:   "why = check_peer(&t->src, j);",
 			test:  "TestNimitzPacketsDirect",
 			cases: both("not from a VTEP", "not the tunnel address of the one abroad",
 				"from another cluster's VTEP", "a node abroad that is no Edge Switch"),

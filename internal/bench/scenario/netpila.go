@@ -138,7 +138,8 @@ func (n *Node) OpenDatapath(v Variant) (d *datapath.Datapath, err error) {
 		d, err = datapath.Open(datapath.Config{
 			Uplink: "eth0", NodePrefix: n.Prefix, Plan: address.DefaultPlan(), BPFFS: pins,
 			MaxEndpoints: cmp.Or(v.Endpoints, 16),
-			Device:       v.device, NoCache: v.noCache, DirectTunnel: v.direct, MaxMappings: v.Mappings, Log: slog.New(slog.DiscardHandler),
+			Device:       v.device, NoCache: v.noCache, DirectTunnel: v.direct, MaxMappings: v.Mappings,
+			Log: slog.New(slog.DiscardHandler),
 		})
 		return err
 	})

@@ -85,8 +85,8 @@ func (a *agent) Bind(c *cobra.Command) {
 		c,
 		&a.accelerate,
 		"accelerate",
-		"how packets of network nimitz pass the tunnel with --nimitz ebpf: none, through the kernel's VXLAN device; or "+
-			"oncache, by our programs alone, with a cache of the peers' next hops",
+		"how packets of network nimitz pass the tunnel with --nimitz ebpf: none, through the kernel's VXLAN device; "+
+			"or oncache, by our programs alone, with a cache of the peers' next hops",
 		accelerations,
 	)
 	a.folders.bind(c)
@@ -100,8 +100,8 @@ func (a *agent) Bind(c *cobra.Command) {
 
 func (a *agent) Check(s module.Settings) error {
 	if a.accelerate != none && a.kind != EBPF {
-		return fmt.Errorf("--accelerate %s needs --nimitz %s, not %s: only its programs can send tunnel packets without "+
-			"the kernel's VXLAN device", a.accelerate, EBPF, a.kind)
+		return fmt.Errorf("--accelerate %s needs --nimitz %s, not %s: only its programs can send tunnel packets "+
+			"without the kernel's VXLAN device", a.accelerate, EBPF, a.kind)
 	}
 	if s.Device == endpoint.Macvlan && a.Enabled() {
 		return fmt.Errorf(
