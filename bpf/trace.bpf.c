@@ -10,6 +10,15 @@
 #include "net/nimitz/ovs_port.h"
 #include "net/nimitz/stages.h"
 
+/* Devices of the containers whose packets are traced. Other containers reach pil_nimitz too, by pil_networks_v1: their
+ * packets can have the same addresses, and may be another tenant's. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u32); /* number of the device */
+	__type(value, __u8);
+	__uint(max_entries, 1); /* set at load */
+} pil_trace_from SEC(".maps");
+
 /* A packet is traced from the first hook on where its addresses are among these. They are those of all stages, with
  * IPv4 as IPv4-mapped IPv6. */
 #define FILTER_ADDRS 4
@@ -37,11 +46,15 @@ static __always_inline bool matches(const struct trace_state *s)
 	return src && dst;
 }
 
-/* is_other_vni reports whether a packet from the tunnel is another tenant's than the filter's. */
-static __always_inline bool is_other_vni(struct __sk_buff *skb, __u32 hook)
+/* is_others reports whether a packet from a container is not one of the senders', and whether a packet from the tunnel
+ * is another tenant's than the filter's. */
+static __always_inline bool is_others(struct __sk_buff *skb, __u32 hook)
 {
 	struct bpf_tunnel_key key = {};
+	__u32 device = device_of(skb);
 
+	if (hook == HOOK_CONTAINER)
+		return !bpf_map_lookup_elem(&pil_trace_from, &device);
 	if (hook != HOOK_TUNNEL || !filter.vni)
 		return false;
 	bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6);
@@ -73,7 +86,7 @@ __noinline int trace_enter(struct __sk_buff *skb, __u32 hook)
 		return 0;
 	s->hook = 0;
 	trace_read(skb, s);
-	if (!matches(s) || is_other_vni(skb, hook))
+	if (!matches(s) || is_others(skb, hook))
 		return 0;
 	s->hook = hook;
 	s->packet = (__u64)bpf_cast_to_kern_ctx(skb);

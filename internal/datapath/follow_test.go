@@ -17,9 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz"
+	"pilaster.io/pilaster/internal/network/nimitz/packettest"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -88,6 +91,7 @@ func TestFollow(t *testing.T) {
 	way := func(from, to netip.Addr) string { return fmt.Sprintf(" %v→%v", from, to) }
 	fromFar := packet.Packet{Source: b.b3.Addr(), Destination: b.b1.plain(), Body: gram}.Frame(b.uplinkMAC, b.uplinkMAC)
 	last := packet.Packet{Source: b.b1.seen(), Destination: far, HopLimit: 1, Body: gram}
+	forged := packet.Packet{Source: b.b3.Addr(), Destination: far, Body: gram}
 	own, uplink := skb{Ifindex: b.b1.ifindex()}, skb{Ifindex: b.uplinkIfindex()}
 	for _, c := range []struct {
 		name    string
@@ -116,11 +120,12 @@ func TestFollow(t *testing.T) {
 			"drop container hop-limit" + way(b.b1.seen(), far),
 			"leave container redirect",
 		}},
-		{"from a forged source", programs[0], b.frame(b.sent(far, gram)), skb{Ifindex: b.b2.ifindex()}, []string{
-			"enter container miss" + way(b.b1.seen(), far),
-			"drop container src-not-own" + way(b.b1.seen(), far),
-			"leave container drop" + way(b.b1.seen(), far),
+		{"from a forged source", programs[0], b.frame(forged), own, []string{
+			"enter container miss" + way(b.b3.Addr(), far),
+			"drop container src-not-own" + way(b.b3.Addr(), far),
+			"leave container drop" + way(b.b3.Addr(), far),
 		}},
+		{"from another container", programs[0], b.frame(b.sent(far, gram)), skb{Ifindex: b.b2.ifindex()}, nil},
 		{"from the fabric", programs[1], fromFar, uplink, []string{
 			"enter uplink-in miss" + way(b.b3.Addr(), b.b1.plain()),
 			"leave uplink-in redirect" + way(far, b.b1.seen()),
@@ -307,6 +312,30 @@ func TestFollowDuringMigration(t *testing.T) {
 	must(t, err)
 	if there != idOf(t, b.datapath.Objects.PilContainer) {
 		t.Errorf("after the trace program %d is attached, want pil_container", there)
+	}
+}
+
+// TestFollowOneTenant: a trace of a container does not show packets of another tenant's container that has the same
+// address. Both containers' packets reach network nimitz by the program for all networks.
+func TestFollowOneTenant(t *testing.T) {
+	b := newNimitzBench(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events, err := b.datapath.Follow(ctx, dpapi.PacketFilter{
+		Sources: []netip.Addr{own4}, Destinations: []netip.Addr{far4}, Protocol: packet.ProtocolUDP, VNI: 7,
+		Senders: b.records[:1],
+	})
+	must(t, err)
+	send := func(port pipeline.Port) []dpapi.PacketEvent {
+		from := b.inject[port]
+		must(t, from.Send(packet.Packet{Source: own4, Destination: far4, Body: gram}.Frame(host.GatewayMAC, from.MAC())))
+		return drainTrace(events)
+	}
+	if got := send(packettest.Ports[1]); len(got) > 0 {
+		t.Errorf("a packet of another tenant's container:\n%s\nwant no event", traced(got))
+	}
+	if got := send(packettest.Ports[0]); len(got) == 0 || got[0].Hook != "container" {
+		t.Errorf("a packet of the container:\n%s\nwant its way from the container on", traced(got))
 	}
 }
 

@@ -24,7 +24,7 @@ import (
 const longestFollow = 10 * time.Minute
 
 // Follow reports what the programs do with selected packets until ctx ends. It calls send with nil once no later packet
-// is missed, then with each event. One Follow runs at a time. It follows packets from containers of one tenant; an
+// is missed, then with each event. One Follow runs at a time. It follows packets between containers of one tenant; an
 // empty name means all tenants.
 func (t *Tracer) Follow(
 	ctx context.Context,
@@ -37,10 +37,13 @@ func (t *Tracer) Follow(
 	}
 	defer t.following.Unlock()
 	for _, r := range t.Core.Endpoints() {
-		if r.Lives() && (tenant == "" || tenant == r.Tenant) && hasAddress(r, f.Sources...) {
+		if !r.Lives() || tenant != "" && tenant != r.Tenant {
+			continue
+		}
+		if hasAddress(r, f.Sources...) {
 			f.Senders = append(f.Senders, r)
 		}
-		if r.Lives() && hasAddress(r, f.Destinations...) {
+		if hasAddress(r, f.Destinations...) {
 			f.Receivers = append(f.Receivers, r)
 		}
 	}

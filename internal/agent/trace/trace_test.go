@@ -309,12 +309,14 @@ func TestFollow(t *testing.T) {
 	if got[1].Device != "pil7" || got[2].ToEndpoint != "default/c2" || got[3].Direction != "egress" || !got[3].Allowed {
 		t.Errorf("events: %v", got[1:])
 	}
-	if len(b.path.filter.Senders) != 1 || b.path.filter.Senders[0].ID != b.c1.ID {
-		t.Errorf("senders: %v", b.path.filter.Senders)
+	for _, ends := range [][]endpoint.Record{b.path.filter.Senders, b.path.filter.Receivers} {
+		if len(ends) != 1 || ends[0].ID != b.c1.ID {
+			t.Errorf("senders or receivers: %v", ends)
+		}
 	}
 	if err := tracer.Follow(ctx, filter, "red", func(*pilasterv1.PacketEvent) error { return nil }); err == nil ||
-		len(b.path.filter.Senders) != 0 {
-		t.Errorf("of another tenant: %v, %v", b.path.filter.Senders, err)
+		len(b.path.filter.Senders)+len(b.path.filter.Receivers) != 0 {
+		t.Errorf("of another tenant: %v, %v, %v", b.path.filter.Senders, b.path.filter.Receivers, err)
 	}
 }
 

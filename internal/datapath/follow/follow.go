@@ -23,7 +23,7 @@ import (
 // Programs are the programs with tracing, loaded.
 type Programs struct {
 	objectPrograms
-	ring *ebpf.Map
+	ring, from *ebpf.Map
 }
 
 // Load loads the programs with the constants that set sets, and with the maps of the programs in whose place they will
@@ -47,6 +47,7 @@ func Load(
 	if err := spec.Variables[objectVarFilter].Set(filter); err != nil {
 		return nil, err
 	}
+	spec.Maps[objectMapPilTraceFrom].MaxEntries = uint32(max(1, len(f.Senders)))
 	replacements := map[string]*ebpf.Map{}
 	for name, m := range bpfobj.MapsBySymbol(shared) {
 		if own := spec.Maps[name]; own != nil {
@@ -57,11 +58,18 @@ func Load(
 	var loaded struct {
 		objectPrograms
 		Ring *ebpf.Map `ebpf:"pil_trace"`
+		From *ebpf.Map `ebpf:"pil_trace_from"`
 	}
 	if err := spec.LoadAndAssign(&loaded, &ebpf.CollectionOptions{MapReplacements: replacements}); err != nil {
 		return nil, fmt.Errorf("load the tracing programs: %w", err)
 	}
-	return &Programs{loaded.objectPrograms, loaded.Ring}, nil
+	p := &Programs{loaded.objectPrograms, loaded.Ring, loaded.From}
+	for _, r := range f.Senders {
+		if err := p.from.Put(uint32(r.Device.HostIfindex), uint8(1)); err != nil {
+			return nil, errors.Join(fmt.Errorf("tell the tracing programs the senders' devices: %w", err), p.Close())
+		}
+	}
+	return p, nil
 }
 
 // Objects returns objects with these programs in place of those that they stand in for.
@@ -85,7 +93,7 @@ func (p *Programs) IDs() (ids []ebpf.ProgramID) {
 }
 
 // Close releases the programs. Those that are attached go on.
-func (p *Programs) Close() error { return errors.Join(p.objectPrograms.Close(), p.ring.Close()) }
+func (p *Programs) Close() error { return errors.Join(p.objectPrograms.Close(), p.ring.Close(), p.from.Close()) }
 
 // Report calls deliver with each event until ctx ends.
 func (p *Programs) Report(ctx context.Context, deliver func(dpapi.PacketEvent), log *slog.Logger) error {

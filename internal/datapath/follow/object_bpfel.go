@@ -87,6 +87,7 @@ const (
 	objectMapPilSourcesV2        = "pil_sources_v2"
 	objectMapPilTenantsV2        = "pil_tenants_v2"
 	objectMapPilTrace            = "pil_trace"
+	objectMapPilTraceFrom        = "pil_trace_from"
 	objectMapPilTraced           = "pil_traced"
 	objectMapPilUplinksV1        = "pil_uplinks_v1"
 	objectMapPilVerdicts         = "pil_verdicts"
@@ -214,6 +215,7 @@ type objectMapSpecs struct {
 	PilSourcesV2        *ebpf.MapSpec `ebpf:"pil_sources_v2"`
 	PilTenantsV2        *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
 	PilTrace            *ebpf.MapSpec `ebpf:"pil_trace"`
+	PilTraceFrom        *ebpf.MapSpec `ebpf:"pil_trace_from"`
 	PilTraced           *ebpf.MapSpec `ebpf:"pil_traced"`
 	PilUplinksV1        *ebpf.MapSpec `ebpf:"pil_uplinks_v1"`
 	PilVerdicts         *ebpf.MapSpec `ebpf:"pil_verdicts"`
@@ -307,6 +309,7 @@ type objectMaps struct {
 	PilSourcesV2        *ebpf.Map `ebpf:"pil_sources_v2"`
 	PilTenantsV2        *ebpf.Map `ebpf:"pil_tenants_v2"`
 	PilTrace            *ebpf.Map `ebpf:"pil_trace"`
+	PilTraceFrom        *ebpf.Map `ebpf:"pil_trace_from"`
 	PilTraced           *ebpf.Map `ebpf:"pil_traced"`
 	PilUplinksV1        *ebpf.Map `ebpf:"pil_uplinks_v1"`
 	PilVerdicts         *ebpf.Map `ebpf:"pil_verdicts"`
@@ -351,6 +354,7 @@ func (m *objectMaps) Close() error {
 		m.PilSourcesV2,
 		m.PilTenantsV2,
 		m.PilTrace,
+		m.PilTraceFrom,
 		m.PilTraced,
 		m.PilUplinksV1,
 		m.PilVerdicts,
