@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/policy"
 )
@@ -68,5 +70,37 @@ func TestManyRulesDelayNoOtherTenant(t *testing.T) {
 		len(changes), manyEntries, changes[len(changes)/2], p99(set), p99(read))
 	if p99(set) > most || p99(read) > most {
 		t.Errorf("P99 %v and %v, want at most %v", p99(set), p99(read), most)
+	}
+}
+
+// TestTenantsDropTheSameRules: two tenants have rules with the same numbers and drop them at the same time. The kernel
+// then counts for none of them.
+func TestTenantsDropTheSameRules(t *testing.T) {
+	const manyRules = 5000
+	b := newPolicyBench(t)
+	tenants := []string{"a", "b"}
+	setBoth := func(names map[uint32]policy.RuleName) {
+		t.Helper()
+		var group errgroup.Group
+		for _, name := range tenants {
+			next := rules(name, 0, 10)
+			next.Tables.Names = names
+			group.Go(func() error { return b.datapath.SetPolicies(next) })
+		}
+		must(t, group.Wait())
+	}
+	names := map[uint32]policy.RuleName{}
+	for n := range uint32(manyRules) {
+		names[n+1] = policy.RuleName{Rule: int(n)}
+	}
+	for range 10 {
+		setBoth(names)
+		if hits, err := b.datapath.RuleHits(); err != nil || len(hits) != manyRules {
+			t.Fatalf("the kernel counts for %d rules, %v; want %d", len(hits), err, manyRules)
+		}
+		setBoth(nil)
+		if hits, err := b.datapath.RuleHits(); err != nil || len(hits) != 0 {
+			t.Fatalf("after both tenants have dropped their rules, the kernel counts for %d, %v", len(hits), err)
+		}
 	}
 }

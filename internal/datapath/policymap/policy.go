@@ -237,10 +237,7 @@ func (d *Policies) setOne(next dpapi.TenantPolicies) (done bool, err error) {
 		err = m.checkCapacity(next.Tenant, d.MaxRules)
 	}
 	if err != nil {
-		d.policyMu.Lock()
-		defer d.policyMu.Unlock()
-		delete(d.changing, next.Tenant)
-		return true, err
+		return true, errors.Join(err, d.cancel(c))
 	}
 	if err := errors.Join(d.startCounting(m.hits.added.keys), m.writeRules()); err != nil {
 		d.policyMu.Lock()
@@ -253,13 +250,39 @@ func (d *Policies) setOne(next dpapi.TenantPolicies) (done bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	if err := errors.Join(m.deleteRules(), d.stopCounting(m.hits.stale), d.endPickup(ended)); err != nil {
+	// m.hits may miss rules that another tenant has dropped since.
+	unused := rulesWithout(c.had, c.next)
+	if err := errors.Join(m.deleteRules(), d.stopCounting(unused), d.endPickup(ended)); err != nil {
 		d.policyMu.Lock()
 		defer d.policyMu.Unlock()
 		d.PolicyMapsSynced = false
 		return true, fmt.Errorf("remove unused policies: %w; the new ones are in force", err)
 	}
 	return true, nil
+}
+
+// cancel gives up a change that has written nothing. Meanwhile other tenants may have kept the numbers of its rules.
+func (d *Policies) cancel(c policyChange) error {
+	d.policyMu.Lock()
+	delete(d.changing, c.next.Tenant)
+	d.policyMu.Unlock()
+	err := d.stopCounting(rulesWithout(c.next, c.had))
+	if err != nil {
+		d.policyMu.Lock()
+		defer d.policyMu.Unlock()
+		d.PolicyMapsSynced = false
+	}
+	return err
+}
+
+// rulesWithout returns the numbers of rules that a has and b does not have.
+func rulesWithout(a, b dpapi.TenantPolicies) (rules []uint32) {
+	for rule := range a.Tables.Names {
+		if _, has := b.Tables.Names[rule]; !has {
+			rules = append(rules, rule)
+		}
+	}
+	return rules
 }
 
 // countedAtOnce is for how many numbers of rules policyMu is held.
