@@ -93,7 +93,9 @@ func (p *Programs) IDs() (ids []ebpf.ProgramID) {
 }
 
 // Close releases the programs. Those that are attached go on.
-func (p *Programs) Close() error { return errors.Join(p.objectPrograms.Close(), p.ring.Close(), p.from.Close()) }
+func (p *Programs) Close() error {
+	return errors.Join(p.objectPrograms.Close(), p.ring.Close(), p.from.Close())
+}
 
 // Report calls deliver with each event until ctx ends.
 func (p *Programs) Report(ctx context.Context, deliver func(dpapi.PacketEvent), log *slog.Logger) error {
