@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -20,8 +21,12 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// longestFollow limits a trace whose client has stopped and not disconnected: tracing programs are slower.
-const longestFollow = 10 * time.Minute
+// A trace ends after these times even if its client stays connected: tracing programs are slower, and other clients
+// wait for their turn.
+const (
+	longestFollow = 10 * time.Minute
+	longestSend   = 10 * time.Second // of one event, to a client that reads nothing
+)
 
 // Follow reports what the programs do with selected packets until ctx ends. It calls send with nil once no later packet
 // is missed, then with each event. One Follow runs at a time. It follows packets between containers of one tenant; an
@@ -35,7 +40,43 @@ func (t *Tracer) Follow(
 	if !t.following.TryLock() {
 		return refusal.New(refusal.ErrExists, "another trace runs on this node; try again when it has ended")
 	}
-	defer t.following.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, longestFollow)
+	events, err := t.Path.Follow(ctx, t.withEnds(f, tenant))
+	if err != nil {
+		cancel()
+		t.following.Unlock()
+		return err
+	}
+	end := sync.OnceFunc(func() { // waits until the programs are detached
+		cancel()
+		for range events {
+		}
+		t.following.Unlock()
+	})
+	defer end()
+	// A blocked send returns only when the client reads or disconnects, so it does not keep the programs meanwhile.
+	give := func(e *pilasterv1.PacketEvent) error {
+		blocked := time.AfterFunc(longestSend, end)
+		err := send(e)
+		if !blocked.Stop() {
+			return refusal.New(refusal.ErrUnavailable, "the trace has ended, because its client read nothing for %v; "+
+				"packets flow as before: try again", longestSend)
+		}
+		return err
+	}
+	if err := give(nil); err != nil {
+		return err
+	}
+	for e := range events {
+		if err := give(t.event(e)); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// withEnds adds the containers of this node that have the filter's addresses; of one tenant, or of all.
+func (t *Tracer) withEnds(f dpapi.PacketFilter, tenant string) dpapi.PacketFilter {
 	for _, r := range t.Core.Endpoints() {
 		if !r.Lives() || tenant != "" && tenant != r.Tenant {
 			continue
@@ -47,26 +88,7 @@ func (t *Tracer) Follow(
 			f.Receivers = append(f.Receivers, r)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, longestFollow)
-	events, err := t.Path.Follow(ctx, f)
-	if err != nil {
-		cancel()
-		return err
-	}
-	defer func() { // wait until the programs are detached
-		cancel()
-		for range events {
-		}
-	}()
-	if err := send(nil); err != nil {
-		return err
-	}
-	for e := range events {
-		if err := send(t.event(e)); err != nil {
-			return err
-		}
-	}
-	return ctx.Err()
+	return f
 }
 
 func (t *Tracer) event(e dpapi.PacketEvent) *pilasterv1.PacketEvent {

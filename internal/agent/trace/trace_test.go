@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -318,6 +321,35 @@ func TestFollow(t *testing.T) {
 		len(b.path.filter.Senders)+len(b.path.filter.Receivers) != 0 {
 		t.Errorf("of another tenant: %v, %v, %v", b.path.filter.Senders, b.path.filter.Receivers, err)
 	}
+}
+
+// TestFollowBlocked: a client that does not read loses its turn after a while, also if its call does not end.
+func TestFollowBlocked(t *testing.T) {
+	b, tracer := newBed(t)
+	seen := []netip.Addr{b.c1.Attachments[0].Address}
+	filter := dpapi.PacketFilter{Sources: seen, Destinations: seen, Protocol: packet.ProtocolTCP}
+	synctest.Test(t, func(t *testing.T) {
+		reads, ended := make(chan struct{}), make(chan error, 1)
+		go func() {
+			ended <- tracer.Follow(t.Context(), filter, "", func(*pilasterv1.PacketEvent) error { <-reads; return nil })
+		}()
+		synctest.Wait()
+		next := func() error {
+			return tracer.Follow(t.Context(), filter, "", func(*pilasterv1.PacketEvent) error { return io.EOF })
+		}
+		if err := next(); !errors.Is(err, refusal.ErrExists) {
+			t.Errorf("a trace while another one is blocked: %v", err)
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if err := next(); !errors.Is(err, io.EOF) {
+			t.Errorf("a trace after another one was blocked: %v", err)
+		}
+		close(reads)
+		if err := <-ended; !errors.Is(err, refusal.ErrUnavailable) {
+			t.Errorf("the blocked trace: %v", err)
+		}
+	})
 }
 
 // TestSendProbe: a probe that no container sends, or of a protocol without probes, is refused.
