@@ -14,7 +14,7 @@
 /* Rarely used code goes behind the common path, so that most packets touch few lines of the instruction cache. The
  * programs spend most of their time waiting for instructions. */
 #define likely(x)  __builtin_expect(!!(x), 1)
-#define __slowpath __noinline __attribute__((cold, section(".text")))
+#define __slowpath __noinline __attribute__((cold, unused, section(".text")))
 
 /* RFC 8200 has six kinds of extension header, and real packets hardly ever repeat one. */
 #define MAX_HEADERS 8

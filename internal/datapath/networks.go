@@ -36,6 +36,9 @@ func networkParts() []networkPart {
 	return []networkPart{netpilaPart(), nimitzPart()}
 }
 
+// maxMapName is how much of a map's name the kernel shows (BPF_OBJ_NAME_LEN).
+const maxMapName = 15
+
 // LoadNetwork loads the programs and maps of a network that has an object file of its own. It sets the constants of
 // bpf/common that the object uses, and shares the maps of this data path with it by name: drop counters, events,
 // policies, sessions. The network's other maps are pinned under their names, with their sizes, so that they outlive the
@@ -56,7 +59,11 @@ func (d *Datapath) LoadNetwork(spec *ebpf.CollectionSpec) (*ebpf.Collection, err
 		case shared[symbol] != nil:
 			m.MaxEntries = shared[symbol].MaxEntries()
 			replacements[symbol] = shared[symbol]
-		case !strings.HasPrefix(symbol, "."):
+		case strings.HasPrefix(symbol, "."): // constants
+		case len(symbol) > maxMapName:
+			return nil, fmt.Errorf("map %s: the name has %d characters; choose one with at most %d", symbol,
+				len(symbol), maxMapName)
+		default:
 			m.Name, m.Pinning = fmt.Sprintf("%s_%d", symbol, m.MaxEntries), ebpf.PinByName
 			d.networkPins = append(d.networkPins, m.Name)
 		}

@@ -16,7 +16,7 @@ struct {
 	__type(key, struct addr);
 	__type(value, struct toy_endpoint);
 	__uint(max_entries, 1024);
-} toy_endpoints_v1 SEC(".maps");
+} toy_endpoint_v1 SEC(".maps");
 
 SEC("tc")
 int toy_container(struct __sk_buff *skb)
@@ -35,10 +35,10 @@ int toy_container(struct __sk_buff *skb)
 	why = parse(skb, h, &p);
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
-	from = bpf_map_lookup_elem(&toy_endpoints_v1, &src);
+	from = bpf_map_lookup_elem(&toy_endpoint_v1, &src);
 	if (!from || from->ifindex != device_of(skb))
 		return drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);
-	to = bpf_map_lookup_elem(&toy_endpoints_v1, &dst);
+	to = bpf_map_lookup_elem(&toy_endpoint_v1, &dst);
 	if (!to || to->tenant != from->tenant)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_CONTAINER);
 	mac_of(to->ifindex, macs);

@@ -20,6 +20,7 @@ import (
 )
 
 //go:generate go tool bpf2go -cc clang-16 -strip llvm-strip-16 -target bpfel -type toy_endpoint Toy toy.bpf.c -- -I../../bpf -O2 -g -Wall -Werror -mcpu=v3
+//go:generate go tool bpf2go -cc clang-16 -strip llvm-strip-16 -target bpfel Policed policed.bpf.c -- -I../../bpf -O2 -g -Wall -Werror -mcpu=v3
 
 // Name is the network's name.
 const Name = "toy"
@@ -49,7 +50,7 @@ func New(path *datapath.Datapath) (*Network, error) {
 	}
 	const entry = "toy_container"
 	path.SetEntry(Name, device.EntryProgram{Program: objects.Programs[entry], Name: entry})
-	return &Network{objects, objects.Maps["toy_endpoints_v1"]}, nil
+	return &Network{objects, objects.Maps["toy_endpoint_v1"]}, nil
 }
 
 // Close releases this process's handles; packets keep flowing.

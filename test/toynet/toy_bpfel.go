@@ -46,7 +46,7 @@ const (
 	ToyMapPilDropsV1      = "pil_drops_v1"
 	ToyMapPilEventsV2     = "pil_events_v2"
 	ToyMapPilMacsV1       = "pil_macs_v1"
-	ToyMapToyEndpointsV1  = "toy_endpoints_v1"
+	ToyMapToyEndpointV1   = "toy_endpoint_v1"
 	ToyProgToyContainer   = "toy_container"
 	ToyVarAcceptMark      = "accept_mark"
 	ToyVarBaseMask        = "base_mask"
@@ -110,10 +110,10 @@ type ToyProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ToyMapSpecs struct {
-	PilDropsV1     *ebpf.MapSpec `ebpf:"pil_drops_v1"`
-	PilEventsV2    *ebpf.MapSpec `ebpf:"pil_events_v2"`
-	PilMacsV1      *ebpf.MapSpec `ebpf:"pil_macs_v1"`
-	ToyEndpointsV1 *ebpf.MapSpec `ebpf:"toy_endpoints_v1"`
+	PilDropsV1    *ebpf.MapSpec `ebpf:"pil_drops_v1"`
+	PilEventsV2   *ebpf.MapSpec `ebpf:"pil_events_v2"`
+	PilMacsV1     *ebpf.MapSpec `ebpf:"pil_macs_v1"`
+	ToyEndpointV1 *ebpf.MapSpec `ebpf:"toy_endpoint_v1"`
 }
 
 // ToyVariableSpecs contains global variables before they are loaded into the kernel.
@@ -153,10 +153,10 @@ func (o *ToyObjects) Close() error {
 //
 // It can be passed to LoadToyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ToyMaps struct {
-	PilDropsV1     *ebpf.Map `ebpf:"pil_drops_v1"`
-	PilEventsV2    *ebpf.Map `ebpf:"pil_events_v2"`
-	PilMacsV1      *ebpf.Map `ebpf:"pil_macs_v1"`
-	ToyEndpointsV1 *ebpf.Map `ebpf:"toy_endpoints_v1"`
+	PilDropsV1    *ebpf.Map `ebpf:"pil_drops_v1"`
+	PilEventsV2   *ebpf.Map `ebpf:"pil_events_v2"`
+	PilMacsV1     *ebpf.Map `ebpf:"pil_macs_v1"`
+	ToyEndpointV1 *ebpf.Map `ebpf:"toy_endpoint_v1"`
 }
 
 func (m *ToyMaps) Close() error {
@@ -164,7 +164,7 @@ func (m *ToyMaps) Close() error {
 		m.PilDropsV1,
 		m.PilEventsV2,
 		m.PilMacsV1,
-		m.ToyEndpointsV1,
+		m.ToyEndpointV1,
 	)
 }
 

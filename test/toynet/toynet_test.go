@@ -4,12 +4,14 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -17,10 +19,13 @@ import (
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/test/toynet"
 )
@@ -39,6 +44,26 @@ func namespace(t *testing.T, name string) *netns.Namespace {
 	must(t, err)
 	t.Cleanup(func() { ns.Close(); must(t, netns.Remove(path)) })
 	return ns
+}
+
+// machine returns a namespace with an uplink, and a folder for the state and bpffs of its agent.
+func machine(t *testing.T) (*netns.Namespace, string) {
+	t.Helper()
+	ns, fabric := namespace(t, "node"), namespace(t, "fabric")
+	h, err := ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Index = "eth0", 100
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerNamespace = "eth0", netlink.NsFd(fabric.FD())
+	must(t, h.LinkAdd(pair))
+	eth0, err := h.LinkByName("eth0")
+	must(t, err)
+	must(t, h.LinkSetUp(eth0))
+	dir := t.TempDir()
+	t.Cleanup(func() { unix.Unmount(filepath.Join(dir, "bpf"), unix.MNT_DETACH) })
+	return ns, dir
 }
 
 // node is an agent's core with networks netpila and toy over the data path of a namespace.
@@ -91,21 +116,7 @@ func TestToyNetwork(t *testing.T) {
 		t.Skip("needs root")
 	}
 	tenant.AddNetwork(toynet.Traits)
-	ns, fabric := namespace(t, "node"), namespace(t, "fabric")
-	h, err := ns.Netlink()
-	must(t, err)
-	defer h.Close()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Index = "eth0", 100
-	pair := netlink.NewVeth(attrs)
-	pair.PeerName, pair.PeerNamespace = "eth0", netlink.NsFd(fabric.FD())
-	must(t, h.LinkAdd(pair))
-	eth0, err := h.LinkByName("eth0")
-	must(t, err)
-	must(t, h.LinkSetUp(eth0))
-
-	dir := t.TempDir()
-	t.Cleanup(func() { unix.Unmount(filepath.Join(dir, "bpf"), unix.MNT_DETACH) })
+	ns, dir := machine(t)
 	orchestrator := agenttest.NewOrchestrator()
 	for i, name := range []string{"green", "gold"} {
 		orchestrator.Tenants[name] = tenant.Tenant{
@@ -149,6 +160,74 @@ func TestToyNetwork(t *testing.T) {
 	must(t, err)
 	if want := 2; entries[0].Used != want {
 		t.Errorf("%d entries after a DEL, want %d", entries[0].Used, want)
+	}
+}
+
+// TestPolicies: an object file with policy/policy.h shares the tables of the data path: the rules of SetPolicies apply
+// to its packets, and Sessions counts theirs.
+func TestPolicies(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	const owner, number = 77, 5
+	ns, dir := machine(t)
+	path := open(t, ns, dir, agenttest.NewOrchestrator()).path
+	spec, err := toynet.LoadPoliced()
+	must(t, err)
+	must(t, spec.Variables["policed_tenant"].Set(uint32(owner)))
+	must(t, spec.Variables["endpoint_number"].Set(uint32(number)))
+	objects, err := path.LoadNetwork(spec)
+	must(t, err)
+	defer objects.Close()
+	spec.Maps["toy_map_of_16_by"] = &ebpf.MapSpec{}
+	if _, err := path.LoadNetwork(spec); err == nil || !strings.Contains(err.Error(), "16 characters") {
+		t.Errorf("a map with a long name: %v", err)
+	}
+	frame := packet.Packet{
+		Source: netip.MustParseAddr("fd99::1"), Destination: netip.MustParseAddr("fd99::2"),
+		Body: packet.UDP{SourcePort: 1000, DestinationPort: 53},
+	}.Frame(make(net.HardwareAddr, 6), make(net.HardwareAddr, 6))
+	const pass, drop = 0, 2
+	result := func() uint32 {
+		verdict, err := objects.Programs["toy_policed"].Run(&ebpf.RunOptions{Data: frame})
+		must(t, err)
+		return verdict
+	}
+	drops := func() (all uint64) {
+		status, err := path.Status()
+		must(t, err)
+		for _, d := range status.Drops {
+			if d.Reason == dropreason.PolicyDenied.String() {
+				all += d.Packets
+			}
+		}
+		return all
+	}
+	allowing := policy.Tables{Subjects: map[address.AppID]policy.Subject{policy.AnyApp: {}}}
+	for _, c := range []struct {
+		name            string
+		tables          policy.Tables
+		want            uint32
+		drops, sessions uint64
+	}{
+		{"no policies", policy.Tables{}, pass, 0, 0},
+		{"isolating policies", policy.Isolating(), drop, 1, 0},
+		{"allowing policies", allowing, pass, 1, 1},
+		{"isolating policies again", policy.Isolating(), drop, 2, 1},
+	} {
+		must(t, path.SetPolicies(dpapi.TenantPolicies{
+			Tenant: "green", IDs: []address.TenantID{owner}, Tables: c.tables,
+		}))
+		got := result()
+		sessions, err := path.Sessions()
+		must(t, err)
+		if got != c.want || drops() != c.drops || sessions.Begun != c.sessions {
+			t.Errorf("%s: verdict %d, %d drops, %d sessions begun; want %d, %d, %d", c.name, got, drops(),
+				sessions.Begun, c.want, c.drops, c.sessions)
+		}
+	}
+	if sessions, err := path.Sessions(); err != nil || sessions.Largest != number || sessions.LargestTenant != owner {
+		t.Errorf("sessions %+v, %v; want those of endpoint %d and tenant %d", sessions, err, number, owner)
 	}
 }
 
