@@ -10,8 +10,8 @@
 #include "net/nimitz/ovs_port.h"
 #include "net/nimitz/stages.h"
 
-/* Devices of the containers whose packets are traced. Other containers reach pil_nimitz too, by pil_networks_v1: their
- * packets can have the same addresses, and may be another tenant's. */
+/* Devices of the containers whose packets are traced. Those of other containers reach a program here too, by
+ * pil_networks_v1, and can have the same addresses, also if their tenant is another one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __u32); /* number of the device */

@@ -328,7 +328,8 @@ func TestFollowOneTenant(t *testing.T) {
 	must(t, err)
 	send := func(port pipeline.Port) []dpapi.PacketEvent {
 		from := b.inject[port]
-		must(t, from.Send(packet.Packet{Source: own4, Destination: far4, Body: gram}.Frame(host.GatewayMAC, from.MAC())))
+		sent := packet.Packet{Source: own4, Destination: far4, Body: gram}
+		must(t, from.Send(sent.Frame(host.GatewayMAC, from.MAC())))
 		return drainTrace(events)
 	}
 	if got := send(packettest.Ports[1]); len(got) > 0 {
