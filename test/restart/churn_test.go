@@ -18,7 +18,9 @@ const node = "n1"
 
 const inFlight = 10
 
-const maxMemory = 64 << 20
+// maxMemory is the limit of the agent's memory, without pages of files. The kernel shares these and reclaims them, and
+// how many are resident depends on how the page cache holds the executable: 37 to 44 MiB of the same build.
+const maxMemory = 24 << 20
 
 // pace limits the durations of CNI calls on a node with a thousand containers. Other tests that run at the same time
 // change the durations, so only `make churn` checks these limits.
@@ -142,7 +144,7 @@ func measure(ctx context.Context, t *testing.T, l *lab.Lab, containers int,
 	inAll := time.Since(start)
 	t.Logf("%d concurrent DELs with %d existing containers: %v in total; CPU a DEL: plugin %v, agent %v",
 		more, containers, inAll, plugins/time.Duration(more), (used()-before)/time.Duration(more))
-	peak, err := peakMemory(agent)
+	peak, files, err := peakMemory(agent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,9 +152,10 @@ func measure(ctx context.Context, t *testing.T, l *lab.Lab, containers int,
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("agent: VmHWM %d KiB; kernel memory of its maps %d KiB", peak>>10, maps>>10)
-	if peak > maxMemory {
-		t.Errorf("the agent used %d KiB; the limit is %d KiB", peak>>10, maxMemory>>10)
+	t.Logf("agent: VmHWM %d KiB, of which %d KiB are pages of files; kernel memory of its maps %d KiB", peak>>10,
+		files>>10, maps>>10)
+	if own := peak - files; own > maxMemory {
+		t.Errorf("the agent used %d KiB; the limit is %d KiB", own>>10, maxMemory>>10)
 	}
 	if err := paceOf(labtest.Device()).exceeded(pace{medians[1], medians[inFlight], slowest[inFlight],
 		inAll}); judgesTimes() && err != nil {

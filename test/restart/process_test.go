@@ -2,6 +2,7 @@ package restart_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -26,19 +27,20 @@ func agentPID(ctx context.Context, t *testing.T, l *lab.Lab, node string) int {
 	return states[i].PID
 }
 
-// peakMemory returns VmHWM in bytes.
-func peakMemory(pid int) (int, error) {
+// peakMemory returns the maximum resident memory of a process in bytes, and the pages of files that are a part of it.
+func peakMemory(pid int) (peak, files int, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	for line := range strings.Lines(string(b)) {
-		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			kb, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
-			return kb << 10, err
+	for field, value := range map[string]*int{"VmHWM": &peak, "RssFile": &files} {
+		_, after, found := strings.Cut(string(b), "\n"+field+":")
+		if _, scanned := fmt.Sscan(after, value); !found || scanned != nil {
+			err = errors.Join(err, fmt.Errorf("process %d has no %s", pid, field))
 		}
+		*value <<= 10
 	}
-	return 0, fmt.Errorf("process %d has no VmHWM", pid)
+	return peak, files, err
 }
 
 // tick is the unit of CPU time in /proc/PID/stat.
