@@ -1,10 +1,13 @@
 package oncache
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
+	"math/bits"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -12,118 +15,176 @@ import (
 	"pilaster.io/pilaster/internal/datapath"
 )
 
-// Config describes a node's tunnel and the sizes of the cache. The tunnel must send outer UDP headers without a
-// checksum: the cache reuses these headers unchanged, and learns none that has a checksum.
-type Config struct {
-	Uplink  string // of the tunnel
-	Address netip.Addr
-	VNI     uint32 // 24 bits
-	Port    uint16
-	// Maximum numbers of entries: connections (0 means 4,096), containers on other nodes and containers on this node (0
-	// means 1,024). A full map evicts the least recently used entries.
-	Connections, Remote, Local uint32
-}
-
-// Cache is the cache of one node. It works until Close.
+// Cache is the cache of one node. It works until Close, while Renew is called. Its programs are not pinned: they end
+// with the process. All methods may be called concurrently.
 type Cache struct {
 	objects oncacheObjects
-	links   []link.Link
+	uplink  []link.Link
+	config  Config
+
+	mu      sync.Mutex
+	devices map[string]container
+	// Generations of learn marks (0: none, from 1 to lastMark) and of filter entries, as the programs have them.
+	marks, filter uint32
+	nextMark      uint32
+	evicted       uint64
+	barrier       atomic.Uint64
 }
 
-// Open loads the programs, and attaches those of the uplink in the network namespace of the thread.
+// container is a device that Join attached programs to.
+type container struct {
+	index uint32
+	links []link.Link
+}
+
+// Open loads the programs, and attaches those of the uplink in the network namespace of the thread. The programs use and
+// fill the cache only after Renew.
 func Open(c Config) (*Cache, error) {
+	c = c.withDefaults()
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
 	spec, err := loadOncache()
 	if err != nil {
 		return nil, fmt.Errorf("oncache: read the programs: %w", err)
 	}
-	for name, value := range map[string]any{
-		oncacheVarTunnelAddress: c.Address.As16(), oncacheVarTunnelVni: c.VNI, oncacheVarTunnelPort: c.Port,
-	} {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return nil, fmt.Errorf("oncache: set %s: %w", name, err)
-		}
+	if err := c.set(spec); err != nil {
+		return nil, err
 	}
-	orElse := func(n, usual uint32) uint32 {
-		if n == 0 {
-			return usual
-		}
-		return n
-	}
-	spec.Maps[oncacheMapOnceFilter].MaxEntries = orElse(c.Connections, 4096)
-	spec.Maps[oncacheMapOnceEgress].MaxEntries = orElse(c.Remote, 1024)
-	spec.Maps[oncacheMapOnceIngress].MaxEntries = orElse(c.Local, 1024)
-	o := &Cache{}
+	o := &Cache{config: c, devices: map[string]container{}}
 	if err := spec.LoadAndAssign(&o.objects, nil); err != nil {
 		return nil, fmt.Errorf("oncache: load the programs: %w", err)
 	}
-	err = errors.Join(
-		o.attach(c.Uplink, ebpf.AttachTCXEgress, o.objects.OnceLearnOut),
-		o.attach(c.Uplink, ebpf.AttachTCXIngress, o.objects.OnceIn))
+	o.resume()
+	if err := o.publish(); err != nil {
+		return nil, errors.Join(err, o.Close())
+	}
+	o.uplink, err = attach(c.Uplink, o.objects.OnceIn, o.objects.OnceLearnOut)
 	if err != nil {
 		return nil, errors.Join(err, o.Close())
 	}
 	return o, nil
 }
 
-// Join makes a container's packets use the cache. device is the node's side of the container's veth, in the namespace
-// of the thread. Unlike ONCache, Join attaches the program that learns from incoming packets to this side, and not
-// inside the container, where it would process every packet.
-func (o *Cache) Join(device string) error {
-	return errors.Join(
-		o.attach(device, ebpf.AttachTCXEgress, o.objects.OnceLearnIn),
-		o.attach(device, ebpf.AttachTCXIngress, o.objects.OnceOut))
-}
-
-func (o *Cache) attach(device string, hook ebpf.AttachType, program *ebpf.Program) error {
-	d, err := net.InterfaceByName(device)
+// set writes the constants of the programs and the sizes of the maps.
+func (c Config) set(spec *ebpf.CollectionSpec) error {
+	device, err := linkByName(c.Device)
 	if err != nil {
-		return fmt.Errorf("oncache: %s: %w", device, err)
+		return err
 	}
-	l, err := link.AttachTCX(link.TCXOptions{Interface: d.Index, Program: program, Attach: hook})
-	if err != nil {
-		return fmt.Errorf("oncache: attach to %v of %s: %w", hook, device, err)
+	if err := checkDevice(device); err != nil {
+		return err
 	}
-	o.links = append(o.links, l)
+	mac := make([]byte, 8)
+	copy(mac, device.Attrs().HardwareAddr)
+	for name, value := range map[string]any{
+		oncacheVarTunnelAddress: c.Address.As16(),
+		oncacheVarTunnelVni:     c.VNI,
+		oncacheVarTunnelPort:    c.Port,
+		oncacheVarOverlayDevice: uint32(device.Attrs().Index),
+		oncacheVarOverlayMac:    binary.NativeEndian.Uint64(mac),
+		oncacheVarValidFor:      uint64(c.TTL),
+		oncacheVarMarkMask:      c.MarkMask,
+		oncacheVarMarkShift:     uint32(bits.TrailingZeros32(c.MarkMask)),
+		oncacheVarTracks:        c.Tracks,
+		oncacheVarRouted:        !c.Bridged,
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("oncache: set %s: %w", name, err)
+		}
+	}
+	spec.Maps[oncacheMapOnceFilter].MaxEntries = c.Flows
+	spec.Maps[oncacheMapOnceEgress].MaxEntries = c.Remote
+	spec.Maps[oncacheMapOnceVtep].MaxEntries = c.Remote
+	spec.Maps[oncacheMapOnceIngress].MaxEntries = c.Local
 	return nil
 }
 
-// Close detaches the programs. All packets then pass the network's own devices again.
-func (o *Cache) Close() error {
+// attach attaches programs to a device of the thread's namespace: all of them or none.
+func attach(device string, in, out *ebpf.Program) ([]link.Link, error) {
+	d, err := linkByName(device)
+	if err != nil {
+		return nil, err
+	}
+	var links []link.Link
+	for _, a := range []struct {
+		hook    ebpf.AttachType
+		program *ebpf.Program
+	}{{ebpf.AttachTCXIngress, in}, {ebpf.AttachTCXEgress, out}} {
+		l, err := link.AttachTCX(link.TCXOptions{Interface: d.Attrs().Index, Program: a.program, Attach: a.hook})
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("oncache: attach to %v of %s: %w", a.hook, device, err), detach(links))
+		}
+		links = append(links, l)
+	}
+	return links, nil
+}
+
+func detach(links []link.Link) error {
 	var errs []error
-	for _, l := range o.links {
+	for _, l := range links {
 		errs = append(errs, l.Close())
 	}
-	o.links = nil
-	return errors.Join(append(errs, o.objects.Close())...)
+	return errors.Join(errs...)
 }
 
-// Clear empties the cache. The next packets of each connection pass the network's own devices.
-func (o *Cache) Clear() error {
-	for _, m := range []*ebpf.Map{o.objects.OnceFilter, o.objects.OnceEgress, o.objects.OnceIngress} {
-		if err := empty(m); err != nil {
-			return fmt.Errorf("oncache: empty a table: %w", err)
-		}
+// Join makes a container's packets use the cache. device is the node's side of the container's veth, in the namespace
+// of the thread. Unlike ONCache, Join attaches the program that learns from incoming packets to this side, and not
+// inside the container, where it would process every packet. A device that has joined before is attached anew, as it may
+// be another device of the same name.
+func (o *Cache) Join(device string) error {
+	d, err := linkByName(device)
+	if err != nil {
+		return err
 	}
+	if err := o.Leave(device); err != nil {
+		return err
+	}
+	links, err := attach(device, o.objects.OnceOut, o.objects.OnceLearnIn)
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.devices[device] = container{uint32(d.Attrs().Index), links}
 	return nil
 }
 
-// empty deletes keys until there are none, because programs may add keys meanwhile.
-func empty(m *ebpf.Map) error {
-	key := make([]byte, m.KeySize())
-	for {
-		switch err := m.NextKey(nil, key); {
-		case errors.Is(err, ebpf.ErrKeyNotExist):
-			return nil
-		case err != nil:
-			return err
-		}
-		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return err
-		}
+// Leave undoes Join and evicts what leads to the device, which may be gone. A device that has not joined is no error.
+func (o *Cache) Leave(device string) error {
+	o.mu.Lock()
+	c, ok := o.devices[device]
+	delete(o.devices, device)
+	o.mu.Unlock()
+	if !ok {
+		return nil
 	}
+	_, err := o.Evict(Selector{Device: c.index})
+	return errors.Join(detach(c.links), err)
+}
+
+// Close detaches the programs. All packets then pass the overlay's own devices again.
+func (o *Cache) Close() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	errs := []error{detach(o.uplink)}
+	for _, c := range o.devices {
+		errs = append(errs, detach(c.links))
+	}
+	o.uplink, o.devices = nil, nil
+	return errors.Join(append(errs, o.objects.Close())...)
 }
 
 // ProgramStats returns the statistics of the programs.
 func (o *Cache) ProgramStats() (datapath.ProgStats, error) {
 	return datapath.ProgStatsOf(o.objects.oncachePrograms)
+}
+
+// Selector says what Evict removes: everything, what concerns a container's address, a VTEP, or the node's side of a
+// container's veth. If several fields are set, Evict removes what any of them selects.
+type Selector struct {
+	All    bool
+	Inner  netip.Addr
+	VTEP   netip.Addr
+	Device uint32 // ifindex, 0: none
 }

@@ -16,16 +16,27 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	oncacheMapOnceCounters  = "once_counters"
 	oncacheMapOnceEgress    = "once_egress"
 	oncacheMapOnceFilter    = "once_filter"
 	oncacheMapOnceIngress   = "once_ingress"
+	oncacheMapOnceVtep      = "once_vtep"
 	oncacheProgOnceIn       = "once_in"
 	oncacheProgOnceLearnIn  = "once_learn_in"
 	oncacheProgOnceLearnOut = "once_learn_out"
 	oncacheProgOnceOut      = "once_out"
+	oncacheVarMarkMask      = "mark_mask"
+	oncacheVarMarkShift     = "mark_shift"
+	oncacheVarOnceLease     = "once_lease"
+	oncacheVarOnceWord      = "once_word"
+	oncacheVarOverlayDevice = "overlay_device"
+	oncacheVarOverlayMac    = "overlay_mac"
+	oncacheVarRouted        = "routed"
+	oncacheVarTracks        = "tracks"
 	oncacheVarTunnelAddress = "tunnel_address"
 	oncacheVarTunnelPort    = "tunnel_port"
 	oncacheVarTunnelVni     = "tunnel_vni"
+	oncacheVarValidFor      = "valid_for"
 )
 
 // loadOncache returns the embedded CollectionSpec for oncache.
@@ -80,18 +91,29 @@ type oncacheProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type oncacheMapSpecs struct {
-	OnceEgress  *ebpf.MapSpec `ebpf:"once_egress"`
-	OnceFilter  *ebpf.MapSpec `ebpf:"once_filter"`
-	OnceIngress *ebpf.MapSpec `ebpf:"once_ingress"`
+	OnceCounters *ebpf.MapSpec `ebpf:"once_counters"`
+	OnceEgress   *ebpf.MapSpec `ebpf:"once_egress"`
+	OnceFilter   *ebpf.MapSpec `ebpf:"once_filter"`
+	OnceIngress  *ebpf.MapSpec `ebpf:"once_ingress"`
+	OnceVtep     *ebpf.MapSpec `ebpf:"once_vtep"`
 }
 
 // oncacheVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type oncacheVariableSpecs struct {
+	MarkMask      *ebpf.VariableSpec `ebpf:"mark_mask"`
+	MarkShift     *ebpf.VariableSpec `ebpf:"mark_shift"`
+	OnceLease     *ebpf.VariableSpec `ebpf:"once_lease"`
+	OnceWord      *ebpf.VariableSpec `ebpf:"once_word"`
+	OverlayDevice *ebpf.VariableSpec `ebpf:"overlay_device"`
+	OverlayMac    *ebpf.VariableSpec `ebpf:"overlay_mac"`
+	Routed        *ebpf.VariableSpec `ebpf:"routed"`
+	Tracks        *ebpf.VariableSpec `ebpf:"tracks"`
 	TunnelAddress *ebpf.VariableSpec `ebpf:"tunnel_address"`
 	TunnelPort    *ebpf.VariableSpec `ebpf:"tunnel_port"`
 	TunnelVni     *ebpf.VariableSpec `ebpf:"tunnel_vni"`
+	ValidFor      *ebpf.VariableSpec `ebpf:"valid_for"`
 }
 
 // oncacheObjects contains all objects after they have been loaded into the kernel.
@@ -114,16 +136,20 @@ func (o *oncacheObjects) Close() error {
 //
 // It can be passed to loadOncacheObjects or ebpf.CollectionSpec.LoadAndAssign.
 type oncacheMaps struct {
-	OnceEgress  *ebpf.Map `ebpf:"once_egress"`
-	OnceFilter  *ebpf.Map `ebpf:"once_filter"`
-	OnceIngress *ebpf.Map `ebpf:"once_ingress"`
+	OnceCounters *ebpf.Map `ebpf:"once_counters"`
+	OnceEgress   *ebpf.Map `ebpf:"once_egress"`
+	OnceFilter   *ebpf.Map `ebpf:"once_filter"`
+	OnceIngress  *ebpf.Map `ebpf:"once_ingress"`
+	OnceVtep     *ebpf.Map `ebpf:"once_vtep"`
 }
 
 func (m *oncacheMaps) Close() error {
 	return _OncacheClose(
+		m.OnceCounters,
 		m.OnceEgress,
 		m.OnceFilter,
 		m.OnceIngress,
+		m.OnceVtep,
 	)
 }
 
@@ -131,9 +157,18 @@ func (m *oncacheMaps) Close() error {
 //
 // It can be passed to loadOncacheObjects or ebpf.CollectionSpec.LoadAndAssign.
 type oncacheVariables struct {
+	MarkMask      *ebpf.Variable `ebpf:"mark_mask"`
+	MarkShift     *ebpf.Variable `ebpf:"mark_shift"`
+	OnceLease     *ebpf.Variable `ebpf:"once_lease"`
+	OnceWord      *ebpf.Variable `ebpf:"once_word"`
+	OverlayDevice *ebpf.Variable `ebpf:"overlay_device"`
+	OverlayMac    *ebpf.Variable `ebpf:"overlay_mac"`
+	Routed        *ebpf.Variable `ebpf:"routed"`
+	Tracks        *ebpf.Variable `ebpf:"tracks"`
 	TunnelAddress *ebpf.Variable `ebpf:"tunnel_address"`
 	TunnelPort    *ebpf.Variable `ebpf:"tunnel_port"`
 	TunnelVni     *ebpf.Variable `ebpf:"tunnel_vni"`
+	ValidFor      *ebpf.Variable `ebpf:"valid_for"`
 }
 
 // oncachePrograms contains all programs after they have been loaded into the kernel.

@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"errors"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -22,27 +23,65 @@ func cachedVXLAN(w *Wire) (Pair, error) {
 		if err := n.makeRoom(); err != nil {
 			return p, err
 		}
-		err := n.NS.Do(func() error {
-			c, err := oncache.Open(oncache.Config{Uplink: "eth0", Address: n.Underlay, VNI: vxlanID, Port: vxlanPort})
-			if err != nil {
-				return err
-			}
-			w.OnClose(c.Close)
+		c, err := n.cache()
+		if c != nil {
 			caches = append(caches, c)
-			return c.Join("container")
-		})
+			w.OnClose(keepRenewed(c))
+		}
 		if err != nil {
 			return p, err
 		}
 	}
 	p.Fresh = func() (err error) {
 		for _, c := range caches {
-			err = errors.Join(err, c.Clear())
+			_, failed := c.Evict(oncache.Selector{All: true})
+			err = errors.Join(err, failed)
 		}
 		return err
 	}
 	p.Runs = func() (datapath.ProgStats, error) { return sumProgramStats(caches) }
 	return p, nil
+}
+
+// cache opens the cache of a node and adds its container.
+func (n *Node) cache() (c *oncache.Cache, err error) {
+	err = n.NS.Do(func() error {
+		tracks, err := oncache.Tracking()
+		if err != nil {
+			return err
+		}
+		c, err = oncache.Open(oncache.Config{
+			Uplink: "eth0", Device: "vxlan", Address: n.Underlay, VNI: vxlanID, Port: vxlanPort, Tracks: tracks,
+		})
+		if err != nil {
+			return err
+		}
+		return errors.Join(c.Renew(), c.Join("container"))
+	})
+	return c, err
+}
+
+// keepRenewed renews the lease of a cache until the returned function closes it.
+func keepRenewed(c *oncache.Cache) func() error {
+	stop, result := make(chan struct{}), make(chan error)
+	go func() {
+		renew := time.NewTicker(time.Second)
+		defer renew.Stop()
+		var err error
+		for {
+			select {
+			case <-renew.C:
+				err = errors.Join(err, c.Renew())
+			case <-stop:
+				result <- err
+				return
+			}
+		}
+	}()
+	return func() error {
+		close(stop)
+		return errors.Join(<-result, c.Close())
+	}
 }
 
 // makeRoom makes containers reserve headroom for the tunnel's headers. Without headroom the kernel copies every

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Learns from packets that the overlay has let through. */
+#pragma once
+#include "oncache/track.h"
+
+/* differ compares entries: a write costs more, and most often nothing has changed. */
+static __always_inline bool differ(const void *a, const void *b, int size)
+{
+	const __u32 *x = a, *y = b;
+
+	for (int i = 0; i < size / sizeof(*x); i++)
+		if (x[i] != y[i])
+			return true;
+	return false;
+}
+
+/* put writes an entry whole: the map may give the memory of a found one to another key at any time. */
+#define put(map, key, new, size)                                                                                       \
+	({                                                                                                             \
+		const void *known = bpf_map_lookup_elem(map, key);                                                     \
+		if (!known || differ(known, new, size))                                                                \
+			bpf_map_update_elem(map, key, new, BPF_ANY);                                                   \
+	})
+
+/* Entries are written again after an eighth of their validity, not for every packet. */
+static __always_inline bool is_fresh(__u64 until, const struct once_now *now)
+{
+	return until > now->time + valid_for - valid_for / 8;
+}
+
+/* allow makes one direction of a flow valid: out, or in by a device. */
+static __always_inline bool allow(const struct once_flow *f, const struct once_now *now, __u32 device)
+{
+	struct once_verdict new = {.generation = now->generation.filter, .device = device};
+	struct once_verdict *v = bpf_map_lookup_elem(&once_filter, f);
+	__u64 until = now->time + valid_for;
+
+	if (v && v->generation == new.generation) {
+		new.in = v->in;
+		if (!device)
+			new.device = v->device;
+		if (!device || device == v->device || !v->device)
+			new.out = v->out;
+		if (is_fresh(device ? new.in : new.out, now) && new.device == v->device)
+			return false;
+	}
+	if (device)
+		new.in = until;
+	else
+		new.out = until;
+	bpf_map_update_elem(&once_filter, f, &new, BPF_ANY);
+	return true;
+}
+
+/* forget_packet clears the fields of outer headers that differ from packet to packet, and those of the VNI. */
+static __always_inline void forget_packet(void *headers, bool ip4)
+{
+	struct udp_vxlan *udp = headers + (ip4 ? offsetof(struct outer4, udp) : offsetof(struct outer6, udp));
+	struct outer4 *h4 = headers;
+	struct outer6 *h6 = headers;
+
+	if (ip4) {
+		h4->tos &= ~ECN_MASK;
+		h4->length = h4->id = h4->check = 0;
+	} else {
+		((__u8 *)&h6->tos_flow)[1] &= ~(ECN_MASK << ECN_SHIFT6);
+		h6->payload_len = 0;
+	}
+	udp->sport = udp->len = udp->check = 0;
+	udp->vni = 0; /* not WIDE: the stack wants aligned access */
+}
+
+static __always_inline bool put_vtep(struct __sk_buff *skb, const struct tunnel *t, bool ip4)
+{
+	struct once_vtep new = {.uplink = skb->ifindex}, *known;
+
+	if (bpf_skb_load_bytes(skb, 0, new.headers, ip4 ? sizeof(struct outer4) : sizeof(struct outer6)))
+		return false;
+	forget_packet(new.headers, ip4);
+	known = bpf_map_lookup_elem(&once_vtep, &t->dst);
+	if (known)
+		new.id = known->id;
+	if (!known || differ(known, &new, offsetof(struct once_vtep, id)))
+		bpf_map_update_elem(&once_vtep, &t->dst, &new, BPF_ANY);
+	return true;
+}
+
+/* mtu_of asks for the MTU of a device, 0 for that of the packet. */
+static __always_inline __u32 mtu_of(struct __sk_buff *skb, __u32 device)
+{
+	__u32 mtu = 0;
+
+	return bpf_check_mtu(skb, device, &mtu, 0, 0) < 0 ? 0 : mtu;
+}
+
+/* learn_out learns from a packet that leaves by the uplink. */
+static __always_inline enum once_cause learn_out(struct __sk_buff *skb, const struct once_now *now,
+						 const struct tunnel *t, const struct inner *p)
+{
+	struct once_inner key = inner_of(&p->flow.remote);
+	struct once_egress e = {.vtep = t->dst};
+	enum once_cause cause;
+	bool ip4 = is_ip4_mapped(&t->dst);
+
+	/* The receiver might want one, and the programs compute none. */
+	if (!ip4 && t->flags & TUNNEL_CSUM)
+		return CAUSE_CHECKSUM;
+	cause = tracked(skb, p, true);
+	if (cause)
+		return cause;
+	e.mtu = mtu_of(skb, overlay_device);
+	if (!e.mtu || !(ip4 ? put_vtep(skb, t, true) : put_vtep(skb, t, false)))
+		return CAUSE_FAILED;
+	__builtin_memcpy(e.macs, p->macs, sizeof(e.macs));
+	put(&once_egress, &key, &e, sizeof(e));
+	if (!allow(&p->flow, now, 0))
+		return CAUSE_HIT;
+	if (is_current(now))
+		return CAUSE_LEARNT;
+	bpf_map_delete_elem(&once_filter, &p->flow);
+	bpf_map_delete_elem(&once_egress, &key);
+	bpf_map_delete_elem(&once_vtep, &t->dst);
+	return CAUSE_CHANGED;
+}
+
+/* learn_in learns from a packet to a container, at the node's end of its veth. */
+static __always_inline enum once_cause learn_in(struct __sk_buff *skb, const struct once_now *now,
+						const struct inner *p)
+{
+	struct once_inner key = inner_of(&p->flow.local);
+	struct once_ingress c = {.device = skb->ifindex};
+	enum once_cause cause = tracked(skb, p, false);
+
+	if (cause)
+		return cause;
+	c.mtu = mtu_of(skb, 0);
+	if (!c.mtu)
+		return CAUSE_FAILED;
+	__builtin_memcpy(c.macs, p->macs, sizeof(c.macs));
+	put(&once_ingress, &key, &c, sizeof(c));
+	if (!allow(&p->flow, now, skb->ifindex))
+		return CAUSE_HIT;
+	if (is_current(now))
+		return CAUSE_LEARNT;
+	bpf_map_delete_elem(&once_filter, &p->flow);
+	bpf_map_delete_elem(&once_ingress, &key);
+	return CAUSE_CHANGED;
+}
+
+/* teaches tells whether a packet of the overlay can be learnt from. */
+static __always_inline bool teaches(enum once_cause read)
+{
+	return read == CAUSE_HIT || read == CAUSE_SYN_ACK;
+}
+
+static __always_inline void count_learnt(enum once_way way, enum once_cause cause)
+{
+	if (cause) /* else the entries are fresh */
+		count(way, cause);
+}
