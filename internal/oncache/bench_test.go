@@ -92,6 +92,13 @@ type bench struct {
 
 func newBench(t *testing.T, w world, change ...func(*Config)) *bench {
 	t.Helper()
+	spec, err := loadOncache()
+	must(t, err)
+	return newBenchOf(t, spec, w, change...)
+}
+
+func newBenchOf(t *testing.T, spec *ebpf.CollectionSpec, w world, change ...func(*Config)) *bench {
+	t.Helper()
 	ns, err := netns.Create(filepath.Join(t.TempDir(), "ns"))
 	must(t, err)
 	t.Cleanup(func() { ns.Close(); netns.Remove(ns.Path()) })
@@ -104,7 +111,7 @@ func newBench(t *testing.T, w world, change ...func(*Config)) *bench {
 	b.uplink = b.device(t, "uplink", own, 1500)
 	b.device(t, "overlay", vtep, 1430)
 	b.container = b.device(t, "container", net.HardwareAddr{2, 0, 0, 0, 9, 9}, 1430)
-	must(t, ns.Do(func() (err error) { b.Cache, err = Open(c); return err }))
+	must(t, ns.Do(func() (err error) { b.Cache, err = open(spec.Copy(), c.withDefaults()); return err }))
 	t.Cleanup(func() { must(t, b.Close()) })
 	must(t, b.Renew())
 	return b
@@ -294,11 +301,17 @@ func headerSum(header []byte) uint16 {
 	return ^uint16(sum)
 }
 
+// clean empties the cache and makes it learn.
+func (b *bench) clean(t *testing.T) {
+	t.Helper()
+	_, err := b.Evict(Selector{All: true})
+	must(t, errors.Join(err, b.Resume(), b.Renew()))
+}
+
 // fill runs the programs on the packets of one connection in both directions, as they pass the overlay's own devices.
 func (b *bench) fill(t *testing.T) {
 	t.Helper()
-	_, err := b.Evict(Selector{All: true})
-	must(t, errors.Join(err, b.Renew()))
+	b.clean(t)
 	out, in := others|b.field(1), others|b.field(2)
 	for _, s := range []struct {
 		step

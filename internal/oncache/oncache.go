@@ -40,13 +40,16 @@ type container struct {
 // Open loads the programs, and attaches those of the uplink in the network namespace of the thread. The programs use and
 // fill the cache only after Renew.
 func Open(c Config) (*Cache, error) {
-	c = c.withDefaults()
-	if err := c.validate(); err != nil {
-		return nil, err
-	}
 	spec, err := loadOncache()
 	if err != nil {
 		return nil, fmt.Errorf("oncache: read the programs: %w", err)
+	}
+	return open(spec, c.withDefaults())
+}
+
+func open(spec *ebpf.CollectionSpec, c Config) (*Cache, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
 	}
 	if err := c.set(spec); err != nil {
 		return nil, err
@@ -59,10 +62,11 @@ func Open(c Config) (*Cache, error) {
 	if err := o.publish(); err != nil {
 		return nil, errors.Join(err, o.Close())
 	}
-	o.uplink, err = attach(c.Uplink, o.objects.OnceIn, o.objects.OnceLearnOut)
+	uplink, err := attach(c.Uplink, o.objects.OnceIn, o.objects.OnceLearnOut)
 	if err != nil {
 		return nil, errors.Join(err, o.Close())
 	}
+	o.uplink = uplink
 	return o, nil
 }
 
