@@ -80,7 +80,11 @@ func refusals() []refusal {
 		both(refusal{name: "no flags", cause: "packet"}, segment(0)),
 		both(refusal{name: "ICMP error", cause: "packet"}, frames(ofWorld(world.icmpError))),
 		both(refusal{name: "echo of another identifier", cause: "unknown", learns: true}, frames(ofWorld(world.echo))),
-		both(refusal{name: "GRE", cause: "packet"}, frames(raw(47, 40))),
+		both(refusal{name: "GRE", cause: "packet"}, frames(func(world) packet.Body {
+			data := make([]byte, 40)
+			data[13] = byte(packet.ACK) // where TCP has it
+			return packet.Raw{Proto: 47, Data: data}
+		})),
 		both(refusal{name: "half a TCP header", cause: "packet"}, frames(raw(packet.ProtocolTCP, 12))),
 		both(refusal{name: "no ports", cause: "packet"}, frames(raw(packet.ProtocolUDP, 4))),
 		both(refusal{name: "segments of no kind", gsoSize: 4, cause: "segments"}, flow),
@@ -146,6 +150,16 @@ func states() []refusal {
 		{name: "out: ARP", frame: func(w world) []byte {
 			return packet.Frame(gateway, eth0, 0x0806, make([]byte, 40))
 		}},
+		// Validity of one direction does not come back with the other.
+		{name: "out: void, then let out", frame: out, cause: "expired", learns: true, prepare: func(t *testing.T, b *bench) {
+			must(t, b.Void())
+			b.run(t, step{program: "learn out", frame: b.leaving(said), mark: b.field(1)})
+		}},
+		{name: "out: let in to another device before", frame: out, cause: "expired", learns: true,
+			prepare: func(t *testing.T, b *bench) {
+				b.change(t, func(v *verdict) { v.Device++ })
+				b.run(t, step{program: "learn in", frame: b.received(answered), mark: b.field(2)})
+			}},
 		{name: "in: container has moved", frame: in, prepare: entry(func(v *verdict) { v.Device++ }), cause: "no-route",
 			learns: true, forgets: true},
 		{name: "in: container unknown", frame: in, cause: "no-route", learns: true, forgets: true,
@@ -222,9 +236,10 @@ func outerHeaders() []refusal {
 			f[5] = 9
 			return f
 		}},
-		{name: "in: other outer family", frame: func(w world) []byte {
-			w.outer4 = !w.outer4
-			return w.coming(answered)
+		{name: "in: other ethertype", frame: func(w world) []byte {
+			f := w.coming(answered)
+			copy(f[12:], []byte{0x88, 0xb5})
+			return f
 		}},
 		{name: "in: cut", frame: func(w world) []byte { return w.coming(answered)[:w.at("flags")+2] }},
 	}

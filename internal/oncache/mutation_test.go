@@ -1,0 +1,209 @@
+package oncache
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// mutation removes one check of bpf/oncache. old occurs once in the file.
+type mutation struct {
+	file, old, new string
+	cases          []string // those that fail without the check, in any world, and no others
+}
+
+// twice returns the names of a case in both directions.
+func twice(names ...string) (all []string) {
+	for _, name := range names {
+		all = append(all, "out: "+name, "in: "+name)
+	}
+	return all
+}
+
+// learners returns the names of the cases in which a packet gets a learn mark.
+func learners() (names []string) {
+	for _, r := range refusals() {
+		if r.learns {
+			names = append(names, r.name)
+		}
+	}
+	return names
+}
+
+func mutations() []mutation {
+	const main, inner, tables, learn, state = "oncache.bpf.c", "oncache/inner.h", "oncache/tables.h", "oncache/learn.h",
+		"oncache/state.h"
+	return []mutation{
+		{state, "return now->time < once_lease;", "return true;",
+			[]string{"in: no lease", "learn in: no lease", "learn out: no lease", "out: no lease"}},
+		{state, "return now->generation.marks && ", "return ",
+			[]string{"learn in: paused", "learn out: paused"}},
+		{state, "(skb->mark & mark_mask) == mark_of(now->generation.marks, way)", "true",
+			[]string{"learn in: marked before a change", "learn in: the other direction",
+				"learn out: marked before a change", "learn out: the other direction"}},
+		{state, "skb->mark = (skb->mark & ~mark_mask) | value;", "skb->mark = value;", learners()},
+		{main, "cause == CAUSE_TCP_FLAGS || ", "",
+			twice("FIN", "RST", "SYN")},
+		{main, " || cause == CAUSE_ROUTE)", ")",
+			[]string{"in: container has moved", "in: container unknown", "out: VTEP unknown",
+				"out: destination unknown"}},
+		{main, "cause >= CAUSE_SYN_ACK && ", "cause >= CAUSE_UNKNOWN && ",
+			twice("SYN and ACK")},
+		{main, "now->generation.marks ? mark_of(now->generation.marks, way) : 0",
+			"mark_of(now->generation.marks, way)",
+			twice("unknown, while learning is paused")},
+		{main, "if (v->device != skb->ifindex)", "if (0)",
+			[]string{"out: another container"}},
+		{main, "if (!routed && mac_of(p->macs) != mac_of(e->macs))", "if (0)",
+			[]string{"out: another MAC, bridged"}},
+		{main, "p->longest > e->mtu || ", "",
+			[]string{"out: too long"}},
+		{main, "	if (!is_ip(skb))\n		return TCX_NEXT;", "",
+			[]string{"out: ARP"}},
+		{main, "if (changes_ecn(t->tos & ECN_MASK, p->ecn))", "if (0)",
+			[]string{"in: ECT(1) around ECT(0)", "in: congestion",
+				"in: congestion of a flow without ECN"}},
+		{main, " || c->device != v->device", "",
+			[]string{"in: container has moved"}},
+		{main, "if (mac_of(p->macs) != (routed ? overlay_mac : mac_of(c->macs)))", "if (0)",
+			[]string{"in: another MAC, bridged", "in: to another inner MAC"}},
+		{main, "if (p->longest > c->mtu)", "if (0)",
+			[]string{"in: too long"}},
+		{main, "if (skb->pkt_type != PACKET_HOST)", "if (0)",
+			[]string{"in: another's frame"}},
+		{main, "	if (!(skb->mark & mark_mask) || !lease(&now))", "	if (!lease(&now))",
+			[]string{"learn out: no mark"}},
+		{main, "if (!is_ip(skb) || !(skb->mark & mark_mask) || ", "if (!is_ip(skb) || ",
+			[]string{"learn in: no mark"}},
+		{main, "if (teaches(tunnelled(skb, true, &t, &p)))", "if (tunnelled(skb, true, &t, &p) != CAUSES)",
+			[]string{"learn out: SYN", "learn out: fragment"}},
+		{main, "if (teaches(read_inner(skb, 0, false, &p)))", "if (read_inner(skb, 0, false, &p) || true)",
+			[]string{"learn in: FIN", "learn in: fragment"}},
+		{tables, "if (v->generation != now->generation.filter)", "if (0)",
+			twice("another generation")},
+		{tables, "v->out > now->time && ", "",
+			[]string{"in: never let out", "out: let in to another device before", "out: never let out"}},
+		{tables, " && v->in > now->time", "", []string{"in: never let in", "out: never let in",
+			"out: void, then let out"}},
+		{inner, "p->gso_size ? CAUSE_SEGMENTS : CAUSE_HIT", "CAUSE_HIT",
+			twice("segments of UDP")},
+		{inner, "if (p->for_kernel)", "if (0)",
+			twice("segments of no kind")},
+		{inner, "is_echo(p->proto, *(__u8 *)l4) ? CAUSE_HIT : CAUSE_PACKET", "CAUSE_HIT",
+			twice("ICMP error")},
+		{inner, "p->proto != NEXTHDR_TCP || ", "", twice("GRE")},
+		{inner, "if (flags == (TCP_SYN | TCP_ACK))", "if (0)",
+			twice("SYN and ACK", "last hop of SYN and ACK")},
+		{inner, "if (flags != TCP_ACK)", "if (0)",
+			[]string{"in: FIN", "in: RST", "in: SYN", "in: no flags", "learn in: FIN", "learn out: SYN",
+				"out: FIN", "out: RST", "out: SYN", "out: no flags"}},
+		{inner, "flags ? CAUSE_TCP_FLAGS : CAUSE_PACKET", "CAUSE_TCP_FLAGS",
+			twice("no flags")},
+		{inner, "h->version_length != 0x45 || ", "",
+			twice("IPv4 options")},
+		{inner, " || h->fragment & bpf_htons(IP4_MORE_FRAGMENTS | IP4_FRAGMENT_OFFSET)", "",
+			[]string{"in: first fragment", "in: later fragment", "learn in: fragment",
+				"learn out: fragment", "out: first fragment", "out: later fragment"}},
+		{inner, "bpf_ntohs(h->length) != p->longest || ", "",
+			twice("trailing byte")},
+		{inner, " || !header4_sums_up(h)", "",
+			twice("header checksum")},
+		{inner, "start[0] >> 4 != 6 || ", "",
+			twice("version")},
+		{inner, " || IPV6_HLEN + bpf_ntohs(h->start.payload_len) != p->longest", "",
+			twice("trailing byte")},
+		{inner, "is_ip4_mapped(&p->flow.local) || ", "",
+			[]string{"in: mapped destination", "out: mapped source"}},
+		{inner, " || is_ip4_mapped(&p->flow.remote)", "",
+			[]string{"in: mapped source", "out: mapped destination"}},
+		{inner, "if (p->macs[0] & 1)", "if (0)",
+			[]string{"out: multicast MAC"}},
+		{inner, "else if (p->type == bpf_htons(ETH_P_IPV6))", "else if (1)",
+			[]string{"in: no IP"}},
+		{inner, " && p->hops <= 1", " && 0",
+			twice("last hop", "last hop of SYN and ACK")},
+		{inner, "(cause == CAUSE_HIT || cause == CAUSE_SYN_ACK) && p->hops", "cause == CAUSE_HIT && p->hops",
+			twice("last hop of SYN and ACK")},
+		{inner, " || skb->protocol != (ip4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6))", "",
+			[]string{"in: other ethertype"}},
+		{inner, "t->vni != tunnel_vni || ", "",
+			[]string{"in: another network", "learn out: another network"}},
+		{inner, " || !same_addr(out ? &t->src : &t->dst, &own)", "",
+			[]string{"in: another node's", "learn out: another node's"}},
+		{inner, "read4(data, skb->len, bpf_htons(tunnel_port), 0, t)",
+			"(read4(data, skb->len, bpf_htons(tunnel_port), 0, t), 0)",
+			[]string{"in: another length in UDP", "in: another port", "in: group policy",
+				"in: outer TCP", "in: reserved byte"}},
+		{inner, "read6(data, skb->len, bpf_htons(tunnel_port), 0, t)",
+			"(read6(data, skb->len, bpf_htons(tunnel_port), 0, t), 0)",
+			[]string{"in: another length in UDP", "in: another port", "in: group policy",
+				"in: outer TCP", "in: reserved byte"}},
+		{learn, "if (!ip4 && t->flags & TUNNEL_CSUM)", "if (0)",
+			[]string{"learn out: outer checksum"}},
+		{learn, "if (v && v->generation == new.generation)", "if (v)",
+			[]string{"out: void, then let out"}},
+		{learn, "		if (!device || device == v->device || !v->device)\n", "",
+			[]string{"out: let in to another device before"}},
+	}
+}
+
+// TestEveryCheckHasItsPacket: without a check, the cases for it fail, and no others. By default it tries two checks,
+// with MUTATION=all each.
+func TestEveryCheckHasItsPacket(t *testing.T) {
+	tried := mutations()
+	if os.Getenv("MUTATION") != "all" {
+		tried = tried[:2]
+	}
+	for _, m := range tried {
+		t.Run(m.file+" "+m.old, func(t *testing.T) {
+			spec := m.compile(t)
+			var failed []string
+			for _, w := range worlds {
+				b := newBenchOf(t, spec, w)
+				casesOf(w, func(name string, c faultOf) {
+					if fault := c.fault(t, b); fault != "" {
+						t.Logf("%v: %s: %s", w, name, fault)
+						failed = append(failed, name)
+					}
+				})
+			}
+			slices.Sort(failed)
+			failed = slices.Compact(failed)
+			if want := slices.Sorted(slices.Values(m.cases)); !slices.Equal(failed, want) || len(want) == 0 {
+				t.Errorf("failed cases %q, want %q", failed, want)
+			}
+		})
+	}
+}
+
+// compile compiles the programs as go generate does, with the check removed.
+func (m mutation) compile(t *testing.T) *ebpf.CollectionSpec {
+	t.Helper()
+	const bpf = "../../bpf"
+	text, err := os.ReadFile(filepath.Join(bpf, m.file))
+	must(t, err)
+	if n := strings.Count(string(text), m.old); n != 1 {
+		t.Fatalf("%s has %q %d times", m.file, m.old, n)
+	}
+	dir := t.TempDir()
+	must(t, os.CopyFS(filepath.Join(dir, "oncache"), os.DirFS(filepath.Join(bpf, "oncache"))))
+	source, err := os.ReadFile(filepath.Join(bpf, "oncache.bpf.c"))
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, "oncache.bpf.c"), source, 0o600)) // includes what lies beside it
+	changed := strings.Replace(string(text), m.old, m.new, 1)
+	must(t, os.WriteFile(filepath.Join(dir, m.file), []byte(changed), 0o600))
+	object := filepath.Join(dir, "programs.o")
+	build := exec.CommandContext(t.Context(), "clang-16", "-target", "bpfel", "-mcpu=v3", "-O2", "-g",
+		"-I"+dir, "-I"+bpf, "-c", filepath.Join(dir, "oncache.bpf.c"), "-o", object)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", build.Args, err, out)
+	}
+	spec, err := ebpf.LoadCollectionSpec(object)
+	must(t, err)
+	return spec
+}
