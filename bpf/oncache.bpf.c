@@ -135,17 +135,17 @@ int once_learn_out(struct __sk_buff *skb)
 {
 	struct once_now now = {};
 	struct inner p = {};
+	enum once_cause cause;
 	struct tunnel t;
 
 	if (!(skb->mark & mark_mask) || !lease(&now))
 		return TCX_NEXT;
-	if (!may_learn(skb, &now, WAY_OUT)) {
-		count(WAY_OUT, CAUSE_MARK);
-		return TCX_NEXT;
-	}
 	read_segments(skb, &p);
-	if (teaches(tunnelled(skb, true, &t, &p)))
-		count_learnt(WAY_OUT, learn_out(skb, &now, &t, &p));
+	if (!teaches(tunnelled(skb, true, &t, &p)))
+		return TCX_NEXT;
+	cause = may_learn(skb, &now, WAY_OUT) ? learn_out(skb, &now, &t, &p) : CAUSE_MARK;
+	if (cause)
+		count(WAY_OUT, cause);
 	return TCX_NEXT;
 }
 
@@ -155,17 +155,17 @@ int once_learn_in(struct __sk_buff *skb)
 {
 	struct once_now now = {};
 	struct inner p = {};
+	enum once_cause cause;
 
 	if (!is_ip(skb) || !(skb->mark & mark_mask) || !lease(&now))
 		return TCX_NEXT;
-	if (!may_learn(skb, &now, WAY_IN)) {
-		count(WAY_IN, CAUSE_MARK);
-		return TCX_NEXT;
-	}
 	read_segments(skb, &p);
 	readable(skb, ETH_HLEN + INNER_MOST);
-	if (teaches(read_inner(skb, 0, false, &p)))
-		count_learnt(WAY_IN, learn_in(skb, &now, &p));
+	if (!teaches(read_inner(skb, 0, false, &p)))
+		return TCX_NEXT;
+	cause = may_learn(skb, &now, WAY_IN) ? learn_in(skb, &now, &p) : CAUSE_MARK;
+	if (cause)
+		count(WAY_IN, cause);
 	return TCX_NEXT;
 }
 

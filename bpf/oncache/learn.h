@@ -93,7 +93,7 @@ static __always_inline __u32 mtu_of(struct __sk_buff *skb, __u32 device)
 	return bpf_check_mtu(skb, device, &mtu, 0, 0) < 0 ? 0 : mtu;
 }
 
-/* learn_out learns from a packet that leaves by the uplink. */
+/* learn_out learns from a packet that leaves by the uplink. It returns CAUSE_HIT if the entries are fresh. */
 static __always_inline enum once_cause learn_out(struct __sk_buff *skb, const struct once_now *now,
 						 const struct tunnel *t, const struct inner *p)
 {
@@ -151,10 +151,4 @@ static __always_inline enum once_cause learn_in(struct __sk_buff *skb, const str
 static __always_inline bool teaches(enum once_cause read)
 {
 	return read == CAUSE_HIT || read == CAUSE_SYN_ACK;
-}
-
-static __always_inline void count_learnt(enum once_way way, enum once_cause cause)
-{
-	if (cause) /* else the entries are fresh */
-		count(way, cause);
 }
