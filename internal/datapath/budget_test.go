@@ -236,6 +236,7 @@ func measureCosts(t *testing.T) map[string]cost {
 	costs := costsOf(t, spec)
 	spec, err = ebpf.LoadCollectionSpec(oncacheObject)
 	must(t, err)
+	must(t, spec.Variables["mark_mask"].Set(uint32(0xff))) // without a mask nothing is learnt
 	maps.Copy(costs, costsOf(t, spec))
 	return costs
 }

@@ -145,8 +145,8 @@ func casesOf(w world, f func(name string, c faultOf)) {
 	}
 }
 
-// The programs leave packets to the overlay unchanged, with or without a learn mark, and learn nothing from packets that
-// are not to be trusted.
+// The programs leave packets to the overlay unchanged, with or without a learn mark, and learn nothing from packets
+// that are not to be trusted.
 func TestLeftToTheOverlay(t *testing.T) {
 	eachWorld(t, func(t *testing.T, b *bench) {
 		casesOf(b.world, func(name string, c faultOf) {

@@ -22,20 +22,20 @@ type Config struct {
 	Address netip.Addr // of this node's VTEP, IPv4 or IPv6
 	VNI     uint32     // 24 bits
 	Port    uint16
-	// Bridged says that the VXLAN device is a port of the containers' bridge: the overlay keeps TTL, hop limit and inner
-	// MACs. Otherwise the node routes between containers and the VXLAN device.
+	// Bridged says that the VXLAN device is a port of the containers' bridge: the overlay keeps TTL, hop limit and
+	// inner MACs. Otherwise the node routes between containers and the VXLAN device.
 	Bridged bool
-	// MarkMask has the bits of packet marks that the cache may use: contiguous, MarkBits or more, not those of kube-proxy
-	// (0xc000). 0 means DefaultMarkMask.
+	// MarkMask has the bits of packet marks that the cache may use: contiguous, MarkBits or more, not those of
+	// kube-proxy (0xc000). 0 means DefaultMarkMask.
 	MarkMask uint32
 	// TTL is how long a direction of a flow stays in the cache after the overlay last let a packet of it through: at
 	// most a third of nf_conntrack_udp_timeout, or conntrack would forget the flow. 0 means DefaultTTL.
 	TTL time.Duration
-	// Tracks says that conntrack tracks the containers' packets: only flows that it has seen in both directions and does
-	// not translate are learnt. See Tracking.
+	// Tracks says that conntrack tracks the containers' packets: only flows that it has seen in both directions and
+	// does not translate are learnt. See Tracking.
 	Tracks bool
-	// Maximum numbers of entries: connections (0 means 4,096), containers on other nodes, and containers on this node (0
-	// means 1,024). A full map evicts the least recently used entries.
+	// Maximum numbers of entries: connections (0 means 4,096), containers on other nodes, and containers on this node
+	// (0 means 1,024). A full map evicts the least recently used entries.
 	Flows, Remote, Local uint32
 }
 
@@ -76,7 +76,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("oncache: mark mask %#x: %d or more contiguous bits are needed", mask, MarkBits)
 	}
 	if mask&kubeProxyMarks != 0 {
-		return fmt.Errorf("oncache: mark mask %#x contains bits of kube-proxy (%#x); choose others", mask, kubeProxyMarks)
+		return fmt.Errorf("oncache: mark mask %#x contains bits of kube-proxy (%#x); choose others", mask,
+			kubeProxyMarks)
 	}
 	if !c.Address.IsValid() || c.Address.Is4In6() {
 		return fmt.Errorf("oncache: VTEP address %v is no IPv4 or IPv6 address", c.Address)
@@ -95,7 +96,7 @@ func (c Config) validate() error {
 		return err
 	}
 	if c.TTL > timeout/3 {
-		return fmt.Errorf("oncache: entries would be valid for %v, more than a third of nf_conntrack_udp_timeout (%v); "+
+		return fmt.Errorf("oncache: entries would be valid for %v, more than a third of nf_conntrack_udp_timeout (%v): "+
 			"conntrack would forget the flows", c.TTL, timeout)
 	}
 	return nil
@@ -120,8 +121,8 @@ func readNumber(path string) (int, error) {
 	return n, nil
 }
 
-// Tracking tells whether conntrack is active in the network namespace of the thread: a rule uses it. It sends a datagram
-// over lo and looks for entries. Without conntrack in the kernel it returns false.
+// Tracking tells whether conntrack is active in the network namespace of the thread: a rule uses it. It sends a
+// datagram over lo and looks for entries. Without conntrack in the kernel it returns false.
 func Tracking() (bool, error) {
 	const entries = conntrackSysctl + "count"
 	if _, err := os.Stat(entries); os.IsNotExist(err) {

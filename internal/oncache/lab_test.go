@@ -101,7 +101,9 @@ func wire(a *netns.Namespace, nameA string, b *netns.Namespace, nameB string) er
 			attrs.MTU = 1430
 		}
 		return netns.Retry(func() error {
-			return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: nameB, PeerNamespace: netlink.NsFd(b.FD())})
+			return netlink.LinkAdd(&netlink.Veth{
+				LinkAttrs: attrs, PeerName: nameB, PeerNamespace: netlink.NsFd(b.FD()),
+			})
 		})
 	})
 }
@@ -155,8 +157,8 @@ func (n *node) configure(peer *node, outer4 bool) error {
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = "overlay", 1430, n.mac
 	err = netns.Retry(func() error {
 		return netlink.LinkAdd(&netlink.Vxlan{
-			LinkAttrs: attrs, VxlanId: 1, VtepDevIndex: eth0.Attrs().Index, SrcAddr: n.underlay.AsSlice(), Port: overlayPort,
-			UDPCSum: true, UDP6ZeroCSumTx: true, UDP6ZeroCSumRx: true,
+			LinkAttrs: attrs, VxlanId: 1, VtepDevIndex: eth0.Attrs().Index, SrcAddr: n.underlay.AsSlice(),
+			Port: overlayPort, UDPCSum: true, UDP6ZeroCSumTx: true, UDP6ZeroCSumRx: true,
 		})
 	})
 	if err != nil {
@@ -170,10 +172,12 @@ func (n *node) configure(peer *node, outer4 bool) error {
 		sysctl("ipv4/ip_forward", "1"), sysctl("ipv6/conf/all/forwarding", "1"),
 		netlink.RouteAdd(&netlink.Route{LinkIndex: container.Attrs().Index, Dst: ipNet(netip.PrefixFrom(n.inner4, 32)),
 			Scope: netlink.SCOPE_LINK}),
-		netlink.RouteAdd(&netlink.Route{LinkIndex: container.Attrs().Index, Dst: ipNet(netip.PrefixFrom(n.inner6, 128))}),
+		netlink.RouteAdd(&netlink.Route{
+			LinkIndex: container.Attrs().Index, Dst: ipNet(netip.PrefixFrom(n.inner6, 128)),
+		}),
 		netlink.NeighAppend(&netlink.Neigh{
-			LinkIndex: overlay.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
-			HardwareAddr: peer.mac, IP: peer.underlay.AsSlice(),
+			LinkIndex: overlay.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF,
+			State: netlink.NUD_PERMANENT, HardwareAddr: peer.mac, IP: peer.underlay.AsSlice(),
 		}))
 	for _, to := range []netip.Prefix{
 		netip.MustParsePrefix(fmt.Sprintf("10.1.%d.0/24", peer.number)),

@@ -37,8 +37,8 @@ type container struct {
 	links []link.Link
 }
 
-// Open loads the programs, and attaches those of the uplink in the network namespace of the thread. The programs use and
-// fill the cache only after Renew.
+// Open loads the programs, and attaches those of the uplink in the network namespace of the thread. The programs use
+// and fill the cache only after Renew.
 func Open(c Config) (*Cache, error) {
 	spec, err := loadOncache()
 	if err != nil {
@@ -134,8 +134,8 @@ func detach(links []link.Link) error {
 
 // Join makes a container's packets use the cache. device is the node's side of the container's veth, in the namespace
 // of the thread. Unlike ONCache, Join attaches the program that learns from incoming packets to this side, and not
-// inside the container, where it would process every packet. A device that has joined before is attached anew, as it may
-// be another device of the same name.
+// inside the container, where it would process every packet. A device that has joined before is attached anew, as it
+// may be another device of the same name.
 func (o *Cache) Join(device string) error {
 	d, err := linkByName(device)
 	if err != nil {

@@ -76,7 +76,9 @@ func sentTo(t *testing.T, tap *packet.Capture, from, to *net.UDPConn) []byte {
 	if !send(t, from, to, payload, long) {
 		t.Fatal("the datagram is lost")
 	}
-	frames, err := tap.Until(t.Context(), func(c packet.Captured) bool { return bytes.Contains(c.Frame, []byte(payload)) })
+	frames, err := tap.Until(t.Context(), func(c packet.Captured) bool {
+		return bytes.Contains(c.Frame, []byte(payload))
+	})
 	must(t, err)
 	frame := frames[len(frames)-1].Frame
 	if frame[12] == 8 { // the container counts IPv4 ids: without this one, and with a checksum that is right
@@ -177,7 +179,8 @@ func echo(t *testing.T, c net.Conn, sent []byte) {
 func TestTranslatedFlows(t *testing.T) {
 	const direct, translated = "10.1.2.1:7000", "10.9.9.9:80"
 	for name, order := range map[string][]string{
-		"service": {translated}, "service, then direct": {translated, direct}, "direct, then service": {direct, translated},
+		"service": {translated}, "service, then direct": {translated, direct},
+		"direct, then service": {direct, translated},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t, true, "-A FORWARD -m conntrack --ctstate INVALID -j DROP")
@@ -199,7 +202,8 @@ func TestTranslatedFlows(t *testing.T) {
 				if s.Flows != 1 || s.Out.Hits == 0 {
 					t.Errorf("got %+v", s)
 				}
-			} else if s.Flows != 0 || s.Out.Hits+s.In.Hits != 0 || s.In.NotLearnt["nat"]+s.In.NotLearnt["untracked"] == 0 {
+			} else if s.Flows != 0 || s.Out.Hits+s.In.Hits != 0 ||
+				s.In.NotLearnt["nat"]+s.In.NotLearnt["untracked"] == 0 {
 				t.Errorf("got %+v", s)
 			}
 		})

@@ -40,16 +40,18 @@ func TestSameAsTheOverlay(t *testing.T) {
 			for ecn := range uint8(4) {
 				verdict, out, mark := b.run(t, step{program: "out", frame: b.sent(body, class(ecn)), mark: others})
 				want, port := b.leaving(body, class(ecn)), binary.BigEndian.Uint16(out[b.at("port"):])
-				if verdict != redirect || mark != others || port < 0xc000 || !bytes.Equal(b.forget(out), b.forget(want)) {
-					t.Errorf("out, ECN %d: verdict %d, mark %#x, port %d\n got % x\nwant % x", ecn, int32(verdict), mark,
-						port, out, want)
+				if verdict != redirect || mark != others || port < 0xc000 ||
+					!bytes.Equal(b.forget(out), b.forget(want)) {
+					t.Errorf("out, ECN %d: verdict %d, mark %#x, port %d\n got % x\nwant % x", ecn, int32(verdict),
+						mark, port, out, want)
 				}
 				if b.outer4 && headerSum(out[14:34]) != 0 {
 					t.Errorf("out, ECN %d: wrong header checksum", ecn)
 				}
 				verdict, out, mark = b.run(t, step{program: "in", frame: b.coming(answer, class(ecn)), mark: others})
 				if want := b.received(answer, class(ecn)); verdict != redirect || mark != 0 || !bytes.Equal(out, want) {
-					t.Errorf("in, ECN %d: verdict %d, mark %#x\n got % x\nwant % x", ecn, int32(verdict), mark, out, want)
+					t.Errorf("in, ECN %d: verdict %d, mark %#x\n got % x\nwant % x", ecn, int32(verdict), mark,
+						out, want)
 				}
 			}
 		}

@@ -104,10 +104,8 @@ func refusals() []refusal {
 			"out": func(w world) []byte { return w.sent(said, options) },
 			"in":  func(w world) []byte { return w.coming(answered, options) },
 		}),
-		both(refusal{name: "IPv4 options", only: inner4, cause: "packet"}, edited(func(_ world, f []byte, ip int) []byte {
-			f[ip] = 0x46
-			return sumInner(f, ip)
-		})),
+		both(refusal{name: "IPv4 options", only: inner4, cause: "packet"},
+			edited(func(_ world, f []byte, ip int) []byte { f[ip] = 0x46; return sumInner(f, ip) })),
 		both(refusal{name: "header checksum", only: inner4, cause: "packet"}, set(10, 0x55)),
 		both(refusal{name: "version", only: inner6, cause: "packet"}, set(0, 0x50)),
 		both(refusal{name: "trailing byte", cause: "packet"}, edited(lengthen)),
@@ -151,10 +149,11 @@ func states() []refusal {
 			return packet.Frame(gateway, eth0, 0x0806, make([]byte, 40))
 		}},
 		// Validity of one direction does not come back with the other.
-		{name: "out: void, then let out", frame: out, cause: "expired", learns: true, prepare: func(t *testing.T, b *bench) {
-			must(t, b.Void())
-			b.run(t, step{program: "learn out", frame: b.leaving(said), mark: b.field(1)})
-		}},
+		{name: "out: void, then let out", frame: out, cause: "expired", learns: true,
+			prepare: func(t *testing.T, b *bench) {
+				must(t, b.Void())
+				b.run(t, step{program: "learn out", frame: b.leaving(said), mark: b.field(1)})
+			}},
 		{name: "out: let in to another device before", frame: out, cause: "expired", learns: true,
 			prepare: func(t *testing.T, b *bench) {
 				b.change(t, func(v *verdict) { v.Device++ })

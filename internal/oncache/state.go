@@ -86,8 +86,8 @@ func (o *Cache) resume() {
 	o.marks = o.nextMark
 }
 
-// publish writes the generations, with one store of 8 bytes. What the caller reads afterwards contains all that programs
-// have written with former generations, or these programs see the new ones.
+// publish writes the generations, with one store of 8 bytes. What the caller reads afterwards contains all that
+// programs have written with former generations, or these programs see the new ones.
 func (o *Cache) publish() error {
 	if err := o.objects.OnceWord.Set(uint64(o.filter)<<32 | uint64(o.marks)); err != nil {
 		return fmt.Errorf("oncache: write the generations: %w", err)

@@ -141,7 +141,7 @@ var goNames = []oldName{
 	{"ruled", "mapSync", []kind{typeName}, "internal/datapath"},
 	{"rulings", "policyMaps", nil, "internal/datapath"},
 	{"Runs", "ProgStats", nil, "internal/datapath"},
-	{"Void", "InvalidateFlows", nil, ""},
+	{"Void", "InvalidateFlows", nil, "internal/datapath"},
 	{"visit", "forEachNetns", []kind{function}, "internal/datapath"},
 	{"inherit", "migrateMaps", []kind{function}, "internal/datapath"},
 
