@@ -96,7 +96,7 @@ func (c Config) validate() error {
 		return err
 	}
 	if c.TTL > timeout/3 {
-		return fmt.Errorf("oncache: entries would be valid for %v, more than a third of nf_conntrack_udp_timeout (%v): "+
+		return fmt.Errorf("oncache: entries would be valid for %v, over a third of nf_conntrack_udp_timeout (%v): "+
 			"conntrack would forget the flows", c.TTL, timeout)
 	}
 	return nil
