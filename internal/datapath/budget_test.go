@@ -236,7 +236,10 @@ func measureCosts(t *testing.T) map[string]cost {
 	costs := costsOf(t, spec)
 	spec, err = ebpf.LoadCollectionSpec(oncacheObject)
 	must(t, err)
-	must(t, spec.Variables["mark_mask"].Set(uint32(0xff))) // without a mask nothing is learnt
+	_, err = os.Stat("/proc/sys/net/netfilter/nf_conntrack_count")
+	must(t, errors.Join(
+		spec.Variables["mark_mask"].Set(uint32(0xff)), // without a mask nothing is learnt
+		spec.Variables["tracks"].Set(err == nil)))     // without conntrack the kernel has no lookup
 	maps.Copy(costs, costsOf(t, spec))
 	return costs
 }
