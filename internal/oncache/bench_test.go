@@ -19,7 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -91,14 +91,14 @@ type bench struct {
 	uplink, container int // ifindex
 }
 
-func newBench(t *testing.T, w world, change ...func(*Config)) *bench {
+func newBench(t testing.TB, w world, change ...func(*Config)) *bench {
 	t.Helper()
 	spec, err := loadOncache()
 	must(t, err)
 	return newBenchOf(t, spec, w, change...)
 }
 
-func newBenchOf(t *testing.T, spec *ebpf.CollectionSpec, w world, change ...func(*Config)) *bench {
+func newBenchOf(t testing.TB, spec *ebpf.CollectionSpec, w world, change ...func(*Config)) *bench {
 	t.Helper()
 	ns, err := netns.Create(filepath.Join(t.TempDir(), "ns"))
 	must(t, err)
@@ -122,7 +122,7 @@ func newBenchOf(t *testing.T, spec *ebpf.CollectionSpec, w world, change ...func
 	return b
 }
 
-func (b *bench) device(t *testing.T, name string, mac net.HardwareAddr, mtu int) (index int) {
+func (b *bench) device(t testing.TB, name string, mac net.HardwareAddr, mtu int) (index int) {
 	t.Helper()
 	must(t, b.ns.Do(func() error {
 		attrs := netlink.NewLinkAttrs()

@@ -163,8 +163,9 @@ func (o *Cache) Leave(device string) error {
 	if !ok {
 		return nil
 	}
+	detached := detach(c.links) // first: what has left cannot be learnt again
 	_, err := o.Evict(Selector{Device: c.index})
-	return errors.Join(detach(c.links), err)
+	return errors.Join(detached, err)
 }
 
 // Close detaches the programs. All packets then pass the overlay's own devices again.
