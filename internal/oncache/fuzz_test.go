@@ -8,9 +8,9 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// judged says what the cache may do with the inner packet of a frame of fill's connection: the rules of
+// cacheable says what the cache may do with the inner packet of a frame of fill's connection: the rules of
 // bpf/oncache/inner.h in other words.
-func (w world) judged(frame []byte, out bool) bool {
+func (w world) cacheable(frame []byte, out bool) bool {
 	ip := frame[14:]
 	var src, dst, l4 []byte
 	var hops, protocol byte
@@ -95,16 +95,16 @@ func FuzzCache(f *testing.F) {
 			want = b.forwarded(frame, append(eth0, gateway...)...)
 		}
 		verdict, got, mark := b.run(t, s)
-		judged := b.judged(frame, out)
+		cacheable := b.cacheable(frame, out)
 		if verdict == redirect && out {
 			got = b.forget(got)
 		}
 		switch {
-		case judged != (verdict == redirect):
-			t.Errorf("%v, out %v: verdict %d, want a delivery: %v", b.world, out, int32(verdict), judged)
-		case judged && !bytes.Equal(got, want):
+		case cacheable != (verdict == redirect):
+			t.Errorf("%v, out %v: verdict %d, want a delivery: %v", b.world, out, int32(verdict), cacheable)
+		case cacheable && !bytes.Equal(got, want):
 			t.Errorf("%v, out %v: got\n% x\nwant\n% x", b.world, out, got, want)
-		case !judged && (verdict != next || !bytes.Equal(got, s.frame) || mark&^DefaultMarkMask != others):
+		case !cacheable && (verdict != next || !bytes.Equal(got, s.frame) || mark&^DefaultMarkMask != others):
 			t.Errorf("%v, out %v: verdict %d, mark %#x", b.world, out, int32(verdict), mark)
 		}
 	})

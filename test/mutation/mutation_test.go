@@ -164,9 +164,15 @@ func attack(t *testing.T, binary, overlay, tests string) ([]byte, error) {
 	return run.CombinedOutput()
 }
 
-// compile compiles the object file from a changed header, as go generate does, and writes an overlay that replaces the
-// committed one.
+// compile compiles the object file of the datapath from a changed header, as go generate does, and writes an overlay
+// that replaces the committed one.
 func compile(t *testing.T, file, text string) (overlay string) {
+	t.Helper()
+	return compileIn(t, bpfobj, file, text)
+}
+
+// compileIn does the same for a folder with a go:generate line.
+func compileIn(t *testing.T, folder, file, text string) (overlay string) {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range sourceFiles(t) {
@@ -178,24 +184,26 @@ func compile(t *testing.T, file, text string) (overlay string) {
 	must(t, os.Remove(filepath.Join(dir, file)))
 	must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 
-	generate := generateCommand(t)
-	source, include := slices.Index(generate, "../../../bpf/pilaster.bpf.c"), slices.Index(generate, "-I../../../bpf")
+	generate := generateCommand(t, folder)
+	source := slices.IndexFunc(generate, func(s string) bool { return strings.HasSuffix(s, ".bpf.c") })
+	include := slices.IndexFunc(generate, func(s string) bool { return strings.HasPrefix(s, "-I") })
 	if source < 0 || include < 0 {
 		t.Fatalf("unexpected go:generate command: %q", generate)
 	}
-	generate[source], generate[include] = filepath.Join(dir, "pilaster.bpf.c"), "-I"+dir
+	entry := filepath.Base(generate[source])
+	generate[source], generate[include] = filepath.Join(dir, entry), "-I"+dir
 	out := t.TempDir()
 	generate = slices.Insert(generate, slices.Index(generate, "bpf2go")+1, "-output-dir", out)
 	run := exec.CommandContext(t.Context(), generate[0], generate[1:]...)
-	run.Dir = bpfobj
+	run.Dir = folder
 	if said, err := run.CombinedOutput(); err != nil {
 		t.Fatalf("%s does not compile: %v\n%s", file, err, said)
 	}
 
-	object, err := filepath.Abs(filepath.Join(bpfobj, "pilaster_bpfel.o"))
+	name := strings.TrimSuffix(entry, ".bpf.c") + "_bpfel.o"
+	object, err := filepath.Abs(filepath.Join(folder, name))
 	must(t, err)
-	made := filepath.Join(out, "pilaster_bpfel.o")
-	replace, err := json.Marshal(map[string]map[string]string{"Replace": {object: made}})
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": {object: filepath.Join(out, name)}})
 	must(t, err)
 	overlay = filepath.Join(out, "overlay.json")
 	must(t, os.WriteFile(overlay, replace, 0o600))
@@ -226,16 +234,16 @@ func sourceFiles(t *testing.T) (names []string) {
 	return names
 }
 
-func generateCommand(t *testing.T) []string {
+func generateCommand(t *testing.T, folder string) []string {
 	t.Helper()
-	doc, err := os.ReadFile(filepath.Join(bpfobj, "doc.go"))
+	doc, err := os.ReadFile(filepath.Join(folder, "doc.go"))
 	must(t, err)
 	for line := range strings.Lines(string(doc)) {
 		if command, ok := strings.CutPrefix(line, "//go:generate "); ok {
 			return strings.Fields(command)
 		}
 	}
-	t.Fatal("internal/datapath/bpfobj has no go:generate line")
+	t.Fatalf("%s has no go:generate line", folder)
 	return nil
 }
 

@@ -192,6 +192,7 @@ func bugs() []planted {
 			"slices.Sorted(maps.Keys(v))",
 			"slices.Collect(maps.Keys(v))",
 		},
+		{"FuzzCache", "bpf/oncache/inner.h", "p->hops <= 1", "p->hops == 1"},
 		{
 			"FuzzKernelCipher", "bpf/pilaster.bpf.c",
 			"slot = bpf_map_lookup_elem(&pil_keys_v1, &id);",
@@ -235,9 +236,14 @@ func (b planted) mustBeFound(t *testing.T) {
 	folder, binary := filepath.Dir(b.file), filepath.Join(t.TempDir(), "fuzz")
 	bad := strings.Replace(b.text(t), b.old, b.new, 1)
 	overlay := ""
-	if header, found := strings.CutPrefix(b.file, "bpf/"); found {
+	header, found := strings.CutPrefix(b.file, "bpf/")
+	switch {
+	case strings.HasPrefix(header, "oncache/"):
+		folder = "internal/oncache"
+		overlay = compileIn(t, filepath.Join(tree, folder), header, bad)
+	case found:
 		folder, overlay = "internal/datapath", compile(t, header, bad)
-	} else {
+	default:
 		overlay = overlayOf(t, filepath.Join(tree, b.file), bad)
 	}
 	// Run the binary, which writes failing inputs to its working folder; `go test -fuzz` would write them to the tree.
