@@ -27,6 +27,7 @@ type node struct {
 	inner4, inner6 netip.Addr // of the container
 	underlay       netip.Addr
 	mac            net.HardwareAddr // of the VXLAN device
+	bridged        bool             // one bridge over both nodes instead of routes
 }
 
 // lab has two nodes, whose caches are open.
@@ -37,7 +38,19 @@ const overlayPort = 8472
 // newLab creates the nodes, with IPv4 or IPv6 outside. rules are iptables commands for both families, on each node.
 func newLab(t *testing.T, outer4 bool, rules ...string) *lab {
 	t.Helper()
+	return setUp(t, &lab{newNode(t, 1, outer4), newNode(t, 2, outer4)}, outer4, rules...)
+}
+
+// newBridgedLab creates nodes whose VXLAN devices are ports of the containers' bridges.
+func newBridgedLab(t *testing.T, outer4 bool) *lab {
+	t.Helper()
 	l := &lab{newNode(t, 1, outer4), newNode(t, 2, outer4)}
+	l.a.bridged, l.b.bridged = true, true
+	return setUp(t, l, outer4)
+}
+
+func setUp(t *testing.T, l *lab, outer4 bool, rules ...string) *lab {
+	t.Helper()
 	must(t, wire(l.a.ns, "eth0", l.b.ns, "eth0"))
 	for _, n := range []*node{l.a, l.b} {
 		peer := l.b
@@ -81,8 +94,13 @@ func (n *node) open(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		bridged, err := Bridged("overlay")
+		if err != nil {
+			return err
+		}
 		n.Cache, err = Open(Config{
 			Uplink: "eth0", Device: "overlay", Address: n.underlay, VNI: 1, Port: overlayPort, Tracks: tracks,
+			Bridged: bridged,
 		})
 		if err != nil {
 			return err
@@ -130,6 +148,10 @@ func ipNet(p netip.Prefix) *net.IPNet {
 func sysctl(name, value string) error { return os.WriteFile("/proc/sys/net/"+name, []byte(value), 0) }
 
 func (n *node) configureContainer() error {
+	if n.bridged {
+		eth0, err := up("eth0", n.inner4.String()+"/16", n.inner6.String()+"/16")
+		return errors.Join(err, netlink.LinkSetMTU(eth0, 1430))
+	}
 	eth0, err := up("eth0", n.inner4.String()+"/32", n.inner6.String()+"/128")
 	if err != nil {
 		return err
@@ -149,10 +171,6 @@ func (n *node) configure(peer *node, outer4 bool) error {
 	if err != nil {
 		return err
 	}
-	container, err := up("container", "169.254.1.1/32", "fe80::1/64")
-	if err != nil {
-		return err
-	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = "overlay", 1430, n.mac
 	err = netns.Retry(func() error {
@@ -161,6 +179,13 @@ func (n *node) configure(peer *node, outer4 bool) error {
 			Port: overlayPort, UDPCSum: true, UDP6ZeroCSumTx: true, UDP6ZeroCSumRx: true,
 		})
 	})
+	if err != nil {
+		return err
+	}
+	if n.bridged {
+		return n.bridge(peer)
+	}
+	container, err := up("container", "169.254.1.1/32", "fe80::1/64")
 	if err != nil {
 		return err
 	}
@@ -191,6 +216,28 @@ func (n *node) configure(peer *node, outer4 bool) error {
 		}))
 	}
 	return err
+}
+
+// bridge joins container and VXLAN device, which floods to the peer and learns.
+func (n *node) bridge(peer *node) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = "bridge", 1430
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	if err := netns.Retry(func() error { return netlink.LinkAdd(bridge) }); err != nil {
+		return err
+	}
+	errs := []error{netlink.LinkSetUp(bridge)}
+	for _, port := range []string{"container", "overlay"} {
+		d, err := up(port)
+		errs = append(errs, err, netlink.LinkSetMaster(d, bridge))
+		if port == "overlay" {
+			errs = append(errs, netlink.NeighAppend(&netlink.Neigh{
+				LinkIndex: d.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
+				HardwareAddr: make(net.HardwareAddr, 6), IP: peer.underlay.AsSlice(),
+			}))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // iptables runs a rule in the node's namespace; the command's arguments have no quotes.

@@ -33,40 +33,47 @@ func families(t *testing.T, test func(t *testing.T, inner4, outer4 bool)) {
 // Packets of an established flow bypass the overlay, and the container gets them as it gets those of the overlay.
 func TestOverKernelOverlay(t *testing.T) {
 	families(t, func(t *testing.T, inner4, outer4 bool) {
-		for name, rules := range map[string][]string{
-			"no conntrack": nil,
-			"conntrack":    {"-A FORWARD -m conntrack --ctstate INVALID -j DROP"},
+		const invalid = "-A FORWARD -m conntrack --ctstate INVALID -j DROP"
+		for name, open := range map[string]func(*testing.T) *lab{
+			"no conntrack": func(t *testing.T) *lab { return newLab(t, outer4) },
+			"conntrack":    func(t *testing.T) *lab { return newLab(t, outer4, invalid) },
+			"bridged":      func(t *testing.T) *lab { return newBridgedLab(t, outer4) },
 		} {
 			t.Run(name, func(t *testing.T) {
-				l := newLab(t, outer4, rules...)
-				if l.a.config.Tracks != (rules != nil) {
-					t.Fatalf("conntrack: %v", l.a.config.Tracks)
+				l := open(t)
+				if c := l.a.config; c.Tracks != (name == "conntrack") || c.Bridged != (name == "bridged") {
+					t.Fatalf("got %+v", c)
 				}
-				l.renewed(t)
-				a, b := l.a.listen(t, inner4, 4000), l.b.listen(t, inner4, 5000)
-				tap, err := packet.NewCapture(l.b.container, "eth0", packet.IncomingOnly)
-				must(t, err)
-				defer tap.Close()
-				first := sentTo(t, tap, a, b)
-				talk(t, a, b, 5)
-				outA, inA := l.a.hits(t)
-				outB, inB := l.b.hits(t)
-				talk(t, a, b, 20)
-				for _, n := range []struct {
-					*node
-					out, in uint64
-				}{{l.a, outA, inA}, {l.b, outB, inB}} {
-					if out, in := n.hits(t); out-n.out != 20 || in-n.in != 20 {
-						s, err := n.Stats()
-						t.Errorf("node %d: %d hits out, %d in, want 20: %+v %v", n.number, out-n.out, in-n.in, s, err)
-					}
-				}
-				if later := sentTo(t, tap, a, b); !bytes.Equal(first, later) {
-					t.Errorf("the overlay delivers\n% x\nthe cache\n% x", first, later)
-				}
+				l.sameAsOverlay(t, inner4)
 			})
 		}
 	})
+}
+
+func (l *lab) sameAsOverlay(t *testing.T, inner4 bool) {
+	t.Helper()
+	l.renewed(t)
+	a, b := l.a.listen(t, inner4, 4000), l.b.listen(t, inner4, 5000)
+	tap, err := packet.NewCapture(l.b.container, "eth0", packet.IncomingOnly)
+	must(t, err)
+	defer tap.Close()
+	first := sentTo(t, tap, a, b)
+	talk(t, a, b, 5)
+	outA, inA := l.a.hits(t)
+	outB, inB := l.b.hits(t)
+	talk(t, a, b, 20)
+	for _, n := range []struct {
+		*node
+		out, in uint64
+	}{{l.a, outA, inA}, {l.b, outB, inB}} {
+		if out, in := n.hits(t); out-n.out != 20 || in-n.in != 20 {
+			s, err := n.Stats()
+			t.Errorf("node %d: %d hits out, %d in, want 20: %+v %v", n.number, out-n.out, in-n.in, s, err)
+		}
+	}
+	if later := sentTo(t, tap, a, b); !bytes.Equal(first, later) {
+		t.Errorf("the overlay delivers\n% x\nthe cache\n% x", first, later)
+	}
 }
 
 // sentTo sends a datagram and returns the frame that arrives at the container.
