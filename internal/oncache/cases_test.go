@@ -159,7 +159,6 @@ func TestLeftToTheOverlay(t *testing.T) {
 
 func inner4(w world) bool  { return w.inner4 }
 func inner6(w world) bool  { return !w.inner4 }
-func outer4(w world) bool  { return w.outer4 }
 func outer6(w world) bool  { return !w.outer4 }
 func bridged(w world) bool { return w.bridged }
 

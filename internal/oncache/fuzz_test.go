@@ -30,7 +30,7 @@ func (w world) cacheable(frame []byte, out bool) bool {
 		return false
 	}
 	here, there, _, _ := w.ends()
-	mac, from, to, sport, dport := gateway, here, there, uint16(4000), uint16(80)
+	mac, from, to, sport, dport := vtep, here, there, uint16(4000), uint16(80)
 	switch {
 	case out && w.bridged:
 		mac = eth0Far
@@ -38,8 +38,6 @@ func (w world) cacheable(frame []byte, out bool) bool {
 		mac = bytes.Clone(frame[:6]) // any: the container's own is not known
 	case w.bridged:
 		mac = eth0
-	default:
-		mac = vtep
 	}
 	if !out {
 		from, to, sport, dport = there, here, 80, 4000
