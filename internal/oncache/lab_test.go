@@ -28,6 +28,7 @@ type node struct {
 	underlay       netip.Addr
 	mac            net.HardwareAddr // of the VXLAN device
 	bridged        bool             // one bridge over both nodes instead of routes
+	ttl            time.Duration
 }
 
 // lab has two nodes, whose caches are open.
@@ -100,7 +101,7 @@ func (n *node) open(t *testing.T) {
 		}
 		n.Cache, err = Open(Config{
 			Uplink: "eth0", Device: "overlay", Address: n.underlay, VNI: 1, Port: overlayPort, Tracks: tracks,
-			Bridged: bridged,
+			Bridged: bridged, TTL: n.ttl,
 		})
 		if err != nil {
 			return err

@@ -357,3 +357,37 @@ func TestStream(t *testing.T) {
 		}
 	}
 }
+
+// A change of which the cache is not told takes effect when the overlay's last answer is as old as Config.TTL. Until then
+// a flow is learnt again and again.
+func TestValidityEnds(t *testing.T) {
+	l := &lab{newNode(t, 1, true), newNode(t, 2, true)}
+	l.a.ttl, l.b.ttl = time.Second, time.Second
+	setUp(t, l, true)
+	l.renewed(t)
+	a, b := l.a.listen(t, true, 4000), l.b.listen(t, true, 5000)
+	var s Stats
+	for deadline := time.Now().Add(time.Minute); s.Out.Learnt < 3; {
+		if time.Now().After(deadline) {
+			t.Fatalf("the flow is not learnt again: %+v", s)
+		}
+		talk(t, a, b, 5)
+		var err error
+		s, err = l.a.Stats()
+		must(t, err)
+	}
+	if s.Out.Misses["expired"] == 0 || s.Out.Hits == 0 {
+		t.Errorf("got %+v", s)
+	}
+	l.a.iptables(t, "iptables", "-I FORWARD -p udp -j DROP")
+	end := time.Now().Add(l.a.ttl + 20*time.Millisecond) // the programs' clock lags by a tick
+	for {
+		sent := time.Now()
+		if !send(t, a, b, "is it dropped?", short) {
+			break
+		}
+		if sent.After(end) {
+			t.Fatalf("a packet passed %v after the rule", sent.Sub(end)+l.a.ttl)
+		}
+	}
+}
