@@ -233,8 +233,8 @@ func (n *node) bridge(peer *node) error {
 		errs = append(errs, err, netlink.LinkSetMaster(d, bridge))
 		if port == "overlay" {
 			errs = append(errs, netlink.NeighAppend(&netlink.Neigh{
-				LinkIndex: d.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
-				HardwareAddr: make(net.HardwareAddr, 6), IP: peer.underlay.AsSlice(),
+				LinkIndex: d.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF,
+				State: netlink.NUD_PERMANENT, HardwareAddr: make(net.HardwareAddr, 6), IP: peer.underlay.AsSlice(),
 			}))
 		}
 	}

@@ -358,8 +358,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// A change of which the cache is not told takes effect when the overlay's last answer is as old as Config.TTL. Until then
-// a flow is learnt again and again.
+// A change without a call takes effect when the overlay's last answer is as old as Config.TTL. A flow is learnt again
+// and again.
 func TestValidityEnds(t *testing.T) {
 	l := &lab{newNode(t, 1, true), newNode(t, 2, true)}
 	l.a.ttl, l.b.ttl = time.Second, time.Second
