@@ -24,11 +24,12 @@ static __always_inline bool hop(void *ip, const void *end, __be16 type)
 	return true;
 }
 
-/* write_headers writes the outer headers and the inner Ethernet header. */
+/* write_headers writes the outer headers and the inner Ethernet header. The kernel counts the IPv4 id up from segment
+ * to segment. */
 static __always_inline bool write_headers(struct __sk_buff *skb, const struct once_egress *e, struct once_vtep *v,
 					  const struct inner *p, __be16 sport, bool ip4)
 {
-	__u32 size = ip4 ? sizeof(struct outer4) : sizeof(struct outer6), segments = skb->gso_segs ?: 1;
+	__u32 size = ip4 ? sizeof(struct outer4) : sizeof(struct outer6);
 	void *data = CTX_POINTER(skb, data), *end = CTX_POINTER(skb, data_end);
 	struct udp_vxlan *udp = data + size - sizeof(*udp);
 	struct outer4 *h = data;
@@ -39,7 +40,7 @@ static __always_inline bool write_headers(struct __sk_buff *skb, const struct on
 		((__u64 *)data)[i] = v->headers[i];
 	if (ip4) {
 		*(__u16 *)(data + 48) = v->headers[6];
-		h->id = bpf_htons(__sync_fetch_and_add(&v->id, segments));
+		h->id = bpf_htons(__sync_fetch_and_add(&v->id, p->segments));
 		fit4(data, skb->len, outer_ecn(p->ecn), sport);
 	} else {
 		*(__u32 *)(data + 64) = v->headers[8];

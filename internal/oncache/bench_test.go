@@ -32,7 +32,9 @@ type skb struct {
 	Mark    uint32
 	_       [7]uint32
 	Ifindex uint32
-	_       [33]uint32
+	_       [30]uint32
+	GSOSegs uint32
+	_       [2]uint32
 	GSOSize uint32
 	_       [3]uint32
 }
@@ -143,11 +145,12 @@ type step struct {
 	mark    uint32
 	device  int // 0: where the program is attached
 	gsoSize uint32
+	gsoSegs uint32
 }
 
 func (b *bench) run(t *testing.T, s step) (verdict uint32, out []byte, mark uint32) {
 	t.Helper()
-	ctx := skb{Ifindex: uint32(b.uplink), Mark: s.mark, GSOSize: s.gsoSize}
+	ctx := skb{Ifindex: uint32(b.uplink), Mark: s.mark, GSOSize: s.gsoSize, GSOSegs: s.gsoSegs}
 	program := map[string]*ebpf.Program{
 		"out": b.objects.OnceOut, "in": b.objects.OnceIn, "learn out": b.objects.OnceLearnOut,
 		"learn in": b.objects.OnceLearnIn,

@@ -81,11 +81,11 @@ func TestIPv4Ids(t *testing.T) {
 	b := newBench(t, world{outer4: true})
 	b.fill(t)
 	var ids []uint16
-	for range 3 {
-		_, out, _ := b.run(t, step{program: "out", frame: b.sent(said)})
+	for _, segments := range []uint32{0, 5, 1, 0} {
+		_, out, _ := b.run(t, step{program: "out", frame: b.sent(said), gsoSegs: segments})
 		ids = append(ids, binary.BigEndian.Uint16(out[b.at("id"):]))
 	}
-	if !slices.Equal(ids, []uint16{ids[0], ids[0] + 1, ids[0] + 2}) {
+	if !slices.Equal(ids, []uint16{ids[0], ids[0] + 1, ids[0] + 6, ids[0] + 7}) {
 		t.Errorf("got ids %v", ids)
 	}
 }
