@@ -27,7 +27,7 @@ static __always_inline bool hop(void *ip, const void *end, __be16 type)
 /* write_headers writes the outer headers and the inner Ethernet header. The kernel counts the IPv4 id up from segment
  * to segment. */
 static __always_inline bool write_headers(struct __sk_buff *skb, const struct once_egress *e, struct once_vtep *v,
-					  const struct inner *p, __be16 sport, bool ip4)
+					  const struct inner *p, __be16 sport, __u32 segments, bool ip4)
 {
 	__u32 size = ip4 ? sizeof(struct outer4) : sizeof(struct outer6);
 	void *data = CTX_POINTER(skb, data), *end = CTX_POINTER(skb, data_end);
@@ -40,7 +40,7 @@ static __always_inline bool write_headers(struct __sk_buff *skb, const struct on
 		((__u64 *)data)[i] = v->headers[i];
 	if (ip4) {
 		*(__u16 *)(data + 48) = v->headers[6];
-		h->id = bpf_htons(__sync_fetch_and_add(&v->id, p->segments));
+		h->id = bpf_htons(__sync_fetch_and_add(&v->id, segments));
 		fit4(data, skb->len, outer_ecn(p->ecn), sport);
 	} else {
 		*(__u32 *)(data + 64) = v->headers[8];
@@ -58,11 +58,16 @@ static __always_inline enum once_cause push(struct __sk_buff *skb, const struct 
 					    const struct inner *p, int *verdict)
 {
 	__be16 sport = tunnel_sport(bpf_get_hash_recalc(skb));
+	__u32 segments = skb->gso_segs; /* tunnel_grow resets it */
 	bool ip4 = is_ip4_mapped(&e->vtep);
 
+	/* Unknown, for example from a virtual machine: at most. */
+	if (!segments)
+		segments = p->gso_size ? skb->len / p->gso_size + 1 : 1;
 	if (tunnel_grow(skb, ip4, 0, true))
 		return CAUSE_FAILED;
-	if (ip4 ? !write_headers(skb, e, v, p, sport, true) : !write_headers(skb, e, v, p, sport, false)) {
+	if (ip4 ? !write_headers(skb, e, v, p, sport, segments, true)
+		: !write_headers(skb, e, v, p, sport, segments, false)) {
 		*verdict = TCX_DROP; /* cannot happen: there is room now */
 		return CAUSE_FAILED;
 	}

@@ -28,7 +28,7 @@ struct inner {
 	__u32 longest; /* bytes of the longest packet that it becomes, from the IP header on */
 	__u8 macs[2 * ETH_ALEN];
 	__be16 type;
-	__u32 gso_size, segments;
+	__u32 gso_size;
 	__u8 proto, ecn, hops;
 	bool for_kernel; /* segments of anything but TCP, or a list of packets */
 };
@@ -37,10 +37,6 @@ struct inner {
 static __always_inline void read_segments(struct __sk_buff *skb, struct inner *p)
 {
 	p->gso_size = skb->gso_size;
-	p->segments = skb->gso_segs;
-	/* Unknown, for example from a virtual machine: at most. */
-	if (!p->segments)
-		p->segments = p->gso_size ? skb->len / p->gso_size + 1 : 1;
 	p->for_kernel = is_for_kernel(skb);
 }
 
