@@ -1,0 +1,69 @@
+package overlay
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Device is a VXLAN device.
+type Device struct {
+	Name     string
+	Index    int
+	VNI      uint32
+	Port     uint16
+	Local    netip.Addr // address of the local VTEP
+	Learning bool       // the device learns forwarding entries from packets
+	MTU      int
+	MAC      string
+}
+
+// Discover returns the VXLAN device of this name in the network namespace of the calling thread. It returns an error
+// if the device does not exist, or if what it does to a packet is not a function of the flow.
+func Discover(name string) (Device, error) {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return Device{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return describe(l)
+}
+
+func describe(l netlink.Link) (Device, error) {
+	name := l.Attrs().Name
+	v, ok := l.(*netlink.Vxlan)
+	if !ok {
+		return Device{}, fmt.Errorf("%s is a device of type %s, not vxlan", name, l.Type())
+	}
+	local, ok := netip.AddrFromSlice(v.SrcAddr)
+	if !ok {
+		return Device{}, fmt.Errorf("%s has no local address: make it with \"local ADDRESS\"", name)
+	}
+	d := Device{
+		Name: name, Index: v.Index, VNI: uint32(v.VxlanId), Port: uint16(v.Port), Local: local.Unmap(),
+		Learning: v.Learning, MTU: v.MTU, MAC: v.HardwareAddr.String(),
+	}
+	return d, usable(v, d)
+}
+
+// usable returns an error if the cache cannot do what the device does.
+func usable(v *netlink.Vxlan, d Device) error {
+	var errs []error
+	refuse := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(v.Name+" "+format, args...))
+	}
+	if v.FlowBased {
+		refuse("is external: other programs choose VNI and VTEP of each packet")
+	}
+	if v.GBP {
+		refuse("has a group policy (gbp): the group is not part of the flow")
+	}
+	if v.TOS != 0 {
+		refuse("sets the type of service of outer headers (tos %d), which the cache does not", v.TOS)
+	}
+	if d.Local.Is6() && !(v.UDP6ZeroCSumTx && v.UDP6ZeroCSumRx) {
+		refuse("has an IPv6 underlay and UDP checksums: make it with udp6zerocsumtx and udp6zerocsumrx on every node")
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,8 @@
+// Package rules reads the netfilter rules of the network namespace and finds those whose verdict is not a function of
+// a packet's addresses, ports, devices, mark and conntrack state. A cache that repeats the verdict of an earlier packet
+// of the flow would make such rules ineffective. It reads nftables by netlink, which shows the rules of iptables-nft
+// too, and those of iptables-legacy by iptables-legacy-save.
+//
+// Rules that only chains of type nat reach are not judged: netfilter asks these chains for the first packet of a
+// connection only. kube-proxy's rules with statistic or numgen are of this kind.
+package rules
