@@ -14,19 +14,22 @@ import (
 func newMetricsCommand(env Env) *cobra.Command {
 	var agent agentSocket
 	var orchestrator orchestratorSocket
+	var accelerated accelerateSocket
 	c := &cobra.Command{
-		Use:   "metrics [agent | orchestrator]",
-		Short: "Print the metrics of the agent or orchestrator on this machine",
-		Long: `Print the metrics of this node's agent (the default), or of the orchestrator on this machine, in the text
-format of Prometheus. docs/reference/metrics.md explains them. The daemons need no --metrics-listen for
+		Use:   "metrics [agent | orchestrator | accelerate]",
+		Short: "Print the metrics of a daemon on this machine",
+		Long: `Print the metrics of this node's agent (the default), or of the orchestrator or the accelerate daemon on
+this machine, in the text format of Prometheus. docs/reference/metrics.md explains them. The daemons need no --metrics-listen for
 this command.`,
 		Example:   "  pilaster metrics | grep pilaster_datapath_drops_total\n  pilaster metrics orchestrator",
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
-		ValidArgs: []string{"agent", "orchestrator"},
+		ValidArgs: []string{"agent", "orchestrator", "accelerate"},
 		RunE: func(c *cobra.Command, args []string) error {
 			socket := agent.path
-			if len(args) == 1 && args[0] == "orchestrator" {
-				socket = orchestrator.path
+			if len(args) == 1 {
+				socket = map[string]string{
+					"agent": agent.path, "orchestrator": orchestrator.path, "accelerate": accelerated.path,
+				}[args[0]]
 			}
 			req, err := http.NewRequestWithContext(c.Context(), http.MethodGet, unixrpc.URL+"/metrics", nil)
 			if err != nil {
@@ -46,5 +49,6 @@ this command.`,
 	}
 	agent.bind(c)
 	orchestrator.bind(c)
+	accelerated.bind(c, "accelerate-socket")
 	return c
 }

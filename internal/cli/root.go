@@ -52,6 +52,7 @@ command that it runs.`,
 	root.AddCommand(newDemoCommand(env))
 	root.AddCommand(newVersionCommand(env))
 	root.AddCommand(newAgentCommand(env))
+	root.AddCommand(newAccelerateCommand(env))
 	root.AddCommand(newEndpointCommand(env))
 	root.AddCommand(newStatusCommand(env))
 	root.AddCommand(newMetricsCommand(env))

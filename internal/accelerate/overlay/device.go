@@ -16,7 +16,7 @@ type Device struct {
 	Port     uint16
 	Local    netip.Addr // address of the local VTEP
 	Learning bool       // the device learns forwarding entries from packets
-	MTU      int
+	Bridged  bool       // the device is a port of a bridge; otherwise the node routes
 	MAC      string
 }
 
@@ -42,7 +42,7 @@ func describe(l netlink.Link) (Device, error) {
 	}
 	d := Device{
 		Name: name, Index: v.Index, VNI: uint32(v.VxlanId), Port: uint16(v.Port), Local: local.Unmap(),
-		Learning: v.Learning, MTU: v.MTU, MAC: v.HardwareAddr.String(),
+		Learning: v.Learning, Bridged: v.MasterIndex != 0, MAC: v.HardwareAddr.String(),
 	}
 	return d, usable(v, d)
 }

@@ -100,7 +100,7 @@ func (e expression) unsafe(v6 bool) string {
 		return e.unsafeOption()
 	case "match":
 		if name := e.data.text(unix.NFTA_MATCH_NAME); !safeMatch(name) {
-			return "match " + name
+			return name
 		}
 		return ""
 	case "meta":

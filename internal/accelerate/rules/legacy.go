@@ -76,7 +76,7 @@ func parseLegacy(program, saved string) (r Report) {
 func unsafeLegacy(matches []string, target string, chains map[string]bool) string {
 	for _, m := range matches {
 		if !safeMatch(m) {
-			return "match " + m
+			return m
 		}
 	}
 	if !safeTarget(target) && !chains[target] {

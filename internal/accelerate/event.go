@@ -1,0 +1,167 @@
+package accelerate
+
+import (
+	"context"
+	"errors"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/accelerate/overlay"
+)
+
+// routeEvents processes notifications of devices, neighbours, routes and qdiscs, in their order.
+func (d *daemon) routeEvents(ctx context.Context, b batch) {
+	if b.lost {
+		d.Log.Warn("notifications were lost; the cache is opened again")
+		d.evicted[causeLost]++
+		d.recheck(ctx)
+		d.reopen()
+		return
+	}
+	for _, m := range b.messages {
+		if err := d.routeEvent(ctx, m); err != nil {
+			d.Log.Warn("a notification could not be read; all entries are void", "err", err)
+			d.evict(overlay.Eviction{All: true, Cause: causeLost})
+		}
+	}
+}
+
+func (d *daemon) routeEvent(ctx context.Context, m syscall.NetlinkMessage) error {
+	deleted := false
+	switch kind := m.Header.Type; kind {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		return d.linkEvent(ctx, int(nl.DeserializeIfInfomsg(m.Data).Index))
+	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
+		return d.queueEvent(int(nl.DeserializeTcMsg(m.Data).Ifindex))
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
+		d.evict(overlay.Eviction{All: true, Cause: causeRule})
+	case unix.RTM_DELNEIGH:
+		deleted = true
+		fallthrough
+	case unix.RTM_NEWNEIGH:
+		n, err := netlink.NeighDeserialize(m.Data)
+		if err != nil || d.cache == nil {
+			return err
+		}
+		d.evictAll(d.table.Neighbour(n, deleted))
+	case unix.RTM_DELROUTE:
+		deleted = true
+		fallthrough
+	case unix.RTM_NEWROUTE:
+		r, ok, err := overlay.ParseRoute(m.Data)
+		if err != nil || !ok || d.cache == nil {
+			return err
+		}
+		d.evictAll(d.table.Route(r, deleted))
+	}
+	return nil
+}
+
+func (d *daemon) evictAll(all []overlay.Eviction) {
+	for _, e := range all {
+		d.evict(e)
+	}
+}
+
+// linkEvent looks at a device that has changed. The notification may be older than the device's state, or about its
+// bridge port only.
+func (d *daemon) linkEvent(ctx context.Context, index int) error {
+	l, err := netlink.LinkByIndex(index)
+	var gone netlink.LinkNotFoundError
+	if errors.As(err, &gone) {
+		return d.linkGone(ctx, index)
+	} else if err != nil {
+		return err
+	}
+	name := l.Attrs().Name
+	if name == d.Overlay || name == d.Uplink || name == d.Containers.Bridge {
+		return d.pathEvent(ctx, l)
+	}
+	if d.cache != nil {
+		if _, joined := d.containers[index]; !joined && d.Containers.Has(l, d.bridge) {
+			return d.queueEvent(index)
+		}
+		d.follow(l)
+	}
+	return nil
+}
+
+func (d *daemon) linkGone(ctx context.Context, index int) error {
+	if _, joined := d.containers[index]; joined {
+		d.leave(index)
+	}
+	if _, ours := d.states[index]; ours && d.cache != nil {
+		d.Log.Warn("a device of the overlay's path was deleted; the overlay works without the cache", "index", index)
+		err := d.closeCache()
+		d.recheck(ctx)
+		return err
+	}
+	return nil
+}
+
+// pathEvent looks at the uplink, the overlay's device or the bridge.
+func (d *daemon) pathEvent(ctx context.Context, l netlink.Link) error {
+	before, known := d.states[l.Attrs().Index]
+	if known && d.cache != nil && before == stateOf(l) && !d.moved(l) {
+		return nil
+	}
+	if known && d.cache != nil && !d.moved(l) {
+		d.states[l.Attrs().Index] = stateOf(l)
+		d.evict(overlay.Eviction{All: true, Cause: overlay.CauseLink})
+		return nil
+	}
+	err := d.closeCache()
+	d.recheck(ctx)
+	return err
+}
+
+// moved reports whether the overlay's device has other parameters than before.
+func (d *daemon) moved(l netlink.Link) bool {
+	if l.Attrs().Name != d.Overlay {
+		return false
+	}
+	now, err := overlay.Discover(d.Overlay)
+	return err != nil || now.Index != d.device.Index || now.VNI != d.device.VNI || now.Port != d.device.Port ||
+		now.Local != d.device.Local || now.MAC != d.device.MAC || now.Bridged != d.device.Bridged
+}
+
+// queueEvent looks at the qdiscs and filters of a device.
+func (d *daemon) queueEvent(index int) error {
+	if d.cache == nil {
+		return nil
+	}
+	if err := d.inspectDevices(); err != nil {
+		return err
+	}
+	l, err := netlink.LinkByIndex(index)
+	var gone netlink.LinkNotFoundError
+	if err == nil {
+		d.follow(l)
+	} else if !errors.As(err, &gone) { // the notification of its end follows
+		return err
+	}
+	return nil
+}
+
+// ruleEvents makes all flows pass the rules again, and looks whether the rules may be cached.
+func (d *daemon) ruleEvents(ctx context.Context, b batch) {
+	changed := b.lost
+	for _, m := range b.messages {
+		changed = changed || m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN
+	}
+	if !changed {
+		return
+	}
+	d.evict(overlay.Eviction{All: true, Cause: causeNftables})
+	tracked := d.tracks
+	if err := d.inspectRules(ctx); err != nil {
+		d.Log.Warn("the rules could not be read", "err", err)
+		return
+	}
+	if d.tracks != tracked && d.cache != nil {
+		d.reopen()
+	}
+}

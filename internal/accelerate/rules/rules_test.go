@@ -1,0 +1,267 @@
+package rules
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func namespace(t *testing.T) *netns.Namespace {
+	t.Helper()
+	ns, err := netns.Create(filepath.Join(t.TempDir(), "ns"))
+	must(t, err)
+	t.Cleanup(func() { ns.Close(); netns.Remove(ns.Path()) })
+	return ns
+}
+
+func read(t *testing.T, ns *netns.Namespace) (r Report) {
+	t.Helper()
+	must(t, ns.Do(func() (err error) { r, err = Read(t.Context()); return err }))
+	return r
+}
+
+// run executes a command line in the namespace.
+func run(t *testing.T, ns *netns.Namespace, line string) {
+	t.Helper()
+	words := strings.Fields(line)
+	var said strings.Builder
+	c := exec.CommandContext(t.Context(), words[0], words[1:]...)
+	c.Stdout, c.Stderr = &said, &said
+	if err := ns.Run(c); err != nil {
+		t.Fatalf("%s: %v: %s", line, err, &said)
+	}
+}
+
+// Rules of iptables, and what must be named; "" for safe rules. Both programs are tried with each.
+var iptablesRules = []struct{ rule, why string }{
+	{"-A FORWARD -m limit --limit 5/s -j ACCEPT", "limit"},
+	{"-A FORWARD -m hashlimit --hashlimit-above 9/s --hashlimit-name x -j DROP", "hashlimit"},
+	{"-A FORWARD -m quota --quota 5 -j ACCEPT", "quota"},
+	{"-A FORWARD -m connbytes --connbytes 9: --connbytes-dir both --connbytes-mode bytes -j DROP", "connbytes"},
+	{"-A FORWARD -p tcp -m connlimit --connlimit-above 3 -j DROP", "connlimit"},
+	{"-A FORWARD -m time --timestart 10:00 -j DROP", "time"},
+	{"-A FORWARD -m statistic --mode random --probability 0.5 -j DROP", "statistic"},
+	{"-A FORWARD -m string --string x --algo bm -j DROP", "string"},
+	{"-A FORWARD -m length --length 100: -j DROP", "length"},
+	{"-A FORWARD -m ttl --ttl-eq 7 -j DROP", "ttl"},
+	{"-A FORWARD -m recent --set -j ACCEPT", "recent"},
+	{"-A FORWARD -j NFQUEUE --queue-num 1", "target NFQUEUE"},
+	{"-t mangle -A PREROUTING -p tcp -j TPROXY --on-port 99", "target TPROXY"},
+	{"-t mangle -A FORWARD -j TTL --ttl-dec 1", "target TTL"},
+	{"-t mangle -A FORWARD -j DSCP --set-dscp 7", "target DSCP"},
+	{"-t mangle -A FORWARD -j CLASSIFY --set-class 1:1", "target CLASSIFY"},
+	{"-t mangle -A FORWARD -p tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu", ""},
+	{"-t mangle -A PREROUTING -j MARK --set-xmark 0x10000/0x10000", ""},
+	{"-A FORWARD -m conntrack --ctstate INVALID -j DROP", ""},
+	{"-A FORWARD -p udp -m multiport --dports 53,123 -m comment --comment -m_limit -j REJECT", ""},
+	{"-A FORWARD -m limit --limit 5/s -j LOG", ""}, // it logs only
+	{"-t nat -A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE", ""},
+	{"-t nat -A PREROUTING -m statistic --mode nth --every 2 --packet 0 -p tcp -j REDIRECT --to-ports 1", ""}, // as kube-proxy's
+}
+
+func TestIptables(t *testing.T) {
+	for _, program := range []string{"iptables-nft", "iptables-legacy"} {
+		for _, c := range iptablesRules {
+			t.Run(program+" "+c.rule, func(t *testing.T) {
+				ns := namespace(t)
+				run(t, ns, program+" -w "+c.rule)
+				judged(t, read(t, ns), c.why)
+			})
+		}
+	}
+}
+
+// judged checks that the report has one rule with this reason, or none.
+func judged(t *testing.T, r Report, why string) {
+	t.Helper()
+	if why == "" && len(r.Unsafe) > 0 {
+		t.Errorf("got %q, want no unsafe rule", r.Unsafe)
+	}
+	if why != "" && (len(r.Unsafe) != 1 || !strings.HasSuffix(r.Unsafe[0], ": "+why)) {
+		t.Errorf("got %q, want one rule with %q", r.Unsafe, why)
+	}
+}
+
+// The message names table, chain and rule.
+func TestNames(t *testing.T) {
+	for program, want := range map[string]string{
+		"iptables-nft":    "nftables table ip filter, chain guard, rule with handle ",
+		"iptables-legacy": "iptables-legacy table filter, chain guard, rule 2: limit",
+	} {
+		ns := namespace(t)
+		for _, line := range []string{
+			"-N guard", "-A guard -s 10.0.0.1 -j RETURN", "-A guard -m limit --limit 1/s -j DROP", "-A FORWARD -j guard",
+		} {
+			run(t, ns, program+" -w "+line)
+		}
+		if r := read(t, ns); len(r.Unsafe) != 1 || !strings.HasPrefix(r.Unsafe[0], want) {
+			t.Errorf("%s: got %q, want one rule %q", program, r.Unsafe, want)
+		}
+	}
+}
+
+func TestTracks(t *testing.T) {
+	for rule, want := range map[string]bool{
+		"-A FORWARD -s 10.0.0.1 -j DROP":                   false,
+		"-A FORWARD -m conntrack --ctstate NEW -j ACCEPT":  true,
+		"-t nat -A POSTROUTING -s 10.0.0.1 -j MASQUERADE":  true,
+		"-t raw -A PREROUTING -s 10.0.0.1 -j CT --notrack": true,
+	} {
+		for _, program := range []string{"iptables-nft", "iptables-legacy"} {
+			ns := namespace(t)
+			if read(t, ns).Tracks {
+				t.Fatal("an empty namespace tracks connections")
+			}
+			run(t, ns, program+" -w "+rule)
+			if r := read(t, ns); r.Tracks != want {
+				t.Errorf("%s %s: tracks %v, want %v", program, rule, r.Tracks, want)
+			}
+		}
+	}
+}
+
+// verdict is the last expression of the rules of native nftables in the tests.
+var verdict = &expr.Verdict{Kind: expr.VerdictDrop}
+
+var nativeRules = map[string]struct {
+	why   string
+	exprs []expr.Any
+}{
+	"limit":     {"limit", []expr.Any{&expr.Limit{Rate: 5, Unit: expr.LimitTimeSecond, Burst: 5}, verdict}},
+	"log":       {"", []expr.Any{&expr.Limit{Rate: 5, Unit: expr.LimitTimeSecond, Burst: 5}, &expr.Log{}}},
+	"quota":     {"quota", []expr.Any{&expr.Quota{Bytes: 5}, verdict}},
+	"connlimit": {"connlimit (ct count)", []expr.Any{&expr.Connlimit{Count: 5}, verdict}},
+	"numgen": {"statistic (numgen)", []expr.Any{
+		&expr.Numgen{Register: 1, Modulus: 2, Type: unix.NFT_NG_RANDOM},
+		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: make([]byte, 4)}, verdict,
+	}},
+	"random": {"statistic (meta random)", []expr.Any{&expr.Meta{Key: expr.MetaKeyPRANDOM, Register: 1}, verdict}},
+	"hour":   {"time (meta time, day or hour)", []expr.Any{&expr.Meta{Key: metaHour, Register: 1}, verdict}},
+	"length": {"meta length", []expr.Any{&expr.Meta{Key: expr.MetaKeyLEN, Register: 1}, verdict}},
+	"mark":   {"", []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, verdict}},
+	"bytes": {"connbytes (ct bytes)", []expr.Any{
+		&expr.Ct{Key: expr.CtKeyBYTES, Register: 1}, &expr.Cmp{Register: 1, Data: make([]byte, 8)}, verdict,
+	}},
+	"state": {"", []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, verdict}},
+	"saddr": {"", []expr.Any{network(12, 4), verdict}},
+	"port":  {"", []expr.Any{&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: 1}, verdict}},
+	"ttl":   {"payload (base 1, offset 8, 1 bytes)", []expr.Any{network(8, 1), verdict}},
+	"dscp":  {"payload (base 1, offset 1, 1 bytes)", []expr.Any{network(1, 1), verdict}},
+	// The same bytes as the TTL, but the start of an IPv6 address.
+	"v6 saddr": {"", []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{unix.NFPROTO_IPV6}}, network(8, 1), verdict,
+	}},
+	"set ttl": {"mangle (payload set)", []expr.Any{
+		&expr.Immediate{Register: 1, Data: []byte{7}}, &expr.Payload{
+			OperationType: expr.PayloadWrite, Base: expr.PayloadBaseNetworkHeader, Offset: 8, Len: 1, SourceRegister: 1,
+		},
+	}},
+}
+
+func network(offset, size uint32) expr.Any {
+	return &expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size, DestRegister: 1}
+}
+
+// native adds a rule to a chain "first" of a base chain's table; the base chain is of the given type.
+func native(t *testing.T, ns *netns.Namespace, kind nftables.ChainType, through expr.Any, exprs []expr.Any) {
+	t.Helper()
+	c, err := nftables.New(nftables.WithNetNSFd(ns.FD()))
+	must(t, err)
+	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "t"})
+	base := c.AddChain(&nftables.Chain{
+		Name: "base", Table: table, Type: kind, Hooknum: nftables.ChainHookPrerouting,
+		Priority: nftables.ChainPriorityFilter,
+	})
+	first := c.AddChain(&nftables.Chain{Name: "first", Table: table})
+	if through == nil {
+		set := &nftables.Set{
+			Table: table, Anonymous: true, Constant: true, IsMap: true,
+			KeyType: nftables.TypeInetProto, DataType: nftables.TypeVerdict,
+		}
+		must(t, c.AddSet(set, []nftables.SetElement{{
+			Key: []byte{unix.IPPROTO_UDP}, VerdictData: &expr.Verdict{Kind: expr.VerdictJump, Chain: "first"},
+		}}))
+		c.AddRule(&nftables.Rule{Table: table, Chain: base, Exprs: []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+			&expr.Lookup{SourceRegister: 1, IsDestRegSet: true, SetName: set.Name, SetID: set.ID},
+		}})
+	} else {
+		c.AddRule(&nftables.Rule{Table: table, Chain: base, Exprs: []expr.Any{through}})
+	}
+	c.AddRule(&nftables.Rule{Table: table, Chain: first, Exprs: exprs})
+	must(t, c.Flush())
+}
+
+var jump = &expr.Verdict{Kind: expr.VerdictJump, Chain: "first"}
+
+func TestNative(t *testing.T) {
+	for name, c := range nativeRules {
+		t.Run(name, func(t *testing.T) {
+			ns := namespace(t)
+			native(t, ns, nftables.ChainTypeFilter, jump, c.exprs)
+			judged(t, read(t, ns), c.why)
+		})
+	}
+}
+
+// Expressions that this kernel does not have.
+func TestOtherExpressions(t *testing.T) {
+	for name, want := range map[string]string{"queue": "NFQUEUE (queue)", "later": "later"} {
+		r := rule{expressions: []expression{{name: name}}}
+		if why := r.unsafe(); why != want {
+			t.Errorf("%s: got %q, want %q", name, why, want)
+		}
+	}
+}
+
+// Rules are found behind jumps and verdict maps, and are not judged behind chains of type nat.
+func TestReached(t *testing.T) {
+	unsafe := nativeRules["numgen"]
+	for name, through := range map[string]expr.Any{"jump": jump, "verdict map": nil} {
+		for kind, why := range map[nftables.ChainType]string{
+			nftables.ChainTypeFilter: unsafe.why, nftables.ChainTypeNAT: "",
+		} {
+			t.Run(name+" "+string(kind), func(t *testing.T) {
+				ns := namespace(t)
+				native(t, ns, kind, through, unsafe.exprs)
+				judged(t, read(t, ns), why)
+			})
+		}
+	}
+}
+
+// Without the program that shows the rules of iptables-legacy, Read says what to install.
+func TestLegacyWithoutProgram(t *testing.T) {
+	ns := namespace(t)
+	run(t, ns, "iptables-legacy -w -A FORWARD -j ACCEPT")
+	t.Setenv("PATH", t.TempDir())
+	err := ns.Do(func() error { _, err := Read(t.Context()); return err })
+	if err == nil || !strings.Contains(err.Error(), "install the package iptables") {
+		t.Errorf("got error %v, want one that says what to install", err)
+	}
+}
+
+// Comments look like options, and chains of one table are no targets in another.
+func TestParseLegacy(t *testing.T) {
+	saved := "*raw\n:cali ACCEPT [0:0]\nCOMMIT\n*filter\n:FORWARD ACCEPT [0:0]\n:own - [0:0]\n" +
+		"-A FORWARD -m comment --comment \"a \\\" -m limit -j TTL\" -j DROP\n-A FORWARD -j own\n-A FORWARD -g cali\n"
+	want := "iptables-legacy table filter, chain FORWARD, rule 3: target cali"
+	if r := parseLegacy("iptables-legacy", saved); len(r.Unsafe) != 1 || r.Unsafe[0] != want {
+		t.Errorf("got %q, want %q", r.Unsafe, want)
+	}
+}

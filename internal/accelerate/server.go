@@ -1,0 +1,181 @@
+package accelerate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/unixrpc"
+)
+
+// Paths of the socket.
+const (
+	pathStatus = "/status"
+	pathPause  = "/pause"
+	pathResume = "/resume"
+	pathEvict  = "/evict"
+	pathReset  = "/reset"
+)
+
+// EvictRequest says which entries to evict. One of the fields is set.
+type EvictRequest struct {
+	All       bool       `json:"all,omitempty"`
+	Address   netip.Addr `json:"address,omitzero"`    // of a container
+	VTEP      netip.Addr `json:"vtep,omitzero"`       // of another node
+	Container string     `json:"container,omitempty"` // device of a container here
+}
+
+// Evicted is the answer of evict.
+type Evicted struct {
+	Entries int `json:"entries"`
+}
+
+// Undone is the answer of reset.
+type Undone struct {
+	Settings []Setting `json:"settings"` // restored ones
+}
+
+// server serves the socket and the metrics.
+type server struct {
+	servers []*http.Server
+	done    sync.WaitGroup
+}
+
+func (d *daemon) serve(ctx context.Context) (*server, error) {
+	socket, err := unixrpc.Listen(d.Socket)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{}
+	observed := d.observe(ctx)
+	mux := http.NewServeMux()
+	mux.Handle("/", observed)
+	handle := func(method, path string, run func(r *http.Request) (any, error)) {
+		mux.HandleFunc(method+" "+path, func(w http.ResponseWriter, r *http.Request) {
+			var answer any
+			err := d.call(ctx, r.Context(), func() (err error) { answer, err = run(r); return err })
+			reply(w, answer, err)
+		})
+	}
+	handle(http.MethodGet, pathStatus, func(*http.Request) (any, error) { return d.status() })
+	handle(http.MethodPost, pathPause, func(*http.Request) (any, error) { return d.setPaused(true) })
+	handle(http.MethodPost, pathResume, func(*http.Request) (any, error) { return d.setPaused(false) })
+	handle(http.MethodPost, pathEvict, d.evictRequest)
+	handle(http.MethodPost, pathReset, func(*http.Request) (any, error) { return d.reset() })
+	s.run(unixrpc.Server(mux), socket)
+	if d.MetricsListen == "" {
+		return s, nil
+	}
+	l, err := net.Listen("tcp", d.MetricsListen)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("--metrics-listen: %w", err), s.close())
+	}
+	s.run(&http.Server{Handler: observed, ReadHeaderTimeout: 5 * time.Second}, l)
+	return s, nil
+}
+
+func (s *server) run(one *http.Server, l net.Listener) {
+	s.servers = append(s.servers, one)
+	s.done.Go(func() { _ = one.Serve(l) }) // ends with ErrServerClosed
+}
+
+// close lets calls end, at most for a short time.
+func (s *server) close() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	for _, one := range s.servers {
+		if one.Shutdown(ctx) != nil {
+			err = errors.Join(err, one.Close())
+		}
+	}
+	s.done.Wait()
+	return err
+}
+
+// errEnding is the answer to calls while the daemon ends.
+var errEnding = errors.New("the daemon is ending")
+
+// call runs f in the loop.
+func (d *daemon) call(daemon, caller context.Context, f func() error) error {
+	result := make(chan error, 1)
+	select {
+	case d.calls <- func() { result <- f() }:
+		return <-result
+	case <-daemon.Done():
+		return errEnding
+	case <-caller.Done():
+		return caller.Err()
+	}
+}
+
+// refused is an error of the request.
+type refused struct{ error }
+
+func reply(w http.ResponseWriter, answer any, err error) {
+	var bad refused
+	switch {
+	case errors.Is(err, errEnding):
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+	case errors.As(err, &bad):
+		http.Error(w, err.Error(), http.StatusBadRequest)
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	default:
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(answer)
+	}
+}
+
+// setPaused answers after the programs have the new state.
+func (d *daemon) setPaused(paused bool) (Status, error) {
+	d.paused = paused
+	d.settle()
+	s, err := d.status()
+	if err == nil && paused && s.InUse {
+		err = errors.New("the cache could not be paused; it is not in use after 3 s; see the daemon's log")
+	}
+	return s, err
+}
+
+func (d *daemon) evictRequest(r *http.Request) (any, error) {
+	var q EvictRequest
+	if err := json.NewDecoder(r.Body).Decode(&q); err != nil {
+		return nil, refused{err}
+	}
+	if d.cache == nil {
+		return Evicted{}, nil // nothing is cached
+	}
+	selector := Selector{All: q.All, Inner: q.Address, VTEP: q.VTEP}
+	if q.Container != "" {
+		l, err := netlink.LinkByName(q.Container)
+		if err != nil {
+			return nil, refused{fmt.Errorf("%s: %w; `pilaster accelerate status` lists the devices", q.Container, err)}
+		}
+		selector.Device = uint32(l.Attrs().Index)
+	}
+	if selector == (Selector{}) {
+		return nil, refused{errors.New("no entries are selected")}
+	}
+	n, err := d.cache.Evict(selector)
+	d.evicted[causeOperator]++
+	return Evicted{n}, err
+}
+
+// reset detaches the cache, restores the settings and ends the daemon.
+func (d *daemon) reset() (Undone, error) {
+	err := d.closeCache()
+	undone, failed := restore(recordOf(d.Socket))
+	if err = errors.Join(err, failed); err != nil {
+		return Undone{}, err
+	}
+	close(d.ended)
+	return Undone{append([]Setting{}, undone...)}, nil
+}
