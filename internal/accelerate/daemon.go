@@ -13,6 +13,7 @@ import (
 
 	"pilaster.io/pilaster/internal/accelerate/overlay"
 	"pilaster.io/pilaster/internal/accelerate/rules"
+	"pilaster.io/pilaster/internal/oncache"
 	"pilaster.io/pilaster/internal/sdnotify"
 )
 
@@ -43,8 +44,8 @@ type daemon struct {
 	calls chan func()
 	ended chan struct{} // closed by reset
 
-	cache      Cache // nil while the overlay has no device
-	open       CacheConfig
+	cache      *oncache.Cache // nil while the overlay has no device
+	open       oncache.Config
 	device     overlay.Device
 	uplink     int
 	bridge     int

@@ -15,7 +15,6 @@ type Options struct {
 	MarkMask        uint32
 	Socket          string // the record of changed settings is beside it
 	MetricsListen   string // "host:port"; empty means the unix socket only
-	Open            func(CacheConfig) (Cache, error)
 	Log             *slog.Logger
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/oncache"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
@@ -153,7 +154,7 @@ func (d *daemon) evictRequest(r *http.Request) (any, error) {
 	if d.cache == nil {
 		return Evicted{}, nil // nothing is cached
 	}
-	selector := Selector{All: q.All, Inner: q.Address, VTEP: q.VTEP}
+	selector := oncache.Selector{All: q.All, Inner: q.Address, VTEP: q.VTEP}
 	if q.Container != "" {
 		l, err := netlink.LinkByName(q.Container)
 		if err != nil {
@@ -161,7 +162,7 @@ func (d *daemon) evictRequest(r *http.Request) (any, error) {
 		}
 		selector.Device = uint32(l.Attrs().Index)
 	}
-	if selector == (Selector{}) {
+	if selector == (oncache.Selector{}) {
 		return nil, refused{errors.New("no entries are selected")}
 	}
 	n, err := d.cache.Evict(selector)

@@ -9,11 +9,12 @@ import (
 
 	"pilaster.io/pilaster/internal/accelerate/overlay"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/oncache"
 )
 
 // config returns the cache's configuration for what inspect found.
-func (d *daemon) config() CacheConfig {
-	return CacheConfig{
+func (d *daemon) config() oncache.Config {
+	return oncache.Config{
 		Uplink: d.Uplink, Device: d.Overlay, Address: d.device.Local, VNI: d.device.VNI, Port: d.device.Port,
 		Bridged: d.device.Bridged, MarkMask: d.MarkMask, TTL: d.ttl, Tracks: d.tracks,
 	}
@@ -34,7 +35,7 @@ func (d *daemon) openCache() (err error) {
 			return err
 		}
 	}
-	if d.cache, err = d.Open(d.open); err != nil {
+	if d.cache, err = oncache.Open(d.open); err != nil {
 		return err
 	}
 	d.inactive, d.void, d.renewed = false, false, time.Time{}
@@ -151,7 +152,7 @@ func (d *daemon) evict(e overlay.Eviction) {
 	if e.All {
 		err = d.cache.Void()
 	} else {
-		n, err = d.cache.Evict(Selector{Inner: e.Inner, VTEP: e.VTEP, Device: e.Device})
+		n, err = d.cache.Evict(oncache.Selector{Inner: e.Inner, VTEP: e.VTEP, Device: e.Device})
 	}
 	if err != nil {
 		d.logger(e.Cause).Error("cannot evict; the cache is opened again", "err", err)

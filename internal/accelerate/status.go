@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"pilaster.io/pilaster/internal/oncache"
 )
 
 // Status is what `accelerate status` shows.
@@ -74,7 +76,7 @@ func (s DirectionStatus) Missed() (sum uint64) {
 	return sum
 }
 
-func viewDirection(d Direction) DirectionStatus {
+func viewDirection(d oncache.Direction) DirectionStatus {
 	s := DirectionStatus{Hits: d.Hits, Misses: d.Misses, Learnt: d.Learnt, NotLearnt: d.NotLearnt}
 	if all := s.Hits + s.Missed(); all > 0 {
 		s.Rate = float64(s.Hits) / float64(all)

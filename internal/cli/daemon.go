@@ -148,11 +148,14 @@ func (s *agentSocket) endpoints(ctx context.Context) (all []string, err error) {
 
 // whereTo returns advice for the case that the daemon of a command does not respond.
 func whereTo(c *cobra.Command, silent error) string {
-	for _, whose := range []string{"orchestrator", "agent"} {
-		if flag := c.Flag(whose + "-socket"); flag != nil && strings.Contains(silent.Error(), flag.Value.String()) {
+	for _, d := range []struct{ flag, whose string }{
+		{"orchestrator-socket", "an orchestrator"}, {"agent-socket", "an agent"},
+		{"accelerate-socket", "the accelerate daemon"}, {"socket", "the accelerate daemon"},
+	} {
+		if flag := c.Flag(d.flag); flag != nil && strings.Contains(silent.Error(), flag.Value.String()) {
 			return fmt.Sprintf(
-				"  run this command where an %s runs; if it should run here, start it, or set its socket with --%s\n",
-				whose,
+				"  run this command where %s runs; if it should run here, start it, or set its socket with --%s\n",
+				d.whose,
 				flag.Name,
 			)
 		}

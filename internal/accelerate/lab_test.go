@@ -1,0 +1,368 @@
+package accelerate_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/accelerate"
+	"pilaster.io/pilaster/internal/cli"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/sdnotify"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// commandLine is the environment variable with which the tests' program is the command line.
+const commandLine = "PILASTER_TEST_COMMAND_LINE"
+
+func TestMain(m *testing.M) {
+	line := os.Getenv(commandLine)
+	if line == "" {
+		os.Exit(m.Run())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	code := cli.Run(ctx, cli.Env{Args: strings.Fields(line), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
+	stop()
+	os.Exit(code)
+}
+
+// node is a node of a cluster of two, with the devices of another network.
+type node struct {
+	ns         *netns.Namespace
+	number     int
+	dir        string
+	containers map[string]*netns.Namespace // by device
+	overlay    string
+	selector   string // --containers
+	add        func(t *testing.T, n *node, device string, host int) *netns.Namespace
+}
+
+func namespace(t *testing.T, dir, name string) *netns.Namespace {
+	t.Helper()
+	ns, err := netns.Create(filepath.Join(dir, name))
+	must(t, err)
+	t.Cleanup(func() { ns.Close(); netns.Remove(ns.Path()) })
+	return ns
+}
+
+// ip runs lines of "ip -batch"; other commands begin with "!".
+func ip(t *testing.T, ns *netns.Namespace, lines string, args ...any) {
+	t.Helper()
+	for line := range strings.Lines(fmt.Sprintf(lines, args...)) {
+		words := append([]string{"ip"}, strings.Fields(line)...)
+		if len(words) == 1 {
+			continue
+		}
+		if words[1] == "!" {
+			words = words[2:]
+		}
+		out, err := output(ns, exec.CommandContext(t.Context(), words[0], words[1:]...))
+		if err != nil {
+			t.Fatalf("%s: %v: %s", strings.Join(words, " "), err, out)
+		}
+	}
+}
+
+func output(ns *netns.Namespace, c *exec.Cmd) (string, error) {
+	var said strings.Builder
+	c.Stdout, c.Stderr = &said, &said
+	err := ns.Run(c)
+	return said.String(), err
+}
+
+// veth makes a pair of devices: one in ns, eth0 in the other namespace.
+func veth(t *testing.T, ns *netns.Namespace, device string, mtu int, other *netns.Namespace) {
+	t.Helper()
+	h, err := ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = device, mtu
+	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(other.FD())}))
+}
+
+// nodes returns two nodes that are connected by their eth0, with underlay addresses 192.0.2.1 and 192.0.2.2, or
+// 2001:db8::1 and 2001:db8::2.
+func nodes(t *testing.T) [2]*node {
+	t.Helper()
+	dir := t.TempDir()
+	var both [2]*node
+	for i := range both {
+		n := &node{number: i + 1, dir: dir, containers: map[string]*netns.Namespace{}}
+		n.ns = namespace(t, dir, fmt.Sprintf("n%d", n.number))
+		both[i] = n
+	}
+	veth(t, both[0].ns, "eth0", 1500, both[1].ns)
+	for _, n := range both {
+		ip(t, n.ns, `
+			! sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
+			addr add 192.0.2.%[1]d/24 dev eth0
+			addr add 2001:db8::%[1]d/64 dev eth0 nodad
+			link set eth0 up
+			route add default via 192.0.2.254`, n.number)
+	}
+	return both
+}
+
+// flannel arranges the devices as Flannel and the CNI plugin bridge do.
+func flannel(t *testing.T) [2]*node {
+	both := nodes(t)
+	for _, n := range both {
+		n.overlay, n.selector = "flannel.1", "bridge:cni0"
+		ip(t, n.ns, `
+			link add flannel.1 address 02:fa:00:00:00:0%[1]d mtu 1450 type vxlan id 1 dev eth0 local 192.0.2.%[1]d dstport 8472 nolearning
+			addr add 10.244.%[1]d.0/32 dev flannel.1
+			link set flannel.1 up
+			link add cni0 mtu 1450 type bridge
+			addr add 10.244.%[1]d.1/24 dev cni0
+			link set cni0 up
+			neigh add 10.244.%[2]d.0 lladdr 02:fa:00:00:00:0%[2]d dev flannel.1 nud permanent
+			! bridge fdb add 02:fa:00:00:00:0%[2]d dev flannel.1 dst 192.0.2.%[2]d
+			route add 10.244.%[2]d.0/24 via 10.244.%[2]d.0 dev flannel.1 onlink`, n.number, 3-n.number)
+		n.add = func(t *testing.T, n *node, device string, host int) *netns.Namespace {
+			c := namespace(t, n.dir, fmt.Sprintf("n%d-%s", n.number, device))
+			veth(t, n.ns, device, 1450, c)
+			ip(t, n.ns, "link set %s master cni0 up", device)
+			ip(t, c, "addr add 10.244.%[1]d.%[2]d/24 dev eth0\nlink set eth0 up\nroute add default via 10.244.%[1]d.1",
+				n.number, host)
+			return c
+		}
+		n.containers["veth1"] = n.add(t, n, "veth1", 2)
+	}
+	return both
+}
+
+// calico arranges the devices as Calico does with VXLAN.
+func calico(t *testing.T) [2]*node {
+	both := nodes(t)
+	for _, n := range both {
+		n.overlay, n.selector = "vxlan.calico", "veth:cali*"
+		ip(t, n.ns, `
+			link add vxlan.calico address 66:00:00:00:00:0%[1]d mtu 1450 type vxlan id 4096 dev eth0 local 192.0.2.%[1]d dstport 4789 nolearning
+			addr add 10.65.%[1]d.0/32 dev vxlan.calico
+			link set vxlan.calico up
+			neigh add 10.65.%[2]d.0 lladdr 66:00:00:00:00:0%[2]d dev vxlan.calico nud permanent
+			! bridge fdb add 66:00:00:00:00:0%[2]d dev vxlan.calico dst 192.0.2.%[2]d
+			route add 10.65.%[2]d.0/26 via 10.65.%[2]d.0 dev vxlan.calico onlink
+			route add blackhole 10.65.%[1]d.0/26`, n.number, 3-n.number)
+		n.add = func(t *testing.T, n *node, device string, host int) *netns.Namespace {
+			c := namespace(t, n.dir, fmt.Sprintf("n%d-%s", n.number, device))
+			veth(t, n.ns, device, 1450, c)
+			ip(t, n.ns, `
+				link set %[1]s address ee:ee:ee:ee:ee:ee up
+				! sysctl -qw net.ipv4.conf.%[1]s.proxy_arp=1 net.ipv4.neigh.%[1]s.proxy_delay=0
+				route add 10.65.%[2]d.%[3]d dev %[1]s scope link`, device, n.number, host)
+			ip(t, c, `
+				addr add 10.65.%[1]d.%[2]d/32 dev eth0
+				link set eth0 up
+				route add 169.254.1.1 dev eth0 scope link
+				route add default via 169.254.1.1`, n.number, host)
+			return c
+		}
+		n.containers["cali1"] = n.add(t, n, "cali1", 2)
+	}
+	return both
+}
+
+// only returns the node's first container.
+func (n *node) only() *netns.Namespace {
+	for _, c := range n.containers {
+		return c
+	}
+	return nil
+}
+
+// address returns the IPv4 address of a container.
+func address(t *testing.T, c *netns.Namespace) netip.Addr {
+	t.Helper()
+	h, err := c.Netlink()
+	must(t, err)
+	defer h.Close()
+	l, err := h.LinkByName("eth0")
+	must(t, err)
+	all, err := h.AddrList(l, unix.AF_INET)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("addresses %v, %v", all, err)
+	}
+	a, _ := netip.AddrFromSlice(all[0].IP.To4())
+	return a
+}
+
+// daemon is a running `pilaster accelerate`.
+type daemon struct {
+	accelerate.Client
+	process *os.Process
+	ended   chan struct{} // closed after it has ended
+	code    int
+	log     *buffer
+}
+
+// buffer is a buffer for output of another process.
+type buffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+func (b *buffer) String() string { b.mu.Lock(); defer b.mu.Unlock(); return b.text.String() }
+
+func (n *node) socket() string { return filepath.Join(n.dir, fmt.Sprintf("a%d.sock", n.number)) }
+
+// command returns a command of the command line.
+func command(line string) *exec.Cmd {
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), commandLine+"="+line)
+	return c
+}
+
+// accelerate starts the daemon and waits until it is ready, or has ended.
+func (n *node) accelerate(t *testing.T, more ...string) *daemon {
+	t.Helper()
+	notify := filepath.Join(t.TempDir(), "notify")
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: notify})
+	must(t, err)
+	defer l.Close()
+	d := &daemon{Client: accelerate.Client{Socket: n.socket()}, ended: make(chan struct{}), log: &buffer{}}
+	c := command(fmt.Sprintf("accelerate --uplink eth0 --overlay %s --containers %s --socket %s %s", n.overlay, n.selector,
+		n.socket(), strings.Join(more, " ")))
+	c.Env = append(c.Env, "NOTIFY_SOCKET="+notify)
+	c.Stderr = d.log
+	must(t, n.ns.Start(c))
+	d.process = c.Process
+	go func() {
+		defer close(d.ended)
+		_ = c.Wait() // the exit code says it
+		d.code = c.ProcessState.ExitCode()
+		l.Close()
+	}()
+	t.Cleanup(func() {
+		d.end(unix.SIGTERM)
+		if t.Failed() {
+			t.Logf("the daemon of node %d: %s", n.number, d.log)
+		}
+	})
+	b := make([]byte, 64)
+	must(t, l.SetReadDeadline(time.Now().Add(20*time.Second)))
+	switch got, err := l.Read(b); {
+	case err == nil && string(b[:got]) != sdnotify.Ready:
+		t.Fatalf("got %q, want %q", b[:got], sdnotify.Ready)
+	case err != nil:
+		<-d.ended
+	}
+	return d
+}
+
+// end sends a signal and waits for the end.
+func (d *daemon) end(s os.Signal) {
+	_ = d.process.Signal(s) // it may have ended
+	<-d.ended
+}
+
+// until waits until the status is as wanted. Each look lets the daemon process what it has received.
+func (d *daemon) until(t *testing.T, what string, ok func(accelerate.Status) bool) accelerate.Status {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	defer cancel()
+	for {
+		s, err := d.Status(ctx)
+		if err != nil {
+			t.Fatalf("wait for %s: %v\nthe last status: %+v", what, err, s)
+		}
+		if ok(s) {
+			return s
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("no %s within 15 s; status: %+v", what, s)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// conversation is a TCP connection between two containers.
+type conversation struct{ client, server net.Conn }
+
+func talk(t *testing.T, from, to *netns.Namespace) conversation {
+	t.Helper()
+	at := netip.AddrPortFrom(address(t, to), 7000).String()
+	l := inside(t, to, func() (net.Listener, error) { return net.Listen("tcp", at) })
+	defer l.Close()
+	var c conversation
+	c.client = inside(t, from, func() (net.Conn, error) { return net.DialTimeout("tcp", at, 10*time.Second) })
+	var err error
+	c.server, err = l.Accept()
+	must(t, err)
+	t.Cleanup(func() { c.client.Close(); c.server.Close() })
+	return c
+}
+
+func inside[T any](t *testing.T, ns *netns.Namespace, open func() (T, error)) (it T) {
+	t.Helper()
+	must(t, ns.Do(func() (err error) { it, err = open(); return err }))
+	return it
+}
+
+// echo sends one byte there and back, n times.
+func (c conversation) echo(n int) error {
+	b := make([]byte, 1)
+	for i := range n {
+		for _, way := range [][2]net.Conn{{c.client, c.server}, {c.server, c.client}} {
+			_ = way[0].SetDeadline(time.Now().Add(10 * time.Second))
+			_ = way[1].SetDeadline(time.Now().Add(10 * time.Second))
+			if _, err := way[0].Write([]byte{byte(i)}); err != nil {
+				return err
+			}
+			if _, err := io.ReadFull(way[1], b); err != nil {
+				return err
+			}
+			if b[0] != byte(i) {
+				return errors.New("another byte")
+			}
+		}
+	}
+	return nil
+}
+
+// lines returns the lines of a text that contain all words.
+func lines(text string, words ...string) (found []string) {
+	for s := bufio.NewScanner(strings.NewReader(text)); s.Scan(); {
+		if all := s.Text(); !missing(all, words) {
+			found = append(found, all)
+		}
+	}
+	return found
+}
+
+func missing(text string, words []string) bool {
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			return true
+		}
+	}
+	return false
+}
