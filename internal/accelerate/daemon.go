@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -294,6 +293,3 @@ func (d *daemon) allProblems() (all []string) {
 	slices.Sort(all)
 	return slices.Compact(all)
 }
-
-// logger returns a logger for an eviction.
-func (d *daemon) logger(cause string) *slog.Logger { return d.Log.With("cause", cause) }

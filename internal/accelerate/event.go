@@ -46,7 +46,7 @@ func (d *daemon) routeEvent(ctx context.Context, m syscall.NetlinkMessage) error
 		if err != nil || d.cache == nil {
 			return err
 		}
-		d.evictAll(d.table.Neighbour(n, deleted))
+		d.evict(d.table.Neighbour(n, deleted)...)
 	case unix.RTM_DELROUTE:
 		deleted = true
 		fallthrough
@@ -55,15 +55,9 @@ func (d *daemon) routeEvent(ctx context.Context, m syscall.NetlinkMessage) error
 		if err != nil || !ok || d.cache == nil {
 			return err
 		}
-		d.evictAll(d.table.Route(r, deleted))
+		d.evict(d.table.Route(r, deleted)...)
 	}
 	return nil
-}
-
-func (d *daemon) evictAll(all []overlay.Eviction) {
-	for _, e := range all {
-		d.evict(e)
-	}
 }
 
 // linkEvent looks at a device that has changed. The notification may be older than the device's state, or about its

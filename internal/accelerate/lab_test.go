@@ -288,17 +288,17 @@ func (d *daemon) until(t *testing.T, what string, ok func(accelerate.Status) boo
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
 	defer cancel()
+	var last accelerate.Status
 	for {
 		s, err := d.Status(ctx)
 		if err != nil {
-			t.Fatalf("wait for %s: %v\nthe last status: %+v", what, err, s)
+			t.Fatalf("wait for %s: %v\nthe last status: %+v", what, err, last)
 		}
-		if ok(s) {
+		if last = s; ok(s) {
 			return s
 		}
 		select {
 		case <-ctx.Done():
-			t.Fatalf("no %s within 15 s; status: %+v", what, s)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -365,4 +365,16 @@ func missing(text string, words []string) bool {
 		}
 	}
 	return false
+}
+
+// bulk sends bytes from the client.
+func (c conversation) bulk(size int) error {
+	sent := make(chan error, 1)
+	go func() {
+		_, err := c.client.Write(make([]byte, size))
+		sent <- err
+	}()
+	_ = c.server.SetDeadline(time.Now().Add(20 * time.Second))
+	_, err := io.CopyN(io.Discard, c.server, int64(size))
+	return errors.Join(err, <-sent)
 }

@@ -141,23 +141,23 @@ func stateOf(l netlink.Link) string {
 	return fmt.Sprint(a.MTU, a.HardwareAddr, a.Flags&1, a.Name) // 1 is IFF_UP
 }
 
-// evict removes what a change concerns. If the kernel refuses, the lease ends, and with it the use of the cache.
-func (d *daemon) evict(e overlay.Eviction) {
-	if d.cache == nil {
+// evict removes what a change concerns. If the kernel refuses, the cache is opened again, empty.
+func (d *daemon) evict(change ...overlay.Eviction) {
+	if d.cache == nil || len(change) == 0 {
 		return
 	}
-	d.evicted[e.Cause]++
-	var err error
-	n := 0
-	if e.All {
-		err = d.cache.Void()
-	} else {
-		n, err = d.cache.Evict(oncache.Selector{Inner: e.Inner, VTEP: e.VTEP, Device: e.Device})
+	d.evicted[change[0].Cause]++
+	for _, e := range change {
+		var err error
+		if e.All {
+			err = d.cache.Void()
+		} else {
+			_, err = d.cache.Evict(oncache.Selector{Inner: e.Inner, VTEP: e.VTEP, Device: e.Device})
+		}
+		if err != nil {
+			d.Log.Error("cannot evict; the cache is opened again", "cause", e.Cause, "err", err)
+			d.reopen()
+			return
+		}
 	}
-	if err != nil {
-		d.logger(e.Cause).Error("cannot evict; the cache is opened again", "err", err)
-		d.reopen()
-		return
-	}
-	d.logger(e.Cause).Debug("evicted", "all", e.All, "inner", e.Inner, "vtep", e.VTEP, "device", e.Device, "entries", n)
 }
