@@ -36,6 +36,9 @@ func describe(l netlink.Link) (Device, error) {
 	if !ok {
 		return Device{}, fmt.Errorf("%s is a device of type %s, not vxlan", name, l.Type())
 	}
+	if v.FlowBased {
+		return Device{}, fmt.Errorf("%s is external: other programs choose VNI and VTEP of each packet", name)
+	}
 	local, ok := netip.AddrFromSlice(v.SrcAddr)
 	if !ok {
 		return Device{}, fmt.Errorf("%s has no local address: make it with \"local ADDRESS\"", name)
@@ -52,9 +55,6 @@ func usable(v *netlink.Vxlan, d Device) error {
 	var errs []error
 	refuse := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf(v.Name+" "+format, args...))
-	}
-	if v.FlowBased {
-		refuse("is external: other programs choose VNI and VTEP of each packet")
 	}
 	if v.GBP {
 		refuse("has a group policy (gbp): the group is not part of the flow")
