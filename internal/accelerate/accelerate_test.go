@@ -1,6 +1,7 @@
 package accelerate_test
 
 import (
+	"reflect"
 	"slices"
 	"testing"
 
@@ -15,9 +16,11 @@ var arrangements = map[string]struct {
 	vni        uint32
 	port       uint16
 	containers []string
+	vteps      [2]string
 }{
-	"flannel": {flannel, 1, 8472, []string{"veth1"}},
-	"calico":  {calico, 4096, 4789, []string{"cali1"}},
+	"flannel":           {flannel, 1, 8472, []string{"veth1"}, [2]string{"192.0.2.1", "192.0.2.2"}},
+	"calico":            {calico, 4096, 4789, []string{"cali1"}, [2]string{"192.0.2.1", "192.0.2.2"}},
+	"flannel over IPv6": {flannel6, 1, 8472, []string{"veth1"}, [2]string{"2001:db8::1", "2001:db8::2"}},
 }
 
 // The daemons find the overlay, connections use the cache in both directions on both nodes, and continue if the daemons
@@ -31,10 +34,14 @@ func TestOverlays(t *testing.T) {
 			daemons := []*daemon{both[0].accelerate(t), both[1].accelerate(t)}
 			must(t, c.echo(500))
 			for i, d := range daemons {
-				s := d.until(t, "hits", func(s accelerate.Status) bool { return s.Egress.Hits > 400 && s.Ingress.Hits > 400 })
-				if s.Overlay.VNI != a.vni || s.Overlay.Port != a.port || s.Overlay.Local != []string{"192.0.2.1", "192.0.2.2"}[i] ||
-					s.Overlay.Learning || !slices.Equal(s.Overlay.VTEPs, []string{[]string{"192.0.2.2", "192.0.2.1"}[i]}) {
-					t.Errorf("got overlay %+v", s.Overlay)
+				s := d.until(t, "hits", func(s accelerate.Status) bool {
+					return s.Egress.Hits > 400 && s.Ingress.Hits > 400
+				})
+				want := accelerate.OverlayStatus{
+					Device: both[i].overlay, VNI: a.vni, Port: a.port, Local: a.vteps[i], VTEPs: []string{a.vteps[1-i]},
+				}
+				if !reflect.DeepEqual(s.Overlay, want) {
+					t.Errorf("got overlay %+v, want %+v", s.Overlay, want)
 				}
 				if !slices.Equal(s.Containers.Devices, a.containers) || len(s.Problems) > 0 || !s.InUse {
 					t.Errorf("got status %+v", s)

@@ -111,8 +111,8 @@ func (d *daemon) start(ctx context.Context) error {
 	}
 	if problems := d.allProblems(); len(problems) > 0 {
 		return fmt.Errorf(
-			"the overlay's verdicts are no function of a flow, so a cache would change them:\n  %s\n  nothing was changed; "+
-				"docs/reference/accelerate.md says why each is refused", strings.Join(problems, "\n  "))
+			"the overlay's verdicts are no function of a flow, so a cache would change them:\n  %s\n  nothing was "+
+				"changed; docs/reference/accelerate.md says why each is refused", strings.Join(problems, "\n  "))
 	}
 	return d.openCache()
 }

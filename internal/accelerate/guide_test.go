@@ -50,7 +50,8 @@ func TestMetrics(t *testing.T) {
 	said, err := output(n.ns, command("metrics accelerate --accelerate-socket "+n.socket()))
 	must(t, err)
 	listed, served := map[string]bool{}, map[string]bool{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `(pilaster_accelerate_[a-z_]+)` \\| ([a-z]+)").FindAllStringSubmatch(string(page), -1) {
+	row := regexp.MustCompile("(?m)^\\| `(pilaster_accelerate_[a-z_]+)` \\| ([a-z]+)")
+	for _, m := range row.FindAllStringSubmatch(string(page), -1) {
 		listed[m[1]+" "+m[2]] = true
 	}
 	for _, m := range regexp.MustCompile("(?m)^# TYPE (pilaster_[a-z_]+ [a-z]+)$").FindAllStringSubmatch(said, -1) {

@@ -127,22 +127,32 @@ func nodes(t *testing.T) [2]*node {
 
 // flannel arranges the devices as Flannel and the CNI plugin bridge do.
 func flannel(t *testing.T) [2]*node {
+	return flannelOver(t, "192.0.2.", "dstport 8472 nolearning", 1450)
+}
+
+// flannel6 does so over IPv6.
+func flannel6(t *testing.T) [2]*node {
+	return flannelOver(t, "2001:db8::", "dstport 8472 nolearning udp6zerocsumtx udp6zerocsumrx", 1430)
+}
+
+func flannelOver(t *testing.T, underlay, options string, mtu int) [2]*node {
 	both := nodes(t)
 	for _, n := range both {
 		n.overlay, n.selector = "flannel.1", "bridge:cni0"
 		ip(t, n.ns, `
-			link add flannel.1 address 02:fa:00:00:00:0%[1]d mtu 1450 type vxlan id 1 dev eth0 local 192.0.2.%[1]d dstport 8472 nolearning
+			link add flannel.1 address 02:fa:00:00:00:0%[1]d mtu %[5]d type vxlan id 1 local %[3]s%[1]d %[4]s
 			addr add 10.244.%[1]d.0/32 dev flannel.1
 			link set flannel.1 up
-			link add cni0 mtu 1450 type bridge
+			link add cni0 mtu %[5]d type bridge
 			addr add 10.244.%[1]d.1/24 dev cni0
 			link set cni0 up
 			neigh add 10.244.%[2]d.0 lladdr 02:fa:00:00:00:0%[2]d dev flannel.1 nud permanent
-			! bridge fdb add 02:fa:00:00:00:0%[2]d dev flannel.1 dst 192.0.2.%[2]d
-			route add 10.244.%[2]d.0/24 via 10.244.%[2]d.0 dev flannel.1 onlink`, n.number, 3-n.number)
+			! bridge fdb add 02:fa:00:00:00:0%[2]d dev flannel.1 dst %[3]s%[2]d
+			route add 10.244.%[2]d.0/24 via 10.244.%[2]d.0 dev flannel.1 onlink`,
+			n.number, 3-n.number, underlay, options, mtu)
 		n.add = func(t *testing.T, n *node, device string, host int) *netns.Namespace {
 			c := namespace(t, n.dir, fmt.Sprintf("n%d-%s", n.number, device))
-			veth(t, n.ns, device, 1450, c)
+			veth(t, n.ns, device, mtu, c)
 			ip(t, n.ns, "link set %s master cni0 up", device)
 			ip(t, c, "addr add 10.244.%[1]d.%[2]d/24 dev eth0\nlink set eth0 up\nroute add default via 10.244.%[1]d.1",
 				n.number, host)
@@ -159,13 +169,14 @@ func calico(t *testing.T) [2]*node {
 	for _, n := range both {
 		n.overlay, n.selector = "vxlan.calico", "veth:cali*"
 		ip(t, n.ns, `
-			link add vxlan.calico address 66:00:00:00:00:0%[1]d mtu 1450 type vxlan id 4096 dev eth0 local 192.0.2.%[1]d dstport 4789 nolearning
+			link add vxlan.calico address 66:00:00:00:00:0%[1]d type vxlan id 4096 local 192.0.2.%[1]d %[3]s
+			link set vxlan.calico mtu 1450
 			addr add 10.65.%[1]d.0/32 dev vxlan.calico
 			link set vxlan.calico up
 			neigh add 10.65.%[2]d.0 lladdr 66:00:00:00:00:0%[2]d dev vxlan.calico nud permanent
 			! bridge fdb add 66:00:00:00:00:0%[2]d dev vxlan.calico dst 192.0.2.%[2]d
 			route add 10.65.%[2]d.0/26 via 10.65.%[2]d.0 dev vxlan.calico onlink
-			route add blackhole 10.65.%[1]d.0/26`, n.number, 3-n.number)
+			route add blackhole 10.65.%[1]d.0/26`, n.number, 3-n.number, "dstport 4789 nolearning")
 		n.add = func(t *testing.T, n *node, device string, host int) *netns.Namespace {
 			c := namespace(t, n.dir, fmt.Sprintf("n%d-%s", n.number, device))
 			veth(t, n.ns, device, 1450, c)
@@ -248,8 +259,8 @@ func (n *node) accelerate(t *testing.T, more ...string) *daemon {
 	must(t, err)
 	defer l.Close()
 	d := &daemon{Client: accelerate.Client{Socket: n.socket()}, ended: make(chan struct{}), log: &buffer{}}
-	c := command(fmt.Sprintf("accelerate --uplink eth0 --overlay %s --containers %s --socket %s %s", n.overlay, n.selector,
-		n.socket(), strings.Join(more, " ")))
+	c := command(fmt.Sprintf("accelerate --uplink eth0 --overlay %s --containers %s --socket %s %s", n.overlay,
+		n.selector, n.socket(), strings.Join(more, " ")))
 	c.Env = append(c.Env, "NOTIFY_SOCKET="+notify)
 	c.Stderr = d.log
 	must(t, n.ns.Start(c))

@@ -27,7 +27,7 @@ func newCollector(status func() (Status, error)) collector {
 		hits:       desc("hits_total", "Packets that the cache forwarded.", "direction"),
 		misses:     desc("misses_total", "Packets that took the overlay's way, by cause.", "direction", "cause"),
 		learnt:     desc("learnt_total", "Packets from which the cache learnt.", "direction"),
-		notLearnt:  desc("not_learnt_total", "Packets from which the cache did not learn, by cause.", "direction", "cause"),
+		notLearnt:  desc("not_learnt_total", "Packets from which it did not learn, by cause.", "direction", "cause"),
 		evictions:  desc("evictions_total", "Changes after which entries were evicted, by cause.", "cause"),
 		evicted:    desc("evicted_entries_total", "Entries that were evicted one by one."),
 		entries:    desc("entries", "Entries of the cache.", "table"),
@@ -92,8 +92,11 @@ func (d *daemon) observe(ctx context.Context) http.Handler {
 		return s, err
 	}
 	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	registry.MustRegister(newCollector(status))
+	registry.MustRegister(
+		newCollector(status),
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })

@@ -11,8 +11,8 @@ func TestRefusals(t *testing.T) {
 	const vxlan = "link add other address 02:fa:00:00:00:31 type vxlan id 9 dev eth0 dstport 4790 "
 	v6 := vxlan + "local 2001:db8::1 "
 	for _, c := range []struct{ name, make, undo, overlay, says string }{
-		{"legacy rule", "! iptables-legacy -w -A FORWARD -m quota --quota 9 -j DROP", "! iptables-legacy -w -F FORWARD", "",
-			"iptables-legacy table filter, chain FORWARD, rule 1: quota"},
+		{"legacy rule", "! iptables-legacy -w -A FORWARD -m quota --quota 9 -j DROP",
+			"! iptables-legacy -w -F FORWARD", "", "iptables-legacy table filter, chain FORWARD, rule 1: quota"},
 		{"nft rule", "! iptables-nft -w -A FORWARD -m statistic --mode random --probability 0.5 -j DROP",
 			"! iptables-nft -w -F FORWARD", "", "chain FORWARD, rule with handle"},
 		{"qdisc of the overlay", "! tc qdisc add dev flannel.1 root tbf rate 1mbit burst 10k latency 50ms",
@@ -24,10 +24,10 @@ func TestRefusals(t *testing.T) {
 		{"external", "link add other type vxlan external dstport 4790", "link del other", "other", "other is external"},
 		{"no local address", vxlan, "link del other", "other", "other has no local address"},
 		{"group policy", vxlan + "local 192.0.2.1 gbp", "link del other", "other", "other has a group policy (gbp)"},
-		{"type of service", vxlan + "local 192.0.2.1 tos inherit", "link del other", "other", "other sets the type of service"},
+		{"type of service", vxlan + "local 192.0.2.1 tos 16", "link del other", "other", "sets the type of service"},
 		{"IPv6 checksums", v6, "link del other", "other", "udp6zerocsumtx and udp6zerocsumrx"},
 		{"IPv6 checksums sent", v6 + "noudp6zerocsumtx udp6zerocsumrx", "link del other", "other", "udp6zerocsumtx"},
-		{"IPv6 checksums required", v6 + "udp6zerocsumtx noudp6zerocsumrx", "link del other", "other", "udp6zerocsumrx"},
+		{"IPv6 checksums wanted", v6 + "udp6zerocsumtx noudp6zerocsumrx", "link del other", "other", "udp6zerocsumrx"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ip(t, n.ns, "%s", c.make)

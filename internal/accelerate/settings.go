@@ -84,8 +84,8 @@ func change(path, name, value string) error {
 	return nil
 }
 
-// restore undoes the recorded changes, except of settings that somebody has changed since, and removes the record. It
-// returns what it undid.
+// restore undoes the recorded changes, except of settings that another program has changed since, and
+// removes the record. It returns what it undid.
 func restore(path string) (undone []Setting, err error) {
 	r, err := readRecord(path)
 	if err != nil {

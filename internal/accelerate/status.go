@@ -92,8 +92,10 @@ func (d *daemon) status() (s Status, err error) {
 			Device: d.Overlay, VNI: d.device.VNI, Port: d.device.Port, Local: d.device.Local.String(),
 			Learning: d.device.Learning, VTEPs: []string{},
 		},
-		Containers: ContainersStatus{Which: d.Containers.String(), Devices: []string{}, Excluded: maps.Clone(d.excluded)},
-		InUse:      d.cache != nil && !d.inactive, Paused: d.paused, Problems: append([]string{}, d.allProblems()...),
+		Containers: ContainersStatus{
+			Which: d.Containers.String(), Devices: []string{}, Excluded: maps.Clone(d.excluded),
+		},
+		InUse: d.cache != nil && !d.inactive, Paused: d.paused, Problems: append([]string{}, d.allProblems()...),
 		Lease:    LeaseStatus{Age: time.Since(d.renewed).Seconds(), Expires: (3 * lease).Seconds()},
 		Validity: d.ttl.Seconds(), Tracks: d.tracks, Evictions: maps.Clone(d.evicted),
 	}

@@ -72,8 +72,8 @@ it at its end.`,
 	f.StringVar(&containers, "containers", "", "the node's devices of containers: bridge:NAME, the ports of a bridge, "+
 		"or veth:PATTERN, veths by name")
 	f.Uint32Var(&o.MarkMask, "mark-mask", markMask, "bits of packets' marks that no rule of this node uses")
-	f.StringVar(&o.MetricsListen, "metrics-listen", "", "host:port for /metrics, /healthz and /readyz (default: on the "+
-		"socket only)")
+	f.StringVar(&o.MetricsListen, "metrics-listen", "", "host:port for /metrics, /healthz and /readyz "+
+		"(default: on the socket only)")
 	socket.bind(c, "socket")
 	for _, name := range []string{"uplink", "overlay", "containers"} {
 		_ = c.MarkFlagRequired(name)
@@ -89,8 +89,8 @@ func newAccelerateStatus(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show what is cached, and what keeps the cache from being used",
-		Long: "Show the overlay and its containers, the entries of the cache, hits and misses, and what keeps the cache " +
-			"from being used. The exit status is 1 if packets do not use it.",
+		Long: "Show the overlay and its containers, the entries of the cache, hits and misses, and what keeps the " +
+			"cache from being used. The exit status is 1 if packets do not use it.",
 		Example: "  pilaster accelerate status\n  pilaster accelerate status -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -185,8 +185,8 @@ func newAcceleratePause(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "pause",
 		Short: "Learn nothing until resume",
-		Long: `Learn nothing until resume. What is cached stays in use until evict, or until its validity of at most 10 s
-ends. To change the overlay so that afterwards no packet is forwarded as before: pause, evict what the
+		Long: `Learn nothing until resume. What is cached stays in use until evict, or until its validity of at most
+10 s ends. To change the overlay so that afterwards no packet is forwarded as before: pause, evict what the
 change concerns, change, resume.`,
 		Example: "  pilaster accelerate pause",
 		Args:    cobra.NoArgs,

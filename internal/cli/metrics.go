@@ -19,8 +19,8 @@ func newMetricsCommand(env Env) *cobra.Command {
 		Use:   "metrics [agent | orchestrator | accelerate]",
 		Short: "Print the metrics of a daemon on this machine",
 		Long: `Print the metrics of this node's agent (the default), or of the orchestrator or the accelerate daemon on
-this machine, in the text format of Prometheus. docs/reference/metrics.md explains them. The daemons need no --metrics-listen for
-this command.`,
+this machine, in the text format of Prometheus. docs/reference/metrics.md explains them. The daemons
+need no --metrics-listen for this command.`,
 		Example:   "  pilaster metrics | grep pilaster_datapath_drops_total\n  pilaster metrics orchestrator",
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: []string{"agent", "orchestrator", "accelerate"},

@@ -46,7 +46,8 @@ type neighbour struct {
 // device is a container's.
 func NewTable(uplink, overlay, bridge int, container func(device int) bool) *Table {
 	return &Table{
-		uplink: uplink, overlay: overlay, bridge: bridge, neighbours: map[neighbour]string{}, vteps: map[string]netip.Addr{},
+		uplink: uplink, overlay: overlay, bridge: bridge,
+		neighbours: map[neighbour]string{}, vteps: map[string]netip.Addr{},
 		ports: map[string]int{}, routes: map[routeKey]Route{},
 		local: func(device int) bool { return bridge != 0 && device == bridge || container(device) },
 	}

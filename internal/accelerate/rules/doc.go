@@ -3,6 +3,6 @@
 // of the flow would make such rules ineffective. It reads nftables by netlink, which shows the rules of iptables-nft
 // too, and those of iptables-legacy by iptables-legacy-save.
 //
-// Rules that only chains of type nat reach are not judged: netfilter asks these chains for the first packet of a
+// Rules that only chains of type nat reach are accepted: netfilter asks these chains for the first packet of a
 // connection only. kube-proxy's rules with statistic or numgen are of this kind.
 package rules

@@ -68,8 +68,8 @@ func (r rule) unsafe() string {
 func (e expression) acts() bool {
 	has := func(key uint16) bool { _, ok := e.data[key]; return ok }
 	switch e.name {
-	case "bitwise", "byteorder", "cmp", "connlimit", "counter", "fib", "hash", "last", "limit", "log", "match", "numgen",
-		"osf", "quota", "range", "rt", "socket", "tunnel", "xfrm":
+	case "bitwise", "byteorder", "cmp", "connlimit", "counter", "fib", "hash", "last", "limit", "log", "match",
+		"numgen", "osf", "quota", "range", "rt", "socket", "tunnel", "xfrm":
 		return false
 	case "ct":
 		return has(unix.NFTA_CT_SREG)

@@ -36,9 +36,9 @@ func Read(ctx context.Context) (Report, error) {
 // after the validity of entries.
 var (
 	safeMatches = []string{
-		"addrtype", "ah", "cgroup", "comment", "connlabel", "connmark", "conntrack", "dccp", "devgroup", "esp", "helper",
-		"icmp", "icmp6", "iprange", "mac", "mark", "multiport", "owner", "physdev", "pkttype", "policy", "rpfilter", "sctp",
-		"set", "socket", "state", "tcp", "tcpmss", "udp", "udplite",
+		"addrtype", "ah", "cgroup", "comment", "connlabel", "connmark", "conntrack", "dccp", "devgroup", "esp",
+		"helper", "icmp", "icmp6", "iprange", "mac", "mark", "multiport", "owner", "physdev", "pkttype", "policy",
+		"rpfilter", "sctp", "set", "socket", "state", "tcp", "tcpmss", "udp", "udplite",
 	}
 	// TCPMSS changes SYN packets only, which are never cached.
 	safeTargets = []string{

@@ -70,7 +70,8 @@ var iptablesRules = []struct{ rule, why string }{
 	{"-A FORWARD -p udp -m multiport --dports 53,123 -m comment --comment -m_limit -j REJECT", ""},
 	{"-A FORWARD -m limit --limit 5/s -j LOG", ""}, // it logs only
 	{"-t nat -A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE", ""},
-	{"-t nat -A PREROUTING -m statistic --mode nth --every 2 --packet 0 -p tcp -j REDIRECT --to-ports 1", ""}, // as kube-proxy's
+	// as kube-proxy's
+	{"-t nat -A PREROUTING -m statistic --mode nth --every 2 --packet 0 -p tcp -j REDIRECT --to-ports 1", ""},
 }
 
 func TestIptables(t *testing.T) {
@@ -79,14 +80,14 @@ func TestIptables(t *testing.T) {
 			t.Run(program+" "+c.rule, func(t *testing.T) {
 				ns := namespace(t)
 				run(t, ns, program+" -w "+c.rule)
-				judged(t, read(t, ns), c.why)
+				checkReport(t, read(t, ns), c.why)
 			})
 		}
 	}
 }
 
-// judged checks that the report has one rule with this reason, or none.
-func judged(t *testing.T, r Report, why string) {
+// checkReport checks that the report has one rule with this reason, or none.
+func checkReport(t *testing.T, r Report, why string) {
 	t.Helper()
 	if why == "" && len(r.Unsafe) > 0 {
 		t.Errorf("got %q, want no unsafe rule", r.Unsafe)
@@ -104,7 +105,8 @@ func TestNames(t *testing.T) {
 	} {
 		ns := namespace(t)
 		for _, line := range []string{
-			"-N guard", "-A guard -s 10.0.0.1 -j RETURN", "-A guard -m limit --limit 1/s -j DROP", "-A FORWARD -j guard",
+			"-N guard", "-A guard -s 10.0.0.1 -j RETURN", "-A guard -m limit --limit 1/s -j DROP",
+			"-A FORWARD -j guard",
 		} {
 			run(t, ns, program+" -w "+line)
 		}
@@ -158,9 +160,11 @@ var nativeRules = map[string]struct {
 	}},
 	"state": {"", []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, verdict}},
 	"saddr": {"", []expr.Any{network(12, 4), verdict}},
-	"port":  {"", []expr.Any{&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: 1}, verdict}},
-	"ttl":   {"payload (base 1, offset 8, 1 bytes)", []expr.Any{network(8, 1), verdict}},
-	"dscp":  {"payload (base 1, offset 1, 1 bytes)", []expr.Any{network(1, 1), verdict}},
+	"port": {"", []expr.Any{
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: 1}, verdict,
+	}},
+	"ttl":  {"payload (base 1, offset 8, 1 bytes)", []expr.Any{network(8, 1), verdict}},
+	"dscp": {"payload (base 1, offset 1, 1 bytes)", []expr.Any{network(1, 1), verdict}},
 	// The same bytes as the TTL, but the start of an IPv6 address.
 	"v6 saddr": {"", []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
@@ -214,7 +218,7 @@ func TestNative(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ns := namespace(t)
 			native(t, ns, nftables.ChainTypeFilter, jump, c.exprs)
-			judged(t, read(t, ns), c.why)
+			checkReport(t, read(t, ns), c.why)
 		})
 	}
 }
@@ -229,7 +233,7 @@ func TestOtherExpressions(t *testing.T) {
 	}
 }
 
-// Rules are found behind jumps and verdict maps, and are not judged behind chains of type nat.
+// Rules are found behind jumps and verdict maps, and are accepted behind chains of type nat.
 func TestReached(t *testing.T) {
 	unsafe := nativeRules["numgen"]
 	for name, through := range map[string]expr.Any{"jump": jump, "verdict map": nil} {
@@ -239,7 +243,7 @@ func TestReached(t *testing.T) {
 			t.Run(name+" "+string(kind), func(t *testing.T) {
 				ns := namespace(t)
 				native(t, ns, kind, through, unsafe.exprs)
-				judged(t, read(t, ns), why)
+				checkReport(t, read(t, ns), why)
 			})
 		}
 	}
