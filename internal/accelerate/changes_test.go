@@ -3,6 +3,7 @@ package accelerate_test
 import (
 	"context"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -10,6 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/accelerate"
@@ -167,20 +172,78 @@ func TestQdiscAppears(t *testing.T) {
 	n := both[0]
 	n.add(t, n, "veth7", 7)
 	d := n.accelerate(t)
-	for _, step := range []struct{ change, why string }{
-		{"! tc qdisc add dev veth7 root tbf rate 1mbit burst 10k latency 50ms", "veth7 has a qdisc tbf"},
-		{"! tc qdisc del dev veth7 root", ""},
-		{"! tc qdisc add dev veth7 clsact", ""},
-		{"! tc filter add dev veth7 ingress matchall", "veth7 has a tc ingress filter (matchall)"},
-		{"! tc filter del dev veth7 ingress", ""},
+	h, err := n.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	veth7, err := h.LinkByName("veth7")
+	must(t, err)
+	filter := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: veth7.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1,
+			Protocol: unix.ETH_P_ALL,
+		},
+		Fd: accepting(t).FD(), Name: "other", DirectAction: true,
+	}
+	tc := func(line string) func() { return func() { ip(t, n.ns, "! tc qdisc %s", line) } }
+	for _, step := range []struct {
+		what, why string
+		change    func()
+	}{
+		{"qdisc", "veth7 has a qdisc tbf", tc("add dev veth7 root tbf rate 1mbit burst 10k latency 50ms")},
+		{"no qdisc", "", tc("del dev veth7 root")},
+		{"clsact", "", tc("add dev veth7 clsact")},
+		{"filter", "veth7 has a tc ingress filter (bpf)", func() { must(t, h.FilterAdd(filter)) }},
+		{"no filter", "", func() { must(t, h.FilterDel(filter)) }},
 	} {
-		ip(t, n.ns, "%s", step.change)
-		s := d.until(t, step.change, func(s accelerate.Status) bool {
+		step.change()
+		s := d.until(t, step.what, func(s accelerate.Status) bool {
 			return s.Containers.Excluded["veth7"] == step.why
 		})
 		if want := step.why == ""; slices.Contains(s.Containers.Devices, "veth7") != want || !s.InUse {
-			t.Errorf("%s: got %+v, in use %v", step.change, s.Containers, s.InUse)
+			t.Errorf("%s: got %+v, in use %v", step.what, s.Containers, s.InUse)
 		}
+	}
+}
+
+// accepting returns a program of another process, which accepts all packets.
+func accepting(t *testing.T) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "other", Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	must(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// A container with a tcx program of another process does not use the cache, and a path with one is refused.
+func TestOtherPrograms(t *testing.T) {
+	n := flannel(t)[0]
+	other := accepting(t)
+	attach := func(device string) link.Link {
+		return inside(t, n.ns, func() (link.Link, error) {
+			d, err := net.InterfaceByName(device)
+			if err != nil {
+				return nil, err
+			}
+			return link.AttachTCX(link.TCXOptions{Interface: d.Index, Program: other, Attach: ebpf.AttachTCXIngress})
+		})
+	}
+	l := attach("veth1")
+	d := n.accelerate(t)
+	d.until(t, "exclusion", func(s accelerate.Status) bool {
+		return s.Containers.Excluded["veth1"] == "veth1 has a tcx ingress program, other, of another process" && s.InUse
+	})
+	must(t, l.Close())
+	d.end(unix.SIGTERM)
+	for _, device := range []string{"flannel.1", "cni0", "eth0"} {
+		l := attach(device)
+		d := n.accelerate(t)
+		if want := device + " has a tcx ingress program, other"; d.code != 1 || !strings.Contains(d.log.String(), want) {
+			t.Errorf("got exit code %d: %s; want 1 and %q", d.code, d.log, want)
+		}
+		must(t, l.Close())
 	}
 }
 
