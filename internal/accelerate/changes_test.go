@@ -240,8 +240,9 @@ func TestOtherPrograms(t *testing.T) {
 	for _, device := range []string{"flannel.1", "cni0", "eth0"} {
 		l := attach(device)
 		d := n.accelerate(t)
-		if want := device + " has a tcx ingress program, other"; d.code != 1 || !strings.Contains(d.log.String(), want) {
-			t.Errorf("got exit code %d: %s; want 1 and %q", d.code, d.log, want)
+		want, said := device+" has a tcx ingress program, other", d.log.String()
+		if d.code != 1 || !strings.Contains(said, want) {
+			t.Errorf("got exit code %d: %s; want 1 and %q", d.code, said, want)
 		}
 		must(t, l.Close())
 	}

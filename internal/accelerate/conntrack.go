@@ -20,8 +20,8 @@ const (
 	ctaFlagsReply    = 5
 	flagLiberal      = 8 // IP_CT_TCP_FLAG_BE_LIBERAL
 	subsystem        = unix.NFNL_SUBSYS_CTNETLINK << 8
-	messageNew       = subsystem | 0 // IPCTNL_MSG_CT_NEW
-	messageGet       = subsystem | 1 // IPCTNL_MSG_CT_GET
+	messageNew       = subsystem     // IPCTNL_MSG_CT_NEW
+	messageGet       = subsystem + 1 // IPCTNL_MSG_CT_GET
 )
 
 // keepConnections makes the present TCP entries of conntrack accept what their windows do not explain. Conntrack has

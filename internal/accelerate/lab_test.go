@@ -1,7 +1,6 @@
 package accelerate_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -357,25 +356,6 @@ func (c conversation) echo(n int) error {
 		}
 	}
 	return nil
-}
-
-// lines returns the lines of a text that contain all words.
-func lines(text string, words ...string) (found []string) {
-	for s := bufio.NewScanner(strings.NewReader(text)); s.Scan(); {
-		if all := s.Text(); !missing(all, words) {
-			found = append(found, all)
-		}
-	}
-	return found
-}
-
-func missing(text string, words []string) bool {
-	for _, w := range words {
-		if !strings.Contains(text, w) {
-			return true
-		}
-	}
-	return false
 }
 
 // bulk sends bytes from the client.

@@ -81,42 +81,47 @@ var node = []event{
 func TestTable(t *testing.T) {
 	otherTable := through("10.244.0.0/16", uplink, router)
 	otherTable.Table = 99
+	gatewayAChanged := append(vtep(vtepA, CauseNeighbour), inner(gatewayA, CauseNeighbour)...)
 	changedMTU := through("10.244.10.0/24", vxlan, gatewayA)
 	changedMTU.Metrics = "mtu 1400"
 	for name, c := range map[string]struct {
 		event event
 		want  []Eviction
 	}{
-		"neighbour as before":             {arp(vxlan, gatewayA, macA), nil},
-		"neighbour without a MAC":         {arp(vxlan, gatewayA, ""), nil},
-		"new neighbour":                   {arp(vxlan, netip.MustParseAddr("10.244.12.0"), macA), nil},
-		"gateway's MAC":                   {arp(vxlan, gatewayA, macB), append(vtep(vtepA, CauseNeighbour), inner(gatewayA, CauseNeighbour)...)},
-		"gateway deleted":                 {noARP(vxlan, gatewayA, macA), append(vtep(vtepA, CauseNeighbour), inner(gatewayA, CauseNeighbour)...)},
-		"container's MAC":                 {arp(bridge, container, macB), inner(container, CauseNeighbour)},
-		"VTEP's MAC":                      {arp(uplink, vtepA, macB), vtep(vtepA, CauseNeighbour)},
-		"router's MAC":                    {arp(uplink, router, macA), all(CauseNeighbour)},
-		"forwarding as before":            {fdb(macA, vtepA), nil},
-		"VTEP moved":                      {fdb(macA, vtepB), vtep(vtepA, CauseForwarding)},
-		"forwarding deleted":              {noFDB(macA, vtepA), vtep(vtepA, CauseForwarding)},
-		"new VTEP":                        {fdb("02:00:00:00:00:0c", router), nil},
-		"new flood entry":                 {fdb(noMAC, vtepA), nil},
-		"flood entry deleted":             {noFDB(noMAC, vtepA), vtep(vtepA, CauseForwarding)},
-		"port as before":                  {port(macA, veth), nil},
-		"port changed":                    {port(macA, other), []Eviction{{Device: veth, Cause: CauseForwarding}}},
-		"port deleted":                    {noPort(macA, veth), []Eviction{{Device: veth, Cause: CauseForwarding}}},
-		"former port deleted":             {noPort(macA, other), nil},
-		"entry of another bridge":         {fdbEvent(false, veth, other, macA, netip.Addr{}), nil},
-		"route as before":                 {route(through("10.244.10.0/24", vxlan, gatewayA)), nil},
-		"another gateway":                 {route(through("10.244.10.0/24", vxlan, gatewayB)), vtep(vtepA, CauseRoute)},
-		"another MTU":                     {route(changedMTU), vtep(vtepA, CauseRoute)},
-		"another device":                  {route(through("10.244.10.0/24", uplink, router)), vtep(vtepA, CauseRoute)},
-		"route deleted":                   {noRoute(through("10.244.10.0/24", vxlan, gatewayA)), vtep(vtepA, CauseRoute)},
+		"neighbour as before":     {arp(vxlan, gatewayA, macA), nil},
+		"neighbour without a MAC": {arp(vxlan, gatewayA, ""), nil},
+		"new neighbour":           {arp(vxlan, netip.MustParseAddr("10.244.12.0"), macA), nil},
+		"gateway's MAC":           {arp(vxlan, gatewayA, macB), gatewayAChanged},
+		"gateway deleted":         {noARP(vxlan, gatewayA, macA), gatewayAChanged},
+		"container's MAC":         {arp(bridge, container, macB), inner(container, CauseNeighbour)},
+		"VTEP's MAC":              {arp(uplink, vtepA, macB), vtep(vtepA, CauseNeighbour)},
+		"router's MAC":            {arp(uplink, router, macA), all(CauseNeighbour)},
+		"forwarding as before":    {fdb(macA, vtepA), nil},
+		"VTEP moved":              {fdb(macA, vtepB), vtep(vtepA, CauseForwarding)},
+		"forwarding deleted":      {noFDB(macA, vtepA), vtep(vtepA, CauseForwarding)},
+		"new VTEP":                {fdb("02:00:00:00:00:0c", router), nil},
+		"new flood entry":         {fdb(noMAC, vtepA), nil},
+		"flood entry deleted":     {noFDB(noMAC, vtepA), vtep(vtepA, CauseForwarding)},
+		"port as before":          {port(macA, veth), nil},
+		"port changed":            {port(macA, other), []Eviction{{Device: veth, Cause: CauseForwarding}}},
+		"port deleted":            {noPort(macA, veth), []Eviction{{Device: veth, Cause: CauseForwarding}}},
+		"former port deleted":     {noPort(macA, other), nil},
+		"entry of another bridge": {fdbEvent(false, veth, other, macA, netip.Addr{}), nil},
+		"route as before":         {route(through("10.244.10.0/24", vxlan, gatewayA)), nil},
+		"another gateway":         {route(through("10.244.10.0/24", vxlan, gatewayB)), vtep(vtepA, CauseRoute)},
+		"another MTU":             {route(changedMTU), vtep(vtepA, CauseRoute)},
+		"another device":          {route(through("10.244.10.0/24", uplink, router)), vtep(vtepA, CauseRoute)},
+		"route deleted": {
+			noRoute(through("10.244.10.0/24", vxlan, gatewayA)), vtep(vtepA, CauseRoute),
+		},
 		"longer prefix":                   {route(through("10.244.10.64/26", uplink, router)), vtep(vtepA, CauseRoute)},
 		"shorter prefix":                  {route(through("10.244.0.0/16", uplink, router)), nil},
 		"shorter prefix in another table": {route(otherTable), all(CauseRoute)},
 		"other prefix":                    {route(through("10.99.0.0/16", uplink, router)), nil},
-		"one container here":              {route(through("10.244.1.7/32", veth, netip.Addr{})), inner(container, CauseRoute)},
-		"part of the containers here":     {route(through("10.244.1.0/25", other, netip.Addr{})), all(CauseRoute)},
+		"one container here": {
+			route(through("10.244.1.7/32", veth, netip.Addr{})), inner(container, CauseRoute),
+		},
+		"part of the containers here": {route(through("10.244.1.0/25", other, netip.Addr{})), all(CauseRoute)},
 		"one VTEP": {route(through("192.0.2.10/32", uplink, router)), append(inner(vtepA, CauseRoute),
 			vtep(vtepA, CauseRoute)...)},
 		"part of the underlay": {route(through("192.0.2.10/31", uplink, router)), append(vtep(vtepA, CauseRoute),
@@ -140,8 +145,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// isRoute reports whether evictions are of a route. The table keeps only routes of the overlay, so that it does not know
-// others again.
+// isRoute reports whether evictions are of a route. The table keeps only routes of the overlay, so that it does not
+// know others again.
 func isRoute(all []Eviction) bool { return all[0].Cause == CauseRoute }
 
 // With a route of several next hops, each neighbour of the uplink may be a router.
