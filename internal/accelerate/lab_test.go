@@ -142,7 +142,7 @@ func flannelOver(t *testing.T, underlay, options string, mtu int) [2]*node {
 			link add flannel.1 address 02:fa:00:00:00:0%[1]d mtu %[5]d type vxlan id 1 local %[3]s%[1]d %[4]s
 			addr add 10.244.%[1]d.0/32 dev flannel.1
 			link set flannel.1 up
-			link add cni0 mtu %[5]d type bridge
+			link add cni0 address 02:cb:00:00:00:0%[1]d mtu %[5]d type bridge
 			addr add 10.244.%[1]d.1/24 dev cni0
 			link set cni0 up
 			neigh add 10.244.%[2]d.0 lladdr 02:fa:00:00:00:0%[2]d dev flannel.1 nud permanent
