@@ -1,17 +1,18 @@
 package accelerate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/accelerate/overlay"
-	"pilaster.io/pilaster/internal/accelerate/rules"
 	"pilaster.io/pilaster/internal/oncache"
 	"pilaster.io/pilaster/internal/sdnotify"
 )
@@ -53,6 +54,12 @@ type daemon struct {
 	containers map[int]container
 	excluded   map[string]string // device → why its container does not use the cache
 
+	rulesChanged bool      // since they were read
+	reading      bool      // a goroutine reads them
+	lastReading  time.Time // its start
+	rulesRead    chan ruleReport
+	reader       sync.WaitGroup
+
 	tracks   bool
 	ttl      time.Duration
 	paused   bool                // by an operator
@@ -77,7 +84,7 @@ const (
 func Run(ctx context.Context, o Options) (err error) {
 	d := &daemon{
 		Options: o, calls: make(chan func()), ended: make(chan struct{}), containers: map[int]container{},
-		excluded: map[string]string{}, problems: map[string][]string{}, evicted: map[string]uint64{},
+		rulesRead: make(chan ruleReport, 1), excluded: map[string]string{}, problems: map[string][]string{}, evicted: map[string]uint64{},
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -90,7 +97,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { cancel(); w.done.Wait() }()
+	defer func() { cancel(); w.done.Wait(); d.reader.Wait() }()
 	if err := d.start(ctx); err != nil {
 		return errors.Join(err, d.stop())
 	}
@@ -106,7 +113,7 @@ func Run(ctx context.Context, o Options) (err error) {
 
 // start checks everything before it changes anything.
 func (d *daemon) start(ctx context.Context) error {
-	if err := d.inspect(ctx); err != nil {
+	if err := cmp.Or(d.inspect(), d.applyRules(readRules(ctx))); err != nil {
 		return fmt.Errorf("%w\n  nothing was changed", err)
 	}
 	if problems := d.allProblems(); len(problems) > 0 {
@@ -140,15 +147,21 @@ func (d *daemon) loop(ctx context.Context, w *watch) error {
 		case err := <-w.failed:
 			return err
 		case b := <-w.routes:
-			d.routeEvents(ctx, b)
+			d.routeEvents(b)
 		case b := <-w.rules:
-			d.ruleEvents(ctx, b)
+			d.ruleEvents(b)
 		case call := <-d.calls:
 			call()
 		case <-check.C:
-			d.recheck(ctx)
+			d.recheck()
+		case r := <-d.rulesRead:
+			d.reading = false
+			if err := d.applyRules(r); err != nil {
+				d.Log.Warn("the rules are not known", "err", err)
+			}
 		case <-renew.C:
 		}
+		d.startReading(ctx)
 		d.settle()
 	}
 }
@@ -195,8 +208,9 @@ func (d *daemon) setLearning() error {
 }
 
 // recheck looks at all that changes without an event.
-func (d *daemon) recheck(ctx context.Context) {
-	if err := d.inspect(ctx); err != nil {
+func (d *daemon) recheck() {
+	d.rulesChanged = true
+	if err := d.inspect(); err != nil {
 		d.problem(problemCache, err.Error())
 		return
 	}
@@ -210,9 +224,9 @@ func (d *daemon) recheck(ctx context.Context) {
 	}
 }
 
-// inspect reads rules and settings and looks at the devices. What it finds is in d.problems; an error means that the
-// state is unknown.
-func (d *daemon) inspect(ctx context.Context) (err error) {
+// inspect reads settings and looks at the devices. What it finds is in d.problems; an error means that the state is
+// unknown.
+func (d *daemon) inspect() (err error) {
 	if d.device, err = overlay.Discover(d.Overlay); err != nil {
 		d.problem(problemOverlay, err.Error())
 		return err
@@ -226,27 +240,10 @@ func (d *daemon) inspect(ctx context.Context) (err error) {
 		return fmt.Errorf("%s: %w", d.Uplink, err)
 	}
 	d.uplink = up.Attrs().Index
-	if err := d.inspectRules(ctx); err != nil {
-		return err
-	}
 	if d.ttl, err = validity(); err != nil {
 		return err
 	}
 	return d.inspectDevices()
-}
-
-func (d *daemon) inspectRules(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	report, err := rules.Read(ctx)
-	if err != nil {
-		d.problem(problemRules, err.Error())
-		return err
-	}
-	d.problem(problemRules, report.Unsafe...)
-	counts, err := tracked()
-	d.tracks = report.Tracks || counts
-	return err
 }
 
 // inspectDevices looks for qdiscs, filters and programs that the cache would skip. One of a container excludes this

@@ -1,7 +1,6 @@
 package accelerate
 
 import (
-	"context"
 	"errors"
 	"syscall"
 
@@ -13,27 +12,27 @@ import (
 )
 
 // routeEvents processes notifications of devices, neighbours, routes and qdiscs, in their order.
-func (d *daemon) routeEvents(ctx context.Context, b batch) {
+func (d *daemon) routeEvents(b batch) {
 	if b.lost {
 		d.Log.Warn("notifications were lost; the cache is opened again")
 		d.evicted[causeLost]++
-		d.recheck(ctx)
+		d.recheck()
 		d.reopen()
 		return
 	}
 	for _, m := range b.messages {
-		if err := d.routeEvent(ctx, m); err != nil {
+		if err := d.routeEvent(m); err != nil {
 			d.Log.Warn("a notification could not be read; all entries are void", "err", err)
 			d.evict(overlay.Eviction{All: true, Cause: causeLost})
 		}
 	}
 }
 
-func (d *daemon) routeEvent(ctx context.Context, m syscall.NetlinkMessage) error {
+func (d *daemon) routeEvent(m syscall.NetlinkMessage) error {
 	deleted := false
 	switch kind := m.Header.Type; kind {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		return d.linkEvent(ctx, int(nl.DeserializeIfInfomsg(m.Data).Index))
+		return d.linkEvent(int(nl.DeserializeIfInfomsg(m.Data).Index))
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
 		return d.queueEvent(int(nl.DeserializeTcMsg(m.Data).Ifindex))
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
@@ -62,17 +61,17 @@ func (d *daemon) routeEvent(ctx context.Context, m syscall.NetlinkMessage) error
 
 // linkEvent looks at a device that has changed. The notification may be older than the device's state, or about its
 // bridge port only.
-func (d *daemon) linkEvent(ctx context.Context, index int) error {
+func (d *daemon) linkEvent(index int) error {
 	l, err := netlink.LinkByIndex(index)
 	var gone netlink.LinkNotFoundError
 	if errors.As(err, &gone) {
-		return d.linkGone(ctx, index)
+		return d.linkGone(index)
 	} else if err != nil {
 		return err
 	}
 	name := l.Attrs().Name
 	if name == d.Overlay || name == d.Uplink || name == d.Containers.Bridge {
-		return d.pathEvent(ctx, l)
+		return d.pathEvent(l)
 	}
 	if d.cache != nil {
 		if _, joined := d.containers[index]; !joined && d.Containers.Has(l, d.bridge) {
@@ -83,21 +82,21 @@ func (d *daemon) linkEvent(ctx context.Context, index int) error {
 	return nil
 }
 
-func (d *daemon) linkGone(ctx context.Context, index int) error {
+func (d *daemon) linkGone(index int) error {
 	if _, joined := d.containers[index]; joined {
 		d.leave(index)
 	}
 	if _, ours := d.states[index]; ours && d.cache != nil {
 		d.Log.Warn("a device of the overlay's path was deleted; the overlay works without the cache", "index", index)
 		err := d.closeCache()
-		d.recheck(ctx)
+		d.recheck()
 		return err
 	}
 	return nil
 }
 
 // pathEvent looks at the uplink, the overlay's device or the bridge.
-func (d *daemon) pathEvent(ctx context.Context, l netlink.Link) error {
+func (d *daemon) pathEvent(l netlink.Link) error {
 	before, known := d.states[l.Attrs().Index]
 	if known && d.cache != nil && before == stateOf(l) && !d.moved(l) {
 		return nil
@@ -108,7 +107,7 @@ func (d *daemon) pathEvent(ctx context.Context, l netlink.Link) error {
 		return nil
 	}
 	err := d.closeCache()
-	d.recheck(ctx)
+	d.recheck()
 	return err
 }
 
@@ -138,24 +137,4 @@ func (d *daemon) queueEvent(index int) error {
 		return err
 	}
 	return nil
-}
-
-// ruleEvents makes all flows pass the rules again, and looks whether the rules may be cached.
-func (d *daemon) ruleEvents(ctx context.Context, b batch) {
-	changed := b.lost
-	for _, m := range b.messages {
-		changed = changed || m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN
-	}
-	if !changed {
-		return
-	}
-	d.evict(overlay.Eviction{All: true, Cause: causeNftables})
-	tracked := d.tracks
-	if err := d.inspectRules(ctx); err != nil {
-		d.Log.Warn("the rules could not be read", "err", err)
-		return
-	}
-	if d.tracks != tracked && d.cache != nil {
-		d.reopen()
-	}
 }
