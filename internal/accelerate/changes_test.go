@@ -310,6 +310,21 @@ func TestSettings(t *testing.T) {
 	must(t, c.echo(20))
 }
 
+// Another program may change the setting back.
+func TestSettingChanged(t *testing.T) {
+	t.Parallel()
+	n := flannel(t)[0]
+	ip(t, n.ns, tracking)
+	d := n.accelerate(t)
+	const name = "net.netfilter.nf_conntrack_tcp_be_liberal"
+	ip(t, n.ns, "! sysctl -qw %s=0", name)
+	d.until(t, "problem", func(s accelerate.Status) bool {
+		return !s.InUse && len(s.Problems) == 1 && strings.Contains(s.Problems[0], "nf_conntrack_tcp_be_liberal is 0")
+	})
+	ip(t, n.ns, "! sysctl -qw %s=1", name)
+	d.until(t, "use", func(s accelerate.Status) bool { return s.InUse })
+}
+
 // Calls of an operator.
 func TestCalls(t *testing.T) {
 	both := flannel(t)
@@ -346,6 +361,7 @@ func TestCalls(t *testing.T) {
 
 // A daemon that hangs loses its lease.
 func TestLease(t *testing.T) {
+	t.Parallel()
 	both := flannel(t)
 	n := both[0]
 	c := talk(t, n.only(), both[1].only())

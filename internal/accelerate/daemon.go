@@ -243,7 +243,28 @@ func (d *daemon) inspect() (err error) {
 	if d.ttl, err = validity(); err != nil {
 		return err
 	}
+	if err := d.inspectSettings(); err != nil {
+		return err
+	}
 	return d.inspectDevices()
+}
+
+// inspectSettings looks whether conntrack would call packets invalid after packets that it has not seen.
+func (d *daemon) inspectSettings() error {
+	if d.cache == nil || !d.tracks {
+		d.problem(problemSettings)
+		return nil
+	}
+	value, err := readSetting(liberal)
+	if err != nil {
+		return err
+	}
+	if value == "1" {
+		d.problem(problemSettings)
+	} else {
+		d.problem(problemSettings, fmt.Sprintf("%s is %s: another program has changed it; set it to 1", liberal, value))
+	}
+	return nil
 }
 
 // inspectDevices looks for qdiscs, filters and programs that the cache would skip. One of a container excludes this

@@ -90,6 +90,7 @@ func (d *datagrams) silentAfter(t *testing.T, start time.Time) time.Duration {
 // A rule that drops a cached flow takes effect at once if it has an event, and within the validity otherwise. After it
 // is deleted the flow goes on.
 func TestDropsTakeEffect(t *testing.T) {
+	t.Parallel()
 	both := flannel(t)
 	n := both[0]
 	d := n.accelerate(t)
