@@ -84,7 +84,8 @@ const (
 func Run(ctx context.Context, o Options) (err error) {
 	d := &daemon{
 		Options: o, calls: make(chan func()), ended: make(chan struct{}), containers: map[int]container{},
-		rulesRead: make(chan ruleReport, 1), excluded: map[string]string{}, problems: map[string][]string{}, evicted: map[string]uint64{},
+		rulesRead: make(chan ruleReport, 1), excluded: map[string]string{}, problems: map[string][]string{},
+		evicted: map[string]uint64{},
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

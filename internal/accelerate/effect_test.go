@@ -99,7 +99,9 @@ func TestDropsTakeEffect(t *testing.T) {
 		"iptables-nft":    500 * time.Millisecond, // far less than the validity
 		"iptables-legacy": accelerate.MaxValidity + 500*time.Millisecond,
 	} {
-		before := d.until(t, "hits", func(s accelerate.Status) bool { return s.Egress.Hits > 0 && s.Entries.Flows == 1 })
+		before := d.until(t, "hits", func(s accelerate.Status) bool {
+			return s.Egress.Hits > 0 && s.Entries.Flows == 1
+		})
 		d.until(t, "more hits", func(s accelerate.Status) bool { return s.Egress.Hits > before.Egress.Hits+20 })
 		const rule = "FORWARD -p udp --dport 7001 -j DROP"
 		ip(t, n.ns, "! %s -w -A %s", program, rule)

@@ -319,16 +319,8 @@ type conversation struct{ client, server net.Conn }
 
 func talk(t *testing.T, from, to *netns.Namespace) conversation {
 	t.Helper()
-	at := netip.AddrPortFrom(address(t, to), 7000).String()
-	l := inside(t, to, func() (net.Listener, error) { return net.Listen("tcp", at) })
-	defer l.Close()
-	var c conversation
-	c.client = inside(t, from, func() (net.Conn, error) { return net.DialTimeout("tcp", at, 10*time.Second) })
-	var err error
-	c.server, err = l.Accept()
-	must(t, err)
-	t.Cleanup(func() { c.client.Close(); c.server.Close() })
-	return c
+	at := netip.AddrPortFrom(address(t, to), 7000)
+	return dial(t, from, at, to, at)
 }
 
 func inside[T any](t *testing.T, ns *netns.Namespace, open func() (T, error)) (it T) {
