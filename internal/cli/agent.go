@@ -42,6 +42,7 @@ func newAgentCommand(env Env) *cobra.Command {
 	networks := newNetworkFlags()
 	var tokenFile, nodePrefix, bpffs, dev, dscp string
 	var mtuReserve, maxRules, maxSessions int
+	var steer agentSteering
 	c := &cobra.Command{
 		Use:   "agent",
 		Short: "Run this node's agent",
@@ -74,7 +75,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 					datapath.MaxMaxSessions,
 				)
 			}
-			if err := completeAgent(&o, tokenFile, nodePrefix); err != nil {
+			if err := cmp.Or(steer.complete(&o), completeAgent(&o, tokenFile, nodePrefix)); err != nil {
 				return err
 			}
 			config := datapath.Config{
@@ -147,6 +148,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 	choice.Bind(c, &dscp, "dscp", "DSCP of containers' packets to the fabric, network "+tenant.DefaultNetwork+
 		": keep, or clear (to 0, for a fabric that gives priority by DSCP)", []string{dscpKeep, dscpClear})
 	bindDevice(c, &dev)
+	steer.bind(c)
 	networks.bind(c)
 	f.BoolVar(
 		&o.Edge,

@@ -38,8 +38,8 @@ func newNodeReset(env Env) *cobra.Command {
 		Short: "Remove everything of the agent from this machine",
 		Long: `Remove everything of the agent from this machine: devices, eBPF programs, maps and their pins, the bpffs
 if the agent mounted it, its Open vSwitch bridges, the gateway's namespace, the node's address and its
-route, the agent's socket and its state. Settings of the machine need no reset: the agent changes only
-settings of its own devices.
+route, the agent's socket and its state. The steering of devices is restored. Other settings of the
+machine need no reset: the agent changes only settings of its own devices.
 
 Stop the agent and remove the containers first. --force continues although containers are left; they
 lose their network permanently. Unlike the other node commands, this one works on this machine and
@@ -86,7 +86,11 @@ func reset(env Env, o resetOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	all := slices.Concat(before, kernel, after, remains.Files)
+	steered, err := steeringRemains(o.runDir)
+	if err != nil {
+		return err
+	}
+	all := slices.Concat(before, steered, kernel, after, remains.Files)
 	if len(all) > 0 && !o.yes && !confirmed(env, all, remains.Prefix) {
 		return errors.New("not confirmed\n  nothing was changed; use --yes to skip the question")
 	}

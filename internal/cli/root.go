@@ -55,6 +55,7 @@ command that it runs.`,
 	root.AddCommand(newAccelerateCommand(env))
 	root.AddCommand(newEndpointCommand(env))
 	root.AddCommand(newStatusCommand(env))
+	root.AddCommand(newSteeringCommand(env))
 	root.AddCommand(newMetricsCommand(env))
 	root.AddCommand(newMonitorCommand(env))
 	root.AddCommand(newSysdumpCommand(env))

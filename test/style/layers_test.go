@@ -38,7 +38,7 @@ var layers = []struct {
 	}},
 	{"networks", []string{"internal/network"}},
 	{"the interface between agent and data path", []string{"internal/dpapi"}},
-	{"data path", []string{"internal/datapath", "internal/oncache", "internal/tunnel", "internal/network/nimitz/ovs"}},
+	{"data path", []string{"internal/datapath", "internal/oncache", "internal/steering", "internal/tunnel", "internal/network/nimitz/ovs"}},
 	{"modules of networks", []string{"internal/modules"}},
 	{"daemons", []string{"internal/accelerate", "internal/agent", "internal/orchestrator"}},
 	{"labs, benchmarks and simulation", []string{

@@ -49,6 +49,8 @@ type Options struct {
 	MaxTenantIDs     int
 	Edge             bool   // this node is an Edge Switch: it runs no containers
 	MetricsListen    string // "host:port"; empty means the unix socket only
+	// Steering sets the steering of devices until the context ends. It may be nil.
+	Steering func(context.Context) error
 	Version          string
 	// OpenDriver opens the packet path once the node's prefix is known. Close must leave the packet path in place.
 	OpenDriver func(state.Membership) (DriverCloser, error)
@@ -439,6 +441,9 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *agent.Core
 	}
 	g.Go(func() error { return overlap.Run(ctx, d.Log) })
 	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplink, core, d.Log) })
+	if d.Steering != nil {
+		g.Go(func() error { return d.Steering(ctx) })
+	}
 }
 
 // hasGateway reports whether a network has a working gateway to the underlay.
