@@ -129,7 +129,7 @@ func (r *run) profile(
 		r.profiles[scenario] = &profile{places: map[string][]float64{}, functions: map[spot]float64{}}
 	}
 	w := maps.Clone(all)
-	for _, pid := range []int{s.client.cmd.Process.Pid, s.server.cmd.Process.Pid} {
+	for _, pid := range []int{s.client.ID(), s.server.ID()} {
 		w[uint32(pid)] = cpuprofile.ByGenerator
 	}
 	for _, pid := range pair.Processes {

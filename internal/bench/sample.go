@@ -1,9 +1,7 @@
 package bench
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -81,7 +79,7 @@ func (r *run) inTurns(ctx context.Context, m traffic.Metric, windows int) ([]tra
 // session is a running server and its client.
 type session struct {
 	pair           scenario.Pair
-	server, client *generator
+	server, client *traffic.Process
 }
 
 func (o Options) begin(ctx context.Context, p scenario.Pair, m traffic.Metric) (*session, error) {
@@ -93,9 +91,9 @@ func (o Options) begin(ctx context.Context, p scenario.Pair, m traffic.Metric) (
 	if err != nil {
 		return nil, fmt.Errorf("server: %w", err)
 	}
-	listening, err := server.answer()
+	listening, err := server.Answer()
 	if err != nil {
-		server.kill()
+		server.Kill()
 		return nil, fmt.Errorf("server: %w", err)
 	}
 	client, err := o.start(ctx, p.Client, traffic.Job{
@@ -103,7 +101,7 @@ func (o Options) begin(ctx context.Context, p scenario.Pair, m traffic.Metric) (
 		CPU: o.CPU,
 	})
 	if err != nil {
-		server.kill()
+		server.Kill()
 		return nil, fmt.Errorf("client: %w", err)
 	}
 	return &session{pair: p, server: server, client: client}, nil
@@ -116,10 +114,10 @@ func (s *session) trial(to *traffic.Answer) error {
 			return fmt.Errorf("invalidate the cache: %w", err)
 		}
 	}
-	if err := s.client.in.Encode(true); err != nil {
+	if err := s.client.Send(true); err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	got, err := s.client.answer()
+	got, err := s.client.Answer()
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
@@ -129,7 +127,7 @@ func (s *session) trial(to *traffic.Answer) error {
 
 // endTrials ends a session of trials.
 func (s *session) endTrials() error {
-	if err := s.client.in.Encode(false); err != nil {
+	if err := s.client.Send(false); err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
 	_, err := s.end()
@@ -138,52 +136,30 @@ func (s *session) endTrials() error {
 
 // end waits until both are done.
 func (s *session) end() (traffic.Answer, error) {
-	got, err := s.client.answer()
+	got, err := s.client.Answer()
 	if err != nil {
 		return got, fmt.Errorf("client: %w", err)
 	}
-	arrived, err := s.server.answer()
+	arrived, err := s.server.Answer()
 	if err != nil {
 		return got, fmt.Errorf("server: %w", err)
 	}
 	if arrived.Ops > 0 { // only received datagrams count
 		got.Ops = arrived.Ops
 	}
-	return got, errors.Join(s.client.wait(), s.server.wait())
+	return got, errors.Join(s.client.Wait(), s.server.Wait())
 }
 
 func (s *session) kill() {
-	s.client.kill()
-	s.server.kill()
-}
-
-// generator is a running generator process.
-type generator struct {
-	cmd    *exec.Cmd
-	in     *json.Encoder
-	out    *json.Decoder
-	errors bytes.Buffer
+	s.client.Kill()
+	s.server.Kill()
 }
 
 // start starts a generator on the CPU and in the namespace, and sends it its job.
-func (o Options) start(ctx context.Context, ns *netns.Namespace, j traffic.Job) (*generator, error) {
-	g := &generator{cmd: o.Generator(ctx)}
-	g.cmd.Stderr = &g.errors
-	// Run one thread without preemption by signals and without garbage collection.
-	g.cmd.Env = append(g.cmd.Environ(), "GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
-	pipe, err := g.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	to, err := g.cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	g.out, g.in = json.NewDecoder(pipe), json.NewEncoder(to)
-	if err := ns.Do(func() error { return o.launch(g.cmd) }); err != nil {
-		return nil, err
-	}
-	return g, g.in.Encode(j)
+func (o Options) start(ctx context.Context, ns *netns.Namespace, j traffic.Job) (*traffic.Process, error) {
+	return traffic.Start(o.Generator(ctx), func(c *exec.Cmd) error {
+		return ns.Do(func() error { return o.launch(c) })
+	}, j)
 }
 
 // share pins all threads of processes to the CPU of client and server.
@@ -222,26 +198,4 @@ func (o Options) launch(c *exec.Cmd) error {
 	}
 	c.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	return c.Start()
-}
-
-func (g *generator) answer() (a traffic.Answer, err error) {
-	if err := g.out.Decode(&a); err != nil {
-		return a, errors.Join(fmt.Errorf("read the generator's answer: %w", err), g.wait())
-	}
-	return a, nil
-}
-
-func (g *generator) wait() error {
-	if err := g.cmd.Wait(); err != nil {
-		return fmt.Errorf("%w: %s", err, bytes.TrimSpace(g.errors.Bytes()))
-	}
-	return nil
-}
-
-// kill ends a generator that was not waited for.
-func (g *generator) kill() {
-	if g.cmd.ProcessState == nil {
-		g.cmd.Process.Kill()
-		g.cmd.Wait()
-	}
 }

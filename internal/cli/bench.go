@@ -39,6 +39,7 @@ func newBenchCommand(env Env) *cobra.Command {
 		newBenchFlowDeleteCommand(env),
 		formerly("clean-up", newBenchFlowDeleteCommand(env)),
 		newBenchEntriesCommand(env),
+		newBenchSteeringCommand(env),
 		newBenchNICCommand(env),
 		newBenchCheckCommand(env),
 		&cobra.Command{

@@ -65,7 +65,11 @@ contacts no orchestrator: the cluster keeps the node until you run 'pilaster nod
 }
 
 func reset(env Env, o resetOptions) (err error) {
-	after := o.networks.after(o.runDir)
+	steered, err := steeringRemains(o.runDir)
+	if err != nil {
+		return err
+	}
+	after := slices.Concat(o.networks.after(o.runDir), steered)
 	remains, err := daemon.FindStaleState(o.stateDir, o.runDir, after)
 	if err != nil {
 		return err
@@ -86,11 +90,7 @@ func reset(env Env, o resetOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	steered, err := steeringRemains(o.runDir)
-	if err != nil {
-		return err
-	}
-	all := slices.Concat(before, steered, kernel, after, remains.Files)
+	all := slices.Concat(before, kernel, after, remains.Files)
 	if len(all) > 0 && !o.yes && !confirmed(env, all, remains.Prefix) {
 		return errors.New("not confirmed\n  nothing was changed; use --yes to skip the question")
 	}

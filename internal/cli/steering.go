@@ -210,7 +210,8 @@ func printSteering(w io.Writer, s *steering.Status) {
 		if d.Problem != "" {
 			note = "changed: " + d.Problem
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\n", d.Level, d.Device, d.Mode, d.CPUs, d.Queues, d.FlowCount, note)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\n",
+			d.Level, d.Device, d.Mode, d.CPUs, d.Queues, d.FlowCount, note)
 	}
 }
 
@@ -251,8 +252,8 @@ type agentSteering struct {
 const steeringKeep = "keep"
 
 func (a *agentSteering) bind(c *cobra.Command) {
-	choice.Bind(c, &a.mode, "steering", "RPS or RFS of the uplink and VXLAN devices: keep (as they are), off, rps, rfs "+
-		"or auto, as with 'pilaster steering apply'; stays set when the agent stops",
+	choice.Bind(c, &a.mode, "steering", "RPS or RFS of the uplink and VXLAN devices: keep (as they are), off, rps, "+
+		"rfs or auto, as with 'pilaster steering apply'; stays set when the agent stops",
 		append([]string{steeringKeep}, steering.Modes()...))
 	c.Flags().StringSliceVar(&a.levels, "steering-levels", []string{steering.Host, steering.Overlay},
 		"levels of --steering: "+steering.Host+", "+steering.Overlay)
@@ -292,6 +293,11 @@ func steeringRemains(runDir string) (found []network.StaleState, err error) {
 		found = append(found, network.StaleState{
 			Kind: "steering of", Name: d.Device.String(),
 			Remove: func() error { _, err := of.Reset(d.Device); return err },
+		})
+	}
+	if _, err := os.Stat(of.Dir); err == nil {
+		found = append(found, network.StaleState{
+			Kind: "folder", Name: of.Dir, Remove: func() error { return os.RemoveAll(of.Dir) },
 		})
 	}
 	return found, nil

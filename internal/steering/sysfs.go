@@ -66,8 +66,8 @@ func (t *tree) settings(device string) (map[string]string, error) {
 		return nil, err
 	}
 	if len(queues) == 0 {
-		return nil, fmt.Errorf("device %s has no receive queues with %s; nothing was changed; use a kernel with CONFIG_RPS",
-			device, cpusFile)
+		return nil, fmt.Errorf("device %s has no receive queues; nothing was changed; use a kernel with CONFIG_RPS",
+			device)
 	}
 	all := map[string]string{}
 	for _, queue := range queues {

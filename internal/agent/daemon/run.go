@@ -49,13 +49,13 @@ type Options struct {
 	MaxTenantIDs     int
 	Edge             bool   // this node is an Edge Switch: it runs no containers
 	MetricsListen    string // "host:port"; empty means the unix socket only
-	// Steering sets the steering of devices until the context ends. It may be nil.
-	Steering func(context.Context) error
 	Version          string
 	// OpenDriver opens the packet path once the node's prefix is known. Close must leave the packet path in place.
 	OpenDriver func(state.Membership) (DriverCloser, error)
 	Networks   []network.Factory // all known networks, in the order in which they are opened
-	Log        *slog.Logger
+	// Steering sets RPS or RFS of devices, also of new ones, until the context ends. nil leaves them as they are.
+	Steering func(context.Context) error
+	Log      *slog.Logger
 }
 
 // DriverCloser is a Driver that must be closed.

@@ -56,7 +56,7 @@ func (n *Node) cache() (c *oncache.Cache, err error) {
 		if err != nil {
 			return err
 		}
-		return errors.Join(c.Renew(), c.Join("container"))
+		return errors.Join(c.Renew(), c.Join(paired(1)))
 	})
 	return c, err
 }

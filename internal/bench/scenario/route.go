@@ -51,12 +51,32 @@ func vxlan(w *Wire) (Pair, error) { return w.overlay(netlink.Vxlan{}) }
 
 // overlay builds vxlan, with VXLAN devices that have the settings of like.
 func (w *Wire) overlay(like netlink.Vxlan) (Pair, error) {
-	p, err := w.containers((*Node).addBridged)
+	all, err := w.overlayPairs(1, like)
 	if err != nil {
-		return p, err
+		return Pair{}, err
 	}
+	return all[0], nil
+}
+
+// OverlayPairs is vxlan with several pairs: clients on the first node, servers on the second.
+func (w *Wire) OverlayPairs(pairs int) ([]Pair, error) { return w.overlayPairs(pairs, netlink.Vxlan{}) }
+
+// OverlayDevice is the VXLAN device of a node.
+const OverlayDevice = "vxlan"
+
+func (w *Wire) overlayPairs(pairs int, like netlink.Vxlan) (all []Pair, err error) {
 	a, b := w.Nodes[0], w.Nodes[1]
-	return p, errors.Join(a.tunnel(b, like), b.tunnel(a, like))
+	if err := errors.Join(a.addBridge(), b.addBridge()); err != nil {
+		return nil, err
+	}
+	for number := 1; number <= pairs; number++ {
+		p, err := w.containers(func(n *Node) (*netns.Namespace, netip.Addr, error) { return n.addBridged(number) })
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	return all, errors.Join(a.tunnel(b, like), b.tunnel(a, like))
 }
 
 // Flannel's values.
@@ -66,27 +86,31 @@ const (
 	vxlanOverhead = 70 // Ethernet, IPv6, UDP and VXLAN headers
 )
 
-// addBridged adds a container to the node's bridge.
-func (n *Node) addBridged() (*netns.Namespace, netip.Addr, error) {
-	a := address.Plain{Node: n.Prefix, Tenant: 1, App: 1, Index: 1}.Addr()
+// addBridge adds a bridge to which the node routes its prefix.
+func (n *Node) addBridge() error {
 	if err := n.bridge("bridge"); err != nil {
-		return nil, a, err
+		return err
 	}
-	c, err := n.Wire.Namespace(n.name + "-container")
+	return OnDevice(n.NS, "bridge", func(h *netlink.Handle, bridge netlink.Link) error {
+		return errors.Join(
+			addAddress(h, bridge, netip.PrefixFrom(gateway, 64)),
+			h.RouteAdd(&netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: IPNet(n.Prefix)}),
+			n.NS.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }))
+	})
+}
+
+// addBridged adds a container to the node's bridge.
+func (n *Node) addBridged(number int) (*netns.Namespace, netip.Addr, error) {
+	a := address.Plain{Node: n.Prefix, Tenant: 1, App: 1, Index: address.Index(number)}.Addr()
+	c, err := n.Wire.Namespace(fmt.Sprint(n.name, "-container", number))
 	if err != nil {
 		return nil, a, err
 	}
-	if err := n.Wire.Link(n.NS, "container", c, "eth0"); err != nil {
+	if err := n.Wire.Link(n.NS, paired(number), c, "eth0"); err != nil {
 		return nil, a, err
 	}
 	return c, a, errors.Join(
-		n.enslave("container", "bridge"),
-		OnDevice(n.NS, "bridge", func(h *netlink.Handle, bridge netlink.Link) error {
-			return errors.Join(
-				addAddress(h, bridge, netip.PrefixFrom(gateway, 64)),
-				h.RouteAdd(&netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: IPNet(n.Prefix)}),
-				n.NS.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }))
-		}),
+		n.enslave(paired(number), "bridge"),
 		OnDevice(c, "eth0", func(h *netlink.Handle, d netlink.Link) error {
 			return errors.Join(
 				h.LinkSetMTU(d, d.Attrs().MTU-vxlanOverhead),
@@ -131,7 +155,7 @@ func (n *Node) hardware() net.HardwareAddr {
 func (n *Node) tunnel(peer *Node, device netlink.Vxlan) error {
 	return OnDevice(n.NS, "eth0", func(h *netlink.Handle, uplink netlink.Link) error {
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU, attrs.HardwareAddr = "vxlan", uplink.Attrs().MTU-vxlanOverhead, n.hardware()
+		attrs.Name, attrs.MTU, attrs.HardwareAddr = OverlayDevice, uplink.Attrs().MTU-vxlanOverhead, n.hardware()
 		device.LinkAttrs, device.VxlanId, device.VtepDevIndex = attrs, vxlanID, uplink.Attrs().Index
 		device.SrcAddr, device.Port = n.Underlay.AsSlice(), vxlanPort
 		if err := netns.Retry(func() error { return h.LinkAdd(&device) }); err != nil {

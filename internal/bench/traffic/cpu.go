@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -56,4 +58,62 @@ func LastCPU() (int, error) {
 		}
 	}
 	return 0, errors.New("no CPU to run on")
+}
+
+// CPUTimes are the times of all CPUs since boot, by number of the CPU.
+type CPUTimes map[int]cpuTime
+
+// cpuTime has times in hundredths of a second.
+type cpuTime struct{ all, idle, softirq float64 }
+
+// CPUShare has the parts of a CPU's time: 0 to 1. The kernel samples the time in softirqs, with a resolution of
+// hundredths of a second, unless it accounts interrupts exactly.
+type CPUShare struct {
+	CPU     int     `json:"cpu"`
+	Idle    float64 `json:"idle"`
+	Softirq float64 `json:"softirq"`
+}
+
+// ReadCPUTimes reads the times of all CPUs.
+func ReadCPUTimes() (CPUTimes, error) {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return nil, err
+	}
+	times := CPUTimes{}
+	for line := range strings.Lines(string(b)) {
+		fields := strings.Fields(line)
+		number, isCPU := strings.CutPrefix(fields[0], "cpu")
+		cpu, err := strconv.Atoi(number)
+		if !isCPU || err != nil { // other lines, and the sum
+			continue
+		}
+		var t cpuTime
+		for i, field := range fields[1:9] { // up to steal; guest is part of user
+			hundredths, err := strconv.ParseFloat(field, 64)
+			if err != nil {
+				return nil, fmt.Errorf("/proc/stat: %w", err)
+			}
+			t.all += hundredths
+			switch i {
+			case 3, 4: // idle, and iowait
+				t.idle += hundredths
+			case 6:
+				t.softirq = hundredths
+			}
+		}
+		times[cpu] = t
+	}
+	return times, nil
+}
+
+// Since returns the shares of the time since before, by number of the CPU.
+func (t CPUTimes) Since(before CPUTimes) (all []CPUShare) {
+	for _, cpu := range slices.Sorted(maps.Keys(t)) {
+		now, then := t[cpu], before[cpu]
+		if total := now.all - then.all; total > 0 {
+			all = append(all, CPUShare{cpu, (now.idle - then.idle) / total, (now.softirq - then.softirq) / total})
+		}
+	}
+	return all
 }
