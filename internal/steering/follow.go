@@ -2,6 +2,7 @@ package steering
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -10,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Follow applies the request to the uplink and the VXLAN devices of this process's namespace, as its levels name them,
-// and to each such device that is created later, until ctx ends. The settings stay when it ends.
+// Follow applies the request to the uplink and to all VXLAN devices, if the selection has their levels, and to each such
+// device that is created later, until ctx ends. The settings stay when it ends.
 func (s Steering) Follow(ctx context.Context, q Request, of Selection, log *slog.Logger) error {
 	known := map[string]int{}
 	for ctx.Err() == nil {
@@ -27,7 +28,13 @@ func (s Steering) followOnce(ctx context.Context, q Request, of Selection, known
 	log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	links := make(chan netlink.LinkUpdate)
-	err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ListExisting: true})
+	ns, err := open(of.Netns)
+	if err == nil {
+		err = ns.Do(func() error {
+			return netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ListExisting: true})
+		})
+		err = errors.Join(err, ns.Close())
+	}
 	if err != nil {
 		cancel()
 		return fmt.Errorf("watching devices: %w", err)
@@ -58,9 +65,9 @@ func (s Selection) deviceOf(l netlink.Link) (Device, bool) {
 	name := l.Attrs().Name
 	switch {
 	case slices.Contains(s.Levels, Host) && name == s.Uplink:
-		return Device{Level: Host, Name: name}, true
+		return Device{Host, name, s.Netns}, true
 	case slices.Contains(s.Levels, Overlay) && isVXLAN(l):
-		return Device{Level: Overlay, Name: name}, true
+		return Device{Overlay, name, s.Netns}, true
 	}
 	return Device{}, false
 }
