@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/steering"
 )
 
-// steeringBed is a VXLAN network whose second node counts the packets that each CPU processes, at the ingress hook of
-// each level: steering comes before that hook.
+// steeringBed is a network whose second node counts the packets that each CPU processes, at the ingress hook of each
+// level: steering comes before that hook.
 type steeringBed struct {
 	wire     *scenario.Wire
 	pairs    []scenario.Pair
@@ -27,7 +27,21 @@ type steeringBed struct {
 	closes   []func() error
 }
 
-func newSteeringBed(dir string, pairs int) (_ *steeringBed, err error) {
+// newSteeringBed builds a VXLAN network with pairs of client and server.
+func newSteeringBed(dir string, pairs int) (*steeringBed, error) {
+	return buildSteeringBed(dir, func(b *steeringBed) (counted []steering.Device, err error) {
+		if b.pairs, err = b.wire.OverlayPairs(pairs); err != nil {
+			return nil, err
+		}
+		return b.devices(steering.Levels())
+	})
+}
+
+// buildSteeringBed builds a network, and counts the packets of the devices that build returns.
+func buildSteeringBed(
+	dir string,
+	build func(*steeringBed) ([]steering.Device, error),
+) (_ *steeringBed, err error) {
 	b := &steeringBed{counters: map[string]*ebpf.Map{}}
 	defer func() {
 		if err != nil {
@@ -37,14 +51,11 @@ func newSteeringBed(dir string, pairs int) (_ *steeringBed, err error) {
 	if b.wire, err = scenario.NewWire(dir); err != nil {
 		return nil, err
 	}
-	if b.pairs, err = b.wire.OverlayPairs(pairs); err != nil {
-		return nil, err
-	}
-	all, err := b.devices(steering.Levels())
+	counted, err := build(b)
 	if err != nil {
 		return nil, err
 	}
-	for _, d := range all {
+	for _, d := range counted {
 		if err := b.count(d); err != nil {
 			return nil, fmt.Errorf("count packets of %v: %w", d, err)
 		}

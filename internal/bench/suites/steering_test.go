@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/bench/scenario"
 	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/steering"
 )
@@ -39,6 +40,12 @@ type steeredBed struct {
 func newSteeredBed(t *testing.T) *steeredBed {
 	t.Helper()
 	bed, err := newSteeringBed(filepath.Join(t.TempDir(), "w"), 1)
+	return steered(t, bed, err)
+}
+
+// steered restores and closes a bed at the end of the test.
+func steered(t *testing.T, bed *steeringBed, err error) *steeredBed {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,6 +193,43 @@ func TestMaskOfOneCPU(t *testing.T) {
 			if got < 0.99 {
 				t.Errorf("steered at %s, CPU %d processes only %.3f of level %s", level, cpu, got, at)
 			}
+		}
+	}
+}
+
+// TestLevelsOfPilaster: of an endpoint of Pilaster, level container moves no packet to another CPU, because
+// bpf_redirect_peer delivers without the receive queue of its device. Level host moves all, up to the container.
+func TestLevelsOfPilaster(t *testing.T) {
+	var host, container steering.Device
+	bed, err := buildSteeringBed(filepath.Join(t.TempDir(), "w"),
+		func(b *steeringBed) ([]steering.Device, error) {
+			p, err := scenario.Netpila().Build(b.wire)
+			if err != nil {
+				return nil, err
+			}
+			b.pairs = []scenario.Pair{p}
+			host = steering.Device{Level: steering.Host, Name: "eth0", Netns: b.wire.Nodes[1].NS.Path()}
+			container = steering.Device{Level: steering.Container, Name: "eth0", Netns: p.Server.Path()}
+			return []steering.Device{container}, nil // our own program on the uplink ends the chain of programs
+		})
+	b := steered(t, bed, err)
+	if _, err := b.devices([]string{steering.Container}); err == nil ||
+		!strings.Contains(err.Error(), "bpf_redirect_peer") {
+		t.Errorf("level container was not refused: %v", err)
+	}
+	sender, other := twoCPUs(t)
+	for _, c := range []struct {
+		at  steering.Device
+		cpu int // that processes the packets in the container
+	}{{container, sender}, {host, other}} {
+		if err := b.of.Apply(steering.Request{Mode: steering.RPS, CPUs: []int{other}}, []steering.Device{c.at}); err != nil {
+			t.Fatal(err)
+		}
+		b.sendDatagrams(t, sender, 3000)
+		got := b.share(t, steering.Container, c.cpu)
+		t.Logf("steered at %s: CPU %d processes %.4f of the container's packets", c.at.Level, c.cpu, got)
+		if got < 0.99 {
+			t.Errorf("steered at %s: CPU %d processes only %.3f", c.at.Level, c.cpu, got)
 		}
 	}
 }
