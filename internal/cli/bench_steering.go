@@ -29,8 +29,9 @@ softirq time. Modes that this machine refuses are in the report with the reason:
 namespace. net.core.rps_sock_flow_entries is set while rfs is measured, and restored.
 
 A folder given with -o gets report.json, and report.html with plots. Run it on an idle machine.`,
-		Example: "  pilaster bench steering --quick -o results\n  pilaster bench steering --pairs 1,16 --rounds 9 -o json",
-		Args:    cobra.NoArgs,
+		Example: "  pilaster bench steering --quick -o results\n  pilaster bench steering --pairs 1,16 --rounds 9 " +
+			"-o json",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o := suites.QuickSteering()
 			if form() == "full" {
@@ -63,7 +64,9 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 			}
 			o.Dir, o.Seed, o.Progress = benchDir, uint64(time.Now().UnixNano()), progressOf(env, "sample")
 			o.Steering = steering.In("/run/pilaster")
-			o.Generator = func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, self, "bench", "generator") }
+			o.Generator = func(ctx context.Context) *exec.Cmd {
+				return exec.CommandContext(ctx, self, "bench", "generator")
+			}
 			return runReport(env, to, func() (benchReport, bool, error) {
 				r, err := suites.Steering(c.Context(), o)
 				return r, err == nil, err
@@ -71,7 +74,7 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 		},
 	}
 	form = bindForms(c,
-		formFlag{"quick", "two minutes: 1, 4 and 16 pairs (default)"},
+		formFlag{"quick", "three minutes: 1, 4 and 16 pairs (default)"},
 		formFlag{"full", "16 minutes: 1, 2, 4, 8 and 16 pairs"})
 	f := c.Flags()
 	f.IntSliceVar(&pairs, "pairs", nil, "numbers of pairs of client and server")

@@ -14,6 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/daemon"
 	"pilaster.io/pilaster/internal/choice"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/statefile"
 	"pilaster.io/pilaster/internal/steering"
 )
 
@@ -80,7 +81,8 @@ Levels:
 			if err := of.steering().Apply(o.Request, devices); err != nil {
 				return err
 			}
-			return showSteering(env, of.steering(), &output{format: "text"})
+			_, err = showSteering(env, of.steering(), &output{format: "text"})
+			return err
 		},
 	}
 	f := c.Flags()
@@ -167,7 +169,11 @@ device has other settings than those that apply wrote.`,
 			if err := steeringRoot(); err != nil {
 				return err
 			}
-			return showSteering(env, of.steering(), &out)
+			asSet, err := showSteering(env, of.steering(), &out)
+			if err == nil && !asSet {
+				err = &exitError{code: ExitFailed}
+			}
+			return err
 		},
 	}
 	out.bind(c)
@@ -175,20 +181,14 @@ device has other settings than those that apply wrote.`,
 	return c
 }
 
-func showSteering(env Env, of steering.Steering, out *output) error {
+// showSteering prints the status. asSet is false if a device has other settings than those that were written.
+func showSteering(env Env, of steering.Steering, out *output) (asSet bool, err error) {
 	s, err := of.Status()
 	if err != nil {
-		return err
+		return false, err
 	}
-	if err := out.print(env.Stdout, s, func(w io.Writer) { printSteering(w, s) }); err != nil {
-		return err
-	}
-	for _, d := range s.Devices {
-		if d.Problem != "" {
-			return &exitError{code: ExitFailed}
-		}
-	}
-	return nil
+	changed := slices.ContainsFunc(s.Devices, func(d steering.DeviceStatus) bool { return d.Problem != "" })
+	return !changed, out.print(env.Stdout, s, func(w io.Writer) { printSteering(w, s) })
 }
 
 func printSteering(w io.Writer, s *steering.Status) {
@@ -207,7 +207,10 @@ func printSteering(w io.Writer, s *steering.Status) {
 	fmt.Fprintln(w, "LEVEL\tDEVICE\tMODE\tCPUS\tQUEUES\tFLOWS\tNOTE")
 	for _, d := range s.Devices {
 		note := d.Reason
-		if d.Problem != "" {
+		switch {
+		case d.Gone:
+			note = "the device is gone"
+		case d.Problem != "":
 			note = "changed: " + d.Problem
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\n",
@@ -295,10 +298,11 @@ func steeringRemains(runDir string) (found []network.StaleState, err error) {
 			Remove: func() error { _, err := of.Reset(d.Device); return err },
 		})
 	}
-	if _, err := os.Stat(of.Dir); err == nil {
-		found = append(found, network.StaleState{
-			Kind: "folder", Name: of.Dir, Remove: func() error { return os.RemoveAll(of.Dir) },
-		})
+	for _, dir := range of.Folders() {
+		found = append(found, network.StaleState{Kind: "folder", Name: dir, Remove: func() error {
+			_ = os.Remove(filepath.Join(dir, statefile.LockFile))
+			return os.Remove(dir) // fails if a record is left
+		}})
 	}
 	return found, nil
 }

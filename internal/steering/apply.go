@@ -96,27 +96,27 @@ func (s Steering) Apply(q Request, devices []Device) error {
 	if err != nil {
 		return err
 	}
-	targets, err := q.targets(devices, entries)
-	defer func() {
-		for _, t := range targets {
-			t.Close()
-		}
-	}()
-	if err != nil {
-		return err
-	}
 	return s.update(func(r *record, save func() error) error {
+		targets, err := q.targets(devices, entries)
+		defer func() {
+			for _, t := range targets {
+				t.Close()
+			}
+		}()
+		if err != nil {
+			return err
+		}
 		r.prune()
 		for _, t := range targets {
 			r.put(t.entry)
 		}
-		if err := r.wantTable(entries); err != nil {
-			return err
-		}
 		if err := save(); err != nil { // before the first write, so that Reset can restore
 			return err
 		}
-		if err := r.write(targets); err != nil {
+		if err := s.settleTable(r, entries); err != nil {
+			return err
+		}
+		if err := write(targets); err != nil {
 			return fmt.Errorf("%w\n  the files before it were written; `pilaster steering reset` restores them", err)
 		}
 		return nil
@@ -185,10 +185,7 @@ func (r *record) put(e entry) {
 	*has = e
 }
 
-func (r *record) write(targets []target) error {
-	if err := r.settleTable(); err != nil {
-		return err
-	}
+func write(targets []target) error {
 	for _, t := range targets {
 		for _, file := range slices.Sorted(maps.Keys(t.Set)) {
 			if err := t.write(t.Name, file, t.Set[file]); err != nil {
@@ -210,40 +207,11 @@ func (r *record) prune() {
 	})
 }
 
-// needsTable reports whether a device of the record has RFS.
-func (r *record) needsTable() bool {
-	return slices.ContainsFunc(r.Devices, func(e *entry) bool { return e.Mode == RFS })
-}
-
-// wantTable records the size of the table before it is enlarged. A smaller table than the present one is not wanted:
-// another program may need it.
-func (r *record) wantTable(entries int) error {
-	has, here, err := tableSetting()
-	if err != nil || !here || !r.needsTable() || has >= entries {
-		return err
+// settleTable makes the record a user of the machine's table of flows if a device has RFS, else no user. entries is the
+// size that this change needs; 0 for none.
+func (s Steering) settleTable(r *record, entries int) error {
+	if !slices.ContainsFunc(r.Devices, func(e *entry) bool { return e.Mode == RFS }) {
+		return settleTable(s.path(), 0)
 	}
-	if r.Table == nil {
-		r.Table = &table{Before: has}
-	}
-	r.Table.Set = entries
-	return nil
-}
-
-// settleTable sets the table if a device needs it, and restores it if no device does.
-func (r *record) settleTable() error {
-	has, here, err := tableSetting()
-	if err != nil || !here || r.Table == nil {
-		return err // elsewhere: the next change in the first namespace restores it
-	}
-	if !r.needsTable() {
-		if err := setTable(r.Table.Before); err != nil {
-			return err
-		}
-		r.Table = nil
-		return nil
-	}
-	if has >= r.Table.Set {
-		return nil
-	}
-	return setTable(r.Table.Set)
+	return settleTable(s.path(), max(entries, 1))
 }

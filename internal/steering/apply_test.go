@@ -16,6 +16,7 @@ import (
 
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/steering"
+	"pilaster.io/pilaster/internal/steering/steeringtest"
 )
 
 // rig is a node with an uplink and a VXLAN device, and a container behind a veth pair.
@@ -31,6 +32,7 @@ func newRig(t *testing.T) *rig {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
+	steeringtest.LockTable(t)
 	r := &rig{namespace(t, "node"), namespace(t, "container"), steering.Steering{Dir: filepath.Join(t.TempDir(), "s")}}
 	t.Cleanup(func() { // the machine's table of flows is not the test's own
 		if _, err := r.of.Reset(); err != nil {
@@ -159,7 +161,9 @@ func differences(before, now map[string]string) (all []string) {
 }
 
 // hasTable reports whether the machine's table of flows can be set from here.
-func hasTable() bool { return !errors.Is(steering.Request{Mode: steering.RFS}.Check(), steering.ErrNoTable) }
+func hasTable() bool {
+	return !errors.Is(steering.Request{Mode: steering.RFS}.Check(), steering.ErrNoTable)
+}
 
 // modes are requests that this machine accepts: elsewhere than in the first namespace, the table's size is given.
 func modes() []steering.Request {
@@ -359,9 +363,10 @@ func TestStatusNamesProblems(t *testing.T) {
 	if err != nil || len(s.Devices) != 3 {
 		t.Fatalf("%+v, %v", s, err)
 	}
-	for i, want := range []string{"rx-2/rps_cpus is 1", "gone", ""} {
-		if got := s.Devices[i].Problem; !strings.Contains(got, want) || (want == "") != (got == "") {
-			t.Errorf("%v: problem %q, want %q", s.Devices[i].Device, got, want)
+	for i, want := range []string{"rx-2/rps_cpus is 1", "", ""} {
+		d := s.Devices[i]
+		if got := d.Problem; !strings.Contains(got, want) || (want == "") != (got == "") || d.Gone != (i == 1) {
+			t.Errorf("%v: problem %q, want %q; gone: %v", d.Device, got, want, d.Gone)
 		}
 	}
 	restored, err := r.of.Reset()
@@ -377,7 +382,8 @@ func TestFollow(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		of := steering.Selection{Levels: []string{steering.Host, steering.Overlay}, Netns: r.node.Path(), Uplink: "eth0"}
+		of := r.all()
+		of.Levels, of.Containers = []string{steering.Host, steering.Overlay}, nil
 		ended <- r.of.Follow(ctx, steering.Request{Mode: steering.RPS}, of, slog.New(slog.DiscardHandler))
 	}()
 	wait := func(name string, want int) {
@@ -389,7 +395,7 @@ func TestFollow(t *testing.T) {
 			}
 			n := 0
 			for _, d := range s.Devices {
-				if d.Name == name && d.Problem == "" {
+				if d.Name == name && d.Problem == "" && !d.Gone {
 					n++
 				}
 			}

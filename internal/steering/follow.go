@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Follow applies the request to the uplink and to all VXLAN devices, if the selection has their levels, and to each such
-// device that is created later, until ctx ends. The settings stay when it ends.
+// Follow applies the request to the uplink and to all VXLAN devices, if the selection has their levels, and to each
+// such device that is created later, until ctx ends. The settings stay when it ends.
 func (s Steering) Follow(ctx context.Context, q Request, of Selection, log *slog.Logger) error {
 	known := map[string]int{}
 	for ctx.Err() == nil {

@@ -2,13 +2,10 @@ package steering
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/statefile"
@@ -19,15 +16,7 @@ const recordVersion = 1
 // record has the steering that was set, and what was set before.
 type record struct {
 	Version int      `json:"version"`
-	Table   *table   `json:"table,omitempty"` // nil if no device needs it, or if it was large enough
 	Devices []*entry `json:"devices"`
-}
-
-// table is the size of the machine's table of flows. The devices with RFS are its references: it is restored when the
-// last of them is.
-type table struct {
-	Before int `json:"before"`
-	Set    int `json:"set"`
 }
 
 // entry is a device whose steering was set. Keys of Before and Set are files such as rx-0/rps_cpus.
@@ -49,20 +38,24 @@ type Steering struct {
 // In returns the steering with its record in the run directory of an agent.
 func In(runDir string) Steering { return Steering{Dir: filepath.Join(runDir, "steering")} }
 
+// Folders returns the folders of records in the same run directory. They can be removed when nothing is recorded.
+func (s Steering) Folders() (all []string) {
+	for _, dir := range []string{s.Dir, tableDir} {
+		if _, err := os.Stat(dir); err == nil && filepath.Dir(dir) == filepath.Dir(s.Dir) {
+			all = append(all, dir)
+		}
+	}
+	return all
+}
+
 // update locks the record, calls change, and writes the record, also after an error: change has then done a part. save
 // writes the record earlier.
 func (s Steering) update(change func(*record, func() error) error) error {
-	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
-		return fmt.Errorf("folder of the steering record: %w; nothing was changed", err)
-	}
-	lock, err := os.OpenFile(filepath.Join(s.Dir, statefile.LockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := lockFolder(s.Dir)
 	if err != nil {
-		return fmt.Errorf("lock the steering record: %w; nothing was changed", err)
+		return err
 	}
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("lock %s: %w; nothing was changed", lock.Name(), err)
-	}
 	r, err := s.read()
 	if err != nil {
 		return err
@@ -83,7 +76,7 @@ func (s Steering) read() (*record, error) {
 }
 
 func (s Steering) save(r *record) error {
-	if len(r.Devices) == 0 && r.Table == nil {
+	if len(r.Devices) == 0 {
 		return statefile.Remove(s.path())
 	}
 	return statefile.Write(s.path(), r, 0o600)

@@ -32,7 +32,7 @@ func (s Steering) Reset(devices ...Device) (restored []Device, err error) {
 			return true
 		})
 		r.prune()
-		return errors.Join(append(errs, r.settleTable())...)
+		return errors.Join(append(errs, s.settleTable(r, 0))...)
 	})
 	return restored, err
 }
@@ -64,7 +64,7 @@ type Status struct {
 	// Table is the number of entries of the machine's table of flows; nil if this process is not in the machine's first
 	// network namespace.
 	Table       *int           `json:"flowEntries,omitempty"`
-	TableBefore *int           `json:"flowEntriesBefore,omitempty"` // nil if it was not changed
+	TableBefore *int           `json:"flowEntriesBefore,omitempty"` // nil if no steering needs it
 	Devices     []DeviceStatus `json:"devices"`
 }
 
@@ -77,8 +77,8 @@ type DeviceStatus struct {
 	CPUs      string            `json:"cpus"`      // of its first queue
 	FlowCount int               `json:"flowCount"` // of its first queue
 	Before    map[string]string `json:"before"`
-	// Problem says that the present settings are not those that Apply wrote, or that the device is gone; empty for
-	// none.
+	Gone      bool              `json:"gone,omitempty"` // the device does not exist any more
+	// Problem says that the present settings are not those that Apply wrote; empty if they are.
 	Problem string `json:"problem,omitempty"`
 }
 
@@ -96,8 +96,12 @@ func (s Steering) Status() (*Status, error) {
 	if here {
 		all.Table = &entries
 	}
-	if r.Table != nil {
-		all.TableBefore = &r.Table.Before
+	t, recorded, err := readTable()
+	if err != nil {
+		return nil, err
+	}
+	if recorded {
+		all.TableBefore = &t.Before
 	}
 	for _, e := range r.Devices {
 		d, err := e.status()
@@ -113,7 +117,7 @@ func (e *entry) status() (d DeviceStatus, err error) {
 	d = DeviceStatus{Device: e.Device, Mode: e.Mode, Reason: e.Reason, Queues: len(e.Set) / 2, Before: e.Before}
 	t, err := e.open()
 	if errors.Is(err, errGone) {
-		d.Problem = "the device is gone"
+		d.Gone, d.CPUs = true, "none"
 		return d, nil
 	}
 	if err != nil {

@@ -128,25 +128,3 @@ func readNumber(path string) (int, error) {
 	}
 	return strconv.Atoi(strings.TrimSpace(string(b)))
 }
-
-// tableFile is the size of the machine's table of flows. Only the first network namespace has the file.
-const tableFile = "/proc/sys/net/core/rps_sock_flow_entries"
-
-// tableSetting returns the size of the table; ok is false if this process is not in the first network namespace.
-func tableSetting() (entries int, ok bool, err error) {
-	entries, err = readNumber(tableFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, false, nil
-	}
-	if err != nil {
-		return 0, false, fmt.Errorf("%s: %w", tableFile, err)
-	}
-	return entries, true, nil
-}
-
-func setTable(entries int) error {
-	if err := os.WriteFile(tableFile, []byte(strconv.Itoa(entries)), 0); err != nil {
-		return fmt.Errorf("%s = %d: %w", tableFile, entries, shorten(err))
-	}
-	return nil
-}

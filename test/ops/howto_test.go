@@ -25,6 +25,7 @@ var howTos = []struct {
 	{"howto/tenants.md", "orchestrator", 4, ""},
 	{"howto/join-token.md", "orchestrator", 3, ""},
 	{"howto/mtu.md", "n1", 2, ""},
+	{"howto/steering.md", "n1", 4, ""},
 	{"howto/rotate-key.md", "orchestrator", 1, ""},
 	{"nimitz.md", "orchestrator", 2, "grey"}, // the lab has tenant green
 	{"howto/services.md", "orchestrator", 5, ""},

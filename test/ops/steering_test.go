@@ -24,8 +24,8 @@ func TestAgentSteering(t *testing.T) {
 	}, func(o *lab.Options) { o.AgentArgs = []string{"--steering", "rps"} })
 	on := func(arguments ...string) string {
 		t.Helper()
-		out, err := exec.CommandContext(ctx, labtest.Binary(t),
-			append([]string{"lab", "exec", "--lab", name, "n1", "--", "pilaster", "steering"}, arguments...)...).Output()
+		line := append([]string{"lab", "exec", "--lab", name, "n1", "--", "pilaster", "steering"}, arguments...)
+		out, err := exec.CommandContext(ctx, labtest.Binary(t), line...).Output()
 		if err != nil {
 			t.Fatalf("steering %v: %v", arguments, err)
 		}

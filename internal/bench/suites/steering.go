@@ -35,7 +35,7 @@ const MaxSteeringPairs = 64
 // anything.
 const LeastSteeringWindow = 200 * time.Millisecond
 
-// QuickSteering takes about two minutes.
+// QuickSteering takes about three minutes.
 func QuickSteering() SteeringOptions {
 	return SteeringOptions{
 		Pairs: []int{1, 4, 16}, Rounds: 5, Warmup: 200 * time.Millisecond, Window: time.Second,

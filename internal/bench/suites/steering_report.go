@@ -171,7 +171,8 @@ func (r *SteeringReport) sections(pairs int) []plot.Section {
 	var speed, packets, times []plot.Bar
 	percent := func(name, class string, part float64) plot.Bar {
 		v := 100 * part
-		return plot.Bar{Name: name, Class: class, Figure: report.Percent(part), At: plot.Span{Median: v, Low: v, High: v}}
+		at := plot.Span{Median: v, Low: v, High: v}
+		return plot.Bar{Name: name, Class: class, Figure: report.Percent(part), At: at}
 	}
 	for _, x := range r.Results {
 		if x.Pairs != pairs {
@@ -182,7 +183,8 @@ func (r *SteeringReport) sections(pairs int) []plot.Section {
 			class = "theirs"
 		}
 		speed = append(speed, plot.Bar{
-			Name: x.Mode, Class: class, Figure: fmt.Sprintf("%.1f Gbit/s", x.Gigabits.Median), At: plot.Span(x.Gigabits),
+			Name: x.Mode, Class: class, At: plot.Span(x.Gigabits),
+			Figure: fmt.Sprintf("%.1f Gbit/s", x.Gigabits.Median),
 		})
 		for _, c := range x.CPUs {
 			for _, level := range steering.Levels() {

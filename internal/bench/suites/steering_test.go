@@ -16,6 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/bench/scenario"
 	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/steering"
+	"pilaster.io/pilaster/internal/steering/steeringtest"
 )
 
 const generatorEnv = "PILASTER_SUITES_TEST_GENERATOR"
@@ -49,6 +50,7 @@ func steered(t *testing.T, bed *steeringBed, err error) *steeredBed {
 	if err != nil {
 		t.Fatal(err)
 	}
+	steeringtest.LockTable(t)
 	b := &steeredBed{bed, steering.Steering{Dir: t.TempDir()}}
 	t.Cleanup(func() {
 		_, err := b.of.Reset()
@@ -222,7 +224,8 @@ func TestLevelsOfPilaster(t *testing.T) {
 		at  steering.Device
 		cpu int // that processes the packets in the container
 	}{{container, sender}, {host, other}} {
-		if err := b.of.Apply(steering.Request{Mode: steering.RPS, CPUs: []int{other}}, []steering.Device{c.at}); err != nil {
+		request := steering.Request{Mode: steering.RPS, CPUs: []int{other}}
+		if err := b.of.Apply(request, []steering.Device{c.at}); err != nil {
 			t.Fatal(err)
 		}
 		b.sendDatagrams(t, sender, 3000)
@@ -280,8 +283,8 @@ func (b *steeredBed) startReader(cpu int) *reader {
 	return r
 }
 
-// TestFlowsFollowTheirReader: with RFS at one level, at least 95 % of its packets are processed on the reader's CPU, also
-// from 100 ms after the reader has moved.
+// TestFlowsFollowTheirReader: with RFS at one level, at least 95 % of its packets are processed on the reader's CPU,
+// also from 100 ms after the reader has moved.
 func TestFlowsFollowTheirReader(t *testing.T) {
 	if err := (steering.Request{Mode: steering.RFS}).Check(); err != nil {
 		if !errors.Is(err, steering.ErrNoTable) {
@@ -371,6 +374,7 @@ func (b *steeredBed) sendWrites(cpu, port int, stop <-chan struct{}) error {
 // TestSteering: the report has each mode that this machine offers and the reasons for the others, and the settings are
 // restored.
 func TestSteering(t *testing.T) {
+	steeringtest.LockTable(t)
 	steps := 0
 	o := SteeringOptions{
 		Pairs: []int{1, 2}, Rounds: 1, Warmup: 50 * time.Millisecond, Window: 200 * time.Millisecond, Seed: 1,
