@@ -19,8 +19,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-//go:generate go tool bpf2go -cc clang-16 -strip llvm-strip-16 -target bpfel -type toy_endpoint Toy toy.bpf.c -- -I../../bpf -O2 -g -Wall -Werror -mcpu=v3
-//go:generate go tool bpf2go -cc clang-16 -strip llvm-strip-16 -target bpfel Policed policed.bpf.c -- -I../../bpf -O2 -g -Wall -Werror -mcpu=v3
+//go:generate go tool bpf2go -cc clang-16 -strip llvm-strip-16 -target bpfel -type toy_endpoint Toy bpf/toy.bpf.c -- -I../../bpf -O2 -g -Wall -Werror -mcpu=v3
+//go:generate go tool bpf2go -cc clang-16 -strip llvm-strip-16 -target bpfel Policed bpf/policed.bpf.c -- -I../../bpf -O2 -g -Wall -Werror -mcpu=v3
 
 // Name is the network's name.
 const Name = "toy"

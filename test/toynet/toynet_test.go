@@ -234,7 +234,7 @@ func TestPolicies(t *testing.T) {
 // TestSize: a network needs at most 150 lines, without comments and blank lines.
 func TestSize(t *testing.T) {
 	lines := 0
-	for _, name := range []string{"toy.go", "toy.bpf.c"} {
+	for _, name := range []string{"toy.go", "bpf/toy.bpf.c"} {
 		b, err := os.ReadFile(name)
 		must(t, err)
 		for line := range strings.Lines(string(b)) {
