@@ -23,6 +23,7 @@ type SteeringOptions struct {
 	Warmup, Window time.Duration
 	Dir            string            // for namespaces; created and removed
 	Steering       steering.Steering // its record
+	ClientCPU      int               // all clients run on it; servers on any CPU
 	Seed           uint64
 	Generator      func(context.Context) *exec.Cmd // calls traffic.Generate
 	Progress       func(done, of int)
@@ -71,6 +72,9 @@ func SteeringModes() []SteeringMode {
 // Steering compares a VXLAN network without steering to the same network with RPS and RFS (ST1, ST2). Each number of
 // pairs has a network of its own, on which the modes take turns in random order. Modes that this machine refuses are in
 // the report, with the reason.
+//
+// All clients run on one CPU. A veth device receives on its sender's CPU, so without steering this CPU processes all
+// packets, as the one that a network card with one queue interrupts.
 func Steering(ctx context.Context, o SteeringOptions) (_ *SteeringReport, err error) {
 	started := time.Now()
 	release, err := scenario.Claim(o.Dir)
@@ -80,7 +84,7 @@ func Steering(ctx context.Context, o SteeringOptions) (_ *SteeringReport, err er
 	defer func() { err = errors.Join(err, release()) }()
 	defer func() { err = scenario.Interrupted(ctx, err) }()
 	m := &steeringMeter{SteeringOptions: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
-	r := &SteeringReport{Rounds: o.Rounds, Window: o.Window.Seconds(), Seed: o.Seed}
+	r := &SteeringReport{Rounds: o.Rounds, Window: o.Window.Seconds(), ClientCPU: o.ClientCPU, Seed: o.Seed}
 	for _, mode := range SteeringModes() {
 		if err := (steering.Request{Mode: mode.mode}).Check(); err != nil {
 			r.NotRun = append(r.NotRun, ModeNotRun{mode.Name, err.Error()})
@@ -171,8 +175,8 @@ func (m *steeringMeter) run(ctx context.Context, bed *steeringBed) (s steeringSa
 	}()
 	metric, _ := traffic.MetricByName("TCP_STREAM")
 	for _, p := range bed.pairs {
-		server, err := m.start(ctx, p.Server, traffic.Job{
-			Metric: metric.Name, Serve: true, Target: netip.AddrPortFrom(p.Target, 0), CPU: allCPUs,
+		server, err := m.start(ctx, p.Server, anyCPU, traffic.Job{
+			Metric: metric.Name, Serve: true, Target: netip.AddrPortFrom(p.Target, 0), CPU: anyCPU,
 		})
 		if err != nil {
 			return s, fmt.Errorf("server: %w", err)
@@ -182,9 +186,9 @@ func (m *steeringMeter) run(ctx context.Context, bed *steeringBed) (s steeringSa
 		if err != nil {
 			return s, fmt.Errorf("server: %w", err)
 		}
-		client, err := m.start(ctx, p.Client, traffic.Job{
+		client, err := m.start(ctx, p.Client, m.ClientCPU, traffic.Job{
 			Metric: metric.Name, Target: netip.AddrPortFrom(p.Target, listening.Port), Warmup: m.Warmup,
-			Window: m.Window, CPU: allCPUs,
+			Window: m.Window, CPU: anyCPU,
 		})
 		if err != nil {
 			return s, fmt.Errorf("client: %w", err)
@@ -194,8 +198,8 @@ func (m *steeringMeter) run(ctx context.Context, bed *steeringBed) (s steeringSa
 	return s, m.collect(&s, bed, metric, clients, servers)
 }
 
-// allCPUs lets the scheduler choose the CPU of a generator.
-const allCPUs = -1
+// anyCPU lets the scheduler choose the CPU of a generator.
+const anyCPU = -1
 
 // collect counts packets and CPU time while the clients send, and adds their figures.
 func (m *steeringMeter) collect(

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/bench/scenario"
 	"pilaster.io/pilaster/internal/bench/traffic"
@@ -170,10 +170,25 @@ func (b *steeringBed) Close() error {
 	return errors.Join(errs...)
 }
 
-// start starts a generator in a namespace. Ctrl-C at a terminal does not reach it: only the benchmark gets the signal.
-func (m *steeringMeter) start(ctx context.Context, ns *netns.Namespace, j traffic.Job) (*traffic.Process, error) {
+// start starts a generator in a namespace and on a CPU. Ctrl-C at a terminal does not reach it: only the benchmark gets
+// the signal.
+func (m *steeringMeter) start(
+	ctx context.Context,
+	ns *netns.Namespace,
+	cpu int,
+	j traffic.Job,
+) (*traffic.Process, error) {
 	return traffic.Start(m.Generator(ctx), func(c *exec.Cmd) error {
-		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		return ns.Start(c)
+		c.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+		return ns.Do(func() error {
+			if cpu != anyCPU {
+				var set unix.CPUSet
+				set.Set(cpu)
+				if err := unix.SchedSetaffinity(0, &set); err != nil {
+					return fmt.Errorf("pin to CPU %d: %w", cpu, err)
+				}
+			}
+			return c.Start()
+		})
 	}, j)
 }

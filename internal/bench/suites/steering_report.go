@@ -17,11 +17,13 @@ import (
 // SteeringReport is the result of `pilaster bench steering`.
 type SteeringReport struct {
 	report.Header
-	Rounds  int              `json:"rounds"`
-	Window  float64          `json:"windowSeconds"`
-	Seed    uint64           `json:"seed"`
-	Results []SteeringResult `json:"results"`
-	NotRun  []ModeNotRun     `json:"notRun,omitempty"`
+	Rounds int     `json:"rounds"`
+	Window float64 `json:"windowSeconds"`
+	// ClientCPU is the CPU of all clients, which receives all packets of the servers' node.
+	ClientCPU int              `json:"clientCPU"`
+	Seed      uint64           `json:"seed"`
+	Results   []SteeringResult `json:"results"`
+	NotRun    []ModeNotRun     `json:"notRun,omitempty"`
 }
 
 // ModeNotRun is a mode that this machine refuses.
@@ -124,8 +126,8 @@ const steeringColumns = "host, overlay, container: packets that each CPU process
 
 // Table writes the results for a terminal; columns are separated by tabs.
 func (r *SteeringReport) Table(w io.Writer) {
-	fmt.Fprintf(w, "TCP streams over kernel VXLAN; %d rounds of %.3g s, Linux %s, %s\n", r.Rounds, r.Window,
-		r.Machine.Kernel, humanize.Of(r.Machine.CPUs, "CPU", "CPUs"))
+	fmt.Fprintf(w, "TCP streams over kernel VXLAN, received on CPU %d; %d rounds of %.3g s, Linux %s, %s\n",
+		r.ClientCPU, r.Rounds, r.Window, r.Machine.Kernel, humanize.Of(r.Machine.CPUs, "CPU", "CPUs"))
 	fmt.Fprintln(w, steeringColumns)
 	for _, pairs := range r.pairs() {
 		fmt.Fprintf(w, "\n%s of client and server\n", humanize.Of(pairs, "pair", "pairs"))
@@ -148,8 +150,9 @@ func (r *SteeringReport) Page(w io.Writer) error {
 			{
 				Class: "what",
 				Lead:  "TCP streams",
-				Text: "between containers of two nodes of this machine, over kernel VXLAN. Steering is set on the " +
-					"servers' node, which shares the CPUs with clients, servers and the other node.",
+				Text: fmt.Sprintf("between containers of two nodes of this machine, over kernel VXLAN. All clients "+
+					"run on CPU %d, so the servers' node receives all packets there, as from a network card with one "+
+					"queue. Steering is set on that node; servers run on any CPU.", r.ClientCPU),
 			},
 			{Text: fmt.Sprintf("%d rounds of %.3g s. %s %s", r.Rounds, r.Window, report.BarNote, steeringColumns)},
 		},

@@ -48,16 +48,36 @@ func ReadIdle(cpu int) (idle, error) {
 
 // LastCPU returns the highest CPU that this process may use, because the lowest one handles most interrupts.
 func LastCPU() (int, error) {
+	cpus, err := usableCPUs()
+	if err != nil {
+		return 0, err
+	}
+	return cpus[len(cpus)-1], nil
+}
+
+// FirstCPU returns the lowest CPU that this process may use.
+func FirstCPU() (int, error) {
+	cpus, err := usableCPUs()
+	if err != nil {
+		return 0, err
+	}
+	return cpus[0], nil
+}
+
+func usableCPUs() (cpus []int, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return 0, fmt.Errorf("read the CPU affinity: %w", err)
+		return nil, fmt.Errorf("read the CPU affinity: %w", err)
 	}
-	for cpu := len(set)*64 - 1; cpu >= 0; cpu-- {
+	for cpu := range len(set) * 64 {
 		if set.IsSet(cpu) {
-			return cpu, nil
+			cpus = append(cpus, cpu)
 		}
 	}
-	return 0, errors.New("no CPU to run on")
+	if len(cpus) == 0 {
+		return nil, errors.New("no CPU to run on")
+	}
+	return cpus, nil
 }
 
 // CPUTimes are the times of all CPUs since boot, by number of the CPU.
