@@ -25,9 +25,9 @@ func newBenchSteeringCommand(env Env) *cobra.Command {
 		Short: "Compare a VXLAN network without steering with RPS and RFS at two and at three levels",
 		Long: `Compare a kernel VXLAN network without steering with the same network with RPS and RFS, at the uplink and
 the VXLAN device (rps, rfs), and also in the containers (rps+, rfs+). Pairs of client and server send TCP streams at the
-same time. All clients run on one CPU, where the servers' node then receives all packets, as from a network card with one
-queue. The report has the throughput, the packets that each CPU processed at each level, and each CPU's idle and softirq
-time. Modes that this machine refuses are in the report with the reason: rfs needs the machine's first network
+same time. All clients run on one CPU, where the servers' node then receives all packets, as from a network card with
+one queue. The report has the throughput, the packets that each CPU processed at each level, and each CPU's idle and
+softirq time. Modes that this machine refuses are in the report with the reason: rfs needs the machine's first network
 namespace. net.core.rps_sock_flow_entries is set while rfs is measured, and restored.
 
 A folder given with -o gets report.json, and report.html with plots. Run it on an idle machine.`,

@@ -65,7 +65,8 @@ func TestAgentSteering(t *testing.T) {
 	}
 }
 
-// TestNodeResetRestoresSteering: `node reset` restores what `steering apply` or an agent has set, and removes the record.
+// TestNodeResetRestoresSteering: `node reset` restores what `steering apply` or an agent has set, and removes the
+// record.
 func TestNodeResetRestoresSteering(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -92,7 +93,8 @@ func TestNodeResetRestoresSteering(t *testing.T) {
 	in("steering", "apply", "--mode", "rps", "--uplink", "eth0", "--levels", "host")
 	before, err := steering.In(run).Status()
 	must(t, err)
-	out := in("node", "reset", "--yes", "--state-dir", filepath.Join(dir, "state"), "--bpffs", filepath.Join(dir, "bpf"))
+	out := in("node", "reset", "--yes", "--state-dir", filepath.Join(dir, "state"), "--bpffs",
+		filepath.Join(dir, "bpf"))
 	if _, err := os.Stat(run); len(before.Devices) != 1 || !strings.Contains(out, "eth0") || !os.IsNotExist(err) {
 		t.Errorf("before %+v, run folder %v, reset printed %s", before, err, out)
 	}
