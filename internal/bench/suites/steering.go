@@ -87,7 +87,11 @@ func Steering(ctx context.Context, o SteeringOptions) (_ *SteeringReport, err er
 	r := &SteeringReport{Rounds: o.Rounds, Window: o.Window.Seconds(), ClientCPU: o.ClientCPU, Seed: o.Seed}
 	for _, mode := range SteeringModes() {
 		if err := (steering.Request{Mode: mode.mode}).Check(); err != nil {
-			r.NotRun = append(r.NotRun, ModeNotRun{mode.Name, err.Error()})
+			reason := err.Error()
+			if errors.Is(err, steering.ErrNoTable) {
+				reason = fmt.Sprintf("net.core.rps_sock_flow_entries: %v; run the benchmark there", steering.ErrNoTable)
+			}
+			r.NotRun = append(r.NotRun, ModeNotRun{mode.Name, reason})
 			continue
 		}
 		m.modes = append(m.modes, mode)
