@@ -245,9 +245,6 @@ func TestWrittenSettings(t *testing.T) {
 
 // TestTableHasReferences: the table is restored with the last device that needs it, also if devices are gone.
 func TestTableHasReferences(t *testing.T) {
-	if !hasTable() {
-		t.Skip("run the test in the machine's first network namespace")
-	}
 	r := newRig(t)
 	before := r.files(t)["table"]
 	devices, err := r.all().Devices()
@@ -255,6 +252,13 @@ func TestTableHasReferences(t *testing.T) {
 		t.Fatal(err)
 	}
 	request := steering.Request{Mode: steering.RFS, Flows: 4096}
+	if !hasTable() {
+		t.Log("not in the machine's first network namespace: this test only checks that RFS is refused")
+		if err := r.of.Apply(request, devices); !errors.Is(err, steering.ErrNoTable) {
+			t.Errorf("got %v, want %v", err, steering.ErrNoTable)
+		}
+		return
+	}
 	r.apply(t, request, r.all())
 	check := func(what, want string) {
 		t.Helper()
