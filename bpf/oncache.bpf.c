@@ -11,8 +11,9 @@
 static __always_inline int missed(struct __sk_buff *skb, const struct once_now *now, const struct inner *p,
 				  enum once_way way, enum once_cause cause)
 {
-	/* Another connection, or the end of one: conntrack has to see it all. */
-	if (cause == CAUSE_TCP_FLAGS || cause == CAUSE_ROUTE)
+	/* Another connection, or the reset of one: conntrack has to see it all. Most often there is no entry, and a
+	 * lookup costs less than the deletion of none, which takes a lock. */
+	if ((cause == CAUSE_TCP_FLAGS || cause == CAUSE_ROUTE) && bpf_map_lookup_elem(&once_filter, &p->flow))
 		bpf_map_delete_elem(&once_filter, &p->flow);
 	if (cause >= CAUSE_SYN_ACK && cause <= CAUSE_ROUTE)
 		mark(skb, now->generation.marks ? mark_of(now->generation.marks, way) : 0);

@@ -73,6 +73,8 @@ static __always_inline enum once_cause read_transport(const void *ip, const void
 	flags = tcp[TCP_FLAGS] & (TCP_SYN | TCP_FIN | TCP_RST | TCP_ACK);
 	if (flags == (TCP_SYN | TCP_ACK))
 		return CAUSE_SYN_ACK;
+	if (flags == (TCP_FIN | TCP_ACK))
+		return CAUSE_FIN;
 	if (flags != TCP_ACK)
 		return flags ? CAUSE_TCP_FLAGS : CAUSE_PACKET;
 	if (p->for_kernel)

@@ -85,7 +85,8 @@ enum once_cause {
 	CAUSE_LEASE,	 /* no lease */
 	CAUSE_PACKET,	 /* not TCP or UDP, fragment, options, lengths, header checksum, MACs */
 	CAUSE_HOPS,	 /* TTL or hop limit */
-	CAUSE_TCP_FLAGS, /* SYN without ACK, FIN, RST */
+	CAUSE_TCP_FLAGS, /* SYN without ACK, RST: the flow is forgotten */
+	CAUSE_FIN,	 /* conntrack has to see it; what follows may pass without */
 	CAUSE_SEGMENTS,	 /* UDP GSO, and tunnels in tunnels */
 	CAUSE_CONGESTED, /* decapsulation would change ECN */
 	/* The overlay's answer to those up to CAUSE_ROUTE can be learnt. */

@@ -74,7 +74,7 @@ func refusals() []refusal {
 		states(),
 		// Packets that the overlay has to see.
 		both(refusal{name: "SYN", cause: "tcp-flags", forgets: true}, segment(packet.SYN)),
-		both(refusal{name: "FIN", cause: "tcp-flags", forgets: true}, segment(packet.FIN|packet.ACK)),
+		both(refusal{name: "FIN", cause: "fin"}, segment(packet.FIN|packet.ACK)),
 		both(refusal{name: "RST", cause: "tcp-flags", forgets: true}, segment(packet.RST|packet.ACK)),
 		both(refusal{name: "SYN and ACK", cause: "syn-ack", learns: true}, segment(packet.SYN|packet.ACK)),
 		both(refusal{name: "no flags", cause: "packet"}, segment(0)),
