@@ -22,7 +22,7 @@ func (d *daemon) config() oncache.Config {
 
 // openCache loads the cache for what inspect found, and makes the containers use it.
 func (d *daemon) openCache() (err error) {
-	d.table = overlay.NewTable(d.uplink, d.device.Index, d.bridge, func(device int) bool {
+	d.table = overlay.NewTable(d.uplink, d.device, d.bridge, func(device int) bool {
 		_, ok := d.containers[device]
 		return ok
 	})

@@ -93,6 +93,9 @@ func (t *Table) keeps(r Route) bool {
 // its table has a longer prefix.
 func (t *Table) concerned(changed Route) (all []Eviction) {
 	prefix := changed.Destination
+	if prefix.IsSingleIP() && prefix.Addr() == t.vtep {
+		return []Eviction{{All: true, Cause: CauseRoute}} // the address was removed from this node
+	}
 	if prefix.IsSingleIP() {
 		all = append(all, Eviction{Inner: prefix.Addr(), Cause: CauseRoute})
 		if t.isVTEP(prefix.Addr()) {

@@ -29,6 +29,7 @@ type Eviction struct {
 // what a change of a value concerns. A change of an entry's state, such as its age, concerns nothing.
 type Table struct {
 	uplink, overlay, bridge int
+	vtep                    netip.Addr            // of this node
 	neighbours              map[neighbour]string  // MACs
 	vteps                   map[string]netip.Addr // by inner MAC: forwarding entries of the overlay's device
 	ports                   map[string]int        // by MAC: forwarding entries of the bridge
@@ -42,11 +43,11 @@ type neighbour struct {
 	address netip.Addr
 }
 
-// NewTable returns a table for devices with these indexes; without a bridge, bridge is 0. container reports whether a
-// device is a container's.
-func NewTable(uplink, overlay, bridge int, container func(device int) bool) *Table {
+// NewTable returns a table for an overlay and devices with these indexes; without a bridge, bridge is 0. container
+// reports whether a device is a container's.
+func NewTable(uplink int, overlay Device, bridge int, container func(device int) bool) *Table {
 	return &Table{
-		uplink: uplink, overlay: overlay, bridge: bridge,
+		uplink: uplink, overlay: overlay.Index, bridge: bridge, vtep: overlay.Local,
 		neighbours: map[neighbour]string{}, vteps: map[string]netip.Addr{},
 		ports: map[string]int{}, routes: map[routeKey]Route{},
 		local: func(device int) bool { return bridge != 0 && device == bridge || container(device) },

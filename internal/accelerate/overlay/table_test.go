@@ -29,6 +29,8 @@ var (
 	container    = netip.MustParseAddr("10.244.1.7")
 )
 
+var device = Device{Index: vxlan, Local: netip.MustParseAddr("192.0.2.1")}
+
 // event is a notification of a neighbour, forwarding entry or route.
 type event func(t *Table) []Eviction
 
@@ -122,13 +124,17 @@ func TestTable(t *testing.T) {
 			route(through("10.244.1.7/32", veth, netip.Addr{})), inner(container, CauseRoute),
 		},
 		"part of the containers here": {route(through("10.244.1.0/25", other, netip.Addr{})), all(CauseRoute)},
+		"own address": {noRoute(Route{
+			Destination: netip.MustParsePrefix("192.0.2.1/32"), Device: uplink, Table: unix.RT_TABLE_LOCAL,
+			Type: unix.RTN_LOCAL,
+		}), all(CauseRoute)},
 		"one VTEP": {route(through("192.0.2.10/32", uplink, router)), append(inner(vtepA, CauseRoute),
 			vtep(vtepA, CauseRoute)...)},
 		"part of the underlay": {route(through("192.0.2.10/31", uplink, router)), append(vtep(vtepA, CauseRoute),
 			vtep(vtepB, CauseRoute)...)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			table := NewTable(uplink, vxlan, bridge, func(device int) bool { return device == veth })
+			table := NewTable(uplink, device, bridge, func(device int) bool { return device == veth })
 			for _, e := range node {
 				e(table)
 			}
@@ -151,7 +157,7 @@ func isRoute(all []Eviction) bool { return all[0].Cause == CauseRoute }
 
 // With a route of several next hops, each neighbour of the uplink may be a router.
 func TestManyGateways(t *testing.T) {
-	table := NewTable(uplink, vxlan, bridge, func(int) bool { return false })
+	table := NewTable(uplink, device, bridge, func(int) bool { return false })
 	host := netip.MustParseAddr("192.0.2.77")
 	arp(uplink, host, macA)(table)
 	if got := arp(uplink, host, macB)(table); got != nil {

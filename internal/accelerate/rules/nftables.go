@@ -34,7 +34,7 @@ type rule struct {
 
 // ruleset is what the kernel's dumps say.
 type ruleset struct {
-	bases []chainName // base chains of another type than nat
+	bases []chainName // base chains that IP packets meet, of another type than nat
 	rules map[chainName][]rule
 	maps  map[chainName][]string // verdict maps, with the chains that their elements name
 }
@@ -82,7 +82,8 @@ func (s ruleset) reached() map[chainName]bool {
 func dumpRuleset() (s ruleset, err error) {
 	s = ruleset{rules: map[chainName][]rule{}, maps: map[chainName][]string{}}
 	err = dump(unix.NFT_MSG_GETCHAIN, nil, func(family byte, a attributes) error {
-		if _, base := a[unix.NFTA_CHAIN_HOOK]; base && a.text(unix.NFTA_CHAIN_TYPE) != "nat" {
+		_, base := a[unix.NFTA_CHAIN_HOOK]
+		if base && a.text(unix.NFTA_CHAIN_TYPE) != "nat" && family != unix.NFPROTO_ARP {
 			s.bases = append(s.bases, chainName{family, a.text(unix.NFTA_CHAIN_TABLE), a.text(unix.NFTA_CHAIN_NAME)})
 		}
 		return nil

@@ -69,6 +69,7 @@ var iptablesRules = []struct{ rule, why string }{
 	{"-A FORWARD -m conntrack --ctstate INVALID -j DROP", ""},
 	{"-A FORWARD -p udp -m multiport --dports 53,123 -m comment --comment -m_limit -j REJECT", ""},
 	{"-A FORWARD -m limit --limit 5/s -j LOG", ""}, // it logs only
+	{"-A INPUT -s 10.0.0.1 -m tos --tos 4 -j DROP", "tos"},
 	{"-t nat -A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE", ""},
 	// as kube-proxy's
 	{"-t nat -A PREROUTING -m statistic --mode nth --every 2 --packet 0 -p tcp -j REDIRECT --to-ports 1", ""},
@@ -221,6 +222,21 @@ func TestNative(t *testing.T) {
 			checkReport(t, read(t, ns), c.why)
 		})
 	}
+}
+
+// Rules for ARP do not concern IP packets.
+func TestARP(t *testing.T) {
+	ns := namespace(t)
+	c, err := nftables.New(nftables.WithNetNSFd(ns.FD()))
+	must(t, err)
+	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyARP, Name: "t"})
+	chain := c.AddChain(&nftables.Chain{
+		Name: "base", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput,
+		Priority: nftables.ChainPriorityFilter,
+	})
+	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: nativeRules["limit"].exprs})
+	must(t, c.Flush())
+	checkReport(t, read(t, ns), "")
 }
 
 // Expressions that this kernel does not have.
