@@ -294,7 +294,11 @@ func TestSettings(t *testing.T) {
 		t.Fatalf("after a kill: %s, want 1", v)
 	}
 	must(t, c.echo(20))
-	said, err := output(n.ns, command("accelerate reset --socket "+n.socket()))
+	said, err := output(both[1].ns, command("accelerate reset --socket "+n.socket()))
+	if err == nil || !strings.Contains(said, "of another network namespace") {
+		t.Fatalf("reset in another namespace: %v: %s", err, said)
+	}
+	said, err = output(n.ns, command("accelerate reset --socket "+n.socket()))
 	if v := setting(t, n.ns); err != nil || v != "0" || !strings.Contains(said, "tcp_be_liberal is 0 again") {
 		t.Fatalf("after reset: setting %s, want 0: %v: %s", v, err, said)
 	}

@@ -45,15 +45,26 @@ const recordVersion = 1
 
 // record is the file with the changed settings. It exists before the first one is changed.
 type record struct {
-	Version  int       `json:"version"`
-	Settings []Setting `json:"settings"`
+	Version   int       `json:"version"`
+	Namespace string    `json:"namespace"` // network namespace, as in /proc/PID/ns/net
+	Settings  []Setting `json:"settings"`
 }
 
+// readRecord returns an empty record if there is none, and an error if it is of another network namespace than the
+// calling thread's.
 func readRecord(path string) (record, error) {
-	r := record{Version: recordVersion}
-	err := statefile.Read(path, recordVersion, &r)
-	if errors.Is(err, fs.ErrNotExist) {
+	own, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		return record{}, err
+	}
+	r := record{Version: recordVersion, Namespace: own}
+	err = statefile.Read(path, recordVersion, &r)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return r, nil
+	case err == nil && r.Namespace != own:
+		err = fmt.Errorf("%s has settings of another network namespace, %s\n  nothing was changed; run `pilaster "+
+			"accelerate reset` there, or delete the file if that namespace is gone", path, r.Namespace)
 	}
 	return r, err
 }
