@@ -20,6 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/trace"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // traceFlags are the flags of both trace commands.
@@ -91,7 +92,9 @@ func newLabTrace(env Env, flags *labFlags) *cobra.Command {
 		Short:             "Show the way of a packet from one container to another, on both nodes",
 		Long: `Show the way of a packet from one container to another, or to an address, as pilaster trace does on
 one node: the stages on both nodes, the table entry that each hits, the addresses after each, and the time.
-The exit status is 0 if the packet is delivered, else 1.`,
+An address of a container of the lab stands for the container. Of the way to any other address it shows the part on
+the sender's node.
+The exit status is 0 if the packet is delivered, or sent to an address outside the lab, else 1.`,
 		Example: "  pilaster lab trace b1 b3\n  pilaster lab trace b1 b3 tcp/80 --dry-run\n" +
 			"  pilaster lab trace b1 b3 udp/53 --wait 10s -o json",
 		Args: cobra.RangeArgs(2, 3),
@@ -100,28 +103,16 @@ The exit status is 0 if the packet is delivered, else 1.`,
 			if err != nil {
 				return err
 			}
-			fits := func(netip.Addr) bool { return true }
-			if len(args) == 3 {
-				switch strings.ToLower(args[2]) {
-				case "icmp":
-					fits = netip.Addr.Is4
-				case "icmpv6":
-					fits = netip.Addr.Is6
-				}
-			}
-			way, err := l.WayTo(c.Context(), args[0], args[1], fits)
+			way, err := wayOf(c.Context(), l, args)
 			if err != nil {
 				return err
 			}
-			args[0], args[1] = way.Source.String(), way.Destination.String()
-			job, err := newTraceJob(&own, args)
+			job, err := newTraceJob(&own, append([]string{way.Source.String(), way.Destination.String()}, args[2:]...))
 			if err != nil {
 				return err
 			}
-			job.whole, job.tenant, job.from, job.to = true, way.From.Tenant, way.From.Name, way.To.Name
-			job.nodes = []traceNode{{client: l.Agent(way.From.Node), peerApp: way.TargetApp}}
-			if way.To.Node != "" && way.To.Node != way.From.Node {
-				job.nodes = append(job.nodes, traceNode{client: l.Agent(way.To.Node), peerApp: way.SenderApp})
+			if err := job.inLab(c, l, way); err != nil {
+				return err
 			}
 			return job.run(c.Context(), env)
 		},
@@ -130,14 +121,79 @@ The exit status is 0 if the packet is delivered, else 1.`,
 	return c
 }
 
+// wayOf returns the addresses of a trace in a lab. Their family is that of the protocol.
+func wayOf(ctx context.Context, l *lab.Lab, args []string) (lab.Way, error) {
+	all := func(netip.Addr) bool { return true }
+	fits, other := all, ""
+	if len(args) == 3 {
+		switch strings.ToLower(args[2]) {
+		case "icmp":
+			fits, other = netip.Addr.Is4, "icmpv6"
+		case "icmpv6":
+			fits, other = netip.Addr.Is6, "icmp"
+		}
+	}
+	way, err := l.WayTo(ctx, args[0], args[1], fits)
+	if other != "" && errors.Is(err, lab.ErrFamily) {
+		if by, err := l.WayTo(ctx, args[0], args[1], all); err == nil {
+			return by, usage("%s and %s have the addresses %v and %v, of another family than %s; nothing was sent: use %s",
+				args[0], args[1], by.Source, by.Destination, args[2], other)
+		}
+	}
+	return way, err
+}
+
+// inLab lets the job ask the agents of a lab: of both nodes, if the destination is a container.
+func (j *traceJob) inLab(c *cobra.Command, l *lab.Lab, way lab.Way) error {
+	agent := func(node string) pilasterv1connect.AgentServiceClient {
+		socket := agentSocket{daemonSocket{path: l.AgentSocket(node), command: c}}
+		return socket.client()
+	}
+	// policies use the app of the labels that a container has now
+	appOf := func(of lab.ContainerStatus) (uint32, error) {
+		key := &pilasterv1.GetEndpointRequest{Key: l.ContainerID(of.Name)}
+		got, err := agent(of.Node).GetEndpoint(c.Context(), connect.NewRequest(key))
+		if err != nil {
+			return 0, fmt.Errorf("labels of %s on %s: %w", of.Name, of.Node, err)
+		}
+		return cmp.Or(got.Msg.Endpoint.GetAppNow(), got.Msg.Endpoint.GetApp()), nil
+	}
+	j.tenant, j.from, j.to, j.nodeWith = way.From.Tenant, way.From.Name, way.To.Name, l.NodeWith
+	senderApp, err := appOf(way.From)
+	if err != nil {
+		return err
+	}
+	sender := traceNode{client: agent(way.From.Node)}
+	if way.To.Name == "" {
+		j.nodes = []traceNode{sender}
+		j.note = fmt.Sprintf("no container of lab %s has the address %v, so only the sender's node %s was traced", l.Name(),
+			way.Destination, way.From.Node)
+		return nil
+	}
+	if sender.peerApp, err = appOf(way.To); err != nil {
+		return err
+	}
+	j.whole, j.nodes = true, []traceNode{sender}
+	if way.To.Node != way.From.Node {
+		j.nodes = append(j.nodes, traceNode{client: agent(way.To.Node), peerApp: senderApp})
+	}
+	if way.To.Tenant != way.From.Tenant {
+		j.note = fmt.Sprintf("%s and %s are of two tenants, %s and %s, which no network connects", way.From.Name,
+			way.To.Name, way.From.Tenant, way.To.Tenant)
+	}
+	return nil
+}
+
 // traceJob is one trace over some nodes.
 type traceJob struct {
 	*traceFlags
 	ask      whyView // addresses, protocol and port
 	tenant   string
-	nodes    []traceNode // the sender's first
-	from, to string      // names to show; empty for those of the agents
-	whole    bool        // all nodes with a part of the way are asked
+	nodes    []traceNode                // the sender's first
+	from, to string                     // names to show; empty for those of the agents
+	whole    bool                       // all nodes with a part of the way are asked
+	note     string                     // to show
+	nodeWith func(prefix string) string // names a node; nil if no names are known
 }
 
 type traceNode struct {
@@ -147,14 +203,21 @@ type traceNode struct {
 
 // newTraceJob reads two addresses and an optional protocol.
 func newTraceJob(flags *traceFlags, args []string) (*traceJob, error) {
-	if len(args) == 2 {
+	if flags.dryRun && flags.wait != 0 {
+		return nil, usage("--dry-run only reads the tables and waits for no packet: leave out --wait, or --dry-run")
+	}
+	if len(args) == 2 || strings.EqualFold(args[2], "ping") {
 		echo := "icmpv6"
 		if a, err := address.ParseAny(args[0]); err == nil && a.Is4() {
 			echo = "icmp"
 		}
-		args = append(slices.Clone(args), echo)
+		args = append(slices.Clone(args[:2]), echo)
 	}
 	ask, err := askWhy(args)
+	if err == nil && ask.Source == ask.Destination {
+		err = usage("both ends have the address %v: a container's packets to itself never leave it, so there is nothing "+
+			"to trace; nothing was sent", ask.Source)
+	}
 	if err == nil && ask.Source.Is4() != ask.Destination.Is4() {
 		err = usage("%v and %v are of two families; use addresses of one", ask.Source, ask.Destination)
 	}
@@ -181,6 +244,9 @@ func (j *traceJob) run(ctx context.Context, env Env) error {
 	}
 	if j.whole {
 		t.Elsewhere = ""
+	}
+	if t.Note = j.note; t.Elsewhere != "" && j.nodeWith != nil {
+		t.ElsewhereName = j.nodeWith(t.Elsewhere)
 	}
 	if err := j.out.print(env.Stdout, t, t.Text); err != nil {
 		return err
@@ -269,7 +335,7 @@ func (j *traceJob) follow(ctx context.Context, n traceNode, node string, ask *pi
 	}
 	defer stream.Close()
 	if !stream.Receive() {
-		ready <- cmp.Or(stream.Err(), io.ErrUnexpectedEOF)
+		ready <- lostStream(node, cmp.Or(stream.Err(), io.ErrUnexpectedEOF))
 		return
 	}
 	ready <- nil
@@ -281,9 +347,17 @@ func (j *traceJob) follow(ctx context.Context, n traceNode, node string, ask *pi
 		}
 	}
 	if ctx.Err() == nil {
-		ended(fmt.Errorf("node %s ended the trace: %w; packets are not affected; try again", node,
-			cmp.Or(stream.Err(), io.EOF)))
+		ended(lostStream(node, cmp.Or(stream.Err(), io.EOF)))
 	}
+}
+
+// lostStream describes the early end of a stream. What the agent did not say itself is that it is gone.
+func lostStream(node string, err error) error {
+	if connect.IsWireError(err) {
+		return fmt.Errorf("node %s ended the trace: %w; packets are not affected; try again", node, err)
+	}
+	return &exitError{ExitUnreachable, fmt.Errorf("the agent of node %s ended during the trace (%s); packets are not "+
+		"affected; try again when it runs again", node, unixrpc.Words(err))}
 }
 
 // probed is the result of a probe.
@@ -297,6 +371,9 @@ func (j *traceJob) probe(ctx context.Context, t trace.Trace) (p probed) {
 		Source: t.Source.Address, Destination: t.Destination.Address, Protocol: uint32(j.ask.Protocol),
 		Port: uint32(j.ask.Port), Tenant: t.Source.Tenant,
 	}))
+	if connect.CodeOf(err) == connect.CodeUnavailable && !connect.IsWireError(err) {
+		err = lostStream(t.Source.Node, err)
+	}
 	if err != nil {
 		return probed{err: err}
 	}

@@ -24,6 +24,16 @@ func (r Reason) Text() string {
 	return "a reason of another version"
 }
 
+// Named returns the reason with a name; 0 if this version has none.
+func Named(name string) Reason {
+	for r := range reasons {
+		if reasons[r].name == name {
+			return Reason(r)
+		}
+	}
+	return 0
+}
+
 func (r Reason) known() bool { return r > 0 && int(r) < len(reasons) }
 
 // All lists every reason in order.

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -162,49 +163,100 @@ func (l *Lab) reaches(a, b ContainerStatus, network string) bool {
 
 // Way is a pair of addresses by which a container reaches a destination.
 type Way struct {
-	From, To             ContainerStatus // To is empty if the destination is no container's address
-	Source, Destination  netip.Addr
-	SenderApp, TargetApp uint32 // apps that policies use
+	From, To            ContainerStatus // To is empty if the destination is no container's address
+	Source, Destination netip.Addr
 }
 
+// ErrFamily says that a container has no address of the family of a destination.
+var ErrFamily = errors.New("no address of one family")
+
 // WayTo returns the addresses from a container to another, on the first network that connects them, or to an address.
-// It takes only addresses of the container that fit.
+// An address of a container is resolved to it. WayTo takes only addresses of the sender that fit.
 func (l *Lab) WayTo(ctx context.Context, from, to string, fits func(netip.Addr) bool) (w Way, err error) {
-	if err := l.refreshOf(ctx, from, to); err != nil {
+	if _, err := netip.ParseAddr(from); err == nil {
+		return w, fmt.Errorf("%s is an address: name the container that sends; pilaster lab status lists them", from)
+	}
+	w.Destination, err = netip.ParseAddr(to)
+	if named := err != nil; named {
+		err = l.refreshOf(ctx, from, to)
+	} else {
+		_, err = l.Refresh(ctx)
+	}
+	if err != nil {
 		return w, err
 	}
 	if w.From, err = l.Container(from); err != nil {
 		return w, err
 	}
-	if w.SenderApp, err = l.appNow(ctx, w.From); err != nil {
+	if w.Destination.IsValid() {
+		var its Attachment
+		if w.To, its = l.owner(w.Destination, w.From.Tenant); w.To.Name != "" {
+			w.To.Attachments, w.To.Address, w.Destination = []Attachment{its}, its.Address, its.Address
+		}
+	} else if w.To, err = l.Container(to); err != nil {
 		return w, err
 	}
-	if w.Destination, err = netip.ParseAddr(to); err != nil {
-		if w.To, err = l.Container(to); err != nil {
-			return w, err
-		}
-		if w.TargetApp, err = l.appNow(ctx, w.To); err != nil {
-			return w, err
-		}
+	if !w.choose(fits) {
+		return w, w.noFamily(to)
 	}
+	if own := l.own(from, w.To.Name, w.Destination); own != "" && own != from {
+		return w, fmt.Errorf("%v is the address of %s in tenant %s too, so a packet of %s goes to it; nothing was "+
+			"sent: name %s", w.Destination, own, w.From.Tenant, from, own)
+	}
+	return w, nil
+}
+
+// choose chooses the addresses. It reports whether there are any.
+func (w *Way) choose(fits func(netip.Addr) bool) bool {
 	for _, own := range w.From.Attachments {
 		if !fits(own.Address) {
 			continue
 		}
 		if w.To.Name == "" && own.Address.Is4() == w.Destination.Is4() {
 			w.Source = own.Address
-			return w, nil
+			return true
 		}
 		for _, its := range w.To.Attachments {
 			if its.Network == own.Network && its.Address.Is4() == own.Address.Is4() {
 				w.Source, w.Destination = own.Address, its.Address
-				return w, nil
+				return true
 			}
 		}
 	}
 	if w.To.Name != "" && w.From.Address.Is4() == w.To.Address.Is4() && fits(w.From.Address) {
 		w.Source, w.Destination = w.From.Address, w.To.Address // of two networks; it will be dropped
-		return w, nil
+		return true
 	}
-	return w, fmt.Errorf("%s has no address of the family of %s; nothing was sent", from, to)
+	return false
+}
+
+func (w *Way) noFamily(to string) error {
+	why := ""
+	if w.To.Name != "" && w.To.Tenant != w.From.Tenant {
+		why = fmt.Sprintf("; they are of two tenants, %s and %s, which no network connects", w.From.Tenant, w.To.Tenant)
+	}
+	return fmt.Errorf("%w: %s has none of the family of %s%s; nothing was sent", ErrFamily, w.From.Name, to, why)
+}
+
+// owner returns the container with an address, as it or as the fabric sees it. An address that reveals no tenant is
+// looked up in the given one. The name is empty if no container has it.
+func (l *Lab) owner(of netip.Addr, tenant string) (ContainerStatus, Attachment) {
+	for _, c := range l.Containers() {
+		for _, a := range c.Attachments {
+			if (a.Address == of || a.Plaintext == of) && (a.Plaintext.IsValid() || c.Tenant == tenant) {
+				return c, a
+			}
+		}
+	}
+	return ContainerStatus{}, Attachment{}
+}
+
+// NodeWith returns the name of the node with a prefix, or "".
+func (l *Lab) NodeWith(prefix string) string {
+	for _, name := range l.state.Spec.AllNodes() {
+		if p, err := l.Prefix(name); err == nil && p.String() == prefix {
+			return name
+		}
+	}
+	return ""
 }

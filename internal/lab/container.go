@@ -136,7 +136,7 @@ func (l *Lab) Container(name string) (ContainerStatus, error) {
 			return c, nil
 		}
 	}
-	return ContainerStatus{}, fmt.Errorf("lab %s has no container %q", l.Name(), name)
+	return ContainerStatus{}, fmt.Errorf("lab %s has no container %q; pilaster lab status lists them", l.Name(), name)
 }
 
 // Containers returns the containers in the order of the spec.

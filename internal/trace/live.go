@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
@@ -35,7 +36,7 @@ func (o Observed) Outcome() string {
 // events may be in any order.
 func (t Trace) FromEvents(events []Observed) Trace {
 	tables := t.Steps
-	t.Live, t.Steps, t.Verdict, t.Drop = true, []Step{}, "", ""
+	t.Live, t.Steps, t.Verdict, t.Drop = true, []Step{}, NotSeen, ""
 	events = slices.Clone(events)
 	slices.SortStableFunc(events, func(a, b Observed) int { return cmp.Compare(a.Time, b.Time) })
 	l := live{tables: tables, packets: map[string]uint64{}, entered: map[string]uint64{}}
@@ -54,6 +55,9 @@ func (t Trace) FromEvents(events []Observed) Trace {
 		}
 		if step, shown := l.step(e); shown {
 			t.Steps = append(t.Steps, step)
+			if t.Verdict == NotSeen {
+				t.Verdict = Unknown
+			}
 		}
 		outcome := e.Outcome()
 		if outcome == "" {
@@ -109,12 +113,24 @@ func (l *live) step(e Observed) (Step, bool) {
 		if e.Drop == l.denied {
 			return s, false // the step before says so
 		}
-		s.Stage, s.Detail = "drop", e.Drop
-		if e.Rule != nil {
-			s.Entry = e.Rule.Rule
-		}
+		s.Stage = "drop"
+		s.Detail, s.Entry = l.why(e)
 	}
 	return s, true
+}
+
+// why says why a packet was dropped, as the tables do.
+func (l *live) why(e Observed) (detail, entry string) {
+	i := slices.IndexFunc(l.tables, func(s Step) bool { return s.Node == e.Node && s.Drop == e.Drop })
+	if i >= 0 {
+		detail, entry = l.tables[i].Detail, l.tables[i].Entry
+	} else {
+		detail = dropreason.Named(e.Drop).Text()
+	}
+	if e.Rule != nil {
+		entry = e.Rule.Rule
+	}
+	return detail, entry
 }
 
 func (l *live) enter(s *Step, e Observed) {

@@ -70,32 +70,74 @@ func (e End) String() string {
 }
 
 func (t Trace) conclusion() string {
-	var s string
-	switch {
-	case t.Verdict == Delivered && t.Live:
-		s = fmt.Sprintf("delivered %.1f µs after the first step", t.ElapsedUs)
-	case t.Verdict == Delivered:
-		s = "delivered"
-	case t.Verdict == Dropped:
-		s = "dropped: " + t.Drop
-	case t.Verdict == Sent && t.Elsewhere == "":
-		s = "sent, and not seen again"
-	case t.Verdict == Sent:
-		s = "sent to node " + t.Elsewhere
-	case t.Live:
-		s = "no packet was seen"
-	default:
-		s = "neither end is a container on this node"
-	}
+	s := t.verdict()
 	if t.Answer != nil && t.Answer.Answered {
 		s += fmt.Sprintf("; answer (%s) after %.0f µs", t.Answer.Kind, t.Answer.RttUs)
 	} else if t.Answer != nil && t.Verdict == Delivered {
 		s += "; no answer"
 	}
 	if t.Elsewhere != "" {
-		s += "\nthe other part of the way is on node " + t.Elsewhere + ": run the command there too"
+		s += "\nthe other part of the way is on node " + t.elsewhere() + ": " + t.goOn()
+	}
+	if t.Note != "" {
+		s += "\n" + t.Note
 	}
 	return s
+}
+
+// elsewhere names the node with the other part of the way.
+func (t Trace) elsewhere() string {
+	if t.ElsewhereName == "" {
+		return t.Elsewhere
+	}
+	return t.ElsewhereName + " (" + t.Elsewhere + ")"
+}
+
+// goOn says how to see the other part of the way.
+func (t Trace) goOn() string {
+	switch {
+	case t.Live && t.Verdict == Sent:
+		return "start the command there with --wait 1m, then repeat it here"
+	case t.Live && t.Source.Node == "":
+		return "run the command there while this one waits"
+	}
+	return "run the command there too"
+}
+
+func (t Trace) verdict() string {
+	switch t.Verdict {
+	case Delivered:
+		if t.Live {
+			return fmt.Sprintf("delivered %.1f µs after the first step", t.ElapsedUs)
+		}
+		return "delivered"
+	case Dropped:
+		return "dropped: " + t.Drop
+	case Sent:
+		switch {
+		case t.Elsewhere != "":
+			return "sent to node " + t.elsewhere()
+		case t.Live:
+			return "sent, and not seen again"
+		}
+		return "sent to another node, in whose tables it has no step"
+	case NotSeen:
+		return "no packet was seen: " + t.unseen() + "\nwith --dry-run the command shows what would become of a packet"
+	case Unknown:
+		return "not seen after the last step: no program delivered, sent or dropped it"
+	}
+	return "neither end is a container on this node: run the command on the node of one; " +
+		"pilaster explain shows the node of an address"
+}
+
+// unseen says what to check if no packet was seen.
+func (t Trace) unseen() string {
+	if t.Source.Node == "" {
+		return "none arrived from the source's node in the time of --wait"
+	}
+	return fmt.Sprintf("none reached node %s by the device of %s\ncheck in the container that the device is up (ip link) "+
+		"and that it has a route to the destination (ip route get);\nwith --wait, that it sent such a packet in this time",
+		t.Source.Node, cmp.Or(t.Source.Name, t.Source.Address))
 }
 
 // shown are the characters that an address may have without being shortened.

@@ -16,15 +16,15 @@ type Trace struct {
 	Network     string `json:"network,omitempty"`
 	Live        bool   `json:"live"` // the steps are observations of a packet; otherwise they follow from the tables
 	Steps       []Step `json:"steps"`
-	// what became of the packet: Delivered, Dropped or Sent; empty if no node that was asked has a part of the way, or
-	// no packet was seen
-	Verdict string `json:"verdict"`
-	Drop    string `json:"drop,omitempty"` // reason, if dropped
+	Verdict     string `json:"verdict"`        // what became of the packet
+	Drop        string `json:"drop,omitempty"` // reason, if dropped
 	// from the first to the last step, live
 	ElapsedUs float64 `json:"elapsedUs,omitempty"`
 	Answer    *Answer `json:"answer,omitempty"` // to the probe; nil if none was sent
 	// the /64 of a node that has another part of the way and was not asked
-	Elsewhere string `json:"elsewhere,omitempty"`
+	Elsewhere     string `json:"elsewhere,omitempty"`
+	ElsewhereName string `json:"elsewhereNode,omitempty"` // the name of this node, if known
+	Note          string `json:"note,omitempty"`          // what the steps do not say
 	// events that did not fit into a node's ring buffer
 	LostEvents uint64 `json:"lostEvents,omitempty"`
 }
@@ -34,6 +34,9 @@ const (
 	Delivered = "delivered"
 	Sent      = "sent" // to a node that was not asked, or that did not see the packet
 	Dropped   = "dropped"
+	NotHere   = "not-here" // no node that was asked has a part of the way
+	NotSeen   = "not-seen" // live: no packet
+	Unknown   = "unknown"  // live: the packet was seen, and not how it left
 )
 
 // End is a container, as far as the nodes that were asked know it.
@@ -68,7 +71,7 @@ type Answer struct {
 
 // Merge puts the parts of nodes together, the sender's first.
 func Merge(parts ...*pilasterv1.TraceResponse) Trace {
-	t := Trace{Steps: []Step{}}
+	t := Trace{Steps: []Step{}, Verdict: NotHere}
 	asked := map[string]bool{}
 	for _, p := range parts {
 		if len(p.Steps) > 0 {
