@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,6 +22,7 @@ type traceAgent struct {
 	events []*pilasterv1.PacketEvent
 	answer string
 	refuse error
+	dies   bool // after its first answer to FollowPackets
 }
 
 func (a traceAgent) Trace(
@@ -41,6 +43,9 @@ func (a traceAgent) FollowPackets(ctx context.Context, _ *connect.Request[pilast
 		if err := stream.Send(&pilasterv1.FollowPacketsResponse{Event: e}); err != nil {
 			return err
 		}
+	}
+	if a.dies {
+		panic(http.ErrAbortHandler)
 	}
 	<-ctx.Done()
 	return nil
@@ -101,7 +106,9 @@ func TestTrace(t *testing.T) {
 			leaves("web")}}, "tcp/80 --wait 10s", ExitDone, "delivered 2.0 µs after the first step\n"},
 		"dropped": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{entered, drop}}, "",
 			ExitFailed, "dropped: no-route"},
-		"no packet": {traceAgent{part: partOf("delivered")}, "--wait 10ms", ExitFailed, "no packet was seen"},
+		"no packet":           {traceAgent{part: partOf("delivered")}, "--wait 10ms", ExitFailed, "no packet was seen"},
+		"its agent is killed": {traceAgent{part: partOf("delivered"), dies: true}, "--wait 10s", ExitUnreachable, ""},
+		"by the name ping":    {traceAgent{part: partOf("delivered")}, "ping --dry-run", ExitDone, "ICMPv6"},
 		"elsewhere": {traceAgent{part: &pilasterv1.TraceResponse{Node: "n3"}}, "", ExitFailed,
 			"neither end is a container on this node"},
 	} {
@@ -133,6 +140,8 @@ func TestTraceRefuses(t *testing.T) {
 		"fc00::1 fc00::2 nonsense": ExitUsage,
 		"fc00::1 fc00::2 icmp":     ExitUsage, "10.0.0.1 10.0.0.2 icmpv6": ExitUsage,
 		"fc00::1 10.0.0.1":                            ExitUsage,
+		"fc00::1 fc00::1":                             ExitUsage,
+		"fc00::1 fc00::2 --wait 1s --dry-run":         ExitUsage,
 		"fc00::1 fc00::2 --wait x":                    ExitUsage,
 		"fc00::1 fc00::2 --wait -1s":                  ExitUsage,
 		"fc00::1 fc00::2 -o xml":                      ExitUsage,

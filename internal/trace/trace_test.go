@@ -104,7 +104,10 @@ dropped: dst-undecryptable`},
 dropped: policy-denied`},
 		"neither": {[]*pilasterv1.TraceResponse{{Node: "n3"}}, `
  →    TCP 80   from the tables, no packet was sent
-neither end is a container on this node`},
+neither end is a container on this node: run the command on the node of one; pilaster explain shows the node of an address`},
+		"the receiver's node has no step": {[]*pilasterv1.TraceResponse{sender(), {Node: "n1"}}, `
+…
+sent to another node, in whose tables it has no step`},
 	} {
 		got := Merge(c.parts...)
 		got.Protocol, got.Port = 6, 80
@@ -186,7 +189,19 @@ delivered 7.5 µs after the first step; answer (connected) after 41 µs`
 		events []Observed
 		want   string
 	}{
-		"nothing seen":       {nil, "…\nno packet was seen"},
+		"nothing seen": {nil, `
+…
+no packet was seen: none reached node n2 by the device of front
+check in the container that the device is up (ip link) and that it has a route to the destination (ip route get);
+with --wait, that it sent such a packet in this time
+with --dry-run the command shows what would become of a packet`},
+		"not seen after the first program": {observed()[3:4],
+			"…\nnot seen after the last step: no program delivered, sent or dropped it"},
+		"dropped, which the tables do not say": {append(observed()[3:4], Observed{"n2", &pilasterv1.PacketEvent{
+			Time: 2000, Packet: 1, Point: "drop", Hook: "container", Drop: "multicast"}}), `
+…
+  n2   drop   1.0 µs   The destination is multicast. Containers have no multicast. (multicast)
+dropped: multicast`},
 		"lost on the fabric": {observed()[3:7], "…\nsent, and not seen again"},
 		"denied": {append(observed()[:1], Observed{"n1", &pilasterv1.PacketEvent{Time: 7000, Packet: 1, Point: "policy",
 			Direction: "ingress", Drop: "policy-denied", Rule: &pilasterv1.RuleName{Rule: "web isolates"},
@@ -203,6 +218,17 @@ dropped: policy-denied
 		if !fits(text(got), c.want) {
 			t.Errorf("%s:\n%s\nwant%s", name, text(got), c.want)
 		}
+	}
+}
+
+// TestDropWords: a live trace says why a packet was dropped in the words of the tables.
+func TestDropWords(t *testing.T) {
+	tables := Merge(dropped(sender(), "dst-undecryptable"))
+	got := tables.FromEvents(append(observed()[3:4], Observed{"n2", &pilasterv1.PacketEvent{Time: 2000, Packet: 1,
+		Point: "drop", Hook: "container", Drop: "dst-undecryptable"}}))
+	last, want := got.Steps[len(got.Steps)-1], tables.Steps[len(tables.Steps)-1]
+	if last.Detail == "" || last.Detail != want.Detail || last.Entry != want.Entry || last.Drop != want.Drop {
+		t.Errorf("got %+v, want the words of %+v", last, want)
 	}
 }
 
