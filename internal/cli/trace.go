@@ -20,7 +20,6 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/trace"
-	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // traceFlags are the flags of both trace commands.
@@ -50,9 +49,9 @@ sends one packet from the container and follows it through the programs: an ICMP
 PROTOCOL, else a TCP SYN or an empty UDP datagram. With --wait it sends nothing and follows the first such
 packet of the container. With --dry-run it only reads the tables.
 
-It shows the part of the way that is on this node, and names the node with the other part: run the
-same command there. On the node of the destination it waits for a packet. In a lab, pilaster lab trace
-shows the whole way.
+It shows the part of the way that is on this node, and names the node with the other part. To see both
+parts of one packet, start the command on the node of the destination first: with --wait 1m it waits there for
+the packet. Then run it on the node of the source. In a lab, pilaster lab trace shows the whole way.
 
 SOURCE and DESTINATION are addresses, or names of endpoints on this node. As with pilaster why, --peer-app and
 --tenant say what addresses of network nimitz do not contain. Of Open vSwitch a live trace shows where it takes
@@ -356,8 +355,8 @@ func lostStream(node string, err error) error {
 	if connect.IsWireError(err) {
 		return fmt.Errorf("node %s ended the trace: %w; packets are not affected; try again", node, err)
 	}
-	return &exitError{ExitUnreachable, fmt.Errorf("the agent of node %s ended during the trace (%s); packets are not "+
-		"affected; try again when it runs again", node, unixrpc.Words(err))}
+	return &exitError{ExitUnreachable, fmt.Errorf("the agent of node %s ended during the trace; packets are not "+
+		"affected; try again when it runs again", node)}
 }
 
 // probed is the result of a probe.

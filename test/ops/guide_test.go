@@ -79,7 +79,7 @@ func TestRegionsGuide(t *testing.T) {
 }
 
 // TestTraceGuide runs docs/howto/trace.md and compares the output.
-func TestTraceGuide(t *testing.T) { follow(t, "../../docs/howto/trace.md", "hop", 2, 7) }
+func TestTraceGuide(t *testing.T) { follow(t, "../../docs/howto/trace.md", "hop", 2, 8) }
 
 // follow runs a guide with its own lab, and compares the output. called is the lab's name in the guide; the test
 // replaces it by a unique name.

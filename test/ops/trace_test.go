@@ -340,8 +340,8 @@ func TestTraceEnds(t *testing.T) {
 		must(t, err)
 		ping("an agent was killed")
 	}
-	if status := <-ended; status == 0 {
-		t.Error("a trace whose agents were killed ends with 0")
+	if status := <-ended; status != 3 {
+		t.Errorf("a trace whose agents were killed ends with %d, want 3", status)
 	}
 	await(ctx, t, "without tracing programs", func() bool { return traces(t) == 0 })
 	ping("after")
