@@ -67,7 +67,8 @@ int once_out(struct __sk_buff *skb)
 	enum once_cause cause;
 	int verdict = TCX_NEXT;
 
-	if (!is_ip(skb))
+	/* A tunnel device inside of the container must not teach. */
+	if (!is_ip(skb) || is_encapsulated(skb))
 		return TCX_NEXT;
 	read_segments(skb, &p);
 	cause = lease(&now) ? leave(skb, &now, &p, &verdict) : CAUSE_LEASE;
@@ -86,6 +87,7 @@ static __always_inline enum once_cause enter(struct __sk_buff *skb, const struct
 	struct once_verdict *v;
 	struct once_inner key;
 	struct once_ingress *c;
+	struct once_egress *e;
 	enum once_cause cause;
 
 	/* The overlay handles what a congested router has marked (RFC 6040). */
@@ -95,6 +97,11 @@ static __always_inline enum once_cause enter(struct __sk_buff *skb, const struct
 	cause = established(v, now);
 	if (cause)
 		return cause;
+	/* Rules of the node, such as a list of nodes that may send to the tunnel's port, decide about other senders. */
+	key = inner_of(&p->flow.remote);
+	e = bpf_map_lookup_elem(&once_egress, &key);
+	if (!e || !same_addr(&e->vtep, &t->src))
+		return CAUSE_SENDER;
 	key = inner_of(&p->flow.local);
 	c = bpf_map_lookup_elem(&once_ingress, &key);
 	if (!c || c->device != v->device)
@@ -144,7 +151,9 @@ int once_learn_out(struct __sk_buff *skb)
 	read_segments(skb, &p);
 	if (!teaches(tunnelled(skb, true, &t, &p)))
 		return TCX_NEXT;
-	cause = may_learn(skb, &now, WAY_OUT) ? learn_out(skb, &now, &t, &p) : CAUSE_MARK;
+	cause = CAUSE_MARK;
+	if (may_learn(skb, &now, WAY_OUT) && (test_run || is_encapsulated(skb)))
+		cause = learn_out(skb, &now, &t, &p);
 	if (cause)
 		count(WAY_OUT, cause);
 	return TCX_NEXT;

@@ -40,6 +40,15 @@ static __always_inline void read_segments(struct __sk_buff *skb, struct inner *p
 	p->for_kernel = is_for_kernel(skb);
 }
 
+/* is_encapsulated tells whether a tunnel device of the kernel has made the packet. Nothing else sets this field: a
+ * datagram in which a container has written tunnel headers does not have it. */
+static __always_inline bool is_encapsulated(struct __sk_buff *skb)
+{
+	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
+
+	return kernel->inner_protocol;
+}
+
 static __always_inline __u64 mac_of(const void *mac)
 {
 	return *(__u32 *)mac | (__u64) * (__u16 *)(mac + 4) << 32;

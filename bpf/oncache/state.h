@@ -14,6 +14,8 @@ CONSTANT __u64 overlay_mac = 0;	   /* its MAC, as mac_of reads one */
 CONSTANT __u64 valid_for = 0;	   /* ns after the overlay let a packet through */
 CONSTANT __u32 mark_mask = 0;
 CONSTANT __u32 mark_shift = 0;
+/* set by tests alone: BPF_PROG_TEST_RUN has no packets of a tunnel device */
+CONSTANT bool test_run = false;
 CONSTANT bool tracks = true; /* conntrack is active in the namespace */
 CONSTANT bool routed = true; /* the overlay routes: it decrements hop limits and writes MACs; else it bridges */
 
@@ -89,6 +91,7 @@ enum once_cause {
 	CAUSE_FIN,	 /* conntrack has to see it; what follows may pass without */
 	CAUSE_SEGMENTS,	 /* UDP GSO, and tunnels in tunnels */
 	CAUSE_CONGESTED, /* decapsulation would change ECN */
+	CAUSE_SENDER,	 /* not from the VTEP that packets to the container go to */
 	/* The overlay's answer to those up to CAUSE_ROUTE can be learnt. */
 	CAUSE_SYN_ACK,	/* conntrack has to see it; it has then seen both directions */
 	CAUSE_UNKNOWN,	/* no filter entry */
@@ -100,7 +103,7 @@ enum once_cause {
 	CAUSE_FAILED,	/* the kernel refused to change the packet */
 	/* of learning: */
 	CAUSE_LEARNT,
-	CAUSE_MARK,	 /* marked before a change, or while learning is paused */
+	CAUSE_MARK,	 /* marked before a change, or while learning is paused; not sent by a tunnel device */
 	CAUSE_UNTRACKED, /* no conntrack entry */
 	CAUSE_UNREPLIED, /* conntrack has not seen both directions */
 	CAUSE_NAT,

@@ -34,8 +34,9 @@ func (s *accelerateSocket) context() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(s.command.Context(), time.Duration(*s.command.Flag(timeoutFlag).Value.(*patience)))
 }
 
-// markMask is the default of --mark-mask. kube-proxy uses the bits 0x4000 and 0x8000, Calico those of 0xffff0000.
-const markMask = 0x3ff0
+// markMask is the default of --mark-mask. kube-proxy uses the bits 0x4000 and 0x8000, the CNI plugin portmap 0x2000,
+// Calico those of 0xffff0000.
+const markMask = 0x1ff0
 
 func newAccelerateCommand(env Env) *cobra.Command {
 	var o accelerate.Options

@@ -118,7 +118,9 @@ func newBenchOf(t testing.TB, spec *ebpf.CollectionSpec, w world, change ...func
 	b.uplink = b.device(t, "uplink", own, 1500)
 	b.device(t, "overlay", vtep, 1430)
 	b.container = b.device(t, "container", net.HardwareAddr{2, 0, 0, 0, 9, 9}, 1430)
-	must(t, ns.Do(func() (err error) { b.Cache, err = open(spec.Copy(), c.withDefaults()); return err }))
+	spec = spec.Copy()
+	must(t, spec.Variables[oncacheVarTestRun].Set(true))
+	must(t, ns.Do(func() (err error) { b.Cache, err = open(spec, c.withDefaults()); return err }))
 	t.Cleanup(func() { must(t, b.Close()) })
 	must(t, b.Renew())
 	return b

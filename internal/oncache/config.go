@@ -26,7 +26,7 @@ type Config struct {
 	// inner MACs. Otherwise the node routes between containers and the VXLAN device.
 	Bridged bool
 	// MarkMask has the bits of packet marks that the cache may use: contiguous, MarkBits or more, not those of
-	// kube-proxy (0xc000). 0 means DefaultMarkMask.
+	// kube-proxy (0xc000) and of the CNI plugin portmap (0x2000). 0 means DefaultMarkMask.
 	MarkMask uint32
 	// TTL is how long a direction of a flow stays in the cache after the overlay last let a packet of it through: at
 	// most a third of nf_conntrack_udp_timeout, or conntrack would forget the flow. 0 means DefaultTTL.
@@ -40,8 +40,8 @@ type Config struct {
 }
 
 const (
-	// DefaultMarkMask is outside of the bits of kube-proxy (0xc000) and Calico (0xffff0000).
-	DefaultMarkMask uint32 = 0x3ff0
+	// DefaultMarkMask is outside of the bits of kube-proxy (0xc000), portmap (0x2000) and Calico (0xffff0000).
+	DefaultMarkMask uint32 = 0x1ff0
 	// MarkBits is the minimum of bits in Config.MarkMask: 2 for the direction, the rest for the generation.
 	MarkBits = 6
 
@@ -49,8 +49,8 @@ const (
 	// LeaseTime is how long the programs use the cache after Renew.
 	LeaseTime = 3 * time.Second
 
-	kubeProxyMarks = 0xc000
-	wayBits        = 2 // as in bpf/oncache/state.h
+	masqueradeMarks = 0xe000
+	wayBits         = 2 // as in bpf/oncache/state.h
 )
 
 func (c Config) withDefaults() Config {
@@ -75,9 +75,9 @@ func (c Config) validate() error {
 	if bits.Len32(mask)-bits.TrailingZeros32(mask) != width || width < MarkBits {
 		return fmt.Errorf("oncache: mark mask %#x: %d or more contiguous bits are needed", mask, MarkBits)
 	}
-	if mask&kubeProxyMarks != 0 {
-		return fmt.Errorf("oncache: mark mask %#x contains bits of kube-proxy (%#x); choose others", mask,
-			kubeProxyMarks)
+	if mask&masqueradeMarks != 0 {
+		return fmt.Errorf("oncache: mark mask %#x contains bits of kube-proxy or of the CNI plugin portmap (%#x); "+
+			"choose others", mask, masqueradeMarks)
 	}
 	if !c.Address.IsValid() || c.Address.Is4In6() {
 		return fmt.Errorf("oncache: VTEP address %v is no IPv4 or IPv6 address", c.Address)

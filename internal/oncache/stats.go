@@ -7,7 +7,7 @@ import (
 
 // Causes of a cache miss, in the order of enum once_cause in bpf/oncache/state.h, whose first value is a hit.
 var missCauses = []string{
-	"no-lease", "packet", "hop-limit", "tcp-flags", "fin", "segments", "congested", "syn-ack", "unknown", "void",
+	"no-lease", "packet", "hop-limit", "tcp-flags", "fin", "segments", "congested", "sender", "syn-ack", "unknown", "void",
 	"expired", "device", "no-route", "too-long", "failed",
 }
 
