@@ -124,8 +124,8 @@ func nodes(t *testing.T) [2]*node {
 	return both
 }
 
-// flannel arranges the devices as Flannel and the CNI plugin bridge do. The bridge keeps its MAC, which otherwise changes
-// with its ports, so that containers lose packets until they have resolved it again.
+// flannel arranges the devices as Flannel and the CNI plugin bridge do. The bridge keeps its MAC, which otherwise
+// changes with its ports, so that containers lose packets until they have resolved it again.
 func flannel(t *testing.T) [2]*node {
 	return flannelOver(t, "192.0.2.", "dstport 8472 nolearning", 1450)
 }
