@@ -326,6 +326,7 @@ func TestTraceEnds(t *testing.T) {
 		t.Errorf("on the sender's node: exit %d, %+v", status, part)
 	}
 
+	await(ctx, t, "as before", func() bool { return traces(t) == 0 && maps.Equal(l.onUplink(t), own) })
 	ended := make(chan int, 1)
 	go func() {
 		cmd := exec.CommandContext(ctx, l.binary, "lab", "trace", "--lab", l.Name(), "b2", "b1", "udp/9", "--wait",
