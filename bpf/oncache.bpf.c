@@ -15,6 +15,9 @@ static __always_inline int missed(struct __sk_buff *skb, const struct once_now *
 	 * lookup costs less than the deletion of none, which takes a lock. */
 	if ((cause == CAUSE_TCP_FLAGS || cause == CAUSE_ROUTE) && bpf_map_lookup_elem(&once_filter, &p->flow))
 		bpf_map_delete_elem(&once_filter, &p->flow);
+	/* So that conntrack also sees the last ACK. */
+	if (cause == CAUSE_FIN)
+		expire(&p->flow);
 	if (cause >= CAUSE_SYN_ACK && cause <= CAUSE_ROUTE)
 		mark(skb, now->generation.marks ? mark_of(now->generation.marks, way) : 0);
 	return TCX_NEXT;
@@ -73,7 +76,7 @@ int once_out(struct __sk_buff *skb)
 	read_segments(skb, &p);
 	cause = lease(&now) ? leave(skb, &now, &p, &verdict) : CAUSE_LEASE;
 	count(WAY_OUT, cause);
-	return cause ? missed(skb, &now, &p, WAY_OUT, cause) : verdict;
+	return cause && verdict != TCX_DROP ? missed(skb, &now, &p, WAY_OUT, cause) : verdict;
 }
 
 static __always_inline bool changes_ecn(__u8 outer, __u8 inner)
@@ -134,7 +137,7 @@ int once_in(struct __sk_buff *skb)
 	else if (!cause)
 		cause = enter(skb, &now, &t, &p, &verdict);
 	count(WAY_IN, cause);
-	return cause ? missed(skb, &now, &p, WAY_IN, cause) : verdict;
+	return cause && verdict != TCX_DROP ? missed(skb, &now, &p, WAY_IN, cause) : verdict;
 }
 
 /* Packets that leave by the uplink: the overlay has let them out. */

@@ -18,8 +18,10 @@ static __always_inline bool differ(const void *a, const void *b, int size)
 #define put(map, key, new, size)                                                                                       \
 	({                                                                                                             \
 		const void *known = bpf_map_lookup_elem(map, key);                                                     \
-		if (!known || differ(known, new, size))                                                                \
+		bool changes = !known || differ(known, new, size);                                                     \
+		if (changes)                                                                                           \
 			bpf_map_update_elem(map, key, new, BPF_ANY);                                                   \
+		changes;                                                                                               \
 	})
 
 /* Entries are written again after an eighth of their validity, not for every packet. */
@@ -100,7 +102,7 @@ static __always_inline enum once_cause learn_out(struct __sk_buff *skb, const st
 	struct once_inner key = inner_of(&p->flow.remote);
 	struct once_egress e = {.vtep = t->dst};
 	enum once_cause cause;
-	bool ip4 = is_ip4_mapped(&t->dst);
+	bool ip4 = is_ip4_mapped(&t->dst), changed;
 
 	/* The receiver might want one, and the programs compute none. */
 	if (!ip4 && t->flags & TUNNEL_CSUM)
@@ -112,8 +114,8 @@ static __always_inline enum once_cause learn_out(struct __sk_buff *skb, const st
 	if (!e.mtu || !(ip4 ? put_vtep(skb, t, true) : put_vtep(skb, t, false)))
 		return CAUSE_FAILED;
 	__builtin_memcpy(e.macs, p->macs, sizeof(e.macs));
-	put(&once_egress, &key, &e, sizeof(e));
-	if (!allow(&p->flow, now, 0))
+	changed = put(&once_egress, &key, &e, sizeof(e));
+	if (!allow(&p->flow, now, 0) && !changed)
 		return CAUSE_HIT;
 	if (is_current(now))
 		return CAUSE_LEARNT;
@@ -130,6 +132,7 @@ static __always_inline enum once_cause learn_in(struct __sk_buff *skb, const str
 	struct once_inner key = inner_of(&p->flow.local);
 	struct once_ingress c = {.device = skb->ifindex};
 	enum once_cause cause = tracked(skb, p, false);
+	bool changed;
 
 	if (cause)
 		return cause;
@@ -137,8 +140,8 @@ static __always_inline enum once_cause learn_in(struct __sk_buff *skb, const str
 	if (!c.mtu)
 		return CAUSE_FAILED;
 	__builtin_memcpy(c.macs, p->macs, sizeof(c.macs));
-	put(&once_ingress, &key, &c, sizeof(c));
-	if (!allow(&p->flow, now, skb->ifindex))
+	changed = put(&once_ingress, &key, &c, sizeof(c));
+	if (!allow(&p->flow, now, skb->ifindex) && !changed)
 		return CAUSE_HIT;
 	if (is_current(now))
 		return CAUSE_LEARNT;

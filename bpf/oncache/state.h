@@ -106,9 +106,9 @@ enum once_cause {
 	CAUSE_MARK,	 /* marked before a change, or while learning is paused; not sent by a tunnel device */
 	CAUSE_UNTRACKED, /* no conntrack entry */
 	CAUSE_UNREPLIED, /* conntrack has not seen both directions */
-	CAUSE_NAT,
-	CAUSE_CHECKSUM, /* IPv6 outer headers with a checksum */
-	CAUSE_CHANGED,	/* a change while the program ran */
+	CAUSE_NAT,	 /* or a conntrack helper */
+	CAUSE_CHECKSUM,	 /* IPv6 outer headers with a checksum */
+	CAUSE_CHANGED,	 /* a change while the program ran */
 	CAUSES,
 };
 

@@ -87,6 +87,15 @@ static __always_inline struct once_inner inner_of(const struct addr *a)
 	return key;
 }
 
+/* expire ends the validity of both directions of a flow. */
+static __always_inline void expire(const struct once_flow *f)
+{
+	struct once_verdict *v = bpf_map_lookup_elem(&once_filter, f);
+
+	if (v)
+		v->out = v->in = 0;
+}
+
 /* established tells whether a flow may use the cache: CAUSE_HIT, or why not. */
 static __always_inline enum once_cause established(const struct once_verdict *v, const struct once_now *now)
 {

@@ -6,6 +6,7 @@
 
 #define IPS_SEEN_REPLY (1 << 1)
 #define IPS_NAT	       (3 << 4) /* IPS_SRC_NAT, IPS_DST_NAT */
+#define IPS_HELPER     (1 << 13)
 
 /* struct bpf_ct_opts without zones, as all kernels take it. */
 struct ct_opts {
@@ -58,7 +59,8 @@ static __always_inline enum once_cause tracked(struct __sk_buff *skb, const stru
 		return CAUSE_UNTRACKED;
 	status = ct->status;
 	bpf_ct_release(ct);
-	if (status & IPS_NAT)
+	/* A helper, such as that of FTP, reads the payload. */
+	if (status & (IPS_NAT | IPS_HELPER))
 		return CAUSE_NAT;
 	return status & IPS_SEEN_REPLY ? CAUSE_HIT : CAUSE_UNREPLIED;
 }

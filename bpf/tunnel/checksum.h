@@ -21,14 +21,16 @@ struct ip6_start {
 };
 _Static_assert(sizeof(struct ip6_start) == 8, "an IPv6 header up to its addresses");
 
-/* A UDP checksum of 0 says nothing about the payload. */
+/* A UDP checksum of 0 says nothing about the payload, and none is over what follows the datagram in its packet (RFC
+ * 9868). */
 static __always_inline bool sums_up(struct __sk_buff *skb, __u32 l4, __u8 proto)
 {
-	__u16 check = 0;
+	__be16 length_check[2] = {};
 
 	if (proto == NEXTHDR_TCP)
 		return true;
-	return proto == NEXTHDR_UDP && !bpf_skb_load_bytes(skb, l4 + 6, &check, sizeof(check)) && check;
+	return proto == NEXTHDR_UDP && !bpf_skb_load_bytes(skb, l4 + 4, length_check, sizeof(length_check)) &&
+	       length_check[1] && l4 + bpf_ntohs(length_check[0]) == skb->len;
 }
 
 /* The header has a checksum of its own, so its words add up to zero, and only the pseudo header counts. ICMP has no

@@ -177,6 +177,10 @@ func (d *daemon) reset() (Undone, error) {
 	if err = errors.Join(err, failed); err != nil {
 		return Undone{}, err
 	}
-	close(d.ended)
+	select {
+	case <-d.ended: // by another request that waited too
+	default:
+		close(d.ended)
+	}
 	return Undone{append([]Setting{}, undone...)}, nil
 }

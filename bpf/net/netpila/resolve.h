@@ -60,7 +60,7 @@ static __always_inline int resolve(const struct tenant *own, struct addr *dst)
 
 /* find_next_hop asks the FIB as a router would, for a packet from a device that forwards. It returns the next hop only
  * if the neighbour is reachable. Unlike the stack's lookup, this one does not skip a dead router, so the choice is then
- * left to the stack. length is that of the packet on the wire; 0: f->mtu becomes the MTU of the route. */
+ * left to the stack. length is that of the packet on the wire, or 1 to have the MTU of the route in f->mtu. */
 static __always_inline int find_next_hop(struct __sk_buff *skb, struct flow *f, __u32 length, struct addr *next_hop)
 {
 	struct bpf_fib_lookup fib = {.family = AF_INET6, .ifindex = node_ifindex, .flowinfo = bpf_htonl(f->key.path)};

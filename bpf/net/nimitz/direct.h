@@ -60,8 +60,10 @@ static __noinline struct flow *peer_flow(struct __sk_buff *skb, const struct add
 		f->key = *key;
 		f->src = key->src;
 		f->dst = key->dst;
-		if (find_next_hop(skb, f, 0, &d->next_hop) || f->egress != EGRESS_UPLINK)
-			return NULL;
+		/* This packet passes the device, and so the kernel's neighbour table, which notices a dead or moved
+		 * neighbour. */
+		find_next_hop(skb, f, 1, &d->next_hop);
+		return NULL;
 	}
 	return skb->len + sizeof(struct outer6) - ETH_HLEN > f->mtu ? NULL : f;
 }
@@ -129,7 +131,8 @@ static __noinline int direct_decap(struct __sk_buff *skb, struct pkt_ctx *j)
 	if (!d || skb->gso_size)
 		return TCX_NEXT;
 	t = &d->outer;
-	if (tunnel_parse(skb, direct_port, TUNNEL_GROUP, t))
+	/* Without a checksum the device drops the packet: nothing else protects VNI and identity. */
+	if (tunnel_parse(skb, direct_port, TUNNEL_GROUP, t) || !(t->flags & TUNNEL_CSUM))
 		return TCX_NEXT;
 	why = check_peer(&t->src, j);
 	if (why)

@@ -395,7 +395,8 @@ func TestSteering(t *testing.T) {
 		t.Errorf("got %d steps, %d results, not run %v", steps, len(r.Results), r.NotRun)
 	}
 	for _, x := range r.Results {
-		if x.Mode == "vxlan" && x.share(steering.Overlay, client) < 0.99 {
+		// A tenth may be answers: other tests delay the servers, whose retransmissions another CPU processes.
+		if x.Mode == "vxlan" && x.share(steering.Overlay, client) < 0.9 {
 			t.Errorf("without steering, CPU %d processes only a part: %v", client, x.Packets)
 		}
 		for _, level := range steering.Levels() {
