@@ -135,8 +135,8 @@ func wayOf(ctx context.Context, l *lab.Lab, args []string) (lab.Way, error) {
 	way, err := l.WayTo(ctx, args[0], args[1], fits)
 	if other != "" && errors.Is(err, lab.ErrFamily) {
 		if by, err := l.WayTo(ctx, args[0], args[1], all); err == nil {
-			return by, usage("%s and %s have the addresses %v and %v, of another family than %s; nothing was sent: use %s",
-				args[0], args[1], by.Source, by.Destination, args[2], other)
+			return by, usage("%s and %s have the addresses %v and %v, of another family than %s; nothing was sent: "+
+				"use %s", args[0], args[1], by.Source, by.Destination, args[2], other)
 		}
 	}
 	return way, err
@@ -165,8 +165,8 @@ func (j *traceJob) inLab(c *cobra.Command, l *lab.Lab, way lab.Way) error {
 	sender := traceNode{client: agent(way.From.Node)}
 	if way.To.Name == "" {
 		j.nodes = []traceNode{sender}
-		j.note = fmt.Sprintf("no container of lab %s has the address %v, so only the sender's node %s was traced", l.Name(),
-			way.Destination, way.From.Node)
+		j.note = fmt.Sprintf("no container of lab %s has the address %v, so only the sender's node %s was traced",
+			l.Name(), way.Destination, way.From.Node)
 		return nil
 	}
 	if sender.peerApp, err = appOf(way.To); err != nil {
@@ -214,8 +214,8 @@ func newTraceJob(flags *traceFlags, args []string) (*traceJob, error) {
 	}
 	ask, err := askWhy(args)
 	if err == nil && ask.Source == ask.Destination {
-		err = usage("both ends have the address %v: a container's packets to itself never leave it, so there is nothing "+
-			"to trace; nothing was sent", ask.Source)
+		err = usage("both ends have the address %v: a container's packets to itself never leave it, so there is "+
+			"nothing to trace; nothing was sent", ask.Source)
 	}
 	if err == nil && ask.Source.Is4() != ask.Destination.Is4() {
 		err = usage("%v and %v are of two families; use addresses of one", ask.Source, ask.Destination)

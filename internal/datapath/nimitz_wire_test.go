@@ -123,7 +123,8 @@ func TestNimitzWire(t *testing.T) {
 	})
 }
 
-// checkDirect checks that packets pass the VXLAN devices only until the nodes know each other's MACs.
+// checkDirect checks that packets pass the VXLAN devices only to look up the next hop: about once a second for each of
+// the paths to a node.
 func (w *nimitzWire) checkDirect(t *testing.T) {
 	t.Helper()
 	near, far := w.add(t, 1, 7, 9), w.add(t, 2, 7, 9)
@@ -131,14 +132,14 @@ func (w *nimitzWire) checkDirect(t *testing.T) {
 		from, to := near.of(family), far.of(family)
 		datagram(t, from, to, 100)
 		sent, received := w.nodes[0].tunnelPackets(t)
-		const n = 20
+		const n, lookups = 100, 20
 		for range n {
 			datagram(t, from, to, 100)
 		}
 		s, r := w.nodes[0].tunnelPackets(t)
-		if s-sent > 2 || r-received > 2 {
-			t.Errorf("of %d datagrams and their echoes the VXLAN device sent %d and received %d, want none", n, s-sent,
-				r-received)
+		if s-sent > lookups || r-received > lookups {
+			t.Errorf("of %d datagrams and their echoes the VXLAN device sent %d and received %d, want at most %d", n,
+				s-sent, r-received, lookups)
 		}
 	}
 }

@@ -44,8 +44,8 @@ func TestWayTo(t *testing.T) {
 		way, err := l.WayTo(context.Background(), c.from, c.to, all)
 		if err != nil || way.To.Name != c.receiver || way.Destination != a(c.destination) ||
 			way.Source != way.From.Address || way.From.Name != c.from {
-			t.Errorf("%s to %s: %q at %v, %v; want %q at %s", c.from, c.to, way.To.Name, way.Destination, err, c.receiver,
-				c.destination)
+			t.Errorf("%s to %s: %q at %v, %v; want %q at %s", c.from, c.to, way.To.Name, way.Destination, err,
+				c.receiver, c.destination)
 		}
 	}
 	for _, c := range []struct {
@@ -53,8 +53,8 @@ func TestWayTo(t *testing.T) {
 		fits     func(netip.Addr) bool
 		want     string
 	}{
-		{"fc00::1", "b2", all, "name the container"}, {"nobody", "b2", all, "pilaster lab status lists them"},
-		{"b1", "nobody", all, "pilaster lab status lists them"}, {"b1", "g1", all, "two tenants, blue and green"},
+		{"fc00::1", "b2", all, "name the container"}, {"b9", "b2", all, "pilaster lab status lists them"},
+		{"b1", "b9", all, "pilaster lab status lists them"}, {"b1", "g1", all, "two tenants, blue and green"},
 		{"b1", "b2", netip.Addr.Is4, "of the family"}, {"g1", "l2", all, "the address of g2 in tenant green too"},
 	} {
 		_, err := l.WayTo(context.Background(), c.from, c.to, c.fits)

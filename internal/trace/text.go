@@ -126,7 +126,7 @@ func (t Trace) verdict() string {
 	case Unknown:
 		return "not seen after the last step: no program delivered, sent or dropped it"
 	}
-	return "neither end is a container on this node: run the command on the node of one; " +
+	return "neither end is a container on this node: run the command on the node of one;\n" +
 		"pilaster explain shows the node of an address"
 }
 
@@ -135,8 +135,9 @@ func (t Trace) unseen() string {
 	if t.Source.Node == "" {
 		return "none arrived from the source's node in the time of --wait"
 	}
-	return fmt.Sprintf("none reached node %s by the device of %s\ncheck in the container that the device is up (ip link) "+
-		"and that it has a route to the destination (ip route get);\nwith --wait, that it sent such a packet in this time",
+	return fmt.Sprintf("none reached node %s by the device of %s\n"+
+		"check in the container that the device is up (ip link) and that it has a route to the destination "+
+		"(ip route get);\nwith --wait, that it sent such a packet in this time",
 		t.Source.Node, cmp.Or(t.Source.Name, t.Source.Address))
 }
 

@@ -104,7 +104,8 @@ dropped: dst-undecryptable`},
 dropped: policy-denied`},
 		"neither": {[]*pilasterv1.TraceResponse{{Node: "n3"}}, `
  →    TCP 80   from the tables, no packet was sent
-neither end is a container on this node: run the command on the node of one; pilaster explain shows the node of an address`},
+neither end is a container on this node: run the command on the node of one;
+pilaster explain shows the node of an address`},
 		"the receiver's node has no step": {[]*pilasterv1.TraceResponse{sender(), {Node: "n1"}}, `
 …
 sent to another node, in whose tables it has no step`},
