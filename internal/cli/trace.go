@@ -395,7 +395,10 @@ func (j *traceJob) collect(ctx context.Context, wait time.Duration, events <-cha
 			over, settling = time.After(settleWait), true
 		}
 		select {
-		case e := <-events:
+		case e, more := <-events:
+			if !more { // all nodes have ended the trace
+				return seen, answer, context.Cause(ctx)
+			}
 			seen = append(seen, e)
 			if known || sent { // later packets
 				continue
