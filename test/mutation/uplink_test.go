@@ -207,6 +207,7 @@ func uplink() []mutation {
 				"neighbour discovery", "the node's underlay address", "another node",
 				"a container elsewhere, from a container", "the node itself",
 				"the node itself, from a host whose address reads like a tenant's", "the node itself, from a node",
+				"the gateway of a node without one",
 			},
 		},
 		{
