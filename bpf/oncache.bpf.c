@@ -31,9 +31,9 @@ static __always_inline bool is_ip(struct __sk_buff *skb)
 static __always_inline enum once_cause leave(struct __sk_buff *skb, const struct once_now *now, struct inner *p,
 					     int *verdict)
 {
-	struct once_verdict *v;
+	struct once_verdict v;
 	struct once_inner key;
-	struct once_egress *e;
+	struct once_egress e;
 	struct once_vtep *h;
 	enum once_cause cause;
 
@@ -41,24 +41,24 @@ static __always_inline enum once_cause leave(struct __sk_buff *skb, const struct
 	cause = read_inner(skb, 0, true, p);
 	if (cause)
 		return cause;
-	v = bpf_map_lookup_elem(&once_filter, &p->flow);
-	cause = established(v, now);
+	if (!copy(&v, bpf_map_lookup_elem(&once_filter, &p->flow)))
+		return CAUSE_UNKNOWN;
+	cause = established(&v, now);
 	if (cause)
 		return cause;
-	if (v->device != skb->ifindex)
+	if (v.device != skb->ifindex)
 		return CAUSE_DEVICE;
 	key = inner_of(&p->flow.remote);
-	e = bpf_map_lookup_elem(&once_egress, &key);
-	if (!e)
+	if (!copy(&e, bpf_map_lookup_elem(&once_egress, &key)))
 		return CAUSE_ROUTE;
-	h = bpf_map_lookup_elem(&once_vtep, &e->vtep);
+	h = bpf_map_lookup_elem(&once_vtep, &e.vtep);
 	if (!h)
 		return CAUSE_ROUTE;
-	if (!routed && mac_of(p->macs) != mac_of(e->macs))
+	if (!routed && mac_of(p->macs) != mac_of(e.macs))
 		return CAUSE_PACKET;
-	if (p->longest > e->mtu || skb->len + sizeof(struct outer6) > 0xffff)
+	if (p->longest > e.mtu || skb->len + sizeof(struct outer6) > 0xffff)
 		return CAUSE_TOO_LONG;
-	return push(skb, e, h, p, verdict);
+	return push(skb, &e, h, p, verdict);
 }
 
 /* A container's packets, at the node's end of its veth. */
@@ -87,17 +87,18 @@ static __always_inline bool changes_ecn(__u8 outer, __u8 inner)
 static __always_inline enum once_cause enter(struct __sk_buff *skb, const struct once_now *now, const struct tunnel *t,
 					     struct inner *p, int *verdict)
 {
-	struct once_verdict *v;
+	struct once_verdict v;
 	struct once_inner key;
-	struct once_ingress *c;
+	struct once_ingress c;
 	struct once_egress *e;
 	enum once_cause cause;
 
 	/* The overlay handles what a congested router has marked (RFC 6040). */
 	if (changes_ecn(t->tos & ECN_MASK, p->ecn))
 		return CAUSE_CONGESTED;
-	v = bpf_map_lookup_elem(&once_filter, &p->flow);
-	cause = established(v, now);
+	if (!copy(&v, bpf_map_lookup_elem(&once_filter, &p->flow)))
+		return CAUSE_UNKNOWN;
+	cause = established(&v, now);
 	if (cause)
 		return cause;
 	/* Rules of the node, such as a list of nodes that may send to the tunnel's port, decide about other senders. */
@@ -106,14 +107,13 @@ static __always_inline enum once_cause enter(struct __sk_buff *skb, const struct
 	if (!e || !same_addr(&e->vtep, &t->src))
 		return CAUSE_SENDER;
 	key = inner_of(&p->flow.local);
-	c = bpf_map_lookup_elem(&once_ingress, &key);
-	if (!c || c->device != v->device)
+	if (!copy(&c, bpf_map_lookup_elem(&once_ingress, &key)) || c.device != v.device)
 		return CAUSE_ROUTE;
-	if (mac_of(p->macs) != (routed ? overlay_mac : mac_of(c->macs)))
+	if (mac_of(p->macs) != (routed ? overlay_mac : mac_of(c.macs)))
 		return CAUSE_PACKET;
-	if (p->longest > c->mtu)
+	if (p->longest > c.mtu)
 		return CAUSE_TOO_LONG;
-	return pull(skb, c, p, verdict);
+	return pull(skb, &c, p, verdict);
 }
 
 /* Packets that enter by the uplink. */

@@ -8,6 +8,7 @@
 #define TC_ACT_SHOT	    2
 #define TC_ACT_STOLEN	    4
 
+#define AF_INET		    2
 #define AF_INET6	    10
 
 #define ETH_P_IP	    0x0800

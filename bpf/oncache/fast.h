@@ -24,6 +24,16 @@ static __always_inline bool hop(void *ip, const void *end, __be16 type)
 	return true;
 }
 
+/* is_to tells whether outer headers lead to a VTEP. The map may give an entry's memory to another key while a program
+ * reads it. */
+static __always_inline bool is_to(const void *outer, const struct addr *vtep, bool ip4)
+{
+	const struct outer4 *h4 = outer;
+	const struct outer6 *h6 = outer;
+
+	return ip4 ? WIDE(__be32, h4, dst) == ip4_unmapped(vtep) : same_addr(&WIDE(struct addr, h6, dst), vtep);
+}
+
 /* write_headers writes the outer headers and the inner Ethernet header. The kernel counts the IPv4 id up from segment
  * to segment. */
 static __always_inline bool write_headers(struct __sk_buff *skb, const struct once_egress *e, struct once_vtep *v,
@@ -47,6 +57,8 @@ static __always_inline bool write_headers(struct __sk_buff *skb, const struct on
 		*(__u16 *)(data + 68) = v->headers[8] >> 32;
 		fit6(data, skb->len, outer_ecn(p->ecn), sport);
 	}
+	if (!is_to(data, &e->vtep, ip4))
+		return false;
 	WIDE(__be32, udp, vni) = bpf_htonl(tunnel_vni << 8);
 	__builtin_memcpy(data + size, routed ? e->macs : p->macs, sizeof(e->macs));
 	*(__be16 *)(data + size + sizeof(e->macs)) = p->type;
@@ -68,7 +80,7 @@ static __always_inline enum once_cause push(struct __sk_buff *skb, const struct 
 		return CAUSE_FAILED;
 	if (ip4 ? !write_headers(skb, e, v, p, sport, segments, true)
 		: !write_headers(skb, e, v, p, sport, segments, false)) {
-		*verdict = TCX_DROP; /* cannot happen: there is room now */
+		*verdict = TCX_DROP; /* the headers of another VTEP, hardly ever; there is room */
 		return CAUSE_FAILED;
 	}
 	skb->tstamp = 0;

@@ -95,6 +95,25 @@ static __always_inline __u32 mtu_of(struct __sk_buff *skb, __u32 device)
 	return bpf_check_mtu(skb, device, &mtu, 0, 0) < 0 ? 0 : mtu;
 }
 
+/* path_mtu returns the MTU of the route to a VTEP. What is longer the overlay's device fragments, or tells its sender.
+ * A node that does not forward gets no answer from the FIB, and has the MTU of the uplink. */
+static __always_inline __u32 path_mtu(struct __sk_buff *skb, const struct tunnel *t, bool ip4)
+{
+	struct bpf_fib_lookup fib = {.ifindex = skb->ifindex, .tot_len = 1, .l4_protocol = NEXTHDR_UDP};
+
+	fib.family = ip4 ? AF_INET : AF_INET6;
+	if (ip4) {
+		fib.ipv4_src = ip4_unmapped(&t->src);
+		fib.ipv4_dst = ip4_unmapped(&t->dst);
+	} else {
+		__builtin_memcpy(fib.ipv6_src, &t->src, sizeof(t->src));
+		__builtin_memcpy(fib.ipv6_dst, &t->dst, sizeof(t->dst));
+	}
+	if (bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT | BPF_FIB_LOOKUP_SKIP_NEIGH))
+		return mtu_of(skb, 0);
+	return fib.mtu_result;
+}
+
 /* learn_out learns from a packet that leaves by the uplink. It returns CAUSE_HIT if the entries are fresh. */
 static __always_inline enum once_cause learn_out(struct __sk_buff *skb, const struct once_now *now,
 						 const struct tunnel *t, const struct inner *p)
@@ -103,6 +122,7 @@ static __always_inline enum once_cause learn_out(struct __sk_buff *skb, const st
 	struct once_egress e = {.vtep = t->dst};
 	enum once_cause cause;
 	bool ip4 = is_ip4_mapped(&t->dst), changed;
+	__u32 size = ip4 ? sizeof(struct outer4) : sizeof(struct outer6), path;
 
 	/* The receiver might want one, and the programs compute none. */
 	if (!ip4 && t->flags & TUNNEL_CSUM)
@@ -111,6 +131,9 @@ static __always_inline enum once_cause learn_out(struct __sk_buff *skb, const st
 	if (cause)
 		return cause;
 	e.mtu = mtu_of(skb, overlay_device);
+	path = test_run ? 0xffff : path_mtu(skb, t, ip4);
+	if (path < size + e.mtu)
+		e.mtu = path > size ? path - size : 0;
 	if (!e.mtu || !(ip4 ? put_vtep(skb, t, true) : put_vtep(skb, t, false)))
 		return CAUSE_FAILED;
 	__builtin_memcpy(e.macs, p->macs, sizeof(e.macs));

@@ -96,11 +96,19 @@ static __always_inline void expire(const struct once_flow *f)
 		v->out = v->in = 0;
 }
 
+/* copy copies an entry, because the map may give its memory to another key at any time: what is checked has to be what
+ * is used. */
+#define copy(to, entry)                                                                                                \
+	({                                                                                                             \
+		const typeof(*(to)) *found = entry;                                                                    \
+		if (found)                                                                                             \
+			*(to) = *found;                                                                                \
+		found != NULL;                                                                                         \
+	})
+
 /* established tells whether a flow may use the cache: CAUSE_HIT, or why not. */
 static __always_inline enum once_cause established(const struct once_verdict *v, const struct once_now *now)
 {
-	if (!v)
-		return CAUSE_UNKNOWN;
 	if (v->generation != now->generation.filter)
 		return CAUSE_VOID;
 	return v->out > now->time && v->in > now->time ? CAUSE_HIT : CAUSE_EXPIRED;
