@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Policy: whether a packet may pass, for an endpoint whose tenant has policies. The networks call policy_fast_hit and
  * policy_check; no other packet comes here. A miss of the verdict cache looks up rules (rules.h), updates the session
- * (ct_table.h) and caches the verdict. */
+ * (ct_session.h) and caches the verdict. */
 #pragma once
 #include "common/event.h"
 #include "common/packet4.h"
-#include "policy/ct_table.h"
+#include "policy/ct_session.h"
 #include "policy/rules.h"
 
 /* The verdict cache: pre-actions of a session, and how long its packets need no check. Direct-mapped and per CPU as the
