@@ -272,9 +272,10 @@ func (w world) at(field string) int {
 		udp = 14 + 20
 	}
 	inner := udp + 16 + 14
-	outer := map[string]int{"class": 14, "protocol": 14 + 6, "destination": 14 + 39}
+	outer := map[string]int{"class": 14, "protocol": 14 + 6, "source": 14 + 23, "destination": 14 + 39}
 	if w.outer4 {
-		outer = map[string]int{"class": 15, "id": 14 + 4, "protocol": 14 + 9, "header": 14 + 10, "destination": 14 + 19}
+		outer = map[string]int{"class": 15, "id": 14 + 4, "protocol": 14 + 9, "header": 14 + 10, "source": 14 + 15,
+			"destination": 14 + 19}
 	}
 	if at, ok := outer[field]; ok {
 		return at

@@ -15,6 +15,11 @@ func entry(f func(*verdict)) func(*testing.T, *bench) {
 
 func noLease(t *testing.T, b *bench) { must(t, b.objects.OnceLease.Set(uint64(0))) }
 
+// fin runs the program on a FIN, after which conntrack has to see the last ACK.
+func fin(t *testing.T, b *bench) {
+	b.run(t, step{program: "out", frame: b.sent(flags(said, packet.FIN|packet.ACK))})
+}
+
 func paused(t *testing.T, b *bench) {
 	empty[flowKey, verdict](t, b.objects.OnceFilter)
 	must(t, b.Pause())
@@ -76,6 +81,7 @@ func refusals() []refusal {
 		both(refusal{name: "SYN", cause: "tcp-flags", forgets: true}, segment(packet.SYN)),
 		both(refusal{name: "FIN", cause: "fin"}, segment(packet.FIN|packet.ACK)),
 		both(refusal{name: "RST", cause: "tcp-flags", forgets: true}, segment(packet.RST|packet.ACK)),
+		both(refusal{name: "after a FIN", prepare: fin, cause: "expired", learns: true}, flow),
 		both(refusal{name: "SYN and ACK", cause: "syn-ack", learns: true}, segment(packet.SYN|packet.ACK)),
 		both(refusal{name: "no flags", cause: "packet"}, segment(0)),
 		both(refusal{name: "ICMP error", cause: "packet"}, frames(ofWorld(world.icmpError))),
@@ -224,6 +230,7 @@ func outerHeaders() []refusal {
 			return lengthen(w, w.coming(answered)[:w.at("inner")+14], 0)
 		}},
 		{name: "in: another node's", frame: in("destination", 9)},
+		{name: "in: from another node", frame: in("source", 9), cause: "sender"},
 		{name: "in: another port", frame: in("target", 9, 9)},
 		{name: "in: another network", frame: in("vni", 9)},
 		{name: "in: group policy", frame: in("flags", 0x88)},
