@@ -68,7 +68,8 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	@mkdir -p dist; rm -f $(times)
 	@trap '.ci/test-times $(times)' EXIT; \
 	    $(go_test) -p 3 -timeout 25m -skip '$(timed_tests)' $(slowest) ./... $(report); \
-	    $(go_test) -p 1 ./test/policies ./test/restart ./internal/datapath -run '$(timed_tests)' $(report) -v least=3; \
+	    $(go_test) -p 1 ./test/policies ./test/restart ./internal/datapath -run '$(timed_tests)' \
+	        $(report) -v least=3; \
 	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \
 	    PILASTER_TEST_ACCELERATE=oncache $(go_test) ./internal/datapath -run '^TestNimitz' $(report) -v least=19
 # Tests that check durations, which need an otherwise idle machine.

@@ -155,7 +155,7 @@ int once_learn_out(struct __sk_buff *skb)
 	if (!teaches(tunnelled(skb, true, &t, &p)))
 		return TCX_NEXT;
 	cause = CAUSE_MARK;
-	if (may_learn(skb, &now, WAY_OUT) && (test_run || is_encapsulated(skb)))
+	if (may_learn(skb, &now, WAY_OUT) && is_encapsulated(skb))
 		cause = learn_out(skb, &now, &t, &p);
 	if (cause)
 		count(WAY_OUT, cause);

@@ -131,7 +131,7 @@ static __always_inline enum once_cause learn_out(struct __sk_buff *skb, const st
 	if (cause)
 		return cause;
 	e.mtu = mtu_of(skb, overlay_device);
-	path = test_run ? 0xffff : path_mtu(skb, t, ip4);
+	path = path_mtu(skb, t, ip4);
 	if (path < size + e.mtu)
 		e.mtu = path > size ? path - size : 0;
 	if (!e.mtu || !(ip4 ? put_vtep(skb, t, true) : put_vtep(skb, t, false)))

@@ -14,8 +14,6 @@ CONSTANT __u64 overlay_mac = 0;	   /* its MAC, as mac_of reads one */
 CONSTANT __u64 valid_for = 0;	   /* ns after the overlay let a packet through */
 CONSTANT __u32 mark_mask = 0;
 CONSTANT __u32 mark_shift = 0;
-/* set by tests alone: BPF_PROG_TEST_RUN has no packets of a tunnel device */
-CONSTANT bool test_run = false;
 CONSTANT bool tracks = true; /* conntrack is active in the namespace */
 CONSTANT bool routed = true; /* the overlay routes: it decrements hop limits and writes MACs; else it bridges */
 

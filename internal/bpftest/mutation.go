@@ -1,4 +1,4 @@
-// Package bpftest compiles programs without one of their checks, for tests that name the packets that each check is for.
+// Package bpftest compiles programs without one of their checks, for tests that name the packets that a check is for.
 package bpftest
 
 import (

@@ -91,6 +91,7 @@ type bench struct {
 	world
 	ns                *netns.Namespace
 	uplink, container int // ifindex
+	sender            *driver
 }
 
 func newBench(t testing.TB, w world, change ...func(*Config)) *bench {
@@ -118,11 +119,10 @@ func newBenchOf(t testing.TB, spec *ebpf.CollectionSpec, w world, change ...func
 	b.uplink = b.device(t, "uplink", own, 1500)
 	b.device(t, "overlay", vtep, 1430)
 	b.container = b.device(t, "container", net.HardwareAddr{2, 0, 0, 0, 9, 9}, 1430)
-	spec = spec.Copy()
-	must(t, spec.Variables[oncacheVarTestRun].Set(true))
-	must(t, ns.Do(func() (err error) { b.Cache, err = open(spec, c.withDefaults()); return err }))
+	must(t, ns.Do(func() (err error) { b.Cache, err = open(spec.Copy(), c.withDefaults()); return err }))
 	t.Cleanup(func() { must(t, b.Close()) })
 	must(t, b.Renew())
+	b.sender = newDriver(t, w, b.objects.OnceLearnOut)
 	return b
 }
 
@@ -145,7 +145,8 @@ type step struct {
 	program string // out, in, learn out, learn in
 	frame   []byte
 	mark    uint32
-	device  int // 0: where the program is attached
+	plain   bool // not sent by a tunnel device
+	device  int  // 0: where the program is attached
 	gsoSize uint32
 	gsoSegs uint32
 }
@@ -163,8 +164,12 @@ func (b *bench) run(t *testing.T, s step) (verdict uint32, out []byte, mark uint
 	if s.device != 0 {
 		ctx.Ifindex = uint32(s.device)
 	}
+	data := s.frame
+	if s.program == "learn out" && !s.plain && b.isTunnelled(s.frame) {
+		program, data = b.sender.of(t, b.world, s.frame)
+	}
 	out = make([]byte, 2048)
-	o := ebpf.RunOptions{Data: s.frame, DataOut: out, Context: ctx, ContextOut: &ctx}
+	o := ebpf.RunOptions{Data: data, DataOut: out, Context: ctx, ContextOut: &ctx}
 	must(t, b.ns.Do(func() (err error) { verdict, err = program.Run(&o); return err }))
 	return verdict, o.DataOut, ctx.Mark
 }

@@ -100,6 +100,7 @@ type lesson struct {
 	frame   func(world) []byte
 	only    func(world) bool
 	mark    func(*bench) uint32 // nil: the right one
+	plain   bool
 	prepare func(*testing.T, *bench)
 	cause   string
 }
@@ -116,7 +117,7 @@ func (l lesson) fault(t *testing.T, b *bench) string {
 	}
 	var verdict uint32
 	causes := b.counted(t, r.way(), func() {
-		verdict, _, _ = b.run(t, step{program: r.program(), frame: l.frame(b.world), mark: mark})
+		verdict, _, _ = b.run(t, step{program: r.program(), frame: l.frame(b.world), mark: mark, plain: l.plain})
 	})
 	s, err := b.Stats()
 	must(t, err)

@@ -87,6 +87,8 @@ func mutations() []mutation {
 			[]string{"learn out: no mark"}},
 		{main, "if (!is_ip(skb) || !(skb->mark & mark_mask) || ", "if (!is_ip(skb) || ",
 			[]string{"learn in: no mark"}},
+		{main, "may_learn(skb, &now, WAY_OUT) && is_encapsulated(skb)", "may_learn(skb, &now, WAY_OUT)",
+			[]string{"learn out: not sent by a tunnel device"}},
 		{main, "if (!teaches(tunnelled(skb, true, &t, &p)))", "if (tunnelled(skb, true, &t, &p) == CAUSES)",
 			[]string{"learn out: SYN", "learn out: fragment"}},
 		{main, "if (!teaches(read_inner(skb, 0, false, &p)))", "if (read_inner(skb, 0, false, &p) == CAUSES)",

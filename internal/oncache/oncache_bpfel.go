@@ -32,7 +32,6 @@ const (
 	oncacheVarOverlayDevice = "overlay_device"
 	oncacheVarOverlayMac    = "overlay_mac"
 	oncacheVarRouted        = "routed"
-	oncacheVarTestRun       = "test_run"
 	oncacheVarTracks        = "tracks"
 	oncacheVarTunnelAddress = "tunnel_address"
 	oncacheVarTunnelPort    = "tunnel_port"
@@ -110,7 +109,6 @@ type oncacheVariableSpecs struct {
 	OverlayDevice *ebpf.VariableSpec `ebpf:"overlay_device"`
 	OverlayMac    *ebpf.VariableSpec `ebpf:"overlay_mac"`
 	Routed        *ebpf.VariableSpec `ebpf:"routed"`
-	TestRun       *ebpf.VariableSpec `ebpf:"test_run"`
 	Tracks        *ebpf.VariableSpec `ebpf:"tracks"`
 	TunnelAddress *ebpf.VariableSpec `ebpf:"tunnel_address"`
 	TunnelPort    *ebpf.VariableSpec `ebpf:"tunnel_port"`
@@ -166,7 +164,6 @@ type oncacheVariables struct {
 	OverlayDevice *ebpf.Variable `ebpf:"overlay_device"`
 	OverlayMac    *ebpf.Variable `ebpf:"overlay_mac"`
 	Routed        *ebpf.Variable `ebpf:"routed"`
-	TestRun       *ebpf.Variable `ebpf:"test_run"`
 	Tracks        *ebpf.Variable `ebpf:"tracks"`
 	TunnelAddress *ebpf.Variable `ebpf:"tunnel_address"`
 	TunnelPort    *ebpf.Variable `ebpf:"tunnel_port"`

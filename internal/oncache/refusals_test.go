@@ -272,6 +272,7 @@ func lessons() []lesson {
 		{name: "learn in: no lease", frame: in, prepare: noLease},
 		{name: "learn out: outer checksum", only: outer6, cause: "checksum",
 			frame: func(w world) []byte { return w.with(w.leaving(said), "checksum", 1, 2) }},
+		{name: "learn out: not sent by a tunnel device", frame: out, plain: true, cause: "changed-before"},
 		{name: "learn out: not the tunnel", frame: func(w world) []byte { return w.sent(said) }},
 		{name: "learn out: another node's", frame: func(w world) []byte { return w.coming(said) }},
 		{name: "learn out: another network", frame: func(w world) []byte { return w.with(w.leaving(said), "vni", 9) }},

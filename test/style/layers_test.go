@@ -27,7 +27,7 @@ var layers = []struct {
 		"internal/statefile", "internal/keymutex", "internal/unixrpc", "internal/netns", "internal/humanize",
 		"internal/debugserver", "internal/sdnotify", "internal/openflow", "internal/plot", "internal/specfile",
 		"internal/fuzzmutate",
-		"internal/batch", "internal/choice", "internal/version",
+		"internal/batch", "internal/bpftest", "internal/choice", "internal/version",
 	}},
 	{"the domain, pure", []string{
 		"api", "internal/address", "internal/tenant", "internal/policy", "internal/dropreason", "internal/packet",
