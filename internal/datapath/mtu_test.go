@@ -101,7 +101,7 @@ func TestOverhead(t *testing.T) {
 	c := n.add(t, blue, 1)
 	for _, r := range []struct{ overhead, mtu int }{{70, 1430}, {220, 1280}, {221, 0}} {
 		other := c.record
-		other.ID, other.Interface = 77, "eth7"
+		other.ID, other.Netns = 77, namespace(t, "other").Path()
 		other.Attachments = slices.Clone(other.Attachments)
 		other.Attachments[0].Overhead, other.Attachments[0].Routes = r.overhead, nil
 		d, err := n.datapath.CreateDevice(t.Context(), other)
