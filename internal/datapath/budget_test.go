@@ -29,7 +29,7 @@ type cost struct {
 	Verified     int `json:"verified"`     // instructions the verifier walks, over all paths; the kernel stops at a million
 	Instructions int `json:"instructions"` // as they run, before the machine's own
 	Stack        int `json:"stack"`        // bytes of the deepest chain of calls; the kernel refuses more than 512
-	LoadMs       int `json:"loadMs"`       // the verifier's time
+	LoadMs       int `json:"-"`            // the verifier's time; shown only, because it depends on the machine's load
 }
 
 // What every kernel enforces.
@@ -58,20 +58,7 @@ func TestBudget(t *testing.T) {
 	}
 	write := os.Getenv("PILASTER_BUDGET") == "write"
 	budget, known := budgets[series]
-	spent := map[string]cost{}
-	// The shortest time counts, because other work on the machine only makes times longer. So a time within its budget
-	// is not measured again.
-	for range 5 {
-		for name, c := range measureCosts(t) {
-			if was, again := spent[name]; again {
-				c.LoadMs = min(c.LoadMs, was.LoadMs)
-			}
-			spent[name] = c
-		}
-		if !write && (!known || len(compareCosts(spent, budget)) == 0) {
-			break
-		}
-	}
+	spent := measureCosts(t)
 	for name, c := range spent {
 		t.Logf(
 			"%-16s %6d verified, %5d instructions, %3d bytes of stack, %3d ms",
@@ -110,12 +97,10 @@ func compareCosts(spent, budget map[string]cost) (complaints []string) {
 		for _, c := range []struct {
 			what           string
 			spent, allowed int
-			fickle         bool
 		}{
-			{"instructions walked by the verifier", spent[name].Verified, allowed.Verified, false},
-			{"instructions", spent[name].Instructions, allowed.Instructions, false},
-			{"bytes of stack", spent[name].Stack, allowed.Stack, false},
-			{"ms in the verifier", spent[name].LoadMs, allowed.LoadMs, true},
+			{"instructions walked by the verifier", spent[name].Verified, allowed.Verified},
+			{"instructions", spent[name].Instructions, allowed.Instructions},
+			{"bytes of stack", spent[name].Stack, allowed.Stack},
 		} {
 			switch {
 			case c.spent > c.allowed:
@@ -130,7 +115,7 @@ func compareCosts(spent, budget map[string]cost) (complaints []string) {
 						c.allowed,
 					),
 				)
-			case !c.fickle && float64(c.spent) < lowerFrom*float64(c.allowed):
+			case float64(c.spent) < lowerFrom*float64(c.allowed):
 				complaints = append(
 					complaints,
 					fmt.Sprintf(
@@ -163,11 +148,10 @@ func TestBudgetComplains(t *testing.T) {
 		want  string // empty: nothing
 	}{
 		{map[string]cost{"a": {1000, 500, 400, 100}}, ""},
-		{map[string]cost{"a": {800, 400, 320, 1}}, ""},
+		{map[string]cost{"a": {800, 400, 320, 9000}}, ""},
 		{map[string]cost{"a": {1001, 500, 400, 100}}, "1001 instructions walked"},
 		{map[string]cost{"a": {1000, 501, 400, 100}}, "501 instructions,"},
 		{map[string]cost{"a": {1000, 500, 401, 100}}, "401 bytes of stack"},
-		{map[string]cost{"a": {1000, 500, 400, 101}}, "101 ms"},
 		{map[string]cost{"a": {799, 500, 400, 100}}, "only 799"},
 		{map[string]cost{"a": {1000, 399, 400, 100}}, "only 399"},
 		{map[string]cost{"a": {1000, 500, 400, 100}, "b": {}}, "b has no budget"},
@@ -187,8 +171,7 @@ func withHeadroom(spent map[string]cost) map[string]cost {
 		budget[name] = cost{
 			Verified:     int(math.Ceil(float64(c.Verified) * 1.05)),
 			Instructions: int(math.Ceil(float64(c.Instructions) * 1.05)),
-			Stack:        c.Stack,          // there is little of it
-			LoadMs:       10*c.LoadMs + 20, // machines differ
+			Stack:        c.Stack, // there is little of it
 		}
 	}
 	return budget
