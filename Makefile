@@ -160,7 +160,7 @@ macvlan: export PILASTER_SOAK := 1m
 macvlan: ## the suites with macvlans for containers, and a minute of soak
 	@$(as_root)
 	@$(MAKE) deps build
-	$(call suite) bash -o pipefail -ec '$(go_test) -timeout 15m -skip "$(timed_tests)" ./internal/datapath ./test/restart ./test/cni ./test/attack \
+	$(call suite) bash -o pipefail -ec '$(go_test) -timeout 30m -skip "$(timed_tests)" ./internal/datapath ./test/restart ./test/cni ./test/attack \
 	    ./test/ops ./test/wire ./test/routing ./test/soak | awk -f .ci/test-output.awk'
 
 # FORM=smoke is a part of make test; the same boot runs TestBudget, which does not depend on the device. Pods are left
