@@ -214,6 +214,21 @@ func TestRunOfABrokenScenario(t *testing.T) {
 	}
 }
 
+// TestNoOperations: a window without an operation is an error. Otherwise the report would have infinite times, which JSON
+// cannot represent.
+func TestNoOperations(t *testing.T) {
+	m, _ := traffic.MetricByName("UDP_RR")
+	var to taken
+	if err := to.add(m, traffic.Answer{Seconds: 0.08, Busy: 0.08}); err == nil ||
+		!strings.Contains(err.Error(), "no transaction in 0.080 s") {
+		t.Errorf("no operation: %v", err)
+	}
+	if err := to.add(m, traffic.Answer{Seconds: 0.08, Ops: 4, Busy: -0.01}); err != nil ||
+		!slices.Equal(to.values, []float64{50}) || !slices.Equal(to.cpu, []float64{0}) {
+		t.Errorf("four operations: %+v, %v", to, err)
+	}
+}
+
 func TestGenerateRefuses(t *testing.T) {
 	for _, in := range []string{"", "{}", `{"Metric":"SCTP_RR"}`, `{"Metric":"TCP_RR","Target":"nonsense"}`} {
 		if err := traffic.Generate(strings.NewReader(in), &bytes.Buffer{}); err == nil {

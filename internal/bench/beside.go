@@ -21,18 +21,20 @@ type Comparison struct {
 	Ratio    report.Interval `json:"ratio"`
 	// CPU is the ratio of CPU times; 0 if none was measured.
 	CPU float64 `json:"cpu,omitempty"`
+	// Paper is what a paper reports of the comparison.
+	Paper string `json:"paper,omitempty"`
 }
 
 // beside compares our scenario of each device kind with all scenarios of NIMITZ, and each other scenario with the
 // scenario in its field Of, in every metric that both have.
 func (r *Report) beside(scenarios []scenario.Scenario) (all []Comparison) {
 	for _, metric := range r.metrics() {
-		compare := func(scenario, against string) {
+		compare := func(scenario, against, paper string) {
 			ours, theirs := r.find(scenario, metric), r.find(against, metric)
 			if ours == nil || theirs == nil {
 				return
 			}
-			c := Comparison{Scenario: scenario, Against: against, Metric: metric, Less: ours.Less}
+			c := Comparison{Scenario: scenario, Against: against, Metric: metric, Less: ours.Less, Paper: paper}
 			c.Ratio = r.Settings.interval(report.Ratios(ours.Samples, theirs.Samples))
 			if theirs.CPUMicros > 0 {
 				c.CPU = ours.CPUMicros / theirs.CPUMicros
@@ -41,11 +43,11 @@ func (r *Report) beside(scenarios []scenario.Scenario) (all []Comparison) {
 		}
 		for _, against := range others {
 			for _, k := range kinds {
-				compare(k.scenario, against)
+				compare(k.scenario, against, "")
 			}
 		}
 		for _, s := range scenarios {
-			compare(s.Name, s.Of)
+			compare(s.Name, s.Of, s.Paper[metric])
 		}
 	}
 	return all
@@ -72,24 +74,50 @@ func (c Comparison) cells() []string {
 	if c.Less {
 		better = "less"
 	}
-	return []string{c.Metric, better, c.Scenario, c.Against, report.Precise(c.Ratio.Median), c.Ratio.String(), cpu}
+	return []string{
+		c.Metric, better, c.Scenario, c.Against, report.Precise(c.Ratio.Median), c.Ratio.String(), cpu, c.Paper,
+	}
 }
 
+// besideTable has one line for each comparison, and a last column only if a paper reports a figure.
 func besideTable(all []Comparison) *plot.Table {
-	t := &plot.Table{Head: []string{"metric", "better", "figure of", "by that of", "ratio", "95 %", "CPU time"}}
+	t := &plot.Table{
+		Head: []string{"metric", "better", "figure of", "by that of", "ratio", "95 %", "CPU time", "in the paper"},
+	}
+	columns := len(t.Head)
+	if !slices.ContainsFunc(all, Comparison.inPaper) {
+		columns--
+	}
+	t.Head = t.Head[:columns]
 	for _, c := range all {
-		t.Rows = append(t.Rows, c.cells())
+		t.Rows = append(t.Rows, c.cells()[:columns])
 	}
 	return t
 }
 
+func (c Comparison) inPaper() bool { return c.Paper != "" }
+
+// besideNote says what papers report of comparisons with one scenario.
+func besideNote(against string, of []Comparison) string {
+	const ours = "Here: a software datapath between namespaces. More is better for speeds, less for round trips and " +
+		"times of programs."
+	switch in := inPapers[against]; {
+	case slices.ContainsFunc(of, Comparison.inPaper):
+		return "The last column has a paper's figures of the same comparison, between servers on a wire. " + ours
+	case in != "":
+		return "In the papers: " + in + ". " + ours
+	}
+	return ours
+}
+
 // besideSections returns one section for each scenario with which others were compared.
 func (r *Report) besideSections() (all []plot.Section) {
-	for _, against := range slices.Sorted(maps.Keys(inPapers)) {
-		of := slices.DeleteFunc(slices.Clone(r.Beside), func(c Comparison) bool { return c.Against != against })
-		if len(of) == 0 {
-			continue
-		}
+	groups := map[string][]Comparison{}
+	for _, c := range r.Beside {
+		groups[c.Against] = append(groups[c.Against], c)
+	}
+	for _, against := range slices.Sorted(maps.Keys(groups)) {
+		of := groups[against]
 		var bars []plot.Bar
 		for _, c := range of {
 			bars = append(bars, plot.Bar{
@@ -100,9 +128,7 @@ func (r *Report) besideSections() (all []plot.Section) {
 		title := "beside " + against
 		all = append(all, plot.Section{
 			Title: title,
-			Notes: []plot.Note{{Text: "In the papers: " + inPapers[against] +
-				". Here: a software datapath between namespaces. " +
-				"More is better for speeds, less for round trips and times of programs."}},
+			Notes: []plot.Note{{Text: besideNote(against, of)}},
 			Bars:  plot.NewBars(title, "of "+against, report.NameWidth, true, bars),
 			Table: besideTable(of),
 		})

@@ -15,8 +15,10 @@ type Gate struct {
 	Scenario string `json:"scenario"`
 	// Against is the scenario whose figure of the same round is the divisor. If it is empty, the limit applies to the
 	// figure itself.
-	Against string  `json:"against,omitempty"`
-	Metric  string  `json:"metric"`
+	Against string `json:"against,omitempty"`
+	Metric  string `json:"metric"`
+	// CPU applies the limit to the CPU time of an operation instead of the figure.
+	CPU     bool    `json:"cpu,omitempty"`
 	AtLeast float64 `json:"atLeast,omitempty"`
 	AtMost  float64 `json:"atMost,omitempty"`
 	// Whole applies the limit to the worse end of the interval instead of the median.
@@ -80,8 +82,11 @@ func (g Gate) wants() string {
 	if g.Whole {
 		what += " (whole interval)"
 	}
-	if g.Reach > 0 {
+	switch {
+	case g.Reach > 0 && g.AtLeast > 0:
 		what += fmt.Sprintf(", and the interval's end %.2f", g.Reach)
+	case g.Reach > 0:
+		what = fmt.Sprintf("the interval's end at least %.2f", g.Reach)
 	}
 	return what
 }
@@ -255,9 +260,9 @@ func (r *Report) bestOf(metrics []string) string {
 	return name
 }
 
-// check applies the gates of the run. A gate without figures fails, unless the kernel does not support the scenario or
-// the user chose other scenarios.
-func (r *Report) check(o Options) {
+// Judge applies the gates of a run to its results. A gate without figures fails, unless the kernel does not support the
+// scenario or the user chose other scenarios.
+func (r *Report) Judge(o Options) {
 	var judged []string
 	for _, g := range o.Gates {
 		if g.Scenario == best && !slices.Contains(judged, g.Metric) {
@@ -277,15 +282,44 @@ func (r *Report) check(o Options) {
 			r.Pass = r.Pass && meant
 			continue
 		}
-		values := slices.Clone(ours.Samples)
-		if theirs != nil {
-			values = report.Ratios(ours.Samples, theirs.Samples)
+		values := g.values(ours, theirs)
+		if len(values) == 0 {
+			r.NotJudged = append(r.NotJudged, Unjudged{g, "no CPU time was measured: failed"})
+			r.Pass = false
+			continue
 		}
 		c := Check{Gate: g, Best: isBest, Got: r.Settings.interval(values)}
 		c.Verdict = g.judge(c.Got, r.Settings.TooWide)
 		r.Pass = r.Pass && c.Verdict == Passed
 		r.Checks = append(r.Checks, c)
 	}
+}
+
+// values returns the samples that a gate judges: figures or CPU times, or their ratios to those of the other scenario in
+// the same round. A round in which a CPU time is too short to be measured has no ratio.
+func (g Gate) values(ours, theirs *Result) []float64 {
+	of := func(x *Result) []float64 {
+		if g.CPU {
+			return x.CPUSamples
+		}
+		return x.Samples
+	}
+	if theirs == nil {
+		return slices.Clone(of(ours))
+	}
+	values := report.Ratios(of(ours), of(theirs))
+	if g.CPU {
+		values = slices.DeleteFunc(values, func(v float64) bool { return !(v > 0) || math.IsInf(v, 1) })
+	}
+	return values
+}
+
+// what names the judged figure.
+func (g Gate) what() string {
+	if g.CPU {
+		return g.Metric + ", CPU time"
+	}
+	return g.Metric
 }
 
 // missing returns the reason why a run has no figures for a gate. meant reports whether the kernel or the user's choice
@@ -318,10 +352,10 @@ func (r *Report) unjudged() []string {
 		}
 		of += ", " + u.Why
 		if of == before {
-			lines[len(lines)-1] += ", " + u.Metric
+			lines[len(lines)-1] += ", " + u.what()
 			continue
 		}
-		lines, before = append(lines, of+": "+u.Metric), of
+		lines, before = append(lines, of+": "+u.what()), of
 	}
 	return lines
 }

@@ -65,6 +65,8 @@ type Result struct {
 	// CPUMicros is the CPU time in µs per Counted, on all CPUs or on the CPU to which the run was pinned.
 	CPUMicros float64 `json:"cpuMicros,omitempty"`
 	Counted   string  `json:"counted,omitempty"`
+	// CPUSamples are the CPU times by round, in µs per Counted.
+	CPUSamples []float64 `json:"cpuSamples,omitempty"`
 }
 
 // Program is one of our programs, and its time per packet.
@@ -108,7 +110,7 @@ func (r *run) report(started time.Time) *Report {
 				x.Ratio = &ratio
 			}
 			if metric.Counted != "" && t.ops > 0 {
-				x.CPUMicros, x.Counted = t.busy/t.ops*1e6, metric.Counted
+				x.CPUMicros, x.Counted, x.CPUSamples = t.busy/t.ops*1e6, metric.Counted, t.cpu
 			}
 			p.Results = append(p.Results, x)
 		}
@@ -118,7 +120,7 @@ func (r *run) report(started time.Time) *Report {
 		}
 	}
 	p.Beside, p.Profiles, p.Lookups = p.beside(r.Scenarios), r.profilesOf(p.Settings), r.looked
-	p.check(r.Options)
+	p.Judge(r.Options)
 	p.checkLookups(r.Options.Lookups)
 	return p
 }
@@ -136,10 +138,10 @@ func (r *Report) has(scenario string) bool {
 	return slices.ContainsFunc(r.Results, func(x Result) bool { return x.Scenario == scenario })
 }
 
-// metrics are the metrics that any scenario has, in the order of Metrics.
+// metrics are the metrics that any scenario has, in the order of traffic.All.
 func (r *Report) metrics() []string {
 	var names []string
-	for _, m := range traffic.Metrics() {
+	for _, m := range traffic.All() {
 		if slices.ContainsFunc(r.Results, func(x Result) bool { return x.Metric == m.Name }) {
 			names = append(names, m.Name)
 		}

@@ -170,6 +170,7 @@ type run struct {
 // taken has the samples of one metric of one scenario.
 type taken struct {
 	values    []float64 // by round
+	cpu       []float64 // by round: µs of CPU time of an operation; empty if the metric counts none
 	ops, busy float64   // sums over all rounds
 	lost      int
 }
@@ -293,11 +294,26 @@ func (r *run) round(ctx context.Context, m int) (err error) {
 	for s, a := range got {
 		r.taken[s][m].lost += a.Lost
 		for _, each := range r.together(m) {
-			t := &r.taken[s][each]
-			t.values = append(t.values, r.Metrics[each].Value(a))
-			t.ops, t.busy = t.ops+a.Ops, t.busy+a.Busy
+			if err := r.taken[s][each].add(r.Metrics[each], a); err != nil {
+				return fmt.Errorf("%s: %w", r.Scenarios[s].Name, err)
+			}
 		}
 	}
+	return nil
+}
+
+// add adds an answer. Without an operation in the window, there is neither a ratio nor a CPU time of an operation.
+func (t *taken) add(m traffic.Metric, a traffic.Answer) error {
+	if m.Counted != "" {
+		if a.Ops <= 0 {
+			return fmt.Errorf("no %s in %.3f s, so there is no figure; do packets pass in both directions?",
+				m.Counted, a.Seconds)
+		}
+		// The idle time that Busy is computed from has a resolution of hundredths of a second.
+		t.cpu = append(t.cpu, max(a.Busy, 0)/a.Ops*1e6)
+	}
+	t.values = append(t.values, m.Value(a))
+	t.ops, t.busy = t.ops+a.Ops, t.busy+a.Busy
 	return nil
 }
 

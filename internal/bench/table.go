@@ -72,7 +72,7 @@ func (r *Report) checkTable() *plot.Table {
 	t := &plot.Table{Head: []string{"gate on", "beside", "metric", "is", "95 %", "verdict"}}
 	for i, c := range r.Checks {
 		t.Rows = append(t.Rows, []string{
-			c.of(), c.beside(), c.Metric, report.Precise(c.Got.Median), c.Got.String(), c.verdict(),
+			c.of(), c.beside(), c.what(), report.Precise(c.Got.Median), c.Got.String(), c.verdict(),
 		})
 		if c.Verdict != Passed && c.Verdict != TooNoisy {
 			t.Bad = append(t.Bad, i)

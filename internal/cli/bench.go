@@ -40,6 +40,7 @@ func newBenchCommand(env Env) *cobra.Command {
 		formerly("clean-up", newBenchFlowDeleteCommand(env)),
 		newBenchEntriesCommand(env),
 		newBenchSteeringCommand(env),
+		newBenchOncacheCommand(env),
 		newBenchNICCommand(env),
 		newBenchCheckCommand(env),
 		&cobra.Command{
@@ -61,10 +62,9 @@ func formerly(name string, c *cobra.Command) *cobra.Command {
 }
 
 func newBenchDatapathCommand(env Env) *cobra.Command {
-	var free bool
-	var scenarios, metrics, peers []string
-	var to reportPlace
+	var flags pathFlags
 	var form func() string
+	known := packetPaths()
 	c := &cobra.Command{
 		Use: "datapath",
 		Short: "Compare NETPILA with node to node, kernel routing, kernel VXLAN, ONCache's design, NIMITZ, and the " +
@@ -78,7 +78,7 @@ on a veth link. Client and server share one CPU; with --free the scheduler choos
 The command fails if NETPILA does not reach a gate, or if the run was too noisy to decide; no gate applies to a --free
 run. Run it on an idle machine. docs/reference/benchmarks.md explains scenarios, metrics and method.
 
-` + benchNames(),
+` + namesOf(known.Scenarios, known.Metrics),
 		Example: `  pilaster bench datapath --quick -o results
   pilaster bench datapath --full --scenarios native,netpila --metrics TCP_RR,TCP_CRR
   pilaster bench datapath --peer flannel=./flannel.sh`,
@@ -86,49 +86,84 @@ run. Run it on an idle machine. docs/reference/benchmarks.md explains scenarios,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o := map[string]func() bench.Options{"quick": bench.Quick, "full": bench.Full,
 				"smoke": bench.Smoke}[form()]()
-			if err := selectRun(&o, scenarios, metrics); err != nil {
+			if err := flags.apply(&o, known); err != nil {
 				return err
 			}
-			if err := addPeers(&o, peers); err != nil {
-				return err
-			}
-			if err := requireRoot("bench"); err != nil {
-				return err
-			}
-			o.Scenarios, o.LeftOut = scenario.Offered(o.Scenarios)
-			if len(scenarios) > 0 && len(o.LeftOut) > 0 {
-				return usage("--scenarios: %s; nothing was measured", strings.Join(o.LeftOut, "; "))
-			}
-			return reportBench(c.Context(), env, o, free, to)
+			return flags.measure(c.Context(), env, o)
 		},
 	}
 	form = bindForms(c,
 		formFlag{"quick", "two minutes: the main scenarios and metrics (default)"},
 		formFlag{"full", "28 minutes: everything"},
 		formFlag{"smoke", smokeForm})
-	f := c.Flags()
-	f.BoolVar(&free, "free", false, "client and server on any CPU; no gate applies")
-	f.StringSliceVar(&scenarios, "scenarios", nil,
-		"these only, by name; the others are compared with the first of the list below")
-	f.StringSliceVar(&metrics, "metrics", nil, "these only, by name")
-	f.StringArrayVar(&peers, "peer", nil, "NAME=COMMAND: a network that COMMAND builds between two of our nodes, "+
-		"see docs/howto/benchmark-peer.md; may be repeated")
-	bindReport(c, &to)
-	_ = c.RegisterFlagCompletionFunc("scenarios", offered)
-	_ = c.RegisterFlagCompletionFunc("metrics", listed(scenario.Names(traffic.Metrics())))
+	flags.bind(c, known)
 	return c
 }
 
-// benchNames lists the values of --scenarios and --metrics.
-func benchNames() string {
+// packetPaths returns all scenarios and metrics of packet paths.
+func packetPaths() bench.Options {
+	return bench.Options{Scenarios: scenario.Scenarios(), Metrics: traffic.Metrics()}
+}
+
+// pathFlags are flags of commands that measure packet paths.
+type pathFlags struct {
+	free                      bool
+	scenarios, metrics, peers []string
+	to                        reportPlace
+}
+
+// bind adds the flags, whose values are the known scenarios and metrics.
+func (p *pathFlags) bind(c *cobra.Command, known bench.Options) {
+	f := c.Flags()
+	f.BoolVar(&p.free, "free", false, "client and server on any CPU; no gate applies")
+	f.StringSliceVar(&p.scenarios, "scenarios", nil,
+		"these only, by name; the others are compared with the first of the list below")
+	f.StringSliceVar(&p.metrics, "metrics", nil, "these only, by name")
+	f.StringArrayVar(&p.peers, "peer", nil, "NAME=COMMAND: a network that COMMAND builds between two of our nodes, "+
+		"see docs/howto/benchmark-peer.md; may be repeated")
+	bindReport(c, &p.to)
+	_ = c.RegisterFlagCompletionFunc("scenarios", offered(known.Scenarios))
+	_ = c.RegisterFlagCompletionFunc("metrics", listed(scenario.Names(known.Metrics)))
+}
+
+// apply replaces scenarios and metrics of o by those that the user has named, and adds the peers.
+func (p *pathFlags) apply(o *bench.Options, known bench.Options) error {
+	if err := selectRun(o, known, p.scenarios, p.metrics); err != nil {
+		return err
+	}
+	return addPeers(o, p.peers)
+}
+
+// measure measures if this machine can, and writes the report.
+func (p *pathFlags) measure(ctx context.Context, env Env, o bench.Options) error {
+	if err := requireRoot("bench"); err != nil {
+		return err
+	}
+	o.Scenarios, o.LeftOut = scenario.Offered(o.Scenarios)
+	if len(p.scenarios) > 0 && len(o.LeftOut) > 0 {
+		return usage("--scenarios: %s; nothing was measured", strings.Join(o.LeftOut, "; "))
+	}
+	for _, m := range o.Metrics {
+		if m.Lacks == nil {
+			continue
+		}
+		if err := m.Lacks(); err != nil {
+			return fmt.Errorf("metric %s: %w; nothing was measured", m.Name, err)
+		}
+	}
+	return reportBench(ctx, env, o, p.free, p.to)
+}
+
+// namesOf lists the values of --scenarios and --metrics.
+func namesOf(scenarios []scenario.Scenario, metrics []traffic.Metric) string {
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "Scenarios:")
-	for _, s := range scenario.Scenarios() {
+	for _, s := range scenarios {
 		fmt.Fprintf(t, "  %s\t%s\n", s.Name, s.About)
 	}
 	fmt.Fprintln(t, "\nMetrics:")
-	for _, m := range traffic.Metrics() {
+	for _, m := range metrics {
 		fmt.Fprintf(t, "  %s\t%s (%s)\n", m.Name, m.About, m.Unit)
 	}
 	t.Flush()
@@ -136,9 +171,11 @@ func benchNames() string {
 }
 
 // offered completes scenarios that this machine supports.
-func offered(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-	can, _ := scenario.Offered(scenario.Scenarios())
-	return listed(scenario.Names(can))(c, args, typed)
+func offered(known []scenario.Scenario) cobra.CompletionFunc {
+	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		can, _ := scenario.Offered(known)
+		return listed(scenario.Names(can))(c, args, typed)
+	}
 }
 
 // listed completes the last of names separated by commas.
@@ -155,20 +192,20 @@ func listed(known []string) cobra.CompletionFunc {
 	}
 }
 
-// selectRun replaces the scenarios and metrics of o by those that the user has named.
-func selectRun(o *bench.Options, scenarios, metrics []string) (err error) {
+// selectRun replaces the scenarios and metrics of o by those of the known ones that the user has named.
+func selectRun(o *bench.Options, known bench.Options, scenarios, metrics []string) (err error) {
 	for flag, names := range map[string][]string{"scenarios": scenarios, "metrics": metrics} {
 		if names != nil && len(names) == 0 {
 			return usage("--%s is empty; omit it, or name some", flag)
 		}
 	}
 	if len(scenarios) > 0 {
-		if o.Scenarios, err = scenario.Pick(scenario.Scenarios(), scenarios); err != nil {
+		if o.Scenarios, err = scenario.Pick(slices.Clone(known.Scenarios), scenarios); err != nil {
 			return usage("--scenarios: there is no scenario %w", err)
 		}
 	}
 	if len(metrics) > 0 {
-		if o.Metrics, err = scenario.Pick(traffic.Metrics(), metrics); err != nil {
+		if o.Metrics, err = scenario.Pick(slices.Clone(known.Metrics), metrics); err != nil {
 			return usage("--metrics: there is no metric %w", err)
 		}
 	}

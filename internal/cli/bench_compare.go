@@ -68,7 +68,7 @@ scenarios and metrics.`,
 	f.IntVar(&o.Pairs, "pairs", o.Pairs, "how often each build runs, at least 6")
 	f.Float64Var(&o.AtLeast, "at-least", o.AtLeast, "the gate: the least speed relative to the other build")
 	bindReport(c, &to)
-	_ = c.RegisterFlagCompletionFunc("scenarios", offered)
+	_ = c.RegisterFlagCompletionFunc("scenarios", offered(scenario.Scenarios()))
 	_ = c.RegisterFlagCompletionFunc("metrics", listed(scenario.Names(traffic.Metrics())))
 	for _, number := range []string{"pairs", "at-least"} {
 		_ = c.RegisterFlagCompletionFunc(number, cobra.NoFileCompletions)
@@ -79,7 +79,7 @@ scenarios and metrics.`,
 // checkCompare rejects invalid options before the first run, and removes duplicate scenarios and metrics.
 func checkCompare(o *bench.CompareOptions) error {
 	var run bench.Options
-	if err := selectRun(&run, o.Scenarios, o.Metrics); err != nil {
+	if err := selectRun(&run, packetPaths(), o.Scenarios, o.Metrics); err != nil {
 		return err
 	}
 	o.Scenarios, o.Metrics = scenario.Names(run.Scenarios), scenario.Names(run.Metrics)

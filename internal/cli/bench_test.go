@@ -199,6 +199,42 @@ func TestBenchFlowDeleteRefuses(t *testing.T) {
 	}
 }
 
+// The command rejects what it does not know, names the package that a metric needs, and completes its own scenarios.
+func TestBenchOncacheRefuses(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	for line, says := range map[string]string{
+		"--scenarios native,netpila": `there is no scenario "netpila"; use some of native, vxlan, oncache, `,
+		"--metrics UDP_PPS":          `there is no metric "UDP_PPS"; use some of TCP_RR, `,
+		"--peer flannel":             "use NAME=COMMAND",
+		"--peer oncache=sh":          "there is a scenario oncache already",
+		"--smoke --full":             "none of the others can be",
+		"-o xml":                     "use text, json or a folder",
+		"x":                          "wrong number of arguments",
+	} {
+		code, out, errs := run(t, "", append([]string{"bench", "oncache"}, strings.Fields(line)...)...)
+		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
+			t.Errorf("bench oncache %s: exit %d, stdout %q, stderr %q; want exit %d, stderr with %q",
+				line, code, out, errs, ExitUsage, says)
+		}
+	}
+	for typed, offer := range map[string]string{
+		"--scenarios vxlan,": "vxlan,vxlan-tuned", "--metrics TCP_RR,": "TCP_RR,MEMCACHED",
+	} {
+		_, offers, _ := run(t, "", append([]string{"__complete", "bench", "oncache"}, strings.Fields(typed)...)...)
+		if !strings.Contains("\n"+offers, "\n"+offer+"\n") {
+			t.Errorf("bench oncache %s<TAB>: %q, want %s", typed, offers, offer)
+		}
+	}
+	t.Setenv("PATH", "/nonexistent")
+	code, out, errs := run(t, "", "bench", "oncache", "--smoke")
+	if code != ExitFailed || !strings.Contains(errs, "(Debian: memcached)") ||
+		!strings.Contains(errs, "nothing was measured") || out != "" {
+		t.Errorf("without memcached: exit %d, stdout %q, stderr %q", code, out, errs)
+	}
+}
+
 func TestBenchEntriesRefuses(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -11,18 +11,46 @@ import (
 	"pilaster.io/pilaster/internal/oncache"
 )
 
-// cachedVXLAN is vxlan with a cache of ONCache's design, in our own programs. Its tunnel sends outer UDP headers
-// without a checksum: the cache requires this, and it is also cheaper for VXLAN.
+// cachedVXLAN is vxlan with a cache of ONCache's design, in our own programs.
 func cachedVXLAN(w *Wire) (Pair, error) {
-	p, err := w.overlay(netlink.Vxlan{UDP6ZeroCSumTx: true, UDP6ZeroCSumRx: true})
+	p, err := tunedVXLAN(w)
 	if err != nil {
 		return p, err
 	}
+	return w.cached(p)
+}
+
+// cachedWithoutRoom is cachedVXLAN without makeRoom.
+func cachedWithoutRoom(w *Wire) (Pair, error) {
+	p, err := w.withoutChecksums()
+	if err != nil {
+		return p, err
+	}
+	return w.cached(p)
+}
+
+// tunedVXLAN is vxlan with the details that cachedVXLAN has beside its programs. A comparison with vxlan shows what
+// these details are worth without a cache.
+func tunedVXLAN(w *Wire) (Pair, error) {
+	p, err := w.withoutChecksums()
+	for _, n := range w.Nodes {
+		if err == nil {
+			err = n.makeRoom()
+		}
+	}
+	return p, err
+}
+
+// withoutChecksums is vxlan whose tunnel sends outer UDP headers without a checksum. The cache requires this, and it is
+// also cheaper for VXLAN.
+func (w *Wire) withoutChecksums() (Pair, error) {
+	return w.overlay(netlink.Vxlan{UDP6ZeroCSumTx: true, UDP6ZeroCSumRx: true})
+}
+
+// cached adds a cache to both nodes of a VXLAN overlay.
+func (w *Wire) cached(p Pair) (Pair, error) {
 	var caches []*oncache.Cache
 	for _, n := range w.Nodes {
-		if err := n.makeRoom(); err != nil {
-			return p, err
-		}
 		c, err := n.cache()
 		if c != nil {
 			caches = append(caches, c)

@@ -25,6 +25,8 @@ type Scenario struct {
 	Build func(*Wire) (Pair, error)
 	// Of is another scenario to compare this one with; "" means the first of the run.
 	Of string
+	// Paper is what a paper reports of the comparison with Of, by metric.
+	Paper map[string]string
 	// Lacks returns the reason why this kernel does not support the scenario. The field is nil if every kernel supports
 	// it.
 	Lacks func() error
@@ -63,6 +65,18 @@ func Scenarios() []Scenario {
 			Name:  "oncache",
 			About: "the same with a cache of ONCache's design over it, in our own programs",
 			Build: cachedVXLAN,
+		},
+		{
+			Name:  "vxlan-tuned",
+			About: "vxlan without outer UDP checksums, and with room for outer headers, as oncache has it",
+			Build: tunedVXLAN,
+			Of:    "vxlan",
+		},
+		{
+			Name:  "oncache-no-headroom",
+			About: "oncache without room for outer headers in the packets of containers",
+			Build: cachedWithoutRoom,
+			Of:    "oncache",
 		},
 		{
 			Name:  "bound-veth",

@@ -28,6 +28,8 @@ type Metric struct {
 	Value   func(Answer) float64
 	// Programs is the direction of the measured programs; the kernel's BPF statistics are enabled.
 	Programs Direction
+	// Lacks returns the reason why this machine cannot measure the metric. The field is nil if every machine can.
+	Lacks func() error
 }
 
 // ID returns the name.
@@ -40,9 +42,13 @@ const (
 	section6 = "NETPILA §6.2: first packet 0.812 ms, later ones 0.082 ms"
 )
 
-// Metrics returns all metrics, in the order of reports.
+func perSecond(a Answer) float64 { return a.Ops / a.Seconds }
+
+// All returns all metrics, in the order of reports: those of packet paths, and those of applications.
+func All() []Metric { return append(Metrics(), Memcached()) }
+
+// Metrics returns the metrics of packet paths, in the order of reports.
 func Metrics() []Metric {
-	perSecond := func(a Answer) float64 { return a.Ops / a.Seconds }
 	gigabits := func(a Answer) float64 { return perSecond(a) * 8 * StreamBlock / 1e9 }
 	stream := Metric{
 		Unit:    "Gbit/s",
@@ -133,7 +139,7 @@ func (m Metric) as(name, about string, differs func(*Metric)) Metric {
 }
 
 func MetricByName(name string) (Metric, bool) {
-	all := Metrics()
+	all := All()
 	i := slices.IndexFunc(all, func(m Metric) bool { return m.Name == name })
 	if i < 0 {
 		return Metric{}, false

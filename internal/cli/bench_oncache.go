@@ -1,0 +1,53 @@
+package cli
+
+import (
+	"github.com/spf13/cobra"
+
+	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/suites"
+)
+
+func newBenchOncacheCommand(env Env) *cobra.Command {
+	var flags pathFlags
+	var form func() string
+	forms := map[string]func() bench.Options{
+		"quick": suites.QuickOncache, "full": suites.FullOncache, "smoke": suites.SmokeOncache,
+	}
+	known := suites.FullOncache()
+	c := &cobra.Command{
+		Use:   "oncache",
+		Short: "Compare VXLAN overlays with and without the cache of ONCache's design",
+		Long: `Compare kernel VXLAN and NIMITZ without and with the cache for VXLAN overlays, and another overlay that a
+peer builds, such as Flannel, in one run, in turn and in random order: transactions of TCP, UDP and memcached, short
+connections, streams, and the CPU time of each. The report has the figures of the ONCache talk beside ours. A peer
+NAME-oncache is compared with the peer NAME, every other peer with vxlan.
+
+With --full the command fails if a cached overlay does not reach, relative to the same overlay without the cache, 1.36
+in TCP_RR, 1.34 in UDP_RR, 0.92 in TCP_CRR and 1.00 in streams (end of the interval), or takes more than 0.74 of the
+CPU time of a TCP_RR or UDP_RR transaction. The limit of TCP_CRR is below 1, because the first and last packets of each
+connection pass the overlay: if the programs only look at packets, TCP_CRR is 0.92 to 0.93 (measured with a paused
+cache). The limits of --quick are lower, --smoke has none. memcached must be installed, or excluded with --metrics. Run
+it on an idle machine. docs/results/oncache.md explains the figures.
+
+` + namesOf(known.Scenarios, known.Metrics),
+		Example: `  pilaster bench oncache --quick -o results
+  pilaster bench oncache --full -o json
+  pilaster bench oncache --full --peer flannel=./flannel.sh --peer flannel-oncache=./flannel-oncache.sh
+  pilaster bench oncache --metrics TCP_RR,UDP_RR --scenarios native,vxlan,oncache`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			o := forms[form()]()
+			if err := flags.apply(&o, known); err != nil {
+				return err
+			}
+			suites.ComparePeers(&o)
+			return flags.measure(c.Context(), env, o)
+		},
+	}
+	form = bindForms(c,
+		formFlag{"quick", "two minutes: fewer rounds, without vxlan-tuned and oncache-no-headroom (default)"},
+		formFlag{"full", "ten minutes: everything"},
+		formFlag{"smoke", smokeForm})
+	flags.bind(c, known)
+	return c
+}
