@@ -214,8 +214,8 @@ func TestRunOfABrokenScenario(t *testing.T) {
 	}
 }
 
-// TestNoOperations: a window without an operation is an error. Otherwise the report would have infinite times, which JSON
-// cannot represent.
+// TestNoOperations: a window without an operation is an error. Otherwise the report would have infinite times, which
+// JSON cannot represent.
 func TestNoOperations(t *testing.T) {
 	m, _ := traffic.MetricByName("UDP_RR")
 	var to taken

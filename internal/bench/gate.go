@@ -295,8 +295,8 @@ func (r *Report) Judge(o Options) {
 	}
 }
 
-// values returns the samples that a gate judges: figures or CPU times, or their ratios to those of the other scenario in
-// the same round. A round in which a CPU time is too short to be measured has no ratio.
+// values returns the samples that a gate applies to: figures or CPU times, or their ratios to those of the other
+// scenario in the same round. A round in which a CPU time is too short to be measured has no ratio.
 func (g Gate) values(ours, theirs *Result) []float64 {
 	of := func(x *Result) []float64 {
 		if g.CPU {
@@ -314,7 +314,7 @@ func (g Gate) values(ours, theirs *Result) []float64 {
 	return values
 }
 
-// what names the judged figure.
+// what names the figure that a gate applies to.
 func (g Gate) what() string {
 	if g.CPU {
 		return g.Metric + ", CPU time"

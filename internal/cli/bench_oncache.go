@@ -17,10 +17,10 @@ func newBenchOncacheCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "oncache",
 		Short: "Compare VXLAN overlays with and without the cache of ONCache's design",
-		Long: `Compare kernel VXLAN and NIMITZ without and with the cache for VXLAN overlays, and another overlay that a
-peer builds, such as Flannel, in one run, in turn and in random order: transactions of TCP, UDP and memcached, short
-connections, streams, and the CPU time of each. The report has the figures of the ONCache talk beside ours. A peer
-NAME-oncache is compared with the peer NAME, every other peer with vxlan.
+		Long: `Compare VXLAN overlays without and with the cache for them: kernel VXLAN, our own network with VXLAN, and
+what peers build, such as Flannel. All are measured in one run, in turn and in random order: transactions of TCP, UDP
+and memcached, short connections, streams, and the CPU time of each. The report has the figures of the ONCache talk
+beside ours. A peer NAME-oncache is compared with the peer NAME, every other peer with vxlan.
 
 With --full the command fails if a cached overlay does not reach, relative to the same overlay without the cache, 1.36
 in TCP_RR, 1.34 in UDP_RR, 0.92 in TCP_CRR and 1.00 in streams (end of the interval), or takes more than 0.74 of the

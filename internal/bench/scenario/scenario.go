@@ -25,6 +25,8 @@ type Scenario struct {
 	Build func(*Wire) (Pair, error)
 	// Of is another scenario to compare this one with; "" means the first of the run.
 	Of string
+	// Uncached is the scenario that is the same without the cache for VXLAN overlays; "" if this one has no such cache.
+	Uncached string
 	// Paper is what a paper reports of the comparison with Of, by metric.
 	Paper map[string]string
 	// Lacks returns the reason why this kernel does not support the scenario. The field is nil if every kernel supports
@@ -62,9 +64,10 @@ func Scenarios() []Scenario {
 			Build: vxlan,
 		},
 		{
-			Name:  "oncache",
-			About: "the same with a cache of ONCache's design over it, in our own programs",
-			Build: cachedVXLAN,
+			Name:     "oncache",
+			About:    "the same with a cache of ONCache's design over it, in our own programs",
+			Build:    cachedVXLAN,
+			Uncached: "vxlan",
 		},
 		{
 			Name:  "vxlan-tuned",
@@ -134,12 +137,12 @@ func Scenarios() []Scenario {
 		},
 		{
 			Name:  "nimitz-oncache",
-			About: "nimitz-ebpf with --accelerate oncache: programs push and pull the headers of the tunnel",
-			Build: nimitzEBPF(Variant{direct: true}),
+			About: "the same with --accelerate oncache: programs push and pull the headers of the tunnel",
+			Build: nimitzEBPF(Variant{direct: true}), Uncached: "nimitz-ebpf",
 		},
 		{
 			Name:  "nimitz-ovs",
-			About: "the same by Open vSwitch, whose datapath is the one in user space",
+			About: "the second network by Open vSwitch, whose datapath is the one in user space",
 			Build: nimitzOVS,
 			Lacks: OVSMissing,
 		},

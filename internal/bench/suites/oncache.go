@@ -17,7 +17,7 @@ import (
 func SmokeOncache() bench.Options {
 	return oncacheOptions("smoke", bench.Options{
 		Rounds: 2, Warmup: 10 * time.Millisecond, Window: 50 * time.Millisecond,
-	}, "vxlan-tuned", "oncache-no-headroom")
+	}, false)
 }
 
 // QuickOncache takes two minutes. Its gates only detect a cache that is broken or much slower.
@@ -25,7 +25,7 @@ func QuickOncache() bench.Options {
 	return oncacheOptions("quick", bench.Options{
 		Gates: oncacheQuickGates(), TooWide: 0.20,
 		Rounds: 20, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
-	}, "vxlan-tuned", "oncache-no-headroom")
+	}, false)
 }
 
 // FullOncache takes ten minutes.
@@ -33,7 +33,7 @@ func FullOncache() bench.Options {
 	return oncacheOptions("full", bench.Options{
 		Gates: OncacheGates(cachedOverlay, overlay), TooWide: 0.10,
 		Rounds: 60, Warmup: 20 * time.Millisecond, Window: 80 * time.Millisecond,
-	})
+	}, true)
 }
 
 const (
@@ -49,21 +49,23 @@ var talk = map[string]string{
 	"MEMCACHED": "1.28",
 }
 
-// oncacheOptions adds scenarios, without some of them, and metrics.
-func oncacheOptions(form string, o bench.Options, without ...string) bench.Options {
+// oncacheOptions adds metrics and scenarios: the reference, every network with the cache, the same without it, and
+// kernel VXLAN with single details of the cached one.
+func oncacheOptions(form string, o bench.Options, details bool) bench.Options {
 	o.Form = form
-	o.Scenarios, _ = scenario.Pick(scenario.Scenarios(), []string{
-		"native", overlay, cachedOverlay, "vxlan-tuned", "oncache-no-headroom", "nimitz-ebpf", "nimitz-oncache",
-	})
-	o.Scenarios = slices.DeleteFunc(o.Scenarios, func(s scenario.Scenario) bool {
-		return slices.Contains(without, s.Name)
-	})
+	names := []string{"native"}
+	for _, s := range scenario.Scenarios() {
+		if s.Uncached != "" {
+			names = append(names, s.Name, s.Uncached)
+		}
+	}
+	if details {
+		names = append(names, "vxlan-tuned", "oncache-no-headroom")
+	}
+	o.Scenarios, _ = scenario.Pick(scenario.Scenarios(), names)
 	for i := range o.Scenarios {
-		switch s := &o.Scenarios[i]; s.Name {
-		case cachedOverlay:
-			s.Of, s.Paper = overlay, talk
-		case "nimitz-oncache":
-			s.Of, s.Paper = "nimitz-ebpf", talk
+		if s := &o.Scenarios[i]; s.Uncached != "" {
+			s.Of, s.Paper = s.Uncached, talk
 		}
 	}
 	o.Metrics, _ = scenario.Pick(traffic.All(), []string{

@@ -53,7 +53,7 @@ func TestOncacheGatesNotice(t *testing.T) {
 	good := oncacheReport(oncacheRatios, nil)
 	good.Judge(FullOncache())
 	if !good.Pass || len(good.Checks) != 7 || len(good.NotJudged) > 0 {
-		t.Fatalf("good figures: pass %v, checks %+v, not judged %+v", good.Pass, good.Checks, good.NotJudged)
+		t.Fatalf("good figures: pass %v, checks %+v, not checked %+v", good.Pass, good.Checks, good.NotJudged)
 	}
 	for metric, low := range map[string]float64{
 		"TCP_RR": 1.355, "UDP_RR": 1.335, "TCP_CRR": 0.915, "TCP_STREAM": 0.98, "TCP_STREAM4": 0.98,
@@ -73,7 +73,7 @@ func TestOncacheGatesNotice(t *testing.T) {
 	}
 	r.Judge(FullOncache())
 	if r.Pass || len(r.NotJudged) != 2 {
-		t.Errorf("without CPU times: pass %v, not judged %+v", r.Pass, r.NotJudged)
+		t.Errorf("without CPU times: pass %v, not checked %+v", r.Pass, r.NotJudged)
 	}
 }
 
@@ -109,10 +109,10 @@ func TestOncacheForms(t *testing.T) {
 	}
 }
 
-// TestOncachePeers: a peer with the cache is compared with the same peer without it, and judged in a full run.
+// TestOncachePeers: a peer with the cache is compared with the same peer without it, and checked in a full run.
 func TestOncachePeers(t *testing.T) {
 	for _, o := range []bench.Options{FullOncache(), SmokeOncache()} {
-		judged := len(o.Gates)
+		before := len(o.Gates)
 		for _, name := range []string{"flannel", "flannel-oncache", "reference-oncache"} {
 			o.Scenarios = append(o.Scenarios, scenario.Peer(name, "true"))
 		}
@@ -131,7 +131,7 @@ func TestOncachePeers(t *testing.T) {
 				t.Errorf("%s: %s is compared with %q, want %q", o.Form, name, got[name], want)
 			}
 		}
-		more := o.Gates[judged:]
+		more := o.Gates[before:]
 		if full := o.Form == "full"; full != (len(more) == 7) || full && more[0].Scenario != "flannel-oncache" ||
 			full && more[0].Against != "flannel" || !full && len(more) > 0 {
 			t.Errorf("%s: more gates %+v", o.Form, more)
