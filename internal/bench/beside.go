@@ -74,23 +74,22 @@ func (c Comparison) cells() []string {
 	if c.Less {
 		better = "less"
 	}
-	return []string{
-		c.Metric, better, c.Scenario, c.Against, report.Precise(c.Ratio.Median), c.Ratio.String(), cpu, c.Paper,
-	}
+	return []string{c.Metric, better, c.Scenario, c.Against, report.Precise(c.Ratio.Median), c.Ratio.String(), cpu}
 }
 
 // besideTable has one line for each comparison, and a last column only if a paper reports a figure.
 func besideTable(all []Comparison) *plot.Table {
-	t := &plot.Table{
-		Head: []string{"metric", "better", "figure of", "by that of", "ratio", "95 %", "CPU time", "in the paper"},
+	t := &plot.Table{Head: []string{"metric", "better", "figure of", "by that of", "ratio", "95 %", "CPU time"}}
+	papers := slices.ContainsFunc(all, Comparison.inPaper)
+	if papers {
+		t.Head = append(t.Head, "in the paper")
 	}
-	columns := len(t.Head)
-	if !slices.ContainsFunc(all, Comparison.inPaper) {
-		columns--
-	}
-	t.Head = t.Head[:columns]
 	for _, c := range all {
-		t.Rows = append(t.Rows, c.cells()[:columns])
+		row := c.cells()
+		if papers {
+			row = append(row, c.Paper)
+		}
+		t.Rows = append(t.Rows, row)
 	}
 	return t
 }
