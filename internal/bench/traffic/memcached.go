@@ -38,6 +38,8 @@ const (
 	memcachedKey     = "pilaster"
 	readsPerWrite    = 10
 	listens          = "listens" // the server's word to the client
+	// memcachedTimeout bounds the start of memcached, which takes long on a busy machine.
+	memcachedTimeout = 3 * DialTimeout
 )
 
 func memcachedMissing() error {
@@ -98,7 +100,7 @@ func startMemcached(at netip.AddrPort) (stop func(), err error) {
 		c.Process.Kill()
 		<-ended
 	}
-	deadline := time.After(DialTimeout)
+	deadline := time.After(memcachedTimeout)
 	for {
 		if err = tryConnect(at); err == nil {
 			return stop, nil
@@ -108,7 +110,7 @@ func startMemcached(at netip.AddrPort) (stop func(), err error) {
 			return nil, fmt.Errorf("memcached at %v ended before it listened: %v", at, is)
 		case <-deadline:
 			stop()
-			return nil, fmt.Errorf("memcached does not listen at %v after %v: %w", at, DialTimeout, err)
+			return nil, fmt.Errorf("memcached does not listen at %v after %v: %w", at, memcachedTimeout, err)
 		case <-time.After(time.Millisecond):
 		}
 	}
@@ -129,7 +131,7 @@ func driveMemcached(c *client) (a Answer, err error) {
 		return a, err
 	}
 	defer server.close()
-	if err := server.Wait(2 * DialTimeout); err != nil {
+	if err := server.Wait(memcachedTimeout); err != nil {
 		return a, err
 	}
 	said := make([]byte, 1024)
