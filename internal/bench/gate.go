@@ -82,11 +82,8 @@ func (g Gate) wants() string {
 	if g.Whole {
 		what += " (whole interval)"
 	}
-	switch {
-	case g.Reach > 0 && g.AtLeast > 0:
+	if g.Reach > 0 {
 		what += fmt.Sprintf(", and the interval's end %.2f", g.Reach)
-	case g.Reach > 0:
-		what = fmt.Sprintf("the interval's end at least %.2f", g.Reach)
 	}
 	return what
 }
@@ -317,7 +314,7 @@ func (g Gate) values(ours, theirs *Result) []float64 {
 // what names the figure that a gate applies to.
 func (g Gate) what() string {
 	if g.CPU {
-		return g.Metric + ", CPU time"
+		return "CPU time of " + g.Metric
 	}
 	return g.Metric
 }

@@ -102,8 +102,10 @@ const (
 	// A short connection gains little: its first and last packets pass the overlay, and the programs look at each and
 	// learn from some. With a paused cache the programs only look, and the rate is 0.92 to 0.93 of the overlay's.
 	ofConnections = 0.92
-	// A stream must not be slower.
-	ofStream = 1.00
+	// A stream must not be slower: the interval must contain ofStream, or be above it. The limit of the median keeps a run
+	// that is too noisy from passing.
+	ofStream       = 1.00
+	ofStreamMedian = 0.95
 )
 
 // OncacheGates are the gates of a full run for an overlay with the cache, relative to the same without it.
@@ -121,8 +123,8 @@ func OncacheGates(with, without string) []bench.Gate {
 		gate("TCP_RR", func(g *bench.Gate) { g.CPU, g.AtMost = true, ofCPU }),
 		gate("UDP_RR", func(g *bench.Gate) { g.CPU, g.AtMost = true, ofCPU }),
 		gate("TCP_CRR", func(g *bench.Gate) { g.AtLeast = ofConnections }),
-		gate("TCP_STREAM", func(g *bench.Gate) { g.Reach = ofStream }),
-		gate("TCP_STREAM4", func(g *bench.Gate) { g.Reach = ofStream }),
+		gate("TCP_STREAM", func(g *bench.Gate) { g.AtLeast, g.Reach = ofStreamMedian, ofStream }),
+		gate("TCP_STREAM4", func(g *bench.Gate) { g.AtLeast, g.Reach = ofStreamMedian, ofStream }),
 	}
 }
 

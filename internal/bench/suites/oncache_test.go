@@ -66,6 +66,21 @@ func TestOncacheGatesNotice(t *testing.T) {
 			checkMissed(t, metric, true, oncacheReport(oncacheRatios, map[string]float64{metric: 0.75}))
 		}
 	}
+	// A noisy run, whose intervals contain all limits, must not pass.
+	noisy := oncacheReport(oncacheRatios, nil)
+	for i := range noisy.Results {
+		for round := range noisy.Results[i].Samples {
+			factor := float64(1 + (round+i)%2)
+			noisy.Results[i].Samples[round] *= factor
+			noisy.Results[i].CPUSamples[round] /= factor
+		}
+	}
+	noisy.Judge(FullOncache())
+	for _, c := range noisy.Checks {
+		if c.Verdict != bench.TooNoisy {
+			t.Errorf("noisy figures, %s: %s with %+v", c.Metric, c.Verdict, c.Got)
+		}
+	}
 	// A run without CPU times must not pass.
 	r := oncacheReport(oncacheRatios, nil)
 	for i := range r.Results {
