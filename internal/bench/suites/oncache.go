@@ -102,8 +102,8 @@ const (
 	// A short connection gains little: its first and last packets pass the overlay, and the programs look at each and
 	// learn from some. With a paused cache the programs only look, and the rate is 0.92 to 0.93 of the overlay's.
 	ofConnections = 0.92
-	// A stream must not be slower: the interval must contain ofStream, or be above it. The limit of the median keeps a run
-	// that is too noisy from passing.
+	// A stream must not be slower: the interval must contain ofStream, or be above it. The limit of the median keeps a
+	// run that is too noisy from passing.
 	ofStream       = 1.00
 	ofStreamMedian = 0.95
 )
