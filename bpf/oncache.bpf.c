@@ -19,7 +19,7 @@ static __always_inline int missed(struct __sk_buff *skb, const struct once_now *
 	if (cause == CAUSE_FIN)
 		expire(&p->flow);
 	if (cause >= CAUSE_SYN_ACK && cause <= CAUSE_ROUTE)
-		mark(skb, now->generation.marks ? mark_of(now->generation.marks, way) : 0);
+		mark(skb, now->generation.marks && may_mark(skb, p, way) ? mark_of(now->generation.marks, way) : 0);
 	return TCX_NEXT;
 }
 
@@ -56,6 +56,9 @@ static __always_inline enum once_cause leave(struct __sk_buff *skb, const struct
 		return CAUSE_ROUTE;
 	if (!routed && mac_of(p->macs) != mac_of(e.macs))
 		return CAUSE_PACKET;
+	/* A bridge forwards frames to others than its own MAC, and rules may ask for the sender's. */
+	if (differ(v.macs, p->macs, sizeof(v.macs)))
+		return CAUSE_DEVICE;
 	if (p->longest > e.mtu || skb->len + sizeof(struct outer6) > 0xffff)
 		return CAUSE_TOO_LONG;
 	return push(skb, &e, h, p, verdict);
@@ -79,6 +82,15 @@ int once_out(struct __sk_buff *skb)
 	return cause && verdict != TCX_DROP ? missed(skb, &now, &p, WAY_OUT, cause) : verdict;
 }
 
+/* is_verified tells whether a device or GRO has verified the outer checksum, or a device of this machine leaves it to
+ * others. The kernel verifies what others have only added up (CHECKSUM_COMPLETE). */
+static __always_inline bool is_verified(struct __sk_buff *skb)
+{
+	__u8 how = BPF_CORE_READ_BITFIELD((struct sk_buff *)bpf_cast_to_kern_ctx(skb), ip_summed);
+
+	return how == CHECKSUM_UNNECESSARY || how == CHECKSUM_PARTIAL;
+}
+
 static __always_inline bool changes_ecn(__u8 outer, __u8 inner)
 {
 	return outer != inner && ecn_decap(outer, inner) != inner;
@@ -96,6 +108,8 @@ static __always_inline enum once_cause enter(struct __sk_buff *skb, const struct
 	/* The overlay handles what a congested router has marked (RFC 6040). */
 	if (changes_ecn(t->tos & ECN_MASK, p->ecn))
 		return CAUSE_CONGESTED;
+	if (t->flags & TUNNEL_CSUM && !is_verified(skb))
+		return CAUSE_UNVERIFIED;
 	if (!copy(&v, bpf_map_lookup_elem(&once_filter, &p->flow)))
 		return CAUSE_UNKNOWN;
 	cause = established(&v, now);

@@ -25,13 +25,14 @@ _Static_assert(sizeof(struct ip6_header) == IPV6_HLEN, "an IPv6 header");
 
 struct inner {
 	struct once_flow flow;
-	__u32 longest; /* bytes of the longest packet that it becomes, from the IP header on */
-	__u8 macs[2 * ETH_ALEN];
+	__u32 longest;		 /* bytes of the longest packet that it becomes, from the IP header on */
+	__u8 macs[2 * ETH_ALEN]; /* destination, source */
 	__be16 type;
 	__u32 gso_size;
 	__u8 proto, ecn, hops;
 	bool for_kernel; /* segments of anything but TCP, or a list of packets */
 };
+_Static_assert(offsetof(struct inner, macs) % 4 == 0, "words on the stack are aligned");
 
 /* read_segments comes before all other reading: the verifier accepts only few forms of access to the context. */
 static __always_inline void read_segments(struct __sk_buff *skb, struct inner *p)
@@ -52,6 +53,12 @@ static __always_inline bool is_encapsulated(struct __sk_buff *skb)
 static __always_inline __u64 mac_of(const void *mac)
 {
 	return *(__u32 *)mac | (__u64) * (__u16 *)(mac + 4) << 32;
+}
+
+/* source_of reads the second one of two MACs. Only so both of its reads are aligned. */
+static __always_inline __u64 source_of(const void *macs)
+{
+	return *(__u16 *)(macs + ETH_ALEN) | (__u64) * (__u32 *)(macs + ETH_ALEN + 2) << 16;
 }
 
 static __always_inline bool is_echo(__u8 proto, __u8 type)

@@ -3,17 +3,6 @@
 #pragma once
 #include "oncache/track.h"
 
-/* differ compares entries: a write costs more, and most often nothing has changed. */
-static __always_inline bool differ(const void *a, const void *b, int size)
-{
-	const __u32 *x = a, *y = b;
-
-	for (int i = 0; i < size / sizeof(*x); i++)
-		if (x[i] != y[i])
-			return true;
-	return false;
-}
-
 /* put writes an entry whole: the map may give the memory of a found one to another key at any time. */
 #define put(map, key, new, size)                                                                                       \
 	({                                                                                                             \
@@ -30,26 +19,39 @@ static __always_inline bool is_fresh(__u64 until, const struct once_now *now)
 	return until > now->time + valid_for - valid_for / 8;
 }
 
-/* allow makes one direction of a flow valid: out, or in by a device. */
-static __always_inline bool allow(const struct once_flow *f, const struct once_now *now, __u32 device)
+/* let_out makes the direction out of a flow valid. It returns false if it is so. */
+static __always_inline bool let_out(const struct once_flow *f, const struct once_now *now)
 {
-	struct once_verdict new = {.generation = now->generation.filter, .device = device};
-	struct once_verdict *v = bpf_map_lookup_elem(&once_filter, f);
-	__u64 until = now->time + valid_for;
+	struct once_verdict new = {}, *known = bpf_map_lookup_elem(&once_filter, f);
 
-	if (v && v->generation == new.generation) {
-		new.in = v->in;
-		if (!device)
-			new.device = v->device;
-		if (!device || device == v->device || !v->device)
-			new.out = v->out;
-		if (is_fresh(device ? new.in : new.out, now) && new.device == v->device)
+	if (known && known->generation == now->generation.filter)
+		new = *known;
+	if (is_fresh(new.out, now))
+		return false;
+	new.generation = now->generation.filter;
+	new.out = now->time + valid_for;
+	bpf_map_update_elem(&once_filter, f, &new, BPF_ANY);
+	return true;
+}
+
+/* let_in does so for the direction in, for a device and the MACs of the frame to it. */
+static __always_inline bool let_in(const struct once_flow *f, const struct once_now *now, __u32 device,
+				   const __u8 *macs)
+{
+	struct once_verdict new = {.generation = now->generation.filter, .device = device}, *known;
+	bool same;
+
+	__builtin_memcpy(new.macs, macs + ETH_ALEN, ETH_ALEN);
+	__builtin_memcpy(new.macs + ETH_ALEN, macs, ETH_ALEN);
+	known = bpf_map_lookup_elem(&once_filter, f);
+	if (known && known->generation == new.generation) {
+		same = known->device == device && !differ(known->macs, new.macs, sizeof(new.macs));
+		if (same || !known->device)
+			new.out = known->out;
+		if (same && is_fresh(known->in, now))
 			return false;
 	}
-	if (device)
-		new.in = until;
-	else
-		new.out = until;
+	new.in = now->time + valid_for;
 	bpf_map_update_elem(&once_filter, f, &new, BPF_ANY);
 	return true;
 }
@@ -138,7 +140,7 @@ static __always_inline enum once_cause learn_out(struct __sk_buff *skb, const st
 		return CAUSE_FAILED;
 	__builtin_memcpy(e.macs, p->macs, sizeof(e.macs));
 	changed = put(&once_egress, &key, &e, sizeof(e));
-	if (!allow(&p->flow, now, 0) && !changed)
+	if (!let_out(&p->flow, now) && !changed)
 		return CAUSE_HIT;
 	if (is_current(now))
 		return CAUSE_LEARNT;
@@ -154,9 +156,15 @@ static __always_inline enum once_cause learn_in(struct __sk_buff *skb, const str
 {
 	struct once_inner key = inner_of(&p->flow.local);
 	struct once_ingress c = {.device = skb->ifindex};
-	enum once_cause cause = tracked(skb, p, false);
+	enum once_cause cause;
+	__u64 *sender;
 	bool changed;
 
+	/* A bridge floods what it does not know the port of. */
+	sender = bpf_map_lookup_elem(&once_sender, &c.device);
+	if (!sender || *sender != mac_of(p->macs))
+		return CAUSE_FLOODED;
+	cause = tracked(skb, p, false);
 	if (cause)
 		return cause;
 	c.mtu = mtu_of(skb, 0);
@@ -164,7 +172,7 @@ static __always_inline enum once_cause learn_in(struct __sk_buff *skb, const str
 		return CAUSE_FAILED;
 	__builtin_memcpy(c.macs, p->macs, sizeof(c.macs));
 	changed = put(&once_ingress, &key, &c, sizeof(c));
-	if (!allow(&p->flow, now, skb->ifindex) && !changed)
+	if (!let_in(&p->flow, now, c.device, p->macs) && !changed)
 		return CAUSE_HIT;
 	if (is_current(now))
 		return CAUSE_LEARNT;

@@ -91,21 +91,23 @@ enum once_cause {
 	CAUSE_CONGESTED, /* decapsulation would change ECN */
 	CAUSE_SENDER,	 /* not from the VTEP that packets to the container go to */
 	/* The overlay's answer to those up to CAUSE_ROUTE can be learnt. */
-	CAUSE_SYN_ACK,	/* conntrack has to see it; it has then seen both directions */
-	CAUSE_UNKNOWN,	/* no filter entry */
-	CAUSE_VOID,	/* of an old generation */
-	CAUSE_EXPIRED,	/* one direction has no packet that the overlay let through lately */
-	CAUSE_DEVICE,	/* the flow of another container */
-	CAUSE_ROUTE,	/* no headers, or no device */
-	CAUSE_TOO_LONG, /* for the MTU that the overlay has */
-	CAUSE_FAILED,	/* the kernel refused to change the packet */
-	/* of learning: */
+	CAUSE_SYN_ACK,	  /* conntrack has to see it */
+	CAUSE_UNVERIFIED, /* nobody has verified the outer checksum, which the kernel does */
+	CAUSE_UNKNOWN,	  /* no filter entry */
+	CAUSE_VOID,	  /* of an old generation */
+	CAUSE_EXPIRED,	  /* one direction has no packet that the overlay let through lately */
+	CAUSE_DEVICE,	  /* the flow of another container, or other MACs */
+	CAUSE_ROUTE,	  /* no headers, or no device */
+	CAUSE_TOO_LONG,	  /* for the MTU that the overlay has */
+	CAUSE_FAILED,	  /* the kernel refused to change the packet */
+	/* of learning; those of conntrack also of packets that get no mark: */
 	CAUSE_LEARNT,
 	CAUSE_MARK,	 /* marked before a change, or while learning is paused; not sent by a tunnel device */
 	CAUSE_UNTRACKED, /* no conntrack entry */
 	CAUSE_UNREPLIED, /* conntrack has not seen both directions */
 	CAUSE_NAT,	 /* or a conntrack helper */
 	CAUSE_CHECKSUM,	 /* IPv6 outer headers with a checksum */
+	CAUSE_FLOODED,	 /* not to the MAC that the container sends from */
 	CAUSE_CHANGED,	 /* a change while the program ran */
 	CAUSES,
 };

@@ -49,8 +49,10 @@ struct once_verdict {
 	__u64 out, in;
 	__u32 generation;
 	__u32 device; /* of the container that the overlay let packets in to; only that one may use the entry */
+	__u8 macs[2 * ETH_ALEN]; /* of its frames: to its router, from itself */
+	__u32 unused;
 };
-_Static_assert(sizeof(struct once_verdict) == 24, "no implicit padding");
+_Static_assert(sizeof(struct once_verdict) == 40, "no implicit padding");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -80,6 +82,14 @@ struct {
 	__uint(max_entries, 1);
 } once_filter SEC(".maps");
 
+/* The MAC that a container sends from, as mac_of reads one, by its device. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 1);
+} once_sender SEC(".maps");
+
 static __always_inline struct once_inner inner_of(const struct addr *a)
 {
 	struct once_inner key = {{a->hi, a->hi >> 32, a->lo, a->lo >> 32}, tunnel_vni};
@@ -105,6 +115,17 @@ static __always_inline void expire(const struct once_flow *f)
 			*(to) = *found;                                                                                \
 		found != NULL;                                                                                         \
 	})
+
+/* differ compares what is aligned to 4 bytes. */
+static __always_inline bool differ(const void *a, const void *b, int size)
+{
+	const __u32 *x = a, *y = b;
+
+	for (int i = 0; i < size / sizeof(*x); i++)
+		if (x[i] != y[i])
+			return true;
+	return false;
+}
 
 /* established tells whether a flow may use the cache: CAUSE_HIT, or why not. */
 static __always_inline enum once_cause established(const struct once_verdict *v, const struct once_now *now)

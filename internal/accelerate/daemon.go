@@ -89,11 +89,16 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	server, err := d.serve(ctx) // its socket keeps a second daemon from starting
+	server, err := d.serve(ctx) // a socket has one daemon
 	if err != nil {
 		return err
 	}
 	defer func() { cancel(); err = errors.Join(err, server.close()) }()
+	claim, err := claimOverlay(o.Overlay)
+	if err != nil {
+		return err
+	}
+	defer claim.Close()
 	w, err := startWatch(ctx)
 	if err != nil {
 		return err
@@ -114,7 +119,7 @@ func Run(ctx context.Context, o Options) (err error) {
 
 // start checks everything before it changes anything.
 func (d *daemon) start(ctx context.Context) error {
-	if err := cmp.Or(d.inspect(), d.applyRules(readRules(ctx))); err != nil {
+	if err := cmp.Or(d.inspect(), d.applyRules(readRules(ctx, d.MarkMask))); err != nil {
 		return fmt.Errorf("%w\n  nothing was changed", err)
 	}
 	if problems := d.allProblems(); len(problems) > 0 {

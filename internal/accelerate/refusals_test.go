@@ -1,8 +1,11 @@
 package accelerate_test
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"pilaster.io/pilaster/internal/accelerate"
 )
 
 // The daemon does not start where a cache would change verdicts. It names the rule or device, and changes nothing.
@@ -56,4 +59,24 @@ func TestRefusals(t *testing.T) {
 	if s, err := d.Status(t.Context()); err != nil || s.Overlay.Local != "2001:db8::1" || !s.InUse {
 		t.Errorf("IPv6 underlay: %+v, %v", s, err)
 	}
+}
+
+// A second daemon for the overlay does not start, whatever its socket. The first one goes on.
+func TestSecondDaemon(t *testing.T) {
+	both := flannel(t)
+	n := both[0]
+	first := n.accelerate(t)
+	second := n.accelerate(t, "--socket", filepath.Join(n.dir, "other.sock"))
+	select {
+	case <-second.ended:
+	default:
+		t.Fatal("the second daemon has started")
+	}
+	if said := second.log.String(); second.code != 1 || !strings.Contains(said, "accelerates flannel.1 already") {
+		t.Errorf("got exit code %d: %s", second.code, said)
+	}
+	both[1].accelerate(t) // in another namespace
+	c := talk(t, n.only(), both[1].only())
+	must(t, c.echo(50))
+	first.until(t, "hits", func(s accelerate.Status) bool { return s.Egress.Hits > 30 })
 }

@@ -18,10 +18,10 @@ type ruleReport struct {
 }
 
 // readRules takes about 50 µs a rule, and so a second on a node with 20,000.
-func readRules(ctx context.Context) ruleReport {
+func readRules(ctx context.Context, marks uint32) ruleReport {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	r, err := rules.Read(ctx)
+	r, err := rules.Read(ctx, marks)
 	counts, failed := tracked()
 	r.Tracks = r.Tracks || counts
 	return ruleReport{r, errors.Join(err, failed)}
@@ -64,5 +64,5 @@ func (d *daemon) startReading(ctx context.Context) {
 		return
 	}
 	d.rulesChanged, d.reading, d.lastReading = false, true, time.Now()
-	d.reader.Go(func() { d.rulesRead <- readRules(ctx) })
+	d.reader.Go(func() { d.rulesRead <- readRules(ctx, d.MarkMask) })
 }

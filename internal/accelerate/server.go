@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/oncache"
 	"pilaster.io/pilaster/internal/unixrpc"
@@ -99,6 +101,19 @@ func (s *server) close() (err error) {
 	}
 	s.done.Wait()
 	return err
+}
+
+// claimOverlay keeps a second daemon of the network namespace, with whatever socket, from accelerating the same overlay:
+// it takes an abstract socket, which belongs to the namespace. The kernel frees it when the process ends.
+func claimOverlay(device string) (io.Closer, error) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@pilaster-accelerate/" + device, Net: "unix"})
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, fmt.Errorf("another daemon in this network namespace accelerates %s already; nothing was changed: "+
+			"stop it first, with `pilaster accelerate reset` and its --socket", device)
+	} else if err != nil {
+		return nil, fmt.Errorf("claim %s: %w", device, err)
+	}
+	return l, nil
 }
 
 // errEnding is the answer to calls while the daemon ends.

@@ -58,7 +58,7 @@ func TestServices(t *testing.T) {
 	service := dial(t, client, netip.MustParseAddrPort("10.96.0.7:80"), server, backend)
 	must(t, service.echo(50))
 	s := d.until(t, "packets that are not learnt", func(s accelerate.Status) bool {
-		return s.Egress.NotLearnt["untracked"] > 40 // conntrack has the connection by the service's address
+		return s.Egress.NotLearnt["nat"] > 40
 	})
 	if s.Egress.Hits != 0 || s.Entries.Flows != 0 {
 		t.Errorf("the connection to the service is cached: %+v, %+v", s.Entries, s.Egress)
@@ -76,4 +76,43 @@ func TestServices(t *testing.T) {
 	sidecar := dial(t, server, inbound, client, netip.AddrPortFrom(address(t, client), 15006))
 	must(t, sidecar.echo(50))
 	d.until(t, "hits", func(s accelerate.Status) bool { return s.Ingress.Hits > before.Ingress.Hits+40 })
+}
+
+// Packets that conntrack asks NAT rules for have no bits of the cache in their marks, so these rules may compare whole
+// marks, as those of Flannel do.
+func TestMarksInNATRules(t *testing.T) {
+	both := flannel(t)
+	n, client, server := both[0], both[0].only(), both[1].only()
+	ip(t, n.ns, "! iptables-nft -w -t nat -A POSTROUTING -o flannel.1 -m mark ! --mark 0 -j SNAT --to-source 10.244.1.77")
+	ip(t, n.ns, "! iptables-nft -w -t nat -A PREROUTING -i flannel.1 -p tcp -m mark ! --mark 0 -j REDIRECT --to-ports 9")
+	d := n.accelerate(t)
+	for _, ends := range [][2]*netns.Namespace{{client, server}, {server, client}} {
+		c := talk(t, ends[0], ends[1])
+		if from, _, _ := net.SplitHostPort(c.server.RemoteAddr().String()); from != address(t, ends[0]).String() {
+			t.Errorf("the connection comes from %s, want %v", from, address(t, ends[0]))
+		}
+		before, err := d.Status(t.Context())
+		must(t, err)
+		must(t, c.echo(50))
+		d.until(t, "hits", func(s accelerate.Status) bool {
+			return s.Egress.Hits > before.Egress.Hits+40 && s.Ingress.Hits > before.Ingress.Hits+40
+		})
+	}
+}
+
+// A bridge that does not know the port of a container floods the frames to it. Only the container itself gets them, by
+// the cache too.
+func TestFlooding(t *testing.T) {
+	both := flannel(t)
+	n := both[0]
+	n.add(t, n, "veth7", 7)
+	n.add(t, n, "veth8", 8)
+	ip(t, n.ns, "link set veth1 down\n! bridge link set dev veth1 learning off\nlink set veth1 up") // it forgets the MAC
+	d := n.accelerate(t)
+	c := talk(t, n.containers["veth1"], both[1].only())
+	must(t, c.echo(200))
+	s := d.until(t, "hits", func(s accelerate.Status) bool { return s.Egress.Hits > 150 && s.Ingress.Hits > 150 })
+	if s.Ingress.NotLearnt["flooded"] == 0 {
+		t.Errorf("no frame was flooded: %+v", s.Ingress)
+	}
 }

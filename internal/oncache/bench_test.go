@@ -92,6 +92,7 @@ type bench struct {
 	ns                *netns.Namespace
 	uplink, container int // ifindex
 	sender            *driver
+	receiver          *driver
 }
 
 func newBench(t testing.TB, w world, change ...func(*Config)) *bench {
@@ -122,7 +123,7 @@ func newBenchOf(t testing.TB, spec *ebpf.CollectionSpec, w world, change ...func
 	must(t, ns.Do(func() (err error) { b.Cache, err = open(spec.Copy(), c.withDefaults()); return err }))
 	t.Cleanup(func() { must(t, b.Close()) })
 	must(t, b.Renew())
-	b.sender = newDriver(t, w, b.objects.OnceLearnOut)
+	b.sender, b.receiver = newSender(t, w, b.objects.OnceLearnOut), newReceiver(t, b.objects.OnceIn)
 	return b
 }
 
@@ -146,6 +147,7 @@ type step struct {
 	frame   []byte
 	mark    uint32
 	plain   bool // not sent by a tunnel device
+	summed  bool // a device has verified the outer checksum
 	device  int  // 0: where the program is attached
 	gsoSize uint32
 	gsoSegs uint32
@@ -167,6 +169,9 @@ func (b *bench) run(t *testing.T, s step) (verdict uint32, out []byte, mark uint
 	data := s.frame
 	if s.program == "learn out" && !s.plain && b.isTunnelled(s.frame) {
 		program, data = b.sender.of(t, b.world, s.frame)
+	}
+	if s.summed {
+		program = b.receiver.program
 	}
 	out = make([]byte, 2048)
 	o := ebpf.RunOptions{Data: data, DataOut: out, Context: ctx, ContextOut: &ctx}
@@ -323,6 +328,14 @@ func (b *bench) clean(t *testing.T) {
 	t.Helper()
 	_, err := b.Evict(Selector{All: true})
 	must(t, errors.Join(err, b.Resume(), b.Renew()))
+}
+
+// introduce makes the MAC known that the container sends from.
+func (b *bench) introduce(t *testing.T) {
+	t.Helper()
+	mac := make([]byte, 8)
+	copy(mac, eth0)
+	must(t, b.objects.OnceSender.Put(uint32(b.container), binary.NativeEndian.Uint64(mac)))
 }
 
 // fill runs the programs on the packets of one connection in both directions, as they pass the overlay's own devices.

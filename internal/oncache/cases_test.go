@@ -55,6 +55,7 @@ func (b *bench) counted(t *testing.T, way uint32, step func()) (causes []string)
 			causes = append(causes, cause)
 		}
 	}
+	slices.Sort(causes)
 	return causes
 }
 
@@ -107,6 +108,7 @@ type lesson struct {
 
 func (l lesson) fault(t *testing.T, b *bench) string {
 	b.clean(t)
+	b.introduce(t)
 	r := refusal{name: l.name, cause: l.cause}
 	mark := others | b.field(r.way())
 	if l.prepare != nil {
@@ -162,6 +164,7 @@ func inner4(w world) bool  { return w.inner4 }
 func inner6(w world) bool  { return !w.inner4 }
 func outer6(w world) bool  { return !w.outer4 }
 func bridged(w world) bool { return w.bridged }
+func routed(w world) bool  { return !w.bridged }
 
 // frames returns the frames of both directions with a body, each with its program's name before the case's.
 func frames(body func(world) packet.Body, change ...change) map[string]func(world) []byte {

@@ -35,6 +35,8 @@ type (
 	verdict struct {
 		Out, In            uint64
 		Generation, Device uint32
+		MACs               [12]byte
+		_                  uint32
 	}
 )
 
@@ -80,6 +82,10 @@ func (o *Cache) evict(s Selector) (n int, err error) {
 			return remove(o.objects.OnceIngress, func(k innerKey, e ingressEntry) bool {
 				return s.All || s.Device != 0 && e.Device == s.Device || s.Inner.IsValid() && k.Address == inner
 			})
+		},
+		func() (int, error) { // what replaces the device may send from another MAC
+			_, err := remove(o.objects.OnceSender, func(k uint32, _ uint64) bool { return s.Device != 0 && k == s.Device })
+			return 0, err
 		},
 		func() (int, error) {
 			return remove(o.objects.OnceFilter, func(k flowKey, v verdict) bool {

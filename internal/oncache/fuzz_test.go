@@ -30,19 +30,19 @@ func (w world) cacheable(frame []byte, out bool) bool {
 		return false
 	}
 	here, there, _, _ := w.ends()
-	mac, from, to, sport, dport := vtep, here, there, uint16(4000), uint16(80)
+	mac, source, from, to, sport, dport := vtep, frame[6:12], here, there, uint16(4000), uint16(80)
 	switch {
 	case out && w.bridged:
-		mac = eth0Far
+		mac, source = eth0Far, eth0
 	case out:
-		mac = bytes.Clone(frame[:6]) // any: the container's own is not known
+		mac, source = gateway, eth0
 	case w.bridged:
 		mac = eth0
 	}
 	if !out {
 		from, to, sport, dport = there, here, 80, 4000
 	}
-	return frame[0]&1 == 0 && bytes.Equal(frame[:6], mac) && bytes.Equal(src, from.AsSlice()) &&
+	return bytes.Equal(frame[:6], mac) && bytes.Equal(frame[6:12], source) && bytes.Equal(src, from.AsSlice()) &&
 		bytes.Equal(dst, to.AsSlice()) && protocol == packet.ProtocolTCP && hops >= 2 && len(ip) <= 1430 &&
 		binary.BigEndian.Uint16(l4) == sport && binary.BigEndian.Uint16(l4[2:]) == dport &&
 		packet.TCPFlags(l4[13])&(packet.SYN|packet.FIN|packet.RST|packet.ACK) == packet.ACK

@@ -1,6 +1,7 @@
 package oncache
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -16,12 +17,19 @@ func twice(names ...string) (all []string) {
 	return all
 }
 
-// learning is twice for programs that learn.
-func learning(names ...string) (all []string) {
+// everywhere is twice, and the same for the programs that learn.
+func everywhere(names ...string) (all []string) {
 	for _, name := range names {
 		all = append(all, "learn out: "+name, "learn in: "+name)
 	}
-	return all
+	return append(all, twice(names...)...)
+}
+
+// translated returns the cases in which conntrack finds a flow that it translates.
+func translated(what string) []string {
+	peers := "peer's " + what + " translated"
+	own := what + " translated"
+	return []string{"out: " + own, "learn out: " + own, "in: " + peers, "learn in: " + peers}
 }
 
 // learners returns the names of the cases in which a packet gets a learn mark.
@@ -57,8 +65,7 @@ func mutations() []mutation {
 				"out: destination unknown"}},
 		{main, "cause >= CAUSE_SYN_ACK && ", "cause >= CAUSE_UNKNOWN && ",
 			twice("SYN and ACK")},
-		{main, "now->generation.marks ? mark_of(now->generation.marks, way) : 0",
-			"mark_of(now->generation.marks, way)",
+		{main, "now->generation.marks && may_mark(skb, p, way) ?", "may_mark(skb, p, way) ?",
 			twice("unknown, while learning is paused")},
 		{main, "if (v.device != skb->ifindex)", "if (0)",
 			[]string{"out: another container"}},
@@ -152,23 +159,38 @@ func mutations() []mutation {
 			"(read6(data, skb->len, bpf_htons(tunnel_port), 0, t), 0)",
 			[]string{"in: another length in UDP", "in: another port", "in: group policy",
 				"in: outer TCP", "in: reserved byte"}},
-		{track, "if (!tracks)", "if (true)", learning("another flow", "no reply", "no reply to the peer",
+		{track, "if (!tracks)", "if (true)", everywhere("another flow", "no reply", "no reply to the peer",
 			"source translated", "peer's source translated", "destination translated",
 			"peer's destination translated")},
-		{track, "if (status & (IPS_NAT | IPS_HELPER))", "if (0)", []string{"learn out: source translated",
-			"learn out: destination translated", "learn in: peer's source translated",
-			"learn in: peer's destination translated"}},
-		{track, "(3 << 4)", "(1 << 4)", []string{"learn out: destination translated",
-			"learn in: peer's destination translated"}},
-		{track, "(3 << 4)", "(2 << 4)", []string{"learn out: source translated", "learn in: peer's source translated"}},
+		{track, "if (status & (IPS_NAT | IPS_HELPER))", "if (0)",
+			slices.Concat(translated("source"), translated("destination"))},
+		{track, "(3 << 4)", "(1 << 4)", translated("destination")},
+		{track, "(3 << 4)", "(2 << 4)", translated("source")},
 		{track, "status & IPS_SEEN_REPLY ? CAUSE_HIT : CAUSE_UNREPLIED", "CAUSE_HIT",
-			learning("no reply", "no reply to the peer")},
+			everywhere("no reply", "no reply to the peer")},
+		{track, "return !why;", "return true;", twice("another flow", "no reply", "no reply to the peer",
+			"source translated", "peer's source translated", "destination translated",
+			"peer's destination translated")},
+		{learn, "if (!sender || *sender != mac_of(p->macs))", "if (!sender)",
+			[]string{"learn in: to another MAC"}},
+		{learn, "if (!sender || *sender != mac_of(p->macs))", "if (sender && *sender != mac_of(p->macs))",
+			[]string{"learn in: the container has sent nothing"}},
+		{main, "if (differ(v.macs, p->macs, sizeof(v.macs)))", "if (0)",
+			[]string{"out: from another MAC", "out: to another MAC"}},
+		{main, "if (t->flags & TUNNEL_CSUM && !is_verified(skb))", "if (0)",
+			[]string{"in: unverified checksum"}},
 		{learn, "if (!ip4 && t->flags & TUNNEL_CSUM)", "if (0)",
 			[]string{"learn out: outer checksum"}},
-		{learn, "if (v && v->generation == new.generation)", "if (v)",
+		{learn, "if (known && known->generation == now->generation.filter)", "if (known)",
 			[]string{"out: void, then let out"}},
-		{learn, "		if (!device || device == v->device || !v->device)\n", "",
+		{learn, "if (known && known->generation == new.generation)", "if (known)",
+			[]string{"out: void, then let in"}},
+		{learn, "		if (same || !known->device)\n", "",
+			[]string{"out: let in to another device before", "out: let in with other MACs before"}},
+		{learn, "known->device == device && !differ(", "!differ(",
 			[]string{"out: let in to another device before"}},
+		{learn, " && !differ(known->macs, new.macs, sizeof(new.macs))", "",
+			[]string{"out: let in with other MACs before"}},
 	}
 }
 

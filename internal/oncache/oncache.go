@@ -101,6 +101,7 @@ func (c Config) set(spec *ebpf.CollectionSpec) error {
 	spec.Maps[oncacheMapOnceEgress].MaxEntries = c.Remote
 	spec.Maps[oncacheMapOnceVtep].MaxEntries = c.Remote
 	spec.Maps[oncacheMapOnceIngress].MaxEntries = c.Local
+	spec.Maps[oncacheMapOnceSender].MaxEntries = c.Local
 	return nil
 }
 

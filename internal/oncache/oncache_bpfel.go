@@ -20,6 +20,7 @@ const (
 	oncacheMapOnceEgress    = "once_egress"
 	oncacheMapOnceFilter    = "once_filter"
 	oncacheMapOnceIngress   = "once_ingress"
+	oncacheMapOnceSender    = "once_sender"
 	oncacheMapOnceVtep      = "once_vtep"
 	oncacheProgOnceIn       = "once_in"
 	oncacheProgOnceLearnIn  = "once_learn_in"
@@ -95,6 +96,7 @@ type oncacheMapSpecs struct {
 	OnceEgress   *ebpf.MapSpec `ebpf:"once_egress"`
 	OnceFilter   *ebpf.MapSpec `ebpf:"once_filter"`
 	OnceIngress  *ebpf.MapSpec `ebpf:"once_ingress"`
+	OnceSender   *ebpf.MapSpec `ebpf:"once_sender"`
 	OnceVtep     *ebpf.MapSpec `ebpf:"once_vtep"`
 }
 
@@ -140,6 +142,7 @@ type oncacheMaps struct {
 	OnceEgress   *ebpf.Map `ebpf:"once_egress"`
 	OnceFilter   *ebpf.Map `ebpf:"once_filter"`
 	OnceIngress  *ebpf.Map `ebpf:"once_ingress"`
+	OnceSender   *ebpf.Map `ebpf:"once_sender"`
 	OnceVtep     *ebpf.Map `ebpf:"once_vtep"`
 }
 
@@ -149,6 +152,7 @@ func (m *oncacheMaps) Close() error {
 		m.OnceEgress,
 		m.OnceFilter,
 		m.OnceIngress,
+		m.OnceSender,
 		m.OnceVtep,
 	)
 }

@@ -145,6 +145,11 @@ func states() []refusal {
 		{name: "out: VTEP unknown", frame: out, cause: "no-route", learns: true, forgets: true,
 			prepare: func(t *testing.T, b *bench) { empty[[16]byte, vtepEntry](t, b.objects.OnceVtep) }},
 		{name: "out: too long", frame: long, cause: "too-long"},
+		{name: "out: from another MAC", frame: edited(func(_ world, f []byte, ip int) []byte {
+			f[ip-3] = 0x77
+			return f
+		})["out"], cause: "device", learns: true},
+		{name: "out: to another MAC", only: routed, frame: set(-9, 0x77)["out"], cause: "device", learns: true},
 		{name: "out: another port", cause: "unknown", learns: true, frame: func(w world) []byte {
 			return w.sent(packet.TCP{SourcePort: 4001, DestinationPort: 80, Flags: packet.ACK})
 		}},
@@ -163,6 +168,16 @@ func states() []refusal {
 		{name: "out: let in to another device before", frame: out, cause: "expired", learns: true,
 			prepare: func(t *testing.T, b *bench) {
 				b.change(t, func(v *verdict) { v.Device++ })
+				b.run(t, step{program: "learn in", frame: b.received(answered), mark: b.field(2)})
+			}},
+		{name: "out: void, then let in", frame: out, cause: "expired", learns: true,
+			prepare: func(t *testing.T, b *bench) {
+				must(t, b.Void())
+				b.run(t, step{program: "learn in", frame: b.received(answered), mark: b.field(2)})
+			}},
+		{name: "out: let in with other MACs before", frame: out, cause: "expired", learns: true,
+			prepare: func(t *testing.T, b *bench) {
+				b.change(t, func(v *verdict) { v.MACs[5]++ })
 				b.run(t, step{program: "learn in", frame: b.received(answered), mark: b.field(2)})
 			}},
 		{name: "in: container has moved", frame: in, prepare: entry(func(v *verdict) { v.Device++ }), cause: "no-route",
@@ -231,6 +246,7 @@ func outerHeaders() []refusal {
 		}},
 		{name: "in: another node's", frame: in("destination", 9)},
 		{name: "in: from another node", frame: in("source", 9), cause: "sender"},
+		{name: "in: unverified checksum", frame: in("checksum", 1, 2), cause: "unverified", learns: true},
 		{name: "in: another port", frame: in("target", 9, 9)},
 		{name: "in: another network", frame: in("vni", 9)},
 		{name: "in: group policy", frame: in("flags", 0x88)},
@@ -278,6 +294,13 @@ func lessons() []lesson {
 		{name: "learn out: another network", frame: func(w world) []byte { return w.with(w.leaving(said), "vni", 9) }},
 		{name: "learn out: fragment", frame: func(w world) []byte { return w.leaving(said, fragment) }},
 		{name: "learn in: fragment", frame: func(w world) []byte { return w.received(answered, fragment) }},
+		{name: "learn in: to another MAC", cause: "flooded", frame: func(w world) []byte {
+			f := w.received(answered)
+			f[5] = 0x77
+			return f
+		}},
+		{name: "learn in: the container has sent nothing", frame: in, cause: "flooded",
+			prepare: func(t *testing.T, b *bench) { empty[uint32, uint64](t, b.objects.OnceSender) }},
 		{name: "learn out: SYN", frame: func(w world) []byte { return w.leaving(flags(said, packet.SYN)) }},
 		{name: "learn in: FIN", frame: func(w world) []byte {
 			return w.received(flags(answered, packet.FIN|packet.ACK))

@@ -7,12 +7,12 @@ import (
 
 // Causes of a cache miss, in the order of enum once_cause in bpf/oncache/state.h, whose first value is a hit.
 var missCauses = []string{
-	"no-lease", "packet", "hop-limit", "tcp-flags", "fin", "segments", "congested", "sender", "syn-ack", "unknown",
-	"void", "expired", "device", "no-route", "too-long", "failed",
+	"no-lease", "packet", "hop-limit", "tcp-flags", "fin", "segments", "congested", "sender", "syn-ack", "unverified",
+	"unknown", "void", "expired", "device", "no-route", "too-long", "failed",
 }
 
 // notLearnt are the causes why a packet that was to be learnt from was not.
-var notLearnt = []string{"changed-before", "untracked", "unreplied", "nat", "checksum", "changed-meanwhile"}
+var notLearnt = []string{"changed-before", "untracked", "unreplied", "nat", "checksum", "flooded", "changed-meanwhile"}
 
 // Stats are counters since Open, and numbers of entries.
 type Stats struct {

@@ -2,8 +2,10 @@ package oncache
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink/nl"
@@ -112,45 +114,67 @@ func trackCases() []trackCase {
 	}
 }
 
-// faults returns the cases that fail, in a namespace with these conntrack entries. A packet whose tuple conntrack has
-// not, because of the translation, is as good as one of a translated flow.
+// trackFaults returns the cases that fail, in a namespace with these conntrack entries: packets get no learn mark, and
+// are not learnt from. A packet whose tuple conntrack has not, because of the translation, is as good as one of a
+// translated flow.
 func (b *bench) trackFaults(t *testing.T) (failed []string) {
 	here, there, _, _ := b.ends()
+	b.introduce(t)
 	for i, c := range trackCases() {
-		for _, program := range []string{"learn out", "learn in"} {
-			b.clean(t)
-			port := 2*uint16(i) + 4000
-			if program == "learn in" {
-				port++
-			}
+		for way, program := range []string{"out", "in"} {
+			port := 2*uint16(i) + uint16(way) + 4000
 			f := c.flow(netip.AddrPortFrom(here, port), netip.AddrPortFrom(there, 80))
 			must(t, b.ns.Do(f.create))
-			r := refusal{name: program + ": " + c.name}
-			s := step{program: program, mark: b.field(r.way())}
-			if program == "learn out" {
-				s.frame = b.leaving(packet.UDP{SourcePort: port, DestinationPort: 80})
-			} else {
-				s.frame = b.received(packet.UDP{SourcePort: 80, DestinationPort: port})
+			said := packet.UDP{SourcePort: port, DestinationPort: 80}
+			answered := packet.UDP{SourcePort: 80, DestinationPort: port}
+			first, last := b.sent(said), b.leaving(said)
+			if program == "in" {
+				first, last = b.coming(answered), b.received(answered)
 			}
-			causes := b.counted(t, r.way(), func() { b.run(t, s) })
-			ok := slices.Equal(causes, []string{c.cause})
-			if c.cause == "nat" {
-				ok = ok || slices.Equal(causes, []string{"untracked"})
-			}
-			stats, err := b.Stats()
-			must(t, err)
-			if learnt := c.cause == "learnt"; !ok || (stats.Flows == 1) != learnt {
-				t.Logf("%v: %s: counted %q, %d flows", b.world, r.name, causes, stats.Flows)
-				failed = append(failed, r.name)
+			for _, s := range []step{{program: program, frame: first}, {program: "learn " + program, frame: last}} {
+				if why := b.trackFault(t, s, uint32(way+1), c.cause); why != "" {
+					t.Logf("%v: %s: %s: %s", b.world, s.program, c.name, why)
+					failed = append(failed, s.program+": "+c.name)
+				}
 			}
 		}
 	}
 	return failed
 }
 
+func (b *bench) trackFault(t *testing.T, s step, way uint32, cause string) string {
+	t.Helper()
+	b.clean(t)
+	s.mark = others
+	marked, learnt := others|b.field(way), cause == "learnt"
+	wanted, flows, mark := []string{cause}, 0, marked
+	switch teaches := strings.HasPrefix(s.program, "learn"); {
+	case teaches && learnt:
+		s.mark, flows = marked, 1
+	case teaches:
+		s.mark = marked
+	case learnt:
+		wanted = []string{"unknown"}
+	default:
+		wanted, mark = []string{cause, "unknown"}, others
+	}
+	var got uint32
+	causes := b.counted(t, way, func() { _, _, got = b.run(t, s) })
+	stats, err := b.Stats()
+	must(t, err)
+	if cause == "nat" && slices.Contains(causes, "untracked") {
+		wanted[0] = "untracked"
+	}
+	slices.Sort(wanted)
+	if !slices.Equal(causes, wanted) || stats.Flows != flows || got != mark {
+		return fmt.Sprintf("counted %q, want %q, %d flows, mark %#x, want %#x", causes, wanted, stats.Flows, got, mark)
+	}
+	return ""
+}
+
 func tracking(c *Config) { c.Tracks = true }
 
-// A flow is learnt only if conntrack has seen both directions and does not translate it.
+// A flow is marked and learnt only if conntrack has seen both directions and does not translate it.
 func TestConntrack(t *testing.T) {
 	for _, w := range worlds {
 		if failed := newBench(t, w, tracking).trackFaults(t); len(failed) > 0 {

@@ -51,15 +51,26 @@ func (r rule) tracks() bool {
 }
 
 // unsafe says which part of the rule is not a function of the flow; "" if there is none. A rule that only counts or
-// logs is safe whatever it matches.
-func (r rule) unsafe() string {
+// logs is safe whatever it matches. marks are the bits of the cache in marks, stateful has the sets with state in their
+// elements, and what it is.
+func (r rule) unsafe(marks uint32, stateful map[chainName]string) string {
 	if !slices.ContainsFunc(r.expressions, expression.acts) {
 		return ""
 	}
+	v6, tcp := r.isIPv6(), r.isTCP()
 	for _, e := range r.expressions {
-		if why := e.unsafe(r.isIPv6()); why != "" {
+		if why := e.unsafe(v6, tcp); why != "" {
 			return why
 		}
+		if e.name == "lookup" {
+			set := e.data.text(unix.NFTA_LOOKUP_SET)
+			if state := stateful[chainName{r.chain.family, r.chain.table, set}]; state != "" {
+				return fmt.Sprintf("%s (elements of set %s)", state, set)
+			}
+		}
+	}
+	if r.comparesMark(marks) {
+		return whyMark(marks)
 	}
 	return ""
 }
@@ -89,7 +100,7 @@ func (e expression) acts() bool {
 	return true
 }
 
-func (e expression) unsafe(v6 bool) string {
+func (e expression) unsafe(v6, tcp bool) string {
 	switch e.name {
 	case "bitwise", "byteorder", "cmp", "counter", "fib", "hash", "immediate", "last", "log", "lookup", "masq", "nat",
 		"notrack", "range", "redir", "reject", "rt", "socket":
@@ -108,7 +119,7 @@ func (e expression) unsafe(v6 bool) string {
 	case "objref":
 		return e.unsafeObject()
 	case "payload":
-		return e.unsafePayload(v6)
+		return e.unsafePayload(v6, tcp)
 	case "target":
 		if name := e.data.text(unix.NFTA_TARGET_NAME); !safeTarget(name) {
 			return "target " + name
@@ -134,6 +145,9 @@ func (e expression) unsafeConntrack() string {
 		return "connbytes (ct bytes)"
 	case unix.NFT_CT_AVGPKT:
 		return "connbytes (ct avgpkt)"
+	}
+	if key := e.data.number(unix.NFTA_CT_KEY); key > unix.NFT_CT_ID {
+		return fmt.Sprintf("ct (key %d)", key)
 	}
 	return ""
 }
@@ -192,25 +206,33 @@ func (e expression) unsafeObject() string {
 // maxSegment is the TCP option of the maximum segment size, which only SYN packets have. They are never cached.
 const maxSegment = 2
 
+// unsafeOption accepts IPv4 options and IPv6 extension headers too, because packets with some are never cached.
 func (e expression) unsafeOption() string {
-	if _, set := e.data[unix.NFTA_EXTHDR_SREG]; set && e.data.number(unix.NFTA_EXTHDR_TYPE) != maxSegment {
+	kind, op := e.data.number(unix.NFTA_EXTHDR_TYPE), e.data.number(unix.NFTA_EXTHDR_OP)
+	switch {
+	case e.sets(unix.NFTA_EXTHDR_SREG) && kind != maxSegment:
 		return "mangle (exthdr set)"
+	case op == unix.NFT_EXTHDR_OP_TCPOPT && kind != maxSegment:
+		return fmt.Sprintf("tcp option %d", kind)
+	case op > unix.NFT_EXTHDR_OP_TCPOPT+1: // the next one is that of IPv4
+		return fmt.Sprintf("exthdr (operation %d)", op)
 	}
 	return ""
 }
 
-// unsafePayload accepts reads of MACs, addresses, protocols, ports and TCP flags.
-func (e expression) unsafePayload(v6 bool) string {
+// unsafePayload accepts reads of MACs, addresses, protocols, ports and TCP flags, which end where these fields do.
+func (e expression) unsafePayload(v6, tcp bool) string {
 	if _, set := e.data[unix.NFTA_PAYLOAD_SREG]; set {
 		return "mangle (payload set)"
 	}
 	base := e.data.number(unix.NFTA_PAYLOAD_BASE)
 	offset, size := e.data.number(unix.NFTA_PAYLOAD_OFFSET), e.data.number(unix.NFTA_PAYLOAD_LEN)
+	end := offset + size
 	switch {
-	case base == unix.NFT_PAYLOAD_LL_HEADER,
-		base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && (offset+size <= 4 || offset == 13),
-		base == unix.NFT_PAYLOAD_NETWORK_HEADER && v6 && (offset >= 8 || offset == 6 && size == 1),
-		base == unix.NFT_PAYLOAD_NETWORK_HEADER && !v6 && (offset >= 12 || offset == 9 && size == 1):
+	case base == unix.NFT_PAYLOAD_LL_HEADER && end <= 14,
+		base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && (end <= 4 || tcp && offset == 13 && size == 1),
+		base == unix.NFT_PAYLOAD_NETWORK_HEADER && v6 && (offset >= 8 && end <= 40 || offset == 6 && size == 1),
+		base == unix.NFT_PAYLOAD_NETWORK_HEADER && !v6 && (offset >= 12 && end <= 20 || offset == 9 && size == 1):
 		return ""
 	}
 	return fmt.Sprintf("payload (base %d, offset %d, %d bytes)", base, offset, size)
@@ -233,6 +255,29 @@ func (r rule) isIPv6() bool {
 			value, _ := parse(e.data[unix.NFTA_CMP_DATA])
 			v := value[unix.NFTA_DATA_VALUE]
 			if bytes.Equal(v, []byte{unix.NFPROTO_IPV6}) || bytes.Equal(v, []byte{0x86, 0xdd}) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// isTCP reports whether the rule compares the transport protocol with TCP. Without that, the byte of TCP's flags may be
+// one of a datagram.
+func (r rule) isTCP() bool {
+	protocol := false
+	for _, e := range r.expressions {
+		switch e.name {
+		case "meta":
+			protocol = e.data.number(unix.NFTA_META_KEY) == unix.NFT_META_L4PROTO
+		case "payload":
+			offset := e.data.number(unix.NFTA_PAYLOAD_OFFSET)
+			protocol = e.data.number(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER &&
+				e.data.number(unix.NFTA_PAYLOAD_LEN) == 1 && (offset == 9 || offset == 6)
+		case "cmp":
+			value, _ := parse(e.data[unix.NFTA_CMP_DATA])
+			equal := e.data.number(unix.NFTA_CMP_OP) == unix.NFT_CMP_EQ
+			if protocol && equal && bytes.Equal(value[unix.NFTA_DATA_VALUE], []byte{unix.IPPROTO_TCP}) {
 				return true
 			}
 		}

@@ -21,7 +21,7 @@ var legacyFamilies = []legacyFamily{
 
 // read returns no error if the namespace has no tables of this family. The kernel shows these rules to the program
 // that made them only, in a binary form that depends on its version.
-func (f legacyFamily) read(ctx context.Context) (Report, error) {
+func (f legacyFamily) read(ctx context.Context, marks uint32) (Report, error) {
 	names, err := os.ReadFile(f.tables)
 	if err != nil && !errors.Is(err, os.ErrNotExist) { // without the file, the kernel has no such tables
 		return Report{}, err
@@ -39,11 +39,11 @@ func (f legacyFamily) read(ctx context.Context) (Report, error) {
 	} else if err != nil {
 		return Report{}, fmt.Errorf("%s: %w: %s", f.command, err, bytes.TrimSpace(complaint.Bytes()))
 	}
-	return parseLegacy(strings.TrimSuffix(f.command, "-save"), string(out)), nil
+	return parseLegacy(strings.TrimSuffix(f.command, "-save"), string(out), marks), nil
 }
 
 // parseLegacy judges the rules in the output of iptables-legacy-save.
-func parseLegacy(program, saved string) (r Report) {
+func parseLegacy(program, saved string, marks uint32) (r Report) {
 	var table string
 	chains := map[string]bool{}
 	numbers := map[string]int{}
@@ -56,7 +56,7 @@ func parseLegacy(program, saved string) (r Report) {
 		case strings.HasPrefix(line, ":"):
 			chains[strings.Fields(line[1:])[0]] = true
 		case strings.HasPrefix(line, "-A "):
-			matches, target := legacyRule(line)
+			matches, target, seen := legacyRule(line)
 			chain := strings.Fields(line)[1]
 			numbers[chain]++
 			r.Tracks = r.Tracks || slices.Contains(trackingTargets, target) ||
@@ -64,7 +64,11 @@ func parseLegacy(program, saved string) (r Report) {
 			if table == "nat" || target == "" || slices.Contains(passiveTargets, target) {
 				continue
 			}
-			if why := unsafeLegacy(matches, target, chains); why != "" {
+			why := unsafeLegacy(matches, target, chains)
+			if why == "" && seen&marks != 0 {
+				why = whyMark(marks)
+			}
+			if why != "" {
 				r.Unsafe = append(r.Unsafe,
 					fmt.Sprintf("%s table %s, chain %s, rule %d: %s", program, table, chain, numbers[chain], why))
 			}
@@ -85,8 +89,9 @@ func unsafeLegacy(matches []string, target string, chains map[string]bool) strin
 	return ""
 }
 
-// legacyRule returns the matches and the target of a rule. Comments and strings in quotes may contain anything.
-func legacyRule(line string) (matches []string, target string) {
+// legacyRule returns the matches and the target of a rule, and the bits of marks that it looks at. Comments and strings
+// in quotes may contain anything.
+func legacyRule(line string) (matches []string, target string, marks uint32) {
 	words := splitQuoted(line)
 	for i := 0; i+1 < len(words); i++ {
 		switch words[i] {
@@ -94,12 +99,16 @@ func legacyRule(line string) (matches []string, target string) {
 			matches = append(matches, words[i+1])
 		case "-j", "-g":
 			target = words[i+1]
+		case "--mark":
+			if len(matches) > 0 && matches[len(matches)-1] == "mark" { // connmark has this option too
+				marks |= legacyMarkMask(words[i+1])
+			}
 		default:
 			continue
 		}
 		i++
 	}
-	return matches, target
+	return matches, target, marks
 }
 
 // splitQuoted splits at blanks outside of quotes. A quoted word keeps its first quote, so that it is no option.

@@ -37,9 +37,11 @@ type ruleset struct {
 	bases []chainName // base chains that IP packets meet, of another type than nat
 	rules map[chainName][]rule
 	maps  map[chainName][]string // verdict maps, with the chains that their elements name
+	// stateful are sets whose elements have an expression with state, such as a limit, which a lookup evaluates.
+	stateful map[chainName]string
 }
 
-func readNftables() (r Report, err error) {
+func readNftables(marks uint32) (r Report, err error) {
 	s, err := netns.List(dumpRuleset)
 	if err != nil {
 		return r, err
@@ -48,7 +50,7 @@ func readNftables() (r Report, err error) {
 	for chain, rules := range s.rules {
 		for _, one := range rules {
 			r.Tracks = r.Tracks || one.tracks()
-			if why := one.unsafe(); why != "" && reached[chain] {
+			if why := one.unsafe(marks, s.stateful); why != "" && reached[chain] {
 				r.Unsafe = append(r.Unsafe, fmt.Sprintf("nftables %v, rule with handle %d: %s", chain, one.handle, why))
 			}
 		}
@@ -78,9 +80,9 @@ func (s ruleset) reached() map[chainName]bool {
 	return reached
 }
 
-// dumpRuleset reads chains, rules and verdict maps.
+// dumpRuleset reads chains, rules and the elements of sets.
 func dumpRuleset() (s ruleset, err error) {
-	s = ruleset{rules: map[chainName][]rule{}, maps: map[chainName][]string{}}
+	s = ruleset{rules: map[chainName][]rule{}, maps: map[chainName][]string{}, stateful: map[chainName]string{}}
 	err = dump(unix.NFT_MSG_GETCHAIN, nil, func(family byte, a attributes) error {
 		_, base := a[unix.NFTA_CHAIN_HOOK]
 		if base && a.text(unix.NFTA_CHAIN_TYPE) != "nat" && family != unix.NFPROTO_ARP {
@@ -108,18 +110,16 @@ func dumpRuleset() (s ruleset, err error) {
 	if err != nil {
 		return s, err
 	}
-	return s, s.dumpMaps()
+	return s, s.dumpSets()
 }
 
-// verdictType is the type of the data of verdict maps (NFT_DATA_VERDICT).
-const verdictType = 0xffffff00
+// NFTA_SET_ELEM_EXPRESSIONS, the list form of NFTA_SET_ELEM_EXPR.
+const elementExpressions = 11
 
-func (s ruleset) dumpMaps() error {
+func (s ruleset) dumpSets() error {
 	var names []chainName
 	err := dump(unix.NFT_MSG_GETSET, nil, func(family byte, a attributes) error {
-		if a.number(unix.NFTA_SET_DATA_TYPE) == verdictType {
-			names = append(names, chainName{family, a.text(unix.NFTA_SET_TABLE), a.text(unix.NFTA_SET_NAME)})
-		}
+		names = append(names, chainName{family, a.text(unix.NFTA_SET_TABLE), a.text(unix.NFTA_SET_NAME)})
 		return nil
 	})
 	if err != nil {
@@ -129,12 +129,8 @@ func (s ruleset) dumpMaps() error {
 		err := dump(unix.NFT_MSG_GETSETELEM, &set, func(_ byte, a attributes) error {
 			elements, err := nl.ParseRouteAttr(a[unix.NFTA_SET_ELEM_LIST_ELEMENTS])
 			for _, one := range elements {
-				e, err := parse(one.Value)
-				if err != nil {
+				if err := s.element(set, one.Value); err != nil {
 					return err
-				}
-				if chain := verdictChain(e[unix.NFTA_SET_ELEM_DATA]); chain != "" {
-					s.maps[set] = append(s.maps[set], chain)
 				}
 			}
 			return err
@@ -144,6 +140,34 @@ func (s ruleset) dumpMaps() error {
 		}
 	}
 	return nil
+}
+
+func (s ruleset) element(set chainName, b []byte) error {
+	a, err := parse(b)
+	if err != nil {
+		return err
+	}
+	if chain := verdictChain(a[unix.NFTA_SET_ELEM_DATA]); chain != "" {
+		s.maps[set] = append(s.maps[set], chain)
+	}
+	var expressions [][]byte
+	if one, ok := a[unix.NFTA_SET_ELEM_EXPR]; ok {
+		expressions = append(expressions, one)
+	}
+	list, err := nl.ParseRouteAttr(a[elementExpressions])
+	for _, one := range list {
+		expressions = append(expressions, one.Value)
+	}
+	for _, one := range expressions {
+		e, err := parseExpression(one)
+		if err != nil {
+			return err
+		}
+		if e.name != "counter" && e.name != "last" {
+			s.stateful[set] = e.name
+		}
+	}
+	return err
 }
 
 // dump calls do with the attributes of each object of the kind that the message asks for; of one set if it is not nil.

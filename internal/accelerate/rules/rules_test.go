@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"encoding/binary"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -28,9 +29,13 @@ func namespace(t *testing.T) *netns.Namespace {
 	return ns
 }
 
+const cacheMarks = 0x1ff0
+
+var wholeMark = whyMark(cacheMarks)
+
 func read(t *testing.T, ns *netns.Namespace) (r Report) {
 	t.Helper()
-	must(t, ns.Do(func() (err error) { r, err = Read(t.Context()); return err }))
+	must(t, ns.Do(func() (err error) { r, err = Read(t.Context(), cacheMarks); return err }))
 	return r
 }
 
@@ -71,6 +76,12 @@ var iptablesRules = []struct{ rule, why string }{
 	{"-A FORWARD -m limit --limit 5/s -j LOG", ""}, // it logs only
 	{"-A INPUT -s 10.0.0.1 -m tos --tos 4 -j DROP", "tos"},
 	{"-t nat -A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE", ""},
+	{"-A FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT", ""},
+	{"-A FORWARD -m mark ! --mark 0x4000/0x4000 -j DROP", ""},
+	{"-A FORWARD -m mark --mark 0x4000 -j ACCEPT", wholeMark},
+	{"-A FORWARD -m mark ! --mark 0x10/0x10 -j DROP", wholeMark},
+	{"-A FORWARD -m connmark --mark 0x4000 -j ACCEPT", ""},
+	{"-t nat -A POSTROUTING -m mark --mark 0x4000 -j RETURN", ""}, // as Flannel's
 	// as kube-proxy's
 	{"-t nat -A PREROUTING -m statistic --mode nth --every 2 --packet 0 -p tcp -j REDIRECT --to-ports 1", ""},
 }
@@ -155,12 +166,60 @@ var nativeRules = map[string]struct {
 	"random": {"statistic (meta random)", []expr.Any{&expr.Meta{Key: expr.MetaKeyPRANDOM, Register: 1}, verdict}},
 	"hour":   {"time (meta time, day or hour)", []expr.Any{&expr.Meta{Key: metaHour, Register: 1}, verdict}},
 	"length": {"meta length", []expr.Any{&expr.Meta{Key: expr.MetaKeyLEN, Register: 1}, verdict}},
-	"mark":   {"", []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, verdict}},
+	"mark": {wholeMark, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: make([]byte, 4)}, verdict,
+	}},
+	"masked mark": {"", []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, masked(0x4000),
+		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: make([]byte, 4)}, verdict,
+	}},
+	"mask with a bit of the cache": {wholeMark, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, masked(0x4010),
+		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: make([]byte, 4)}, verdict,
+	}},
+	"mark in a range": {wholeMark, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Range{Op: expr.CmpOpEq, Register: 1, FromData: make([]byte, 4), ToData: []byte{9, 9, 9, 9}}, verdict,
+	}},
+	// as "meta mark set meta mark or 0x4000"
+	"set mark": {"", []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, masked(^uint32(0x4000)),
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1}, verdict,
+	}},
+	"save mark": {wholeMark, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: 1}, verdict,
+	}},
+	"other register": {"", []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, network(12, 4),
+		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: make([]byte, 4)}, verdict,
+	}},
 	"bytes": {"connbytes (ct bytes)", []expr.Any{
 		&expr.Ct{Key: expr.CtKeyBYTES, Register: 1}, &expr.Cmp{Register: 1, Data: make([]byte, 8)}, verdict,
 	}},
 	"state": {"", []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, verdict}},
-	"saddr": {"", []expr.Any{network(12, 4), verdict}},
+	"saddr":            {"", []expr.Any{network(12, 4), verdict}},
+	"both addresses":   {"", []expr.Any{network(12, 8), verdict}},
+	"beyond addresses": {"payload (base 1, offset 12, 12 bytes)", []expr.Any{network(12, 12), verdict}},
+	"beyond frame": {"payload (base 0, offset 12, 8 bytes)", []expr.Any{
+		&expr.Payload{Base: expr.PayloadBaseLLHeader, Offset: 12, Len: 8, DestRegister: 1}, verdict,
+	}},
+	"flags of TCP": {"", []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{unix.IPPROTO_TCP}}, transport(13, 1), verdict,
+	}},
+	"flags of no protocol": {"payload (base 2, offset 13, 1 bytes)", []expr.Any{transport(13, 1), verdict}},
+	"flags and more": {"payload (base 2, offset 13, 4 bytes)", []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{unix.IPPROTO_TCP}}, transport(13, 4), verdict,
+	}},
+	"tcp timestamps": {"tcp option 8", []expr.Any{
+		&expr.Exthdr{Op: expr.ExthdrOpTcpopt, Type: 8, Offset: 2, Len: 4, DestRegister: 1}, verdict,
+	}},
+	"tcp maxseg": {"", []expr.Any{
+		&expr.Exthdr{Op: expr.ExthdrOpTcpopt, Type: maxSegment, Offset: 2, Len: 2, DestRegister: 1}, verdict,
+	}},
 	"port": {"", []expr.Any{
 		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: 1}, verdict,
 	}},
@@ -176,6 +235,16 @@ var nativeRules = map[string]struct {
 			OperationType: expr.PayloadWrite, Base: expr.PayloadBaseNetworkHeader, Offset: 8, Len: 1, SourceRegister: 1,
 		},
 	}},
+}
+
+func masked(mask uint32) expr.Any {
+	return &expr.Bitwise{
+		SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, mask), Xor: make([]byte, 4),
+	}
+}
+
+func transport(offset, size uint32) expr.Any {
+	return &expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: size, DestRegister: 1}
 }
 
 func network(offset, size uint32) expr.Any {
@@ -243,7 +312,7 @@ func TestARP(t *testing.T) {
 func TestOtherExpressions(t *testing.T) {
 	for name, want := range map[string]string{"queue": "NFQUEUE (queue)", "later": "later"} {
 		r := rule{expressions: []expression{{name: name}}}
-		if why := r.unsafe(); why != want {
+		if why := r.unsafe(cacheMarks, nil); why != want {
 			t.Errorf("%s: got %q, want %q", name, why, want)
 		}
 	}
@@ -270,7 +339,7 @@ func TestLegacyWithoutProgram(t *testing.T) {
 	ns := namespace(t)
 	run(t, ns, "iptables-legacy -w -A FORWARD -j ACCEPT")
 	t.Setenv("PATH", t.TempDir())
-	err := ns.Do(func() error { _, err := Read(t.Context()); return err })
+	err := ns.Do(func() error { _, err := Read(t.Context(), cacheMarks); return err })
 	if err == nil || !strings.Contains(err.Error(), "install the package iptables") {
 		t.Errorf("got error %v, want one that says what to install", err)
 	}
@@ -281,7 +350,7 @@ func TestParseLegacy(t *testing.T) {
 	saved := "*raw\n:cali ACCEPT [0:0]\nCOMMIT\n*filter\n:FORWARD ACCEPT [0:0]\n:own - [0:0]\n" +
 		"-A FORWARD -m comment --comment \"a \\\" -m limit -j TTL\" -j DROP\n-A FORWARD -j own\n-A FORWARD -g cali\n"
 	want := "iptables-legacy table filter, chain FORWARD, rule 3: target cali"
-	if r := parseLegacy("iptables-legacy", saved); len(r.Unsafe) != 1 || r.Unsafe[0] != want {
+	if r := parseLegacy("iptables-legacy", saved, cacheMarks); len(r.Unsafe) != 1 || r.Unsafe[0] != want {
 		t.Errorf("got %q, want %q", r.Unsafe, want)
 	}
 }
