@@ -17,7 +17,7 @@ plugin_entry = $(if $(filter amd64,$(shell go env GOARCH)),-E main.start)
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it creates network namespaces and loads eBPF programs))
 
 # The suites of `make long`, in its order. test/README.md describes each one and its duration.
-suites := policies routing restart churn chaos fuzz soak mutation macvlan netkit vm-ovs paper bench
+suites := policies routing restart churn chaos flannel fuzz soak mutation macvlan netkit vm-ovs paper bench
 
 .PHONY: help build plugin demo check test tests long $(suites) survive fuzz-long deps lint generate generated vm budget
 
@@ -100,7 +100,9 @@ deps: ## the Debian packages that tests, lint and generate use (.ci/packages)
 lint: deps ## gofmt, vet, staticcheck, clang warnings, clang-format
 	@test -z "$$(gofmt -l api cmd internal test)" || { echo "not as gofmt writes it:"; gofmt -l api cmd internal test; exit 1; }
 	go vet ./...
+	go vet -tags flannel ./test/flannel
 	go tool staticcheck ./...
+	go tool staticcheck -tags flannel ./test/flannel
 	@for f in bpf/*.bpf.c; do echo "$(CLANG) -Wall -Werror $$f"; \
 	    $(CLANG) -target bpf -Ibpf -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror "$$f"; done
 	git ls-files 'bpf/*.c' 'bpf/*.h' ':!bpf/vmlinux.h' | xargs $(CLANG:clang%=clang-format%) --dry-run -Werror
@@ -193,6 +195,19 @@ chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and
 	@$(as_root)
 	@$(MAKE) deps build
 	$(call suite,CHANGES=$(PILASTER_CHAOS_CHANGES)) $(go_test) -timeout 0 ./test/chaos
+
+# Flannel's backend udp has C code. The module's go.sum names all sources. Without the tags, the C library would be used for
+# names too.
+dist/flannel/flannel: test/flannel/binaries/go.mod test/flannel/binaries/go.sum
+	cd test/flannel/binaries && CGO_ENABLED=1 CC=$(CLANG) go build -tags netgo,osusergo -ldflags '-s -w' -o $(CURDIR)/dist/flannel/ tool
+
+flannel: export PILASTER_TEST_FLANNEL := $(CURDIR)/dist/flannel
+flannel: ## pilaster accelerate beside the real Flannel, which it downloads and builds
+	@$(as_root)
+	@$(MAKE) deps build
+	@.ci/deps packages-flannel
+	@$(MAKE) dist/flannel/flannel
+	$(call suite) $(go_test) -tags flannel -timeout 20m ./test/flannel
 
 # KERNEL is a Debian package. PKG are arguments of `go test`, RUN and SKIP patterns of tests. Files outside of the folder WRITE are
 # lost with the machine. No KVM is needed; ACCEL=kvm uses it. Without KVM, two CPUs sometimes fail on code that the kernel
