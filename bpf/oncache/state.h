@@ -92,7 +92,7 @@ enum once_cause {
 	CAUSE_SENDER,	 /* not from the VTEP that packets to the container go to */
 	/* The overlay's answer to those up to CAUSE_ROUTE can be learnt. */
 	CAUSE_SYN_ACK,	  /* conntrack has to see it */
-	CAUSE_UNVERIFIED, /* nobody has verified the outer checksum, which the kernel does */
+	CAUSE_UNVERIFIED, /* no device has verified the outer checksum; the kernel does */
 	CAUSE_UNKNOWN,	  /* no filter entry */
 	CAUSE_VOID,	  /* of an old generation */
 	CAUSE_EXPIRED,	  /* one direction has no packet that the overlay let through lately */

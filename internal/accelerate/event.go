@@ -36,6 +36,7 @@ func (d *daemon) routeEvent(m syscall.NetlinkMessage) error {
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
 		return d.queueEvent(int(nl.DeserializeTcMsg(m.Data).Ifindex))
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
+		d.rulesChanged = true // a rule may compare marks
 		d.evict(overlay.Eviction{All: true, Cause: causeRule})
 	case unix.RTM_DELNEIGH:
 		deleted = true

@@ -103,8 +103,8 @@ func (s *server) close() (err error) {
 	return err
 }
 
-// claimOverlay keeps a second daemon of the network namespace, with whatever socket, from accelerating the same overlay:
-// it takes an abstract socket, which belongs to the namespace. The kernel frees it when the process ends.
+// claimOverlay keeps a second daemon of the network namespace, with whatever socket, from accelerating the same
+// overlay: it takes an abstract socket, which belongs to the namespace. The kernel frees it when the process ends.
 func claimOverlay(device string) (io.Closer, error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@pilaster-accelerate/" + device, Net: "unix"})
 	if errors.Is(err, unix.EADDRINUSE) {

@@ -79,37 +79,59 @@ func TestServices(t *testing.T) {
 }
 
 // Packets that conntrack asks NAT rules for have no bits of the cache in their marks, so these rules may compare whole
-// marks, as those of Flannel do.
+// marks, as those of Flannel do. SYN packets never have a mark, datagrams might.
 func TestMarksInNATRules(t *testing.T) {
 	both := flannel(t)
 	n, client, server := both[0], both[0].only(), both[1].only()
-	ip(t, n.ns, "! iptables-nft -w -t nat -A POSTROUTING -o flannel.1 -m mark ! --mark 0 -j SNAT --to-source 10.244.1.77")
-	ip(t, n.ns, "! iptables-nft -w -t nat -A PREROUTING -i flannel.1 -p tcp -m mark ! --mark 0 -j REDIRECT --to-ports 9")
+	for _, rule := range []string{
+		"POSTROUTING -o flannel.1 -m mark ! --mark 0 -j SNAT --to-source 10.244.1.77",
+		"PREROUTING -i flannel.1 -p udp -m mark ! --mark 0 -j REDIRECT --to-ports 9",
+	} {
+		ip(t, n.ns, "! iptables-nft -w -t nat -A %s", rule)
+	}
 	d := n.accelerate(t)
 	for _, ends := range [][2]*netns.Namespace{{client, server}, {server, client}} {
-		c := talk(t, ends[0], ends[1])
-		if from, _, _ := net.SplitHostPort(c.server.RemoteAddr().String()); from != address(t, ends[0]).String() {
-			t.Errorf("the connection comes from %s, want %v", from, address(t, ends[0]))
-		}
+		at := net.UDPAddrFromAddrPort(netip.AddrPortFrom(address(t, ends[1]), 7002))
+		receiver := inside(t, ends[1], func() (*net.UDPConn, error) { return net.ListenUDP("udp", at) })
+		sender := inside(t, ends[0], func() (*net.UDPConn, error) { return net.DialUDP("udp", nil, at) })
 		before, err := d.Status(t.Context())
 		must(t, err)
-		must(t, c.echo(50))
+		for range 50 {
+			_, err := sender.Write([]byte("datagram"))
+			must(t, err)
+			must(t, receiver.SetDeadline(time.Now().Add(10*time.Second)))
+			b := make([]byte, 9)
+			_, from, err := receiver.ReadFromUDPAddrPort(b)
+			must(t, err)
+			if want := address(t, ends[0]); from.Addr().Unmap() != want {
+				t.Fatalf("a datagram comes from %v, want %v", from, want)
+			}
+			_, err = receiver.WriteToUDPAddrPort(b, from)
+			must(t, err)
+			must(t, sender.SetDeadline(time.Now().Add(10*time.Second)))
+			_, err = sender.Read(b)
+			must(t, err)
+		}
 		d.until(t, "hits", func(s accelerate.Status) bool {
 			return s.Egress.Hits > before.Egress.Hits+40 && s.Ingress.Hits > before.Ingress.Hits+40
 		})
+		receiver.Close()
+		sender.Close()
 	}
 }
 
-// A bridge that does not know the port of a container floods the frames to it. Only the container itself gets them, by
-// the cache too.
+// A bridge that does not know the port of a container floods the frames to it, to the oldest port last. Only the
+// container itself gets them, by the cache too.
 func TestFlooding(t *testing.T) {
 	both := flannel(t)
 	n := both[0]
-	n.add(t, n, "veth7", 7)
-	n.add(t, n, "veth8", 8)
-	ip(t, n.ns, "link set veth1 down\n! bridge link set dev veth1 learning off\nlink set veth1 up") // it forgets the MAC
+	c7 := n.add(t, n, "veth7", 7)
+	ip(t, n.ns, `
+		link set veth7 down
+		! bridge link set dev veth7 learning off
+		link set veth7 up`) // so it forgets the MAC
 	d := n.accelerate(t)
-	c := talk(t, n.containers["veth1"], both[1].only())
+	c := talk(t, c7, both[1].only())
 	must(t, c.echo(200))
 	s := d.until(t, "hits", func(s accelerate.Status) bool { return s.Egress.Hits > 150 && s.Ingress.Hits > 150 })
 	if s.Ingress.NotLearnt["flooded"] == 0 {

@@ -84,7 +84,9 @@ func (o *Cache) evict(s Selector) (n int, err error) {
 			})
 		},
 		func() (int, error) { // what replaces the device may send from another MAC
-			_, err := remove(o.objects.OnceSender, func(k uint32, _ uint64) bool { return s.Device != 0 && k == s.Device })
+			_, err := remove(o.objects.OnceSender, func(k uint32, _ uint64) bool {
+				return s.Device != 0 && k == s.Device
+			})
 			return 0, err
 		},
 		func() (int, error) {

@@ -165,7 +165,9 @@ func (n *node) arriving(t *testing.T, f func()) map[string]int {
 	end := packet.Frame(net.HardwareAddr{255, 255, 255, 255, 255, 255}, net.HardwareAddr{2, 0, 0, 0, 0, 9}, 0x88b5,
 		make([]byte, 50))
 	must(t, i.Send(end))
-	frames, err := tap.Until(t.Context(), func(c packet.Captured) bool { return bytes.Equal(c.Frame[12:14], end[12:14]) })
+	frames, err := tap.Until(t.Context(), func(c packet.Captured) bool {
+		return bytes.Equal(c.Frame[12:14], end[12:14])
+	})
 	must(t, err)
 	if lost, err := tap.Lost(); err != nil || lost > 0 {
 		t.Fatalf("the capture has lost %d frames: %v", lost, err)

@@ -239,8 +239,8 @@ func (n *node) file(name string) string {
 // flanneld starts Flannel's daemon and waits until it is ready. It uses the subnet that it had before.
 func (n *node) flanneld(t *testing.T) {
 	t.Helper()
-	c := exec.Command(filepath.Join(programs(t), "flannel"), "--etcd-endpoints=unix://"+filepath.Join(n.dir, "etcd.sock"),
-		"--iface=eth0", "--ip-masq", "--subnet-file="+n.file("subnet.env"), "--iptables-resync=1")
+	c := exec.Command(filepath.Join(programs(t), "flannel"), "--iface=eth0", "--ip-masq",
+		"--etcd-endpoints=unix://"+filepath.Join(n.dir, "etcd.sock"), "--subnet-file="+n.file("subnet.env"), "--iptables-resync=1")
 	c.Env = append(os.Environ(), "PATH="+n.rules+":"+os.Getenv("PATH"))
 	n.daemon = n.start(t, c, func() {})
 	until(t, "readiness of flanneld", func() bool {
@@ -435,9 +435,9 @@ func (c conversation) echo(t *testing.T, n int) {
 	b := make([]byte, 1)
 	for i := range n {
 		for _, way := range [][2]net.Conn{{c.client, c.server}, {c.server, c.client}} {
-			must(t, errors.Join(way[0].SetDeadline(time.Now().Add(patience)), way[1].SetDeadline(time.Now().Add(patience))))
+			end := time.Now().Add(patience)
 			_, err := way[0].Write([]byte{byte(i)})
-			must(t, err)
+			must(t, errors.Join(err, way[0].SetDeadline(end), way[1].SetDeadline(end)))
 			_, err = io.ReadFull(way[1], b)
 			must(t, err)
 			if b[0] != byte(i) {

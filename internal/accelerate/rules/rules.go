@@ -14,13 +14,18 @@ type Report struct {
 	Tracks bool
 }
 
-// Read reads all rules of the network namespace of the calling thread. marks are the bits of packet marks that the cache
-// uses. An error means that the rules are not all known.
+// Read reads all rules of the network namespace of the calling thread. marks are the bits of packet marks that the
+// cache uses. An error means that the rules are not all known.
 func Read(ctx context.Context, marks uint32) (Report, error) {
 	r, err := readNftables(marks)
 	if err != nil {
 		return r, fmt.Errorf("read the nftables rules: %w", err)
 	}
+	routing, err := readRouting(marks)
+	if err != nil {
+		return r, fmt.Errorf("read the routing rules: %w", err)
+	}
+	r.Unsafe = append(r.Unsafe, routing...)
 	for _, f := range legacyFamilies {
 		old, err := f.read(ctx, marks)
 		if err != nil {

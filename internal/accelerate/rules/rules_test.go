@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/netns"
@@ -198,7 +199,7 @@ var nativeRules = map[string]struct {
 	"bytes": {"connbytes (ct bytes)", []expr.Any{
 		&expr.Ct{Key: expr.CtKeyBYTES, Register: 1}, &expr.Cmp{Register: 1, Data: make([]byte, 8)}, verdict,
 	}},
-	"state": {"", []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, verdict}},
+	"state":            {"", []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, verdict}},
 	"saddr":            {"", []expr.Any{network(12, 4), verdict}},
 	"both addresses":   {"", []expr.Any{network(12, 8), verdict}},
 	"beyond addresses": {"payload (base 1, offset 12, 12 bytes)", []expr.Any{network(12, 12), verdict}},
@@ -239,7 +240,8 @@ var nativeRules = map[string]struct {
 
 func masked(mask uint32) expr.Any {
 	return &expr.Bitwise{
-		SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, mask), Xor: make([]byte, 4),
+		SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, mask),
+		Xor: make([]byte, 4),
 	}
 }
 
@@ -352,5 +354,52 @@ func TestParseLegacy(t *testing.T) {
 	want := "iptables-legacy table filter, chain FORWARD, rule 3: target cali"
 	if r := parseLegacy("iptables-legacy", saved, cacheMarks); len(r.Unsafe) != 1 || r.Unsafe[0] != want {
 		t.Errorf("got %q, want %q", r.Unsafe, want)
+	}
+}
+
+// A lookup evaluates expressions of the element that it finds. Those that only count are safe.
+func TestStateOfElements(t *testing.T) {
+	set := chainName{unix.NFPROTO_INET, "t", "s"}
+	looksUp := rule{chain: chainName{unix.NFPROTO_INET, "t", "c"}, expressions: []expression{
+		{"lookup", attributes{unix.NFTA_LOOKUP_SET: []byte("s\x00")}},
+		{"immediate", attributes{unix.NFTA_IMMEDIATE_DREG: {0, 0, 0, unix.NFT_REG_VERDICT}}},
+	}}
+	for name, why := range map[string]string{
+		"limit": "limit (elements of set s)", "quota": "quota (elements of set s)", "counter": "", "last": "",
+	} {
+		single := nl.NewRtAttr(unix.NFTA_SET_ELEM_EXPR, nil)
+		single.AddRtAttr(unix.NFTA_EXPR_NAME, nl.ZeroTerminated(name))
+		list := nl.NewRtAttr(elementExpressions, nil)
+		list.AddRtAttr(unix.NFTA_LIST_ELEM, nil).AddRtAttr(unix.NFTA_EXPR_NAME, nl.ZeroTerminated(name))
+		for form, element := range map[string]*nl.RtAttr{"single": single, "list": list} {
+			s := ruleset{maps: map[chainName][]string{}, stateful: map[chainName]string{}}
+			must(t, s.element(set, element.Serialize()))
+			if got := looksUp.unsafe(cacheMarks, s.stateful); got != why {
+				t.Errorf("%s, %s: got %q, want %q", name, form, got, why)
+			}
+		}
+	}
+}
+
+// Routing rules may compare marks with a mask that excludes the bits of the cache.
+func TestRoutingRules(t *testing.T) {
+	for rule, want := range map[string]string{
+		"":                                  "",
+		"from 10.0.0.1 lookup 99":           "",
+		"fwmark 0x4000/0x4000 lookup 99":    "",
+		"fwmark 0x4000 lookup 99":           wholeMark,
+		"not fwmark 0x10/0x10 lookup 99":    wholeMark,
+		"iif lo fwmark 0x0/0x20 lookup 254": wholeMark,
+	} {
+		for _, family := range []string{"-4", "-6"} {
+			if family == "-6" && strings.Contains(rule, "10.0") {
+				continue
+			}
+			ns := namespace(t)
+			if rule != "" {
+				run(t, ns, "ip "+family+" rule add "+rule)
+			}
+			checkReport(t, read(t, ns), want)
+		}
 	}
 }

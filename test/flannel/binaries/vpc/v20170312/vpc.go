@@ -1,6 +1,6 @@
-// Package v20170312 stands for the client of Tencent Cloud's routing tables, so that Flannel builds without it: its real
-// module is large, and not every module proxy has it. Flannel's backend tencent-vpc, which the tests do not use, gets an
-// error from each call.
+// Package v20170312 stands for the client of Tencent Cloud's routing tables, so that Flannel builds without it: its
+// real module is large, and not every module proxy has it. Flannel's backend tencent-vpc, which the tests do not use,
+// gets an error from each call.
 package v20170312
 
 import "errors"
