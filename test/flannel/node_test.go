@@ -240,7 +240,8 @@ func (n *node) file(name string) string {
 func (n *node) flanneld(t *testing.T) {
 	t.Helper()
 	c := exec.Command(filepath.Join(programs(t), "flannel"), "--iface=eth0", "--ip-masq",
-		"--etcd-endpoints=unix://"+filepath.Join(n.dir, "etcd.sock"), "--subnet-file="+n.file("subnet.env"), "--iptables-resync=1")
+		"--etcd-endpoints=unix://"+filepath.Join(n.dir, "etcd.sock"), "--subnet-file="+n.file("subnet.env"),
+		"--iptables-resync=1")
 	c.Env = append(os.Environ(), "PATH="+n.rules+":"+os.Getenv("PATH"))
 	n.daemon = n.start(t, c, func() {})
 	until(t, "readiness of flanneld", func() bool {

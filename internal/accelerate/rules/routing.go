@@ -23,8 +23,8 @@ func readRouting(marks uint32) (unsafe []string, err error) {
 				continue
 			}
 			if mask&marks != 0 {
-				unsafe = append(unsafe, fmt.Sprintf("routing rule with priority %d (fwmark %#x): %s", r.Priority, r.Mark,
-					whyMark(marks)))
+				name := fmt.Sprintf("routing rule with priority %d (fwmark %#x)", r.Priority, r.Mark)
+				unsafe = append(unsafe, name+": "+whyMark(marks))
 			}
 		}
 	}
