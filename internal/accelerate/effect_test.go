@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"pilaster.io/pilaster/internal/accelerate"
 	"pilaster.io/pilaster/internal/netns"
 )
@@ -115,37 +113,4 @@ func TestDropsTakeEffect(t *testing.T) {
 		must(t, err)
 		d.until(t, "the flow again", func(now accelerate.Status) bool { return now.Egress.Hits > s.Egress.Hits+20 })
 	}
-}
-
-// Containers that start do not keep established flows from the cache.
-func TestChurn(t *testing.T) {
-	both := flannel(t)
-	n := both[0]
-	d := n.accelerate(t)
-	c := talk(t, n.only(), both[1].only())
-	must(t, c.echo(20))
-	before := d.until(t, "hits", func(s accelerate.Status) bool { return s.Egress.Hits > 0 })
-	stop := make(chan struct{})
-	talked := make(chan error, 1)
-	go func() {
-		for !isClosed(stop) {
-			if err := c.echo(20); err != nil {
-				talked <- err
-				return
-			}
-		}
-		talked <- nil
-	}()
-	for i := range 20 {
-		n.add(t, n, "veth"+string(rune('a'+i)), 20+i)
-	}
-	s := d.until(t, "containers", func(s accelerate.Status) bool { return len(s.Containers.Devices) == 21 })
-	close(stop)
-	must(t, <-talked)
-	hits, misses := s.Egress.Hits-before.Egress.Hits, s.Egress.Missed()-before.Egress.Missed()
-	t.Logf("%d hits, %d misses", hits, misses)
-	if float64(hits) < .95*float64(hits+misses) {
-		t.Errorf("%d hits, %d misses, want 95 %% hits", hits, misses)
-	}
-	d.end(unix.SIGTERM)
 }

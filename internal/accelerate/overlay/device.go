@@ -20,17 +20,9 @@ type Device struct {
 	MAC      string
 }
 
-// Discover returns the VXLAN device of this name in the network namespace of the calling thread. It returns an error
-// if the device does not exist, or if what it does to a packet is not a function of the flow.
-func Discover(name string) (Device, error) {
-	l, err := netlink.LinkByName(name)
-	if err != nil {
-		return Device{}, fmt.Errorf("%s: %w", name, err)
-	}
-	return describe(l)
-}
-
-func describe(l netlink.Link) (Device, error) {
+// Describe returns what a device is. It returns an error if it is no VXLAN device, or if what it does to a packet is not
+// a function of the flow.
+func Describe(l netlink.Link) (Device, error) {
 	name := l.Attrs().Name
 	v, ok := l.(*netlink.Vxlan)
 	if !ok {

@@ -1,0 +1,81 @@
+package accelerate_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"pilaster.io/pilaster/internal/accelerate"
+)
+
+// judgement compares what arrives of both kinds of a flow's datagrams after a change.
+type judgement struct {
+	*model
+	flow        *dualFlow
+	way         int
+	start, done time.Duration // of the change
+	limit       time.Duration
+	what        string
+}
+
+// window is how much longer than the limit a flow is observed of which nothing may arrive.
+const window = 50 * time.Millisecond
+
+// tolerated adds the time that the machine had no processor for the clients, and so perhaps not for the daemon.
+func (j judgement) tolerated() time.Duration { return j.limit + 2*time.Duration(j.late.Load()) }
+
+func (j judgement) fault(format string, args ...any) {
+	j.faults = append(j.faults, "after "+j.what+": "+fmt.Sprintf(format, args...))
+}
+
+// await returns the first arrival after the change.
+func (j judgement) await(kind int, most time.Duration) (a arrival, ok bool) {
+	for deadline := j.now() + most; ; time.Sleep(interval) {
+		if a, ok = j.flow.arrived[kind][j.way].first(j.done); ok || j.now() > deadline {
+			return a, ok
+		}
+	}
+}
+
+// arrives judges a flow whose datagrams arrive. before says that they did before the change too.
+func (j judgement) arrives(t *testing.T, before bool) {
+	t.Helper()
+	alone, ok := j.await(control, 30*time.Second)
+	if !ok {
+		t.Fatalf("after %s: the overlay delivers nothing: the model is wrong", j.what)
+	}
+	first, ok := j.await(cached, accelerate.MaxValidity+10*time.Second)
+	switch lag := first.sent - alone.sent; {
+	case !ok:
+		j.fault("nothing arrives with the cache, and the overlay alone delivers")
+		return
+	case lag > j.tolerated():
+		j.fault("datagrams arrive with the cache %v later than over the overlay alone", lag)
+		return
+	}
+	if !before {
+		return
+	}
+	record := &j.flow.arrived
+	lost := longestLoss(record[cached][j.way].since(0))
+	if alone := longestLoss(record[control][j.way].since(0)); lost > alone+j.tolerated() {
+		j.fault("datagrams are lost for %v with the cache, and for %v over the overlay alone", lost, alone)
+	}
+}
+
+// nothingArrives judges a flow whose datagrams do not arrive.
+func (j judgement) nothingArrives(t *testing.T) {
+	t.Helper()
+	time.Sleep(j.done + j.limit + window - j.now())
+	for kind := range kinds {
+		all := j.flow.arrived[kind][j.way].since(j.done + j.tolerated())
+		switch {
+		case len(all) == 0:
+		case kind == control:
+			t.Fatalf("after %s: the overlay delivers: the model is wrong", j.what)
+		default:
+			j.fault("%d datagrams arrive with the cache, the last one sent %v after the change", len(all),
+				all[len(all)-1].sent-j.done)
+		}
+	}
+}
