@@ -114,3 +114,27 @@ func TestDropsTakeEffect(t *testing.T) {
 		d.until(t, "the flow again", func(now accelerate.Status) bool { return now.Egress.Hits > s.Egress.Hits+20 })
 	}
 }
+
+// A bridge that does not know a container's port floods its packets to all ports. The cache, which then learns another
+// port, delivers them to the container again as soon as the bridge knows the port.
+func TestFlooded(t *testing.T) {
+	both := flannel(t)
+	n := both[1]
+	server := n.add(t, "veth7", 7) // bridges flood to the port of veth1 last
+	d := n.accelerate(t)
+	f := flow(t, both[0].only(), server)
+	for i := range 5 {
+		before := d.until(t, "hits", func(s accelerate.Status) bool { return s.Ingress.Hits > 0 })
+		d.until(t, "more hits", func(s accelerate.Status) bool { return s.Ingress.Hits > before.Ingress.Hits+20 })
+		ip(t, n.ns, "link set cni0 type bridge fdb_flush")
+		flushed := time.Now()
+		for arrived := false; !arrived; time.Sleep(10 * time.Millisecond) {
+			f.mu.Lock()
+			arrived = f.last.Sub(flushed) > 100*time.Millisecond
+			f.mu.Unlock()
+			if time.Since(flushed) > accelerate.MaxValidity/2 {
+				t.Fatalf("flush %d: no datagram has arrived since", i)
+			}
+		}
+	}
+}

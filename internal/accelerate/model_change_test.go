@@ -19,6 +19,7 @@ type change struct {
 	apply, end func() error
 	blocks     func(f *dualFlow, way int) bool // nil: none
 	silent     bool                            // without an event
+	since      time.Duration                   // when it came into force
 	node       *node
 	address    *pod // whose entries an operator would evict
 }

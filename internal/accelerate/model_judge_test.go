@@ -14,7 +14,6 @@ type judgement struct {
 	flow        *dualFlow
 	way         int
 	start, done time.Duration // of the change
-	limit       time.Duration
 	what        string
 }
 
@@ -22,7 +21,9 @@ type judgement struct {
 const window = 50 * time.Millisecond
 
 // tolerated adds the time that the machine had no processor for the clients, and so perhaps not for the daemon.
-func (j judgement) tolerated() time.Duration { return j.limit + 2*time.Duration(j.late.Load()) }
+func (j judgement) tolerated(limit time.Duration) time.Duration {
+	return limit + 2*time.Duration(j.late.Load())
+}
 
 func (j judgement) fault(format string, args ...any) {
 	j.faults = append(j.faults, "after "+j.what+": "+fmt.Sprintf(format, args...))
@@ -49,7 +50,7 @@ func (j judgement) arrives(t *testing.T, before bool) {
 	case !ok:
 		j.fault("nothing arrives with the cache, and the overlay alone delivers")
 		return
-	case lag > j.tolerated():
+	case lag > j.tolerated(j.limit):
 		j.fault("datagrams arrive with the cache %v later than over the overlay alone", lag)
 		return
 	}
@@ -58,17 +59,31 @@ func (j judgement) arrives(t *testing.T, before bool) {
 	}
 	record := &j.flow.arrived
 	lost := longestLoss(record[cached][j.way].since(0))
-	if alone := longestLoss(record[control][j.way].since(0)); lost > alone+j.tolerated() {
+	if alone := longestLoss(record[control][j.way].since(0)); lost > alone+j.tolerated(j.limit) {
 		j.fault("datagrams are lost for %v with the cache, and for %v over the overlay alone", lost, alone)
 	}
+}
+
+// limitOf returns when the first change is in effect that keeps datagrams from arriving, after the latest one.
+func (j judgement) limitOf() time.Duration {
+	limit := j.silent
+	for _, c := range j.obstacles(j.flow, j.way) {
+		if c.silent {
+			limit = min(limit, c.since+j.silent-j.done)
+		} else {
+			limit = j.limit
+		}
+	}
+	return max(limit, j.limit)
 }
 
 // nothingArrives judges a flow whose datagrams do not arrive.
 func (j judgement) nothingArrives(t *testing.T) {
 	t.Helper()
-	time.Sleep(j.done + j.limit + window - j.now())
+	limit := j.limitOf()
+	time.Sleep(j.done + limit + window - j.now())
 	for kind := range kinds {
-		all := j.flow.arrived[kind][j.way].since(j.done + j.tolerated())
+		all := j.flow.arrived[kind][j.way].since(j.done + j.tolerated(limit))
 		switch {
 		case len(all) == 0:
 		case kind == control:

@@ -118,11 +118,16 @@ func (m *model) podOf(n *node) *pod {
 func (m *model) now() time.Duration { return time.Since(m.epoch) }
 
 // arrives tells whether datagrams arrive. Those back are answers.
-func (m *model) arrives(f *dualFlow, way int) bool {
-	if way == back && !m.arrives(f, there) {
-		return false
+func (m *model) arrives(f *dualFlow, way int) bool { return len(m.obstacles(f, way)) == 0 }
+
+// obstacles returns the changes that keep datagrams from arriving.
+func (m *model) obstacles(f *dualFlow, way int) (all []*change) {
+	for _, c := range m.active {
+		if c.keeps(f, way) || way == back && c.keeps(f, there) {
+			all = append(all, c)
+		}
 	}
-	return !slices.ContainsFunc(m.active, func(c *change) bool { return c.keeps(f, way) })
+	return all
 }
 
 // step makes a change, or ends it, and judges its effect.
@@ -142,17 +147,14 @@ func (m *model) step(t *testing.T, c *change, ends bool) {
 		t.Fatalf("%s: %v", name, err)
 	}
 	done := m.now()
-	if m.active = append(m.active, c); ends {
+	if c.since, m.active = done, append(m.active, c); ends {
 		m.active = slices.DeleteFunc(m.active, func(other *change) bool { return other == c })
 	}
 	for i, f := range m.flows {
 		for way := range ways {
 			j := judgement{
-				model: m, flow: f, way: way, start: start, done: done, limit: m.limit,
+				model: m, flow: f, way: way, start: start, done: done,
 				what: fmt.Sprintf("%s (node %d, %s): %v %s", name, c.node.number, c.key, f, wayNames[way]),
-			}
-			if c.silent && !ends && before[i][way] {
-				j.limit = m.silent
 			}
 			if m.arrives(f, way) {
 				j.arrives(t, before[i][way])
@@ -357,7 +359,11 @@ func (m *model) judged(t *testing.T, c *change, ends bool) {
 		m.restart(t)
 	}
 	if len(m.faults) > 0 {
-		t.Fatalf("%s%s", strings.Join(m.faults, "\n"), m.causes(t))
+		var force []string
+		for _, c := range m.active {
+			force = append(force, fmt.Sprintf("%s (node %d, %s)", c.name, c.node.number, c.key))
+		}
+		t.Fatalf("%s\nin force: %s%s", strings.Join(m.faults, "\n"), strings.Join(force, ", "), m.causes(t))
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/netns"
 )
 
 // Device is a VXLAN device.
@@ -58,4 +60,19 @@ func usable(v *netlink.Vxlan, d Device) error {
 		refuse("has an IPv6 underlay and UDP checksums: make it with udp6zerocsumtx and udp6zerocsumrx on every node")
 	}
 	return errors.Join(errs...)
+}
+
+// Devices returns the names of the devices of a type in the network namespace of the calling thread; of all but lo for
+// the type "".
+func Devices(kind string) (names []string, err error) {
+	links, err := netns.List(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	for _, l := range links {
+		if name := l.Attrs().Name; l.Type() == kind || kind == "" && name != "lo" {
+			names = append(names, name)
+		}
+	}
+	return names, nil
 }
