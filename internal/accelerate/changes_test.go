@@ -58,6 +58,7 @@ func TestEvictions(t *testing.T) {
 		{"rule add from 10.9.9.9 lookup 99", "rule", 1},
 		{"link set cni0 mtu 1400", "link", 1},
 		{"link set veth1 mtu 1440", "link", 1},
+		{"link set veth1 type bridge_slave isolated on", "link", 1},
 		{"! iptables-nft -w -A FORWARD -s 10.9.9.9 -j DROP", "nftables", 1},
 	} {
 		before, err := d.Status(t.Context())
@@ -178,13 +179,7 @@ func TestQdiscAppears(t *testing.T) {
 	defer h.Close()
 	veth7, err := h.LinkByName("veth7")
 	must(t, err)
-	filter := &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: veth7.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1,
-			Protocol: unix.ETH_P_ALL,
-		},
-		Fd: accepting(t).FD(), Name: "other", DirectAction: true,
-	}
+	filter := filterOf(veth7, returning(t, 0))
 	tc := func(line string) func() { return func() { ip(t, n.ns, "! tc qdisc %s", line) } }
 	for _, step := range []struct {
 		what, why string
@@ -204,12 +199,23 @@ func TestQdiscAppears(t *testing.T) {
 	}
 }
 
-// accepting returns a program of another process, which accepts all packets.
-func accepting(t *testing.T) *ebpf.Program {
+// filterOf returns a filter for what a device receives.
+func filterOf(l netlink.Link, p *ebpf.Program) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1,
+			Protocol: unix.ETH_P_ALL,
+		},
+		Fd: p.FD(), Name: "other", DirectAction: true,
+	}
+}
+
+// returning returns a program of another process, which returns a verdict for all packets.
+func returning(t *testing.T, verdict int32) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "other", Type: ebpf.SchedCLS, License: "GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
 	})
 	must(t, err)
 	t.Cleanup(func() { p.Close() })
@@ -219,7 +225,7 @@ func accepting(t *testing.T) *ebpf.Program {
 // A container with a tcx program of another process does not use the cache, and a path with one is refused.
 func TestOtherPrograms(t *testing.T) {
 	n := flannel(t)[0]
-	other := accepting(t)
+	other := returning(t, 0)
 	attach := func(device string) link.Link {
 		return inside(t, n.ns, func() (link.Link, error) {
 			d, err := net.InterfaceByName(device)

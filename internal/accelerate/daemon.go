@@ -62,6 +62,7 @@ type daemon struct {
 	inspecting     bool
 	inspections    uint64
 	lastInspection time.Time      // its start
+	inspectionTime time.Duration  // how long it took
 	changed        map[int]bool   // devices since then
 	changedAll     bool           // all must be looked at
 	programs       map[int]string // problem with programs of other processes, by device; nil: unknown
@@ -170,7 +171,7 @@ func (d *daemon) loop(ctx context.Context, w *watch) error {
 		case <-check.C: // what changes without an event
 			d.rulesChanged, d.changedAll = true, true
 		case i := <-d.inspected:
-			d.inspecting = false
+			d.inspecting, d.inspectionTime = false, time.Since(d.lastInspection)
 			if i.number == d.inspections {
 				d.apply(i)
 			}

@@ -64,7 +64,8 @@ func (d *daemon) linkEvent(m syscall.NetlinkMessage) error {
 	header := nl.DeserializeIfInfomsg(m.Data)
 	index := int(header.Index)
 	switch {
-	case header.Family == unix.AF_BRIDGE: // about the bridge's port only
+	case header.Family == unix.AF_BRIDGE:
+		d.portEvent(index)
 		return nil
 	case m.Header.Type == unix.RTM_DELLINK:
 		return d.linkGone(index)
@@ -86,6 +87,16 @@ func (d *daemon) linkEvent(m syscall.NetlinkMessage) error {
 		d.changed[index] = true // its qdiscs and filters decide whether it may use the cache
 	}
 	return nil
+}
+
+// portEvent is about what a bridge does at a port, such as its VLANs or isolation.
+func (d *daemon) portEvent(index int) {
+	switch _, container := d.containers[index]; {
+	case container:
+		d.evict(overlay.Eviction{Device: uint32(index), Cause: overlay.CauseLink})
+	case index == d.bridge || index == d.device.Index:
+		d.evict(overlay.Eviction{All: true, Cause: overlay.CauseLink})
+	}
 }
 
 func (d *daemon) linkGone(index int) error {

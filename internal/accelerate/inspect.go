@@ -188,7 +188,7 @@ func (d *daemon) recheck() {
 }
 
 // passInterval bounds the time that passes take on a node whose containers and rules change all the time: passes over
-// devices and readings of rules start that long after each other at the earliest.
+// devices and readings of rules start that long after each other at the earliest, and later if they take long.
 const passInterval = 20 * time.Millisecond
 
 // startPasses has goroutines look at what has changed, so that the loop evicts what other changes concern meanwhile.
@@ -196,7 +196,7 @@ const passInterval = 20 * time.Millisecond
 func (d *daemon) startPasses(ctx context.Context) <-chan time.Time {
 	var next time.Duration
 	if (len(d.changed) > 0 || d.changedAll) && !d.inspecting {
-		if wait := passInterval - time.Since(d.lastInspection); wait > 0 {
+		if wait := max(passInterval, 2*d.inspectionTime) - time.Since(d.lastInspection); wait > 0 {
 			next = wait
 		} else {
 			d.inspecting, d.lastInspection = true, time.Now()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/accelerate"
@@ -64,6 +65,7 @@ var changes = []kind{
 	{"bridge port", (*model).bridgePort, false},
 	{"pod", (*model).podGone, false},
 	{"MTU", (*model).mtu, false},
+	{"filter", (*model).filter, false},
 }
 
 func (m *model) node() *node { return m.nodes[m.random.IntN(2)] }
@@ -118,7 +120,7 @@ func (m *model) vtepMoves() *change {
 			if err != nil {
 				return err
 			}
-			return run(n.ns, fmt.Sprintf("! bridge fdb replace %s dev %s dst %s", peer.mac, n.overlay, peer.vtep(second)))
+			return n.lines("! bridge fdb replace %s dev %s dst %s", peer.mac, n.overlay, peer.vtep(second))()
 		}
 	}
 	return &change{
@@ -219,7 +221,35 @@ func (m *model) mtu() *change {
 	n := m.node()
 	return &change{
 		key: fmt.Sprint("mtu", n.number), node: n,
-		apply: n.lines("link set %s mtu %d", n.overlay, n.mtu-50), end: n.lines("link set %s mtu %d", n.overlay, n.mtu),
+		apply: n.lines("link set %s mtu %d", n.overlay, n.mtu-50),
+		end:   n.lines("link set %s mtu %d", n.overlay, n.mtu),
+	}
+}
+
+// filter drops what a pod sends, at the node's side of its veth.
+func (m *model) filter() *change {
+	p := m.pod()
+	apply := func() error {
+		h, err := p.node.ns.Netlink()
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		l, err := h.LinkByName(p.device)
+		if err != nil {
+			return err
+		}
+		of := netlink.QdiscAttrs{
+			LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		}
+		if err := h.QdiscAdd(&netlink.Clsact{QdiscAttrs: of}); err != nil {
+			return err
+		}
+		return h.FilterAdd(filterOf(l, m.dropping))
+	}
+	return &change{
+		key: p.key(), node: p.node, address: p, apply: apply, end: p.node.lines("! tc qdisc del dev %s clsact", p.device),
+		blocks: func(f *dualFlow, way int) bool { return f.sender(way) == p },
 	}
 }
 

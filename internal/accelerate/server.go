@@ -164,7 +164,8 @@ func (d *daemon) evictRequest(r *http.Request) (any, error) {
 	if q.Container != "" {
 		l, err := netlink.LinkByName(q.Container)
 		if err != nil {
-			return nil, absent{fmt.Errorf("%s: %w; nothing was evicted; `pilaster accelerate status` lists the devices", q.Container, err)}
+			return nil, absent{fmt.Errorf("%s: %w; nothing was evicted; `pilaster accelerate status` lists the devices",
+				q.Container, err)}
 		}
 		selector.Device = uint32(l.Attrs().Index)
 	}

@@ -22,8 +22,8 @@ type Device struct {
 	MAC      string
 }
 
-// Describe returns what a device is. It returns an error if it is no VXLAN device, or if what it does to a packet is not
-// a function of the flow.
+// Describe returns what a device is. It returns an error if it is no VXLAN device, or if what it does to a packet is
+// not a function of the flow.
 func Describe(l netlink.Link) (Device, error) {
 	name := l.Attrs().Name
 	v, ok := l.(*netlink.Vxlan)

@@ -131,7 +131,10 @@ func (t *Table) forwarding(mac string, vtep netip.Addr, deleted bool) []Eviction
 	default:
 		t.vteps[mac] = vtep
 	}
-	if !known {
+	switch {
+	case !known && t.bridged: // what was for this MAC went to all nodes, of which the cache has learnt one
+		return []Eviction{{All: true, Cause: CauseForwarding}}
+	case !known:
 		return nil
 	}
 	return []Eviction{{VTEP: old, Cause: CauseForwarding}}
