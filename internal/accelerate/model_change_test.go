@@ -248,7 +248,8 @@ func (m *model) filter() *change {
 		return h.FilterAdd(filterOf(l, m.dropping))
 	}
 	return &change{
-		key: p.key(), node: p.node, address: p, apply: apply, end: p.node.lines("! tc qdisc del dev %s clsact", p.device),
+		key: p.key(), node: p.node, address: p, apply: apply,
+		end:    p.node.lines("! tc qdisc del dev %s clsact", p.device),
 		blocks: func(f *dualFlow, way int) bool { return f.sender(way) == p },
 	}
 }
