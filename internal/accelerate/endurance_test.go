@@ -12,10 +12,12 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/accelerate"
@@ -51,24 +53,40 @@ func TestChurn(t *testing.T) {
 		device string
 		ns     *netns.Namespace
 	}
+	var mu sync.Mutex
 	var all []running
 	started := 0
 	churn := func(containers int) (hits, misses uint64, causes map[string]uint64) {
 		before := d.until(t, "hits", func(s accelerate.Status) bool { return s.Egress.Hits > 100 })
+		began := time.Now()
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
+		var starts errgroup.Group
+		starts.SetLimit(4) // a start may take longer than the tick
 		for range containers {
 			<-tick.C
-			device := fmt.Sprint("veth", 100+started)
-			ns, err := n.start(device, 10+started%200)
-			must(t, err)
-			all = append(all, running{device, ns})
 			started++
-			for len(all) > 30 {
-				must(t, n.stop(all[0].device, all[0].ns))
-				all = all[1:]
-			}
+			device, host := fmt.Sprint("veth", 100+started), 10+started%200
+			starts.Go(func() error {
+				ns, err := n.start(device, host)
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				all = append(all, running{device, ns})
+				var oldest []running
+				if len(all) > 30 {
+					oldest, all = all[:1:1], all[1:]
+				}
+				mu.Unlock()
+				for _, r := range oldest {
+					err = n.stop(r.device, r.ns)
+				}
+				return err
+			})
 		}
+		must(t, starts.Wait())
+		t.Logf("%.1f containers a second", float64(containers)/time.Since(began).Seconds())
 		last := all[len(all)-1].device
 		s := d.until(t, last, func(s accelerate.Status) bool { return slices.Contains(s.Containers.Devices, last) })
 		causes = maps.Clone(s.Egress.Misses)
