@@ -198,7 +198,7 @@ chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and
 accelerate: export PILASTER_ACCELERATE_CHANGES := $(or $(CHANGES),1000)
 accelerate: ## CHANGES=1000 of overlays beside `pilaster accelerate`, against a model; 600 starting containers, a stream of 1 GiB, datagrams for 10 minutes
 	@$(as_root)
-	@$(MAKE) deps build
+	@$(MAKE) deps
 	$(call suite,CHANGES=$(PILASTER_ACCELERATE_CHANGES)$(if $(LIMIT), LIMIT=$(LIMIT))) env \
 	    $(if $(SEED),PILASTER_ACCELERATE_SEED=$(SEED)) $(if $(LIMIT),PILASTER_ACCELERATE_LIMIT=$(LIMIT)) \
 	    $(go_test) -timeout 0 -run '^Test(Model|ModelNotices|Churn|Stream|EntryOfDatagrams)$$' ./internal/accelerate

@@ -4,14 +4,12 @@ import (
 	"context"
 	"slices"
 	"sync"
-
-	"pilaster.io/pilaster/internal/oncache"
 )
 
 // attacher attaches the cache's programs to containers and detaches them, in a goroutine of its own: each time the
 // kernel waits for a grace period, and evictions must not wait for that.
 type attacher struct {
-	cache   *oncache.Cache
+	cache   programs
 	results chan attached
 	wake    chan struct{} // has a value if there may be work
 	cancel  context.CancelFunc
@@ -19,6 +17,12 @@ type attacher struct {
 
 	mu            sync.Mutex
 	leaves, joins []attachment
+}
+
+// programs attaches and detaches, as oncache.Cache does.
+type programs interface {
+	Join(device string) error
+	Leave(device string) error
 }
 
 // attachment is a device to attach programs to, or to detach them from.
@@ -33,7 +37,7 @@ type attached struct {
 	err error
 }
 
-func startAttacher(cache *oncache.Cache) *attacher {
+func startAttacher(cache programs) *attacher {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &attacher{cache: cache, results: make(chan attached), wake: make(chan struct{}, 1), cancel: cancel}
 	a.done.Go(func() { a.run(ctx) })

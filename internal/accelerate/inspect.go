@@ -166,6 +166,7 @@ func (d *daemon) take(i *inspection) error {
 func (d *daemon) apply(i *inspection) {
 	if err := d.take(i); err != nil {
 		d.problem(problemCache, err.Error())
+		d.changedAll, d.inspectionTime = true, retryInterval/2
 		return
 	}
 	if d.cache == nil && i.changed != nil {
@@ -190,6 +191,9 @@ func (d *daemon) recheck() {
 // passInterval bounds the time that passes take on a node whose containers and rules change all the time: passes over
 // devices and readings of rules start that long after each other at the earliest, and later if they take long.
 const passInterval = 20 * time.Millisecond
+
+// retryInterval is the time between passes over devices that fail.
+const retryInterval = time.Second
 
 // startPasses has goroutines look at what has changed, so that the loop evicts what other changes concern meanwhile.
 // It returns a channel that says when to call it again, nil if nothing waits.
