@@ -41,6 +41,8 @@ type model struct {
 	epoch    time.Time
 	late     atomic.Int64 // how late a client sent at most, in ns
 	latest   time.Duration
+	steps    int
+	strict   int // steps in which all clients sent in time, so that at most half of the limit was added to it
 	faults   []string
 	arrivals int
 	hits     uint64
@@ -167,7 +169,11 @@ func (m *model) step(t *testing.T, c *change, ends bool) {
 			}
 		}
 	}
-	m.latest = max(m.latest, time.Duration(m.late.Load()))
+	late := time.Duration(m.late.Load())
+	if m.latest = max(m.latest, late); 4*late <= m.limit {
+		m.strict++
+	}
+	m.steps++
 	checked := m.now()
 	for _, f := range m.flows {
 		for way := range ways {
@@ -346,8 +352,10 @@ func TestModel(t *testing.T) {
 				made = m.few(t, i)
 			}
 			m.countHits(t)
-			t.Logf("%d changes in %v, %d datagrams arrived, %d hits; clients sent at most %v late", made,
-				time.Since(began).Round(time.Second), m.arrivals, m.hits, m.latest)
+			t.Logf("%d changes in %v, %d datagrams arrived, %d hits", made, time.Since(began).Round(time.Second),
+				m.arrivals, m.hits)
+			t.Logf("clients sent at most %v late, in %d of %d steps at most a quarter of the limit", m.latest, m.strict,
+				m.steps)
 			// Each datagram that arrives can be a hit twice.
 			if m.hits < uint64(m.arrivals) {
 				t.Errorf("%d hits, and %d datagrams have arrived:%s", m.hits, m.arrivals, m.causes(t))
