@@ -17,7 +17,8 @@ plugin_entry = $(if $(filter amd64,$(shell go env GOARCH)),-E main.start)
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it creates network namespaces and loads eBPF programs))
 
 # The suites of `make long`, in its order. test/README.md describes each one and its duration.
-suites := policies routing restart churn chaos flannel fuzz soak mutation macvlan netkit vm-ovs paper bench
+suites := policies routing restart churn chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
+    paper bench
 
 .PHONY: help build plugin demo check test tests long $(suites) survive fuzz-long deps lint generate generated vm budget
 
@@ -68,12 +69,12 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	@mkdir -p dist; rm -f $(times)
 	@trap '.ci/test-times $(times)' EXIT; \
 	    $(go_test) -p 3 -timeout 25m -skip '$(timed_tests)' $(slowest) ./... $(report); \
-	    $(go_test) -p 1 ./test/policies ./test/restart ./internal/datapath -run '$(timed_tests)' \
-	        $(report) -v least=3; \
+	    $(go_test) -p 1 ./test/policies ./test/restart ./internal/datapath ./internal/accelerate -run '$(timed_tests)' \
+	        $(report) -v least=5; \
 	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \
 	    PILASTER_TEST_ACCELERATE=oncache $(go_test) ./internal/datapath -run '^TestNimitz' $(report) -v least=19
 # Tests that check durations, which need an otherwise idle machine.
-timed_tests := ^Test(ChangeToEnforcement|ManyRulesDelayNo(ADD|OtherTenant))$$
+timed_tests := ^Test(ChangeToEnforcement|ManyRulesDelayNo(ADD|OtherTenant)|Model(Notices)?)$$
 few_macvlans := ^Test(WhoReachesWhom|MissingProgramDrops|SeesWhoStandsBeforeIt|CheckNamesAndRestoreRepairs|AnotherNode)$$
 
 long: ## all suites in sequence: hours, on an otherwise idle machine; each appends a line to test/LEDGER.md
@@ -208,6 +209,15 @@ flannel: ## pilaster accelerate beside the real Flannel, which it downloads and 
 	@.ci/deps packages-flannel
 	@$(MAKE) dist/flannel/flannel
 	$(call suite) $(go_test) -tags flannel -timeout 20m ./test/flannel
+
+# SEED=N repeats the choices of the run that printed it. LIMIT is a Go duration: 50ms on a quiet machine.
+accelerate: export PILASTER_ACCELERATE_CHANGES := $(or $(CHANGES),1000)
+accelerate: ## CHANGES=1000 of overlays beside `pilaster accelerate`, against a model; 600 starting containers, a stream of 1 GiB, datagrams for 10 minutes
+	@$(as_root)
+	@$(MAKE) deps
+	$(call suite,CHANGES=$(PILASTER_ACCELERATE_CHANGES)$(if $(LIMIT), LIMIT=$(LIMIT))) env \
+	    $(if $(SEED),PILASTER_ACCELERATE_SEED=$(SEED)) $(if $(LIMIT),PILASTER_ACCELERATE_LIMIT=$(LIMIT)) \
+	    $(go_test) -timeout 0 -run '^Test(Model|ModelNotices|Churn|Stream|EntryOfDatagrams)$$' ./internal/accelerate
 
 # KERNEL is a Debian package. PKG are arguments of `go test`, RUN and SKIP patterns of tests. Files outside of the folder WRITE are
 # lost with the machine. No KVM is needed; ACCEL=kvm uses it. Without KVM, two CPUs sometimes fail on code that the kernel

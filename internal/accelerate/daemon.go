@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"pilaster.io/pilaster/internal/accelerate/overlay"
 	"pilaster.io/pilaster/internal/oncache"
 	"pilaster.io/pilaster/internal/sdnotify"
@@ -34,8 +32,9 @@ var causes = []string{
 
 // container is a device that uses the cache.
 type container struct {
-	name  string
-	state string // what cached flows depend on
+	attachment
+	state    string // what cached flows depend on
+	attached bool   // the programs are attached
 }
 
 // daemon is the state of Run. Only the loop uses it.
@@ -54,11 +53,25 @@ type daemon struct {
 	containers map[int]container
 	excluded   map[string]string // device → why its container does not use the cache
 
-	rulesChanged bool      // since they were read
-	reading      bool      // a goroutine reads them
-	lastReading  time.Time // its start
-	rulesRead    chan ruleReport
-	reader       sync.WaitGroup
+	attacher    *attacher       // nil while the cache is closed
+	attachments uint64          // requests to the attacher
+	detaching   map[uint64]bool // requests to detach from devices that must not use the cache, but exist
+
+	passes         sync.WaitGroup // goroutines that look at devices or read rules
+	inspected      chan *inspection
+	inspecting     bool
+	inspections    uint64
+	lastInspection time.Time      // its start
+	inspectionTime time.Duration  // how long it took
+	changed        map[int]bool   // devices since then
+	changedAll     bool           // all must be looked at
+	programs       map[int]string // problem with programs of other processes, by device; nil: unknown
+
+	rulesRead       chan ruleReport
+	reading         bool
+	rulesChanged    bool      // since they were read
+	lastReading     time.Time // its start
+	readingInterval time.Duration
 
 	tracks   bool
 	ttl      time.Duration
@@ -84,7 +97,8 @@ const (
 func Run(ctx context.Context, o Options) (err error) {
 	d := &daemon{
 		Options: o, calls: make(chan func()), ended: make(chan struct{}), containers: map[int]container{},
-		rulesRead: make(chan ruleReport, 1), excluded: map[string]string{}, problems: map[string][]string{},
+		rulesRead: make(chan ruleReport, 1), inspected: make(chan *inspection, 1), excluded: map[string]string{},
+		changed: map[int]bool{}, detaching: map[uint64]bool{}, problems: map[string][]string{},
 		evicted: map[string]uint64{},
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -103,7 +117,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { cancel(); w.done.Wait(); d.reader.Wait() }()
+	defer func() { cancel(); w.done.Wait(); d.passes.Wait() }()
 	if err := d.start(ctx); err != nil {
 		return errors.Join(err, d.stop())
 	}
@@ -119,7 +133,7 @@ func Run(ctx context.Context, o Options) (err error) {
 
 // start checks everything before it changes anything.
 func (d *daemon) start(ctx context.Context) error {
-	if err := cmp.Or(d.inspect(), d.applyRules(readRules(ctx, d.MarkMask))); err != nil {
+	if err := cmp.Or(d.take(d.newInspection(true).run()), d.applyRules(readRules(ctx, d.MarkMask))); err != nil {
 		return fmt.Errorf("%w\n  nothing was changed", err)
 	}
 	if problems := d.allProblems(); len(problems) > 0 {
@@ -145,6 +159,7 @@ func (d *daemon) loop(ctx context.Context, w *watch) error {
 	defer renew.Stop()
 	defer check.Stop()
 	for {
+		again := d.startPasses(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -158,16 +173,20 @@ func (d *daemon) loop(ctx context.Context, w *watch) error {
 			d.ruleEvents(b)
 		case call := <-d.calls:
 			call()
-		case <-check.C:
-			d.recheck()
-		case r := <-d.rulesRead:
-			d.reading = false
-			if err := d.applyRules(r); err != nil {
-				d.Log.Warn("the rules are not known", "err", err)
+		case <-check.C: // what changes without an event
+			d.rulesChanged, d.changedAll = true, true
+		case i := <-d.inspected:
+			d.inspecting, d.inspectionTime = false, time.Since(d.lastInspection)
+			if i.number == d.inspections {
+				d.apply(i)
 			}
+		case r := <-d.rulesRead:
+			d.rulesAreRead(r)
+		case r := <-d.attachedDevices():
+			d.attachedDevice(r)
+		case <-again:
 		case <-renew.C:
 		}
-		d.startReading(ctx)
 		d.settle()
 	}
 }
@@ -191,10 +210,12 @@ func (d *daemon) settle() {
 	d.renewed = time.Now()
 }
 
-// setLearning pauses or resumes learning. With a problem, it voids what was learnt too.
+// setLearning pauses or resumes learning. With a problem, it voids what was learnt too; also while programs are still
+// attached to a device that must not use the cache.
 func (d *daemon) setLearning() error {
 	found := d.allProblems()
-	if want := d.paused || len(found) > 0; want != d.inactive {
+	void := len(found) > 0 || len(d.detaching) > 0
+	if want := d.paused || void; want != d.inactive {
 		change := d.cache.Resume
 		if want {
 			change = d.cache.Pause
@@ -205,101 +226,12 @@ func (d *daemon) setLearning() error {
 		d.inactive = want
 		d.Log.Info("the cache's state has changed", "learns", !want, "problems", found)
 	}
-	if len(found) == 0 || d.void {
-		d.void = len(found) > 0
+	if !void || d.void {
+		d.void = void
 		return nil
 	}
 	d.void = true
 	return d.cache.Void()
-}
-
-// recheck looks at all that changes without an event.
-func (d *daemon) recheck() {
-	d.rulesChanged = true
-	if err := d.inspect(); err != nil {
-		d.problem(problemCache, err.Error())
-		return
-	}
-	d.problem(problemCache)
-	if d.cache == nil || d.config() != d.open {
-		d.reopen()
-		return
-	}
-	if err := d.joinAll(); err != nil {
-		d.problem(problemCache, err.Error())
-	}
-}
-
-// inspect reads settings and looks at the devices. What it finds is in d.problems; an error means that the state is
-// unknown.
-func (d *daemon) inspect() (err error) {
-	if d.device, err = overlay.Discover(d.Overlay); err != nil {
-		d.problem(problemOverlay, err.Error())
-		return err
-	}
-	d.problem(problemOverlay)
-	if d.bridge, err = d.Containers.BridgeIndex(); err != nil {
-		return err
-	}
-	up, err := netlink.LinkByName(d.Uplink)
-	if err != nil {
-		return fmt.Errorf("%s: %w", d.Uplink, err)
-	}
-	d.uplink = up.Attrs().Index
-	if d.ttl, err = validity(); err != nil {
-		return err
-	}
-	if err := d.inspectSettings(); err != nil {
-		return err
-	}
-	return d.inspectDevices()
-}
-
-// inspectSettings looks whether conntrack would call packets invalid after packets that it has not seen.
-func (d *daemon) inspectSettings() error {
-	if d.cache == nil || !d.tracks {
-		d.problem(problemSettings)
-		return nil
-	}
-	value, err := readSetting(liberal)
-	if err != nil {
-		return err
-	}
-	if value == "1" {
-		d.problem(problemSettings)
-	} else {
-		d.problem(problemSettings, fmt.Sprintf("%s is %s: another program has changed it; set it to 1", liberal, value))
-	}
-	return nil
-}
-
-// inspectDevices looks for qdiscs, filters and programs that the cache would skip. One of a container excludes this
-// container only.
-func (d *daemon) inspectDevices() error {
-	links, err := netlink.LinkList()
-	if err != nil {
-		return fmt.Errorf("list devices: %w", err)
-	}
-	var problems []string
-	clear(d.excluded)
-	for _, l := range links {
-		index := l.Attrs().Index
-		ours := d.Containers.Has(l, d.bridge)
-		if index != d.device.Index && index != d.bridge && index != d.uplink && !ours {
-			continue
-		}
-		why, err := overlay.QueueProblem(l, index != d.uplink)
-		switch {
-		case err != nil:
-			return err
-		case why != "" && ours:
-			d.excluded[l.Attrs().Name] = why
-		case why != "":
-			problems = append(problems, why)
-		}
-	}
-	d.problem(problemQueues, problems...)
-	return nil
 }
 
 // problem replaces what one check found.

@@ -1,7 +1,6 @@
 package accelerate
 
 import (
-	"errors"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
@@ -32,9 +31,9 @@ func (d *daemon) routeEvent(m syscall.NetlinkMessage) error {
 	deleted := false
 	switch kind := m.Header.Type; kind {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		return d.linkEvent(int(nl.DeserializeIfInfomsg(m.Data).Index))
+		return d.linkEvent(m)
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
-		return d.queueEvent(int(nl.DeserializeTcMsg(m.Data).Ifindex))
+		d.changed[int(nl.DeserializeTcMsg(m.Data).Ifindex)] = true
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
 		d.rulesChanged = true // a rule may compare marks
 		d.evict(overlay.Eviction{All: true, Cause: causeRule})
@@ -60,31 +59,50 @@ func (d *daemon) routeEvent(m syscall.NetlinkMessage) error {
 	return nil
 }
 
-// linkEvent looks at a device that has changed. The notification may be older than the device's state, or about its
-// bridge port only.
-func (d *daemon) linkEvent(index int) error {
-	l, err := netlink.LinkByIndex(index)
-	var gone netlink.LinkNotFoundError
-	if errors.As(err, &gone) {
+// linkEvent looks at a device as the notification describes it: to ask the kernel could take long while others change
+// devices.
+func (d *daemon) linkEvent(m syscall.NetlinkMessage) error {
+	header := nl.DeserializeIfInfomsg(m.Data)
+	index := int(header.Index)
+	switch {
+	case header.Family == unix.AF_BRIDGE:
+		d.portEvent(index)
+		return nil
+	case m.Header.Type == unix.RTM_DELLINK:
 		return d.linkGone(index)
-	} else if err != nil {
+	}
+	l, err := netlink.LinkDeserialize(&unix.NlMsghdr{Len: m.Header.Len, Type: m.Header.Type}, m.Data)
+	if err != nil {
 		return err
 	}
 	name := l.Attrs().Name
 	if name == d.Overlay || name == d.Uplink || name == d.Containers.Bridge {
 		return d.pathEvent(l)
 	}
-	if d.cache != nil {
-		if _, joined := d.containers[index]; !joined && d.Containers.Has(l, d.bridge) {
-			return d.queueEvent(index)
-		}
+	if d.cache == nil {
+		return nil
+	}
+	if _, known := d.containers[index]; known {
 		d.follow(l)
+	} else if d.Containers.Has(l, d.bridge) {
+		d.changed[index] = true // its qdiscs and filters decide whether it may use the cache
 	}
 	return nil
 }
 
+// portEvent is about what a bridge does at a port, such as its VLANs or isolation.
+func (d *daemon) portEvent(index int) {
+	switch _, container := d.containers[index]; {
+	case container:
+		d.evict(overlay.Eviction{Device: uint32(index), Cause: overlay.CauseLink})
+	case index == d.bridge || index == d.device.Index:
+		d.evict(overlay.Eviction{All: true, Cause: overlay.CauseLink})
+	}
+}
+
 func (d *daemon) linkGone(index int) error {
-	if _, joined := d.containers[index]; joined {
+	delete(d.programs, index)
+	if _, known := d.containers[index]; known {
 		d.leave(index)
 	}
 	if _, ours := d.states[index]; ours && d.cache != nil {
@@ -117,25 +135,7 @@ func (d *daemon) moved(l netlink.Link) bool {
 	if l.Attrs().Name != d.Overlay {
 		return false
 	}
-	now, err := overlay.Discover(d.Overlay)
+	now, err := overlay.Describe(l)
 	return err != nil || now.Index != d.device.Index || now.VNI != d.device.VNI || now.Port != d.device.Port ||
 		now.Local != d.device.Local || now.MAC != d.device.MAC || now.Bridged != d.device.Bridged
-}
-
-// queueEvent looks at the qdiscs and filters of a device.
-func (d *daemon) queueEvent(index int) error {
-	if d.cache == nil {
-		return nil
-	}
-	if err := d.inspectDevices(); err != nil {
-		return err
-	}
-	l, err := netlink.LinkByIndex(index)
-	var gone netlink.LinkNotFoundError
-	if err == nil {
-		d.follow(l)
-	} else if !errors.As(err, &gone) { // the notification of its end follows
-		return err
-	}
-	return nil
 }

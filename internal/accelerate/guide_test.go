@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"pilaster.io/pilaster/internal/cli"
 )
 
 // TestGuide runs the commands with output of docs/howto/accelerate.md. A line "…" stands for any lines, "…" in a line
@@ -67,5 +69,47 @@ func TestMetrics(t *testing.T) {
 	}
 	if len(served) < 8 {
 		t.Errorf("%d metrics, want at least 8", len(served))
+	}
+}
+
+// The exit code is 3 without a daemon, and 1 if the state does not permit the command. What is not there needs no
+// eviction, and what is not attached no reset.
+func TestExitCodes(t *testing.T) {
+	n := flannel(t)[0]
+	run := func(line string, want int, says string) {
+		t.Helper()
+		c := command("accelerate " + line + " --socket " + n.socket())
+		said, err := output(n.ns, c)
+		if code := c.ProcessState.ExitCode(); code != want || !strings.Contains(said, says) {
+			t.Errorf("%s: got exit code %d: %s%v; want %d and %q", line, code, said, err, want, says)
+		}
+	}
+	for _, line := range []string{"status", "pause", "evict --all", "resume"} {
+		run(line, cli.ExitUnreachable, "no daemon listens")
+	}
+	run("reset", cli.ExitDone, "works without the cache")
+	d := n.accelerate(t)
+	run("evict --address 10.9.9.9", cli.ExitDone, "evicted 0 entries")
+	run("evict --vtep 192.0.2.99", cli.ExitDone, "evicted 0 entries")
+	run("evict --container none", cli.ExitFailed, "nothing was evicted")
+	run("evict --address none", cli.ExitUsage, "no IP address")
+	run("evict", cli.ExitUsage, "at least one of the flags")
+	run("pause", cli.ExitDone, "")
+	run("pause", cli.ExitDone, "")
+	run("status", cli.ExitFailed, "paused by an operator")
+	run("resume", cli.ExitDone, "in use")
+	run("resume", cli.ExitDone, "in use")
+	for range 2 {
+		run("reset", cli.ExitDone, "works without the cache")
+		<-d.ended
+	}
+	run("evict --all", cli.ExitUnreachable, "no daemon listens")
+	said, err := output(n.ns, command("__complete accelerate --overlay fl"))
+	if err != nil || !strings.Contains(said, "flannel.1\n") || strings.Contains(said, "cni0") {
+		t.Errorf("completion of --overlay: %v: %s", err, said)
+	}
+	said, err = output(n.ns, command("__complete accelerate --containers b"))
+	if err != nil || !strings.Contains(said, "bridge:cni0\n") {
+		t.Errorf("completion of --containers: %v: %s", err, said)
 	}
 }

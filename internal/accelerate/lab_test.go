@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/accelerate"
@@ -53,8 +52,14 @@ type node struct {
 	dir        string
 	containers map[string]*netns.Namespace // by device
 	overlay    string
+	mac        string // of the overlay's device
+	gateway    string // address of the overlay's device
+	prefix     string // of the containers
 	selector   string // --containers
-	add        func(t *testing.T, n *node, device string, host int) *netns.Namespace
+	device     string // begins the names of containers' devices
+	mtu        int
+	// connect returns commands that connect a container: of the node, and inside.
+	connect func(device string, host int) (here, inside string)
 }
 
 func namespace(t *testing.T, dir, name string) *netns.Namespace {
@@ -65,10 +70,9 @@ func namespace(t *testing.T, dir, name string) *netns.Namespace {
 	return ns
 }
 
-// ip runs lines of "ip -batch"; other commands begin with "!".
-func ip(t *testing.T, ns *netns.Namespace, lines string, args ...any) {
-	t.Helper()
-	for line := range strings.Lines(fmt.Sprintf(lines, args...)) {
+// run runs lines of "ip -batch"; other commands begin with "!".
+func run(ns *netns.Namespace, lines string) error {
+	for line := range strings.Lines(lines) {
 		words := append([]string{"ip"}, strings.Fields(line)...)
 		if len(words) == 1 {
 			continue
@@ -76,11 +80,16 @@ func ip(t *testing.T, ns *netns.Namespace, lines string, args ...any) {
 		if words[1] == "!" {
 			words = words[2:]
 		}
-		out, err := output(ns, exec.CommandContext(t.Context(), words[0], words[1:]...))
-		if err != nil {
-			t.Fatalf("%s: %v: %s", strings.Join(words, " "), err, out)
+		if out, err := output(ns, exec.Command(words[0], words[1:]...)); err != nil {
+			return fmt.Errorf("%s: %w: %s", strings.Join(words, " "), err, out)
 		}
 	}
+	return nil
+}
+
+func ip(t *testing.T, ns *netns.Namespace, lines string, args ...any) {
+	t.Helper()
+	must(t, run(ns, fmt.Sprintf(lines, args...)))
 }
 
 func output(ns *netns.Namespace, c *exec.Cmd) (string, error) {
@@ -88,17 +97,6 @@ func output(ns *netns.Namespace, c *exec.Cmd) (string, error) {
 	c.Stdout, c.Stderr = &said, &said
 	err := ns.Run(c)
 	return said.String(), err
-}
-
-// veth makes a pair of devices: one in ns, eth0 in the other namespace.
-func veth(t *testing.T, ns *netns.Namespace, device string, mtu int, other *netns.Namespace) {
-	t.Helper()
-	h, err := ns.Netlink()
-	must(t, err)
-	defer h.Close()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = device, mtu
-	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(other.FD())}))
 }
 
 // nodes returns two nodes that are connected by their eth0, with underlay addresses 192.0.2.1 and 192.0.2.2, or
@@ -112,7 +110,7 @@ func nodes(t *testing.T) [2]*node {
 		n.ns = namespace(t, dir, fmt.Sprintf("n%d", n.number))
 		both[i] = n
 	}
-	veth(t, both[0].ns, "eth0", 1500, both[1].ns)
+	ip(t, both[0].ns, "link add eth0 mtu 1500 type veth peer name eth0 mtu 1500 netns %s", both[1].ns.Path())
 	for _, n := range both {
 		ip(t, n.ns, `
 			! sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
@@ -138,7 +136,9 @@ func flannel6(t *testing.T) [2]*node {
 func flannelOver(t *testing.T, underlay, options string, mtu int) [2]*node {
 	both := nodes(t)
 	for _, n := range both {
-		n.overlay, n.selector = "flannel.1", "bridge:cni0"
+		n.overlay, n.selector, n.device, n.mtu = "flannel.1", "bridge:cni0", "veth", mtu
+		n.gateway, n.prefix = fmt.Sprintf("10.244.%d.0", n.number), fmt.Sprintf("10.244.%d.0/24", n.number)
+		n.mac = fmt.Sprintf("02:fa:00:00:00:0%d", n.number)
 		ip(t, n.ns, `
 			link add flannel.1 address 02:fa:00:00:00:0%[1]d mtu %[5]d type vxlan id 1 local %[3]s%[1]d %[4]s
 			addr add 10.244.%[1]d.0/32 dev flannel.1
@@ -150,15 +150,13 @@ func flannelOver(t *testing.T, underlay, options string, mtu int) [2]*node {
 			! bridge fdb add 02:fa:00:00:00:0%[2]d dev flannel.1 dst %[3]s%[2]d
 			route add 10.244.%[2]d.0/24 via 10.244.%[2]d.0 dev flannel.1 onlink`,
 			n.number, 3-n.number, underlay, options, mtu)
-		n.add = func(t *testing.T, n *node, device string, host int) *netns.Namespace {
-			c := namespace(t, n.dir, fmt.Sprintf("n%d-%s", n.number, device))
-			veth(t, n.ns, device, mtu, c)
-			ip(t, n.ns, "link set %s master cni0 up", device)
-			ip(t, c, "addr add 10.244.%[1]d.%[2]d/24 dev eth0\nlink set eth0 up\nroute add default via 10.244.%[1]d.1",
-				n.number, host)
-			return c
+		n.connect = func(device string, host int) (here, inside string) {
+			return fmt.Sprintf("link set %s master cni0 up", device), fmt.Sprintf(`
+				addr add 10.244.%[1]d.%[2]d/24 dev eth0
+				link set eth0 up
+				route add default via 10.244.%[1]d.1`, n.number, host)
 		}
-		n.containers["veth1"] = n.add(t, n, "veth1", 2)
+		n.containers["veth1"] = n.add(t, "veth1", 2)
 	}
 	return both
 }
@@ -167,7 +165,9 @@ func flannelOver(t *testing.T, underlay, options string, mtu int) [2]*node {
 func calico(t *testing.T) [2]*node {
 	both := nodes(t)
 	for _, n := range both {
-		n.overlay, n.selector = "vxlan.calico", "veth:cali*"
+		n.overlay, n.selector, n.device, n.mtu = "vxlan.calico", "veth:cali*", "cali", 1450
+		n.gateway, n.prefix = fmt.Sprintf("10.65.%d.0", n.number), fmt.Sprintf("10.65.%d.0/26", n.number)
+		n.mac = fmt.Sprintf("66:00:00:00:00:0%d", n.number)
 		ip(t, n.ns, `
 			link add vxlan.calico address 66:00:00:00:00:0%[1]d type vxlan id 4096 local 192.0.2.%[1]d %[3]s
 			link set vxlan.calico mtu 1450
@@ -177,23 +177,44 @@ func calico(t *testing.T) [2]*node {
 			! bridge fdb add 66:00:00:00:00:0%[2]d dev vxlan.calico dst 192.0.2.%[2]d
 			route add 10.65.%[2]d.0/26 via 10.65.%[2]d.0 dev vxlan.calico onlink
 			route add blackhole 10.65.%[1]d.0/26`, n.number, 3-n.number, "dstport 4789 nolearning")
-		n.add = func(t *testing.T, n *node, device string, host int) *netns.Namespace {
-			c := namespace(t, n.dir, fmt.Sprintf("n%d-%s", n.number, device))
-			veth(t, n.ns, device, 1450, c)
-			ip(t, n.ns, `
+		n.connect = func(device string, host int) (here, inside string) {
+			return fmt.Sprintf(`
 				link set %[1]s address ee:ee:ee:ee:ee:ee up
 				! sysctl -qw net.ipv4.conf.%[1]s.proxy_arp=1 net.ipv4.neigh.%[1]s.proxy_delay=0
-				route add 10.65.%[2]d.%[3]d dev %[1]s scope link`, device, n.number, host)
-			ip(t, c, `
+				route add 10.65.%[2]d.%[3]d dev %[1]s scope link`, device, n.number, host), fmt.Sprintf(`
 				addr add 10.65.%[1]d.%[2]d/32 dev eth0
 				link set eth0 up
 				route add 169.254.1.1 dev eth0 scope link
 				route add default via 169.254.1.1`, n.number, host)
-			return c
 		}
-		n.containers["cali1"] = n.add(t, n, "cali1", 2)
+		n.containers["cali1"] = n.add(t, "cali1", 2)
 	}
 	return both
+}
+
+// start starts a container.
+func (n *node) start(device string, host int) (*netns.Namespace, error) {
+	c, err := netns.Create(filepath.Join(n.dir, fmt.Sprintf("n%d-%s", n.number, device)))
+	if err != nil {
+		return nil, err
+	}
+	here, inside := n.connect(device, host)
+	pair := fmt.Sprintf("link add %s mtu %d type veth peer name eth0 mtu %[2]d netns %s\n", device, n.mtu, c.Path())
+	return c, errors.Join(run(n.ns, pair+here), run(c, inside))
+}
+
+// stop ends a container.
+func (n *node) stop(device string, c *netns.Namespace) error {
+	return errors.Join(run(n.ns, "link del "+device), c.Close(), netns.Remove(c.Path()))
+}
+
+// add starts a container that lives as long as the test.
+func (n *node) add(t *testing.T, device string, host int) *netns.Namespace {
+	t.Helper()
+	c, err := n.start(device, host)
+	must(t, err)
+	t.Cleanup(func() { c.Close(); netns.Remove(c.Path()) })
+	return c
 }
 
 // only returns the node's first container.

@@ -54,15 +54,19 @@ func (d *daemon) ruleEvents(b batch) {
 	}
 }
 
-// readingInterval bounds the time that readings take on a node whose rules change all the time.
-const readingInterval = time.Second
+// maxReadingInterval bounds the time after which rules that have changed are read.
+const maxReadingInterval = time.Second
 
-// startReading has a goroutine read rules that have changed, so that the loop evicts what other changes concern
-// meanwhile.
 func (d *daemon) startReading(ctx context.Context) {
-	if !d.rulesChanged || d.reading || time.Since(d.lastReading) < readingInterval {
-		return
-	}
 	d.rulesChanged, d.reading, d.lastReading = false, true, time.Now()
-	d.reader.Go(func() { d.rulesRead <- readRules(ctx, d.MarkMask) })
+	d.passes.Go(func() { d.rulesRead <- readRules(ctx, d.MarkMask) })
+}
+
+// rulesAreRead ends a reading. Of the time, readings may take a tenth as long as that is possible.
+func (d *daemon) rulesAreRead(r ruleReport) {
+	d.reading = false
+	d.readingInterval = min(max(passInterval, 10*time.Since(d.lastReading)), maxReadingInterval)
+	if err := d.applyRules(r); err != nil {
+		d.Log.Warn("the rules are not known", "err", err)
+	}
 }

@@ -132,16 +132,22 @@ func (d *daemon) call(daemon, caller context.Context, f func() error) error {
 	}
 }
 
-// refused is an error of the request.
-type refused struct{ error }
+// refused is an error of the request, absent one of a device that does not exist.
+type (
+	refused struct{ error }
+	absent  struct{ error }
+)
 
 func reply(w http.ResponseWriter, answer any, err error) {
 	var bad refused
+	var none absent
 	switch {
 	case errors.Is(err, errEnding):
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	case errors.As(err, &bad):
 		http.Error(w, err.Error(), http.StatusBadRequest)
+	case errors.As(err, &none):
+		http.Error(w, err.Error(), http.StatusNotFound)
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	default:
@@ -173,7 +179,8 @@ func (d *daemon) evictRequest(r *http.Request) (any, error) {
 	if q.Container != "" {
 		l, err := netlink.LinkByName(q.Container)
 		if err != nil {
-			return nil, refused{fmt.Errorf("%s: %w; `pilaster accelerate status` lists the devices", q.Container, err)}
+			return nil, absent{fmt.Errorf("%s: %w; nothing was evicted; `pilaster accelerate status` lists the devices",
+				q.Container, err)}
 		}
 		selector.Device = uint32(l.Attrs().Index)
 	}

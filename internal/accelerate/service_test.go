@@ -125,7 +125,7 @@ func TestMarksInNATRules(t *testing.T) {
 func TestFlooding(t *testing.T) {
 	both := flannel(t)
 	n := both[0]
-	c7 := n.add(t, n, "veth7", 7)
+	c7 := n.add(t, "veth7", 7)
 	ip(t, n.ns, `
 		link set veth7 down
 		! bridge link set dev veth7 learning off

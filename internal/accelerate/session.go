@@ -38,6 +38,8 @@ func (d *daemon) openCache() (err error) {
 	if d.cache, err = oncache.Open(d.open); err != nil {
 		return err
 	}
+	d.attacher = startAttacher(d.cache)
+	clear(d.detaching)
 	d.inactive, d.void, d.renewed = false, false, time.Time{}
 	if err := d.joinAll(); err != nil {
 		return err
@@ -65,9 +67,15 @@ func (d *daemon) closeCache() error {
 	if d.cache == nil {
 		return nil
 	}
-	err := d.cache.Close()
-	d.cache = nil
+	// From now on the overlay does all the work, so that changes need not wait for the programs' end.
+	err := errors.Join(d.cache.Pause(), d.cache.Void())
+	if d.attacher != nil {
+		d.attacher.stop()
+	}
+	err = errors.Join(err, d.cache.Close())
+	d.cache, d.attacher = nil, nil
 	clear(d.containers)
+	clear(d.detaching)
 	return err
 }
 
@@ -87,6 +95,7 @@ func (d *daemon) reopen() {
 		"tracks", d.tracks, "validity", d.ttl)
 }
 
+// joinAll attaches the programs to all present containers. Nothing is cached before it ends.
 func (d *daemon) joinAll() error {
 	links, err := netns.List(netlink.LinkList)
 	if err != nil {
@@ -95,44 +104,86 @@ func (d *daemon) joinAll() error {
 	for _, l := range links {
 		d.follow(l)
 	}
+	for d.attaching() {
+		d.attachedDevice(<-d.attacher.results)
+	}
 	return nil
 }
 
-// follow makes a device use the cache, or not, as its present state requires.
+func (d *daemon) attaching() bool {
+	for _, c := range d.containers {
+		if !c.attached {
+			return true
+		}
+	}
+	return false
+}
+
+// follow makes a device use the cache, or not, as its state requires.
 func (d *daemon) follow(l netlink.Link) {
 	index, name := l.Attrs().Index, l.Attrs().Name
-	had, joined := d.containers[index]
+	had, known := d.containers[index]
 	_, refused := d.excluded[name]
 	switch wanted := d.Containers.Has(l, d.bridge) && !refused; {
-	case wanted && !joined:
+	case wanted && !known:
 		d.join(l)
-	case !wanted && joined:
+	case known && !wanted:
+		d.detaching[d.leave(index)] = true
+	case known && had.name != name:
 		d.leave(index)
-	case joined && had.state != stateOf(l):
-		d.containers[index] = container{had.name, stateOf(l)}
+		d.join(l)
+	case known && had.state != stateOf(l):
+		had.state = stateOf(l)
+		d.containers[index] = had
 		d.evict(overlay.Eviction{Device: uint32(index), Cause: overlay.CauseLink})
 	}
 }
 
 func (d *daemon) join(l netlink.Link) {
-	index, name := l.Attrs().Index, l.Attrs().Name
-	if err := d.cache.Join(name); err != nil {
-		if _, gone := netlink.LinkByIndex(index); gone == nil { // otherwise the container has ended meanwhile
-			d.excluded[name] = err.Error()
-			d.Log.Error("cannot attach the cache to a container", "device", name, "err", err)
-		}
-		return
-	}
-	d.containers[index] = container{name, stateOf(l)}
+	d.attachments++
+	a := attachment{d.attachments, l.Attrs().Index, l.Attrs().Name}
+	d.containers[a.index] = container{attachment: a, state: stateOf(l)}
+	d.attacher.join(a)
 }
 
-func (d *daemon) leave(index int) {
-	name := d.containers[index].name
+// leave makes a container not use the cache any more. It returns the number of the request.
+func (d *daemon) leave(index int) uint64 {
+	a := d.containers[index].attachment
 	delete(d.containers, index)
-	if err := d.cache.Leave(name); err != nil {
-		d.Log.Warn("cannot detach the cache from a container", "device", name, "err", err)
+	d.evict(overlay.Eviction{Device: uint32(index), Cause: overlay.CauseLink})
+	d.attachments++
+	a.number = d.attachments
+	if d.attacher != nil { // evict could open the cache again
+		d.attacher.leave(a)
 	}
-	d.evicted[overlay.CauseLink]++ // Leave evicts
+	return a.number
+}
+
+// attachedDevices returns the channel of the attacher's results.
+func (d *daemon) attachedDevices() <-chan attached {
+	if d.attacher == nil {
+		return nil
+	}
+	return d.attacher.results
+}
+
+func (d *daemon) attachedDevice(r attached) {
+	delete(d.detaching, r.number)
+	c, known := d.containers[r.index]
+	joins := known && c.number == r.number
+	switch {
+	case joins && r.err == nil:
+		c.attached = true
+		d.containers[r.index] = c
+	case joins:
+		delete(d.containers, r.index)
+		if _, gone := netlink.LinkByIndex(r.index); gone == nil { // otherwise the container has ended meanwhile
+			d.excluded[r.name] = r.err.Error()
+			d.Log.Error("cannot attach the cache to a container", "device", r.name, "err", r.err)
+		}
+	case r.err != nil:
+		d.Log.Warn("cannot detach the cache from a container", "device", r.name, "err", r.err)
+	}
 }
 
 // stateOf returns what cached flows depend on of a device.

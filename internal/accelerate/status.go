@@ -100,7 +100,9 @@ func (d *daemon) status() (s Status, err error) {
 		Validity: d.ttl.Seconds(), Tracks: d.tracks, Evictions: maps.Clone(d.evicted),
 	}
 	for _, c := range d.containers {
-		s.Containers.Devices = append(s.Containers.Devices, c.name)
+		if c.attached {
+			s.Containers.Devices = append(s.Containers.Devices, c.name)
+		}
 	}
 	slices.Sort(s.Containers.Devices)
 	if d.table != nil {

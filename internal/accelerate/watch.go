@@ -44,7 +44,7 @@ func startWatch(ctx context.Context) (*watch, error) {
 		socket, err := nl.Subscribe(s.protocol, s.groups...)
 		if err == nil {
 			err = errors.Join(socket.SetReceiveBufferSize(receiveBuffer, true),
-				socket.SetReceiveTimeout(&unix.Timeval{Sec: 1})) // how long the end may take
+				socket.SetReceiveTimeout(&unix.Timeval{Usec: 200_000})) // how long the end may take
 		}
 		if err != nil {
 			return nil, fmt.Errorf("receive notifications of %s: %w", s.name, err)

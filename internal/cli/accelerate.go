@@ -79,9 +79,23 @@ it at its end.`,
 	for _, name := range []string{"uplink", "overlay", "containers"} {
 		_ = c.MarkFlagRequired(name)
 	}
+	_ = c.RegisterFlagCompletionFunc("uplink", deviceNames("", ""))
+	_ = c.RegisterFlagCompletionFunc("overlay", deviceNames("vxlan", ""))
+	_ = c.RegisterFlagCompletionFunc("containers", deviceNames("bridge", "bridge:"))
 	c.AddCommand(newAccelerateStatus(env), newAcceleratePause(env), newAccelerateEvict(env), newAccelerateResume(env),
 		newAccelerateReset(env))
 	return c
+}
+
+// deviceNames completes the names of this network namespace's devices of a type, or of any but lo, after a prefix.
+func deviceNames(kind, prefix string) cobra.CompletionFunc {
+	return func(*cobra.Command, []string, string) (all []string, _ cobra.ShellCompDirective) {
+		names, _ := overlay.Devices(kind) // without devices, there is nothing to offer
+		for _, name := range names {
+			all = append(all, prefix+name)
+		}
+		return all, cobra.ShellCompDirectiveNoFileComp
+	}
 }
 
 func newAccelerateStatus(env Env) *cobra.Command {
@@ -267,6 +281,7 @@ func newAccelerateEvict(env Env) *cobra.Command {
 	c.Flags().StringVar(&address, "address", "", "entries with this address of a container")
 	c.Flags().StringVar(&vtep, "vtep", "", "entries of containers behind this VTEP")
 	c.Flags().StringVar(&q.Container, "container", "", "entries of the container with this device")
+	_ = c.RegisterFlagCompletionFunc("container", deviceNames("veth", ""))
 	c.MarkFlagsOneRequired("all", "address", "vtep", "container")
 	c.MarkFlagsMutuallyExclusive("all", "address", "vtep", "container")
 	socket.bind(c, "socket")

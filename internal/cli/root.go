@@ -86,7 +86,8 @@ func badFlag(c *cobra.Command, err error) error {
 // missing turns an error about a missing flag into a usage error.
 func missing(c *cobra.Command, err error) error {
 	if text := err.Error(); strings.HasPrefix(text, "required flag") ||
-		strings.HasPrefix(text, "if any flags in the group") {
+		strings.HasPrefix(text, "if any flags in the group") ||
+		strings.HasPrefix(text, "at least one of the flags in the group") {
 		return usage("%w; see %s --help", err, c.CommandPath())
 	}
 	return err

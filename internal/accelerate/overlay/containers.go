@@ -2,7 +2,6 @@ package overlay
 
 import (
 	"errors"
-	"fmt"
 	"path"
 	"strings"
 
@@ -43,19 +42,4 @@ func (c Containers) Has(l netlink.Link, bridge int) bool {
 	}
 	match, _ := path.Match(c.Pattern, l.Attrs().Name)
 	return match
-}
-
-// BridgeIndex returns the index of the bridge, 0 for veths without a bridge.
-func (c Containers) BridgeIndex() (int, error) {
-	if c.Bridge == "" {
-		return 0, nil
-	}
-	l, err := netlink.LinkByName(c.Bridge)
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", c.Bridge, err)
-	}
-	if l.Type() != "bridge" {
-		return 0, fmt.Errorf("%s is a device of type %s, not bridge", c.Bridge, l.Type())
-	}
-	return l.Attrs().Index, nil
 }

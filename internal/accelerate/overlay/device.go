@@ -6,6 +6,8 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/netns"
 )
 
 // Device is a VXLAN device.
@@ -20,17 +22,9 @@ type Device struct {
 	MAC      string
 }
 
-// Discover returns the VXLAN device of this name in the network namespace of the calling thread. It returns an error
-// if the device does not exist, or if what it does to a packet is not a function of the flow.
-func Discover(name string) (Device, error) {
-	l, err := netlink.LinkByName(name)
-	if err != nil {
-		return Device{}, fmt.Errorf("%s: %w", name, err)
-	}
-	return describe(l)
-}
-
-func describe(l netlink.Link) (Device, error) {
+// Describe returns what a device is. It returns an error if it is no VXLAN device, or if what it does to a packet is
+// not a function of the flow.
+func Describe(l netlink.Link) (Device, error) {
 	name := l.Attrs().Name
 	v, ok := l.(*netlink.Vxlan)
 	if !ok {
@@ -66,4 +60,19 @@ func usable(v *netlink.Vxlan, d Device) error {
 		refuse("has an IPv6 underlay and UDP checksums: make it with udp6zerocsumtx and udp6zerocsumrx on every node")
 	}
 	return errors.Join(errs...)
+}
+
+// Devices returns the names of the devices of a type in the network namespace of the calling thread; of all but lo for
+// the type "".
+func Devices(kind string) (names []string, err error) {
+	links, err := netns.List(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	for _, l := range links {
+		if name := l.Attrs().Name; l.Type() == kind || kind == "" && name != "lo" {
+			names = append(names, name)
+		}
+	}
+	return names, nil
 }

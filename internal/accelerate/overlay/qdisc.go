@@ -9,16 +9,27 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/netns"
 )
+
+// Qdiscs returns the qdiscs of all devices by their index.
+func Qdiscs() (map[int][]netlink.Qdisc, error) {
+	all, err := netns.List(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(nil) })
+	if err != nil {
+		return nil, fmt.Errorf("list the qdiscs: %w", err)
+	}
+	of := map[int][]netlink.Qdisc{}
+	for _, q := range all {
+		of[q.Attrs().LinkIndex] = append(of[q.Attrs().LinkIndex], q)
+	}
+	return of, nil
+}
 
 // QueueProblem names a qdisc or filter of a device whose work the cache would skip; "" if there is none. Devices of the
 // path to containers have it both ways, the uplink only for incoming packets: outgoing ones meet its qdisc with the
 // cache too.
-func QueueProblem(l netlink.Link, egress bool) (string, error) {
-	qdiscs, err := netlink.QdiscList(l)
-	if err != nil {
-		return "", fmt.Errorf("list the qdiscs of %s: %w", l.Attrs().Name, err)
-	}
+func QueueProblem(l netlink.Link, qdiscs []netlink.Qdisc, egress bool) (string, error) {
 	hooks := map[uint32]string{netlink.HANDLE_MIN_INGRESS: "ingress"}
 	if egress {
 		hooks[netlink.HANDLE_MIN_EGRESS] = "egress"
@@ -28,8 +39,10 @@ func QueueProblem(l netlink.Link, egress bool) (string, error) {
 		case "noqueue", "noop":
 		case "clsact", "ingress":
 			for parent, hook := range hooks {
-				filters, err := netlink.FilterList(l, parent)
-				if err != nil {
+				filters, err := netns.List(func() ([]netlink.Filter, error) { return netlink.FilterList(l, parent) })
+				if errors.Is(err, unix.ENODEV) {
+					return "", nil // the device is gone
+				} else if err != nil {
 					return "", fmt.Errorf("list the filters of %s: %w", l.Attrs().Name, err)
 				}
 				if len(filters) > 0 {
@@ -42,7 +55,7 @@ func QueueProblem(l netlink.Link, egress bool) (string, error) {
 			}
 		}
 	}
-	return programProblem(l, egress)
+	return "", nil
 }
 
 // cachePrefix begins the names of the cache's programs.
@@ -65,8 +78,8 @@ func foreign(id ebpf.ProgramID) string {
 	return info.Name
 }
 
-// programProblem names a program that another process attached with tcx.
-func programProblem(l netlink.Link, egress bool) (string, error) {
+// ProgramProblem names a program that another process attached with tcx, where the cache would skip it.
+func ProgramProblem(l netlink.Link, egress bool) (string, error) {
 	hooks := map[ebpf.AttachType]string{ebpf.AttachTCXIngress: "ingress"}
 	if egress {
 		hooks[ebpf.AttachTCXEgress] = "egress"

@@ -30,6 +30,7 @@ type Eviction struct {
 type Table struct {
 	uplink, overlay, bridge int
 	vtep                    netip.Addr            // of this node
+	bridged                 bool                  // the overlay's device is a port of the bridge
 	neighbours              map[neighbour]string  // MACs
 	vteps                   map[string]netip.Addr // by inner MAC: forwarding entries of the overlay's device
 	ports                   map[string]int        // by MAC: forwarding entries of the bridge
@@ -47,7 +48,7 @@ type neighbour struct {
 // reports whether a device is a container's.
 func NewTable(uplink int, overlay Device, bridge int, container func(device int) bool) *Table {
 	return &Table{
-		uplink: uplink, overlay: overlay.Index, bridge: bridge, vtep: overlay.Local,
+		uplink: uplink, overlay: overlay.Index, bridge: bridge, vtep: overlay.Local, bridged: overlay.Bridged,
 		neighbours: map[neighbour]string{}, vteps: map[string]netip.Addr{},
 		ports: map[string]int{}, routes: map[routeKey]Route{},
 		local: func(device int) bool { return bridge != 0 && device == bridge || container(device) },
@@ -130,7 +131,10 @@ func (t *Table) forwarding(mac string, vtep netip.Addr, deleted bool) []Eviction
 	default:
 		t.vteps[mac] = vtep
 	}
-	if !known {
+	switch {
+	case !known && t.bridged: // what was for this MAC went to all nodes, of which the cache has learnt one
+		return []Eviction{{All: true, Cause: CauseForwarding}}
+	case !known:
 		return nil
 	}
 	return []Eviction{{VTEP: old, Cause: CauseForwarding}}
@@ -147,9 +151,26 @@ func (t *Table) port(mac string, port int, deleted bool) []Eviction {
 		t.ports[mac] = port
 	}
 	if !known {
-		return nil
+		return t.flooded(mac, port)
 	}
 	return []Eviction{{Device: uint32(old), Cause: CauseForwarding}}
+}
+
+// flooded returns what the bridge may have sent to all ports, because it did not know the one of a MAC. The cache has
+// then learnt that the last port leads to the MAC's container.
+func (t *Table) flooded(mac string, port int) (all []Eviction) {
+	switch {
+	case port == t.overlay:
+		return nil
+	case t.bridged: // the containers' neighbours are not of this node
+		return []Eviction{{All: true, Cause: CauseForwarding}}
+	}
+	for n, of := range t.neighbours {
+		if of == mac && n.device == t.bridge {
+			all = append(all, Eviction{Inner: n.address, Cause: CauseForwarding})
+		}
+	}
+	return all
 }
 
 func (t *Table) isVTEP(a netip.Addr) bool {

@@ -71,6 +71,14 @@ func inner(a netip.Addr, cause string) []Eviction {
 	return []Eviction{{Inner: a, Cause: cause}}
 }
 
+// then returns the evictions of the second event.
+func then(first, second event) event {
+	return func(t *Table) []Eviction {
+		first(t)
+		return second(t)
+	}
+}
+
 // node is Flannel's arrangement with two other nodes, of which B is behind the router.
 var node = []event{
 	fdb(macA, vtepA), fdb(macB, vtepB), arp(vxlan, gatewayA, macA), arp(vxlan, gatewayB, macB),
@@ -105,6 +113,8 @@ func TestTable(t *testing.T) {
 		"new flood entry":         {fdb(noMAC, vtepA), nil},
 		"flood entry deleted":     {noFDB(noMAC, vtepA), vtep(vtepA, CauseForwarding)},
 		"port as before":          {port(macA, veth), nil},
+		"port learnt again":       {then(noPort(macA, veth), port(macA, veth)), inner(container, CauseForwarding)},
+		"port of an unknown MAC":  {port("02:00:00:00:00:0c", veth), nil},
 		"port changed":            {port(macA, other), []Eviction{{Device: veth, Cause: CauseForwarding}}},
 		"port deleted":            {noPort(macA, veth), []Eviction{{Device: veth, Cause: CauseForwarding}}},
 		"former port deleted":     {noPort(macA, other), nil},
@@ -144,7 +154,8 @@ func TestTable(t *testing.T) {
 			if len(got)+len(c.want) > 0 && !reflect.DeepEqual(got, c.want) {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
-			if again := c.event(table); name != "flood entry deleted" && len(again) > 0 && !isRoute(again) {
+			repeats := name == "flood entry deleted" || name == "port learnt again"
+			if again := c.event(table); !repeats && len(again) > 0 && !isRoute(again) {
 				t.Errorf("the same event again: got %+v, want nothing", again)
 			}
 		})
@@ -154,6 +165,21 @@ func TestTable(t *testing.T) {
 // isRoute reports whether evictions are of a route. The table keeps only routes of the overlay, so that it does not
 // know others again.
 func isRoute(all []Eviction) bool { return all[0].Cause == CauseRoute }
+
+// The node of a bridged overlay does not know the addresses of a container that the bridge, or the overlay's device,
+// has found again.
+func TestFloodedByBridge(t *testing.T) {
+	table := NewTable(uplink, Device{Index: vxlan, Bridged: true}, bridge, func(int) bool { return false })
+	if got := port(macA, vxlan)(table); got != nil {
+		t.Errorf("a container of another node: got %+v, want nothing", got)
+	}
+	if got := port(macB, veth)(table); !reflect.DeepEqual(got, all(CauseForwarding)) {
+		t.Errorf("a container of this node: got %+v, want all", got)
+	}
+	if got := fdb(macA, vtepA)(table); !reflect.DeepEqual(got, all(CauseForwarding)) {
+		t.Errorf("the VTEP of a container: got %+v, want all", got)
+	}
+}
 
 // With a route of several next hops, each neighbour of the uplink may be a router.
 func TestManyGateways(t *testing.T) {

@@ -1,0 +1,471 @@
+package accelerate_test
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/accelerate"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/oncache"
+)
+
+// model knows which datagrams of its flows arrive over the overlay of two nodes, and changes the overlay.
+type model struct {
+	nodes   [2]*node
+	pods    []*pod
+	flows   []*dualFlow
+	daemons []*daemon // nil if the caches are used without it
+	random  *rand.Rand
+	limit   time.Duration // after which a change is in effect
+	silent  time.Duration // the same for one without an event
+
+	dropping *ebpf.Program
+
+	active []*change
+	moved  map[*node]bool // the node answers at its second address
+	killed *node          // whose daemon was killed
+
+	epoch    time.Time
+	late     atomic.Int64 // how late a client sent at most, in ns
+	latest   time.Duration
+	steps    int
+	strict   int // steps in which all clients sent in time, so that at most half of the limit was added to it
+	faults   []string
+	arrivals int
+	hits     uint64
+	seen     [2]uint64 // hits of the present daemons
+}
+
+// newModel makes pods and flows on two nodes, and starts the daemons.
+func newModel(t *testing.T, arrangement func(*testing.T) [2]*node, seed uint64, start func(m *model)) *model {
+	t.Helper()
+	m := &model{
+		nodes: arrangement(t), random: rand.New(rand.NewPCG(seed, 0)), epoch: time.Now(), moved: map[*node]bool{},
+		limit: 200 * time.Millisecond, dropping: returning(t, 2), // TC_ACT_SHOT
+	}
+	if s := os.Getenv("PILASTER_ACCELERATE_LIMIT"); s != "" {
+		limit, err := time.ParseDuration(s)
+		must(t, err)
+		m.limit = limit
+	}
+	m.silent = m.limit + accelerate.MaxValidity
+	for _, n := range m.nodes {
+		noReversePathFilter(t, n.ns)
+		ip(t, n.ns, `
+			addr add %s/24 dev eth0
+			route add blackhole default table 99
+			! iptables-nft -w -A FORWARD -m conntrack --ctstate INVALID -j DROP
+			! iptables-nft -w -A INPUT -p udp -d %[1]s -j DROP`, n.vtep(true))
+		for host := 3; host < 5; host++ {
+			first := netip.MustParsePrefix(n.prefix).Addr().As4()
+			first[3] = byte(host)
+			m.pods = append(m.pods, &pod{
+				node: n, device: fmt.Sprint(n.device, host), host: host, addr: netip.AddrFrom4(first),
+			})
+		}
+	}
+	for i, ends := range [][2]int{{0, 2}, {1, 3}, {0, 3}, {2, 1}} {
+		m.flows = append(m.flows, &dualFlow{
+			number: i, client: m.pods[ends[0]], server: m.pods[ends[1]], epoch: m.epoch, late: &m.late,
+		})
+	}
+	t.Cleanup(func() {
+		for _, p := range m.pods {
+			if p.ns != nil {
+				must(t, p.stop(m.flows))
+			}
+		}
+	})
+	for _, p := range m.pods {
+		must(t, p.start(m.flows))
+	}
+	start(m)
+	stop := make(chan struct{})
+	var clients sync.WaitGroup
+	for _, f := range m.flows {
+		clients.Go(func() { f.run(stop) })
+	}
+	t.Cleanup(func() { close(stop); clients.Wait() })
+	return m
+}
+
+// noReversePathFilter makes routes decide about destinations only, also those that a change leads nowhere.
+func noReversePathFilter(t *testing.T, ns *netns.Namespace) {
+	t.Helper()
+	must(t, ns.Do(func() error {
+		all, err := filepath.Glob("/proc/sys/net/ipv4/conf/*/rp_filter")
+		for _, name := range all {
+			if err := os.WriteFile(name, []byte("0"), 0); err != nil {
+				return err
+			}
+		}
+		return err
+	}))
+}
+
+func (m *model) podOf(n *node) *pod {
+	of := slices.DeleteFunc(slices.Clone(m.pods), func(p *pod) bool { return p.node != n })
+	return of[m.random.IntN(len(of))]
+}
+
+func (m *model) now() time.Duration { return time.Since(m.epoch) }
+
+// arrives tells whether datagrams arrive. Those back are answers.
+func (m *model) arrives(f *dualFlow, way int) bool { return len(m.obstacles(f, way)) == 0 }
+
+// obstacles returns the changes that keep datagrams from arriving.
+func (m *model) obstacles(f *dualFlow, way int) (all []*change) {
+	for _, c := range m.active {
+		if c.keeps(f, way) || way == back && c.keeps(f, there) {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// step makes a change, or ends it, and judges its effect.
+func (m *model) step(t *testing.T, c *change, ends bool) {
+	t.Helper()
+	m.countHits(t)
+	m.late.Store(0)
+	var before [][ways]bool
+	for _, f := range m.flows {
+		before = append(before, [ways]bool{m.arrives(f, there), m.arrives(f, back)})
+	}
+	name, do := c.name, c.apply
+	if ends {
+		name, do = "end of "+name, c.end
+	}
+	if err := do(); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	done := m.now()
+	if c.since, m.active = done, append(m.active, c); ends {
+		m.active = slices.DeleteFunc(m.active, func(other *change) bool { return other == c })
+	}
+	for i, f := range m.flows {
+		for way := range ways {
+			j := judgement{
+				model: m, flow: f, way: way, done: done,
+				what: fmt.Sprintf("%s (node %d, %s): %v %s", name, c.node.number, c.key, f, wayNames[way]),
+			}
+			if m.arrives(f, way) {
+				j.arrives(t, before[i][way])
+			} else {
+				j.nothingArrives(t)
+			}
+		}
+	}
+	late := time.Duration(m.late.Load())
+	if m.latest = max(m.latest, late); 4*late <= m.limit {
+		m.strict++
+	}
+	m.steps++
+	checked := m.now()
+	for _, f := range m.flows {
+		for way := range ways {
+			m.arrivals += f.arrived[cached][way].forget(checked)
+			f.arrived[control][way].forget(checked)
+		}
+	}
+}
+
+// next chooses the next change: one that is new, or one that ends.
+func (m *model) next() (c *change, ends bool) {
+	if n := len(m.active); m.random.IntN(2) < n { // with more, most flows would stand still
+		return m.active[m.random.IntN(n)], true
+	}
+	all := append(slices.Clone(changes), procedures, procedures)
+	for {
+		kind := all[m.random.IntN(len(all))]
+		if kind.silent && m.random.IntN(5) > 0 {
+			continue // it takes 10 s
+		}
+		if c := m.make(kind); c != nil {
+			return c, false
+		}
+	}
+}
+
+// procedures are of an operator, or contain kills.
+var procedures = kind{"procedure", (*model).procedure, false}
+
+// make returns a change of a kind that is possible now, nil if it cannot find one.
+func (m *model) make(kind kind) *change {
+	c := kind.make(m)
+	if c == nil || slices.ContainsFunc(m.active, func(other *change) bool { return other.key == c.key }) {
+		return nil
+	}
+	if c.name == "" {
+		c.name = kind.name
+	}
+	return c
+}
+
+// restart starts a daemon that was killed.
+func (m *model) restart(t *testing.T) {
+	t.Helper()
+	n := m.killed
+	m.step(t, &change{name: "start of the daemon", node: n, apply: func() error {
+		m.daemons[n.number-1] = n.accelerate(t)
+		return nil
+	}}, false)
+	m.active = m.active[:len(m.active)-1]
+	m.killed, m.seen[n.number-1] = nil, 0
+}
+
+func (m *model) countHits(t *testing.T) {
+	t.Helper()
+	for i, d := range m.daemons {
+		if m.killed != nil && m.killed.number == i+1 {
+			continue
+		}
+		s, err := d.Status(t.Context())
+		must(t, err)
+		now := s.Egress.Hits + s.Ingress.Hits
+		if now < m.seen[i] { // of a cache that was opened again
+			m.seen[i] = 0
+		}
+		m.hits += now - m.seen[i]
+		m.seen[i] = now
+	}
+}
+
+// causes are the counters of the daemons.
+func (m *model) causes(t *testing.T) string {
+	var all strings.Builder
+	for i, d := range m.daemons {
+		s, err := d.Status(t.Context())
+		fmt.Fprintf(&all, "\nnode %d: out %+v\nin %+v\nevictions %v, problems %v, %v", i+1, s.Egress, s.Ingress,
+			s.Evictions, s.Problems, err)
+	}
+	return all.String()
+}
+
+// load uses the caches while the model runs: a stream, and containers that start and end.
+func (m *model) load(t *testing.T) {
+	c := talk(t, m.nodes[0].only(), m.nodes[1].only())
+	stop := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() { _, _ = io.Copy(io.Discard, c.server) }) // a change may interrupt it
+	done.Go(func() {
+		b := make([]byte, 256<<10)
+		for !isClosed(stop) {
+			_ = c.client.SetWriteDeadline(time.Now().Add(time.Second))
+			_, _ = c.client.Write(b)
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	failed := make(chan error, 2)
+	for _, n := range m.nodes {
+		done.Go(func() { failed <- n.churn(stop) })
+	}
+	t.Cleanup(func() {
+		close(stop)
+		c.client.Close()
+		c.server.Close()
+		done.Wait()
+		for range m.nodes {
+			if err := <-failed; err != nil {
+				t.Errorf("containers beside the model: %v", err)
+			}
+		}
+	})
+}
+
+// churn starts containers, which end a second later, until stop is closed.
+func (n *node) churn(stop chan struct{}) error {
+	type running struct {
+		device string
+		ns     *netns.Namespace
+	}
+	var all []running
+	end := func(most int) (err error) {
+		for len(all) > most && err == nil {
+			err = n.stop(all[0].device, all[0].ns)
+			all = all[1:]
+		}
+		return err
+	}
+	for i := 0; !isClosed(stop); i++ {
+		device := fmt.Sprintf("%sx%d", n.device, i)
+		ns, err := n.start(device, 10+i%40)
+		if err != nil {
+			return err
+		}
+		all = append(all, running{device, ns})
+		if err := end(4); err != nil {
+			return err
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	return end(0)
+}
+
+func number(t *testing.T, variable string, usual uint64) uint64 {
+	t.Helper()
+	s := os.Getenv(variable)
+	if s == "" {
+		return usual
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", variable, err)
+	}
+	return n
+}
+
+// TestModel makes random changes of two overlays under load. Later than PILASTER_ACCELERATE_LIMIT (200ms) after a
+// change, no datagram may arrive that the overlay alone drops, and none may be lost for longer than the overlay loses
+// it; 10 s later if the kernel does not notify the change. What the overlay alone does, datagrams with an IP option
+// show, which are never cached. PILASTER_ACCELERATE_CHANGES is the number of changes, PILASTER_ACCELERATE_SEED repeats
+// the choices of a run.
+func TestModel(t *testing.T) {
+	for i, name := range []string{"flannel", "calico"} {
+		t.Run(name, func(t *testing.T) {
+			seed := number(t, "PILASTER_ACCELERATE_SEED", rand.Uint64())
+			t.Logf("PILASTER_ACCELERATE_SEED=%d repeats the choices", seed)
+			m := newModel(t, arrangements[name].make, seed, func(m *model) {
+				m.daemons = []*daemon{m.nodes[0].accelerate(t), m.nodes[1].accelerate(t)}
+			})
+			m.load(t)
+			began := time.Now()
+			m.step(t, &change{name: "start", node: m.nodes[0], apply: func() error { return nil }}, false)
+			m.active = nil
+			made := 0
+			if n := number(t, "PILASTER_ACCELERATE_CHANGES", 0); n > 0 {
+				made = m.many(t, int(n)/2)
+			} else {
+				made = m.few(t, i)
+			}
+			m.countHits(t)
+			t.Logf("%d changes in %v, %d datagrams arrived, %d hits", made, time.Since(began).Round(time.Second),
+				m.arrivals, m.hits)
+			t.Logf("clients sent at most %v late, in %d of %d steps at most a quarter of the limit", m.latest, m.strict,
+				m.steps)
+			// Each datagram that arrives can be a hit twice.
+			if m.hits < uint64(m.arrivals) {
+				t.Errorf("%d hits, and %d datagrams have arrived:%s", m.hits, m.arrivals, m.causes(t))
+			}
+		})
+	}
+}
+
+// check makes a change and ends the test at the first fault.
+func (m *model) check(t *testing.T, c *change, ends bool) {
+	t.Helper()
+	m.step(t, c, ends)
+	if len(m.faults) == 0 && m.killed != nil {
+		m.restart(t)
+	}
+	if len(m.faults) > 0 {
+		var force []string
+		for _, c := range m.active {
+			force = append(force, fmt.Sprintf("%s (node %d, %s)", c.name, c.node.number, c.key))
+		}
+		t.Fatalf("%s\nin force: %s%s", strings.Join(m.faults, "\n"), strings.Join(force, ", "), m.causes(t))
+	}
+}
+
+func (m *model) many(t *testing.T, changes int) (made int) {
+	for made = range changes {
+		c, ends := m.next()
+		m.check(t, c, ends)
+	}
+	return made + 1
+}
+
+// few makes every second kind of changes.
+func (m *model) few(t *testing.T, first int) (made int) {
+	all := append(slices.Clone(changes), procedures, procedures)
+	for i := first; i < len(all); i += 2 {
+		kind := all[i]
+		if kind.silent {
+			continue // TestDropsTakeEffect makes such a change
+		}
+		c := m.make(kind)
+		for c == nil {
+			c = m.make(changes[m.random.IntN(2)*2])
+		}
+		m.check(t, c, false)
+		m.check(t, c, true)
+		made += 2
+	}
+	return made
+}
+
+// TestModelNotices shows that the judge notices a cache whose entries a change does not evict: datagrams arrive that
+// the overlay drops, and others are lost for longer.
+func TestModelNotices(t *testing.T) {
+	seed := number(t, "PILASTER_ACCELERATE_SEED", rand.Uint64())
+	t.Logf("PILASTER_ACCELERATE_SEED=%d repeats the choices", seed)
+	m := newModel(t, flannel, seed, func(m *model) {
+		for _, n := range m.nodes {
+			n.cacheOnly(t)
+		}
+	})
+	m.step(t, &change{name: "start", node: m.nodes[0], apply: func() error { return nil }}, false)
+	m.active = nil
+	for _, c := range []struct{ kind, fault string }{
+		{"nftables rule", "datagrams arrive with the cache, the last one"},
+		{"pod", "later than over the overlay alone"},
+	} {
+		kind := changes[slices.IndexFunc(changes, func(k kind) bool { return k.name == c.kind })]
+		for attempt := 1; ; attempt++ { // the change may come when the entries are about to expire
+			m.faults = nil
+			made := m.make(kind)
+			m.step(t, made, false)
+			m.step(t, made, true)
+			if found := strings.Join(m.faults, "\n"); strings.Contains(found, c.fault) {
+				t.Log(found)
+				break
+			}
+			if attempt == 5 {
+				t.Fatalf("%s: the judge found %q, want %q", c.kind, m.faults, c.fault)
+			}
+		}
+	}
+}
+
+// cacheOnly uses the cache without the daemon, so that no change evicts anything.
+func (n *node) cacheOnly(t *testing.T) {
+	t.Helper()
+	c := inside(t, n.ns, func() (*oncache.Cache, error) {
+		c, err := oncache.Open(oncache.Config{
+			Uplink: "eth0", Device: n.overlay, Address: netip.MustParseAddr(n.vtep(false)), VNI: 1, Port: 8472,
+			Tracks: true, TTL: 3 * time.Second,
+		})
+		for host := 3; err == nil && host < 5; host++ {
+			err = c.Join(fmt.Sprint(n.device, host))
+		}
+		return c, err
+	})
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for !isClosed(stop) {
+			if err := c.Renew(); err != nil {
+				done <- err
+				return
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		done <- c.Close()
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		must(t, <-done)
+	})
+}
