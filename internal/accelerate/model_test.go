@@ -446,7 +446,7 @@ func (n *node) cacheOnly(t *testing.T) {
 	c := inside(t, n.ns, func() (*oncache.Cache, error) {
 		c, err := oncache.Open(oncache.Config{
 			Uplink: "eth0", Device: n.overlay, Address: netip.MustParseAddr(n.vtep(false)), VNI: 1, Port: 8472,
-			Tracks: true, TTL: 3 * time.Second,
+			Tracks: true, TTL: 8 * time.Second,
 		})
 		for host := 3; err == nil && host < 5; host++ {
 			err = c.Join(fmt.Sprint(n.device, host))
