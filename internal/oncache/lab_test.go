@@ -262,9 +262,10 @@ func (n *node) addr(inner4 bool) netip.Addr {
 
 // renewed keeps the leases of both nodes until the test ends.
 func (l *lab) renewed(t *testing.T) {
+	must(t, errors.Join(l.a.Renew(), l.b.Renew()))
 	stop, done := make(chan struct{}), make(chan error, 1)
 	go func() {
-		tick := time.NewTicker(time.Second)
+		tick := time.NewTicker(time.Second / 4) // a lease is void after 3 s
 		defer tick.Stop()
 		var err error
 		for {
