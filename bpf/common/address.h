@@ -18,6 +18,14 @@ static __always_inline bool in_base(const struct addr *a)
 	return (a->hi & base_mask) == base_prefix;
 }
 
+/* Locators and identifiers' prefixes of network ila have a prefix of their own. The initial values match no address. */
+CONSTANT __u64 ila_prefix = -1, ila_mask = 0;
+
+static __always_inline bool in_ila(const struct addr *a)
+{
+	return (a->hi & ila_mask) == ila_prefix;
+}
+
 static __always_inline bool in_private(const struct addr *a)
 {
 	return (a->hi & private_mask) == private_prefix;

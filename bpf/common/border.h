@@ -6,9 +6,10 @@
 #include "common/address.h"
 #include "common/reason.h"
 
+/* claims_tenant reports whether an address on the fabric can only be a container's. */
 static __always_inline bool claims_tenant(const struct addr *a)
 {
-	return in_base(a) && tenant_id(a);
+	return (in_base(a) && tenant_id(a)) || in_ila(a);
 }
 
 static __always_inline struct addr node_address(void)

@@ -134,6 +134,18 @@ static __always_inline int icmp_error_build(struct __sk_buff *skb, __u32 device,
 	return return_to_sender(skb, device);
 }
 
+/* The next hop inside a container of a network where the node has no address of the tenant. */
+static const struct addr gateway_6 = {.hi = bpf_cpu_to_be64(0xfe80000000000000), .lo = bpf_cpu_to_be64(1)};
+
+static __always_inline int icmp6_error_build(struct __sk_buff *skb, __u32 device, const struct addr *to, __u32 mtu)
+{
+	struct icmp6_error a = {.type = mtu ? ICMPV6_TOO_BIG : ICMPV6_TIME_EXCEEDED, .mtu = bpf_htonl(mtu)};
+
+	a.frame.src = gateway_6;
+	a.frame.dst = *to;
+	return icmp_error_build(skb, device, &a);
+}
+
 #define ICMP4_UNREACHABLE	   3
 #define ICMP4_FRAGMENTATION_NEEDED 4
 #define ICMP4_TIME_EXCEEDED	   11

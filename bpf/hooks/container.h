@@ -138,18 +138,7 @@ static __always_inline int from_container(struct __sk_buff *skb)
 	/* A VLAN tag would leave with the packet and reach another network. */
 	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->vlan_present)
 		return to_other_network(skb, &key, REASON_NOT_IP6);
-	h = eth_ip6_of(skb);
-	if (!h)
-		return drop_from_container(skb, &key, REASON_MALFORMED);
-	/* skb->protocol is what the sending socket claims; the header counts. */
-	if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
-		return drop_from_container(skb, &key, REASON_NOT_IP6);
-	key.src = *src_of(h);
-	key.dst = *dst_of(h);
-	key.path = path_of(h);
-	why = parse(skb, h, &p);
-	if (!why && *(__u8 *)&key.dst == 0xff)
-		why = REASON_MULTICAST;
+	why = read_from_container(skb, &key, &p);
 	if (why)
 		return drop_from_container(skb, &key, why);
 	h = eth_ip6_of(skb);

@@ -3,29 +3,11 @@
  * drops them; it never forwards them. The egress program lets packets pass that our programs have accepted, and checks
  * those of the node's own stack. All other traffic of the node passes. */
 #pragma once
+#include "common/icmp_source.h"
 #include "hooks/container.h"
 #include "hooks/host_if.h"
 #include "hooks/macvlan_backstop.h"
 #include "hooks/uplink_class.h"
-
-/* An ICMP error from the fabric (Packet Too Big, Time Exceeded, Unreachable) has a router's source address.
- * icmp_err_set_peer_src replaces it by the peer that the quoted packet was sent to. Then the error is checked like one
- * from the peer, and the container does not learn the router's address. */
-static __always_inline int icmp_err_set_peer_src(struct __sk_buff *skb, const struct packet *p, struct addr *source)
-{
-	struct addr peer = {};
-
-	if (bpf_skb_load_bytes(skb, p->l4 + QUOTED_ADDRESSES + sizeof(peer), &peer, sizeof(peer)))
-		return REASON_ICMP_QUOTE;
-	/* Traffic between containers of this node never was on the fabric. */
-	if (peer.hi == own_node)
-		return REASON_ICMP_QUOTE;
-	if (fix_checksum(skb, p, csum_diff_addr(source, &peer)) ||
-	    bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), &peer, sizeof(peer), 0))
-		return REASON_MALFORMED;
-	*source = peer;
-	return 0;
-}
 
 static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
 					    const struct flow_key *key, struct flow *f)
@@ -105,7 +87,7 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	if (why)
 		return drop(skb, why, HOOK_UPLINK_IN);
 	if (is_error(&p) && !claims_tenant(&key.src)) {
-		why = icmp_err_set_peer_src(skb, &p, &key.src);
+		why = icmp_err_set_peer_src(skb, &p, &key.src, own_node);
 		if (why)
 			return drop(skb, why, HOOK_UPLINK_IN);
 	}

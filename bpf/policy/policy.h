@@ -48,6 +48,7 @@ static __always_inline struct verdict *verdict_slot(const struct addr *local, co
 /* How policy applies to one end of a packet. */
 enum enforce_mode {
 	ENFORCE_BY_ADDR, /* the end's own rules; the addresses contain both apps */
+	ENFORCE_OWN,	 /* the end's own rules; the caller knows both apps */
 	ENFORCE_BY_APP,	 /* the rules of both ends */
 	ENFORCE_REMOTE,	 /* no rules: another node checks; the session is kept for the replies */
 };
@@ -60,7 +61,7 @@ struct pol_scratch {
 	__u32 quotes_fragment; /* 1: the packet is an ICMP error about a later fragment, with this identification: */
 	__u32 quoted_fragment;
 	__u32 mode;
-	__u32 apps; /* for ENFORCE_BY_APP: the endpoint's in the upper half, its peer's in the lower */
+	__u32 apps; /* for ENFORCE_OWN and ENFORCE_BY_APP: the endpoint's in the upper half, its peer's in the lower */
 	struct pre_actions pre;
 	struct flow_tuple peer_tuple; /* the tuple as the peer sees it */
 	struct pre_actions peer_pre;  /* the pre-actions of the peer's rules */
@@ -176,7 +177,7 @@ static __noinline void policy_lookup_session(struct pol_scratch *d)
 	e->local_app = d->apps >> 16;
 	e->remote_app = d->apps & 0xffff;
 	policy_lookup(e, &d->pre);
-	if (e->remote_app != APP_OUTSIDE && e->remote_app < FIRST_RESERVED_APP)
+	if (d->mode == ENFORCE_BY_APP && e->remote_app != APP_OUTSIDE && e->remote_app < FIRST_RESERVED_APP)
 		policy_lookup_peer(d);
 }
 
@@ -378,4 +379,39 @@ static __always_inline int policy_check(struct __sk_buff *skb, const struct pack
 	if (p->parts & HAS_FRAGMENT && p->l4 && !d->quotes_fragment)
 		fragment_add(d, p->fragment);
 	return 0;
+}
+
+/* An end of a packet whose endpoint is on this node: the addresses as the endpoint's session has them. */
+struct policy_end {
+	const struct addr *local, *remote;
+	__u32 endpoint, tenant, apps, dir;
+};
+
+/* enforce_end applies the rules of one end of an IPv6 packet. It returns 0 if the packet may pass, else it drops the
+ * packet. */
+static __always_inline int enforce_end(struct __sk_buff *skb, const struct packet *p, const struct policy_end *end,
+				       enum enforce_mode mode, __u32 hook)
+{
+	struct session_key *key;
+	struct pol_scratch *d;
+	__u32 zero = 0;
+
+	if (policy_fast_hit(skb, p, sizeof(struct eth_ip6), end->local, end->remote, end->endpoint, end->apps,
+			    end->dir)) {
+		trace_policy_hit(skb, end->endpoint, end->dir);
+		return 0;
+	}
+	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
+	if (!d)
+		return TC_ACT_SHOT;
+	key = &d->ct.key;
+	key->local = *end->local;
+	key->remote = *end->remote;
+	key->endpoint = end->endpoint;
+	key->tenant = end->tenant;
+	key->dir = key->zero[0] = key->zero[1] = 0;
+	d->ct.pkt.dir = end->dir;
+	d->mode = mode;
+	d->apps = end->apps;
+	return policy_check(skb, p, d, hook);
 }

@@ -115,14 +115,14 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 	return is, nil
 }
 
-// activateApp notifies networks whose packets contain the app. The rules of the app are already in force.
+// activateApp notifies networks whose packets or mappings contain the app. The rules of the app are already in force.
 func (c *Core) activateApp(ctx context.Context, r endpoint.Record) error {
 	if r.State != endpoint.Active {
 		return nil
 	}
 	var errs []error
 	for _, name := range r.Networks() {
-		if tenant.NetworkHas(name, tenant.PolicyAtReceiver) {
+		if tenant.NetworkHas(name, tenant.PolicyAtReceiver) || tenant.NetworkHas(name, tenant.Identifiers) {
 			errs = append(errs, c.networks.Get(name).Activate(ctx, r.On(name)))
 		}
 	}

@@ -162,10 +162,10 @@ func (t *Tenants) countRecord(r endpoint.Record) error {
 }
 
 // keptWithoutFile reports whether the entries of a network's tenants can stay in the kernel without the tenant's file,
-// where own CIDRs are.
+// where its ranges of addresses are.
 func keptWithoutFile(network string) bool {
 	on, known := tenant.TraitsOf(network)
-	return known && !on.Has(tenant.OwnCIDRs)
+	return known && !on.Has(tenant.OwnCIDRs) && !on.Has(tenant.Identifiers)
 }
 
 // setLostAside sets the files of lost tenants aside, and removes lost tenants without endpoints.

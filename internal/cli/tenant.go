@@ -230,7 +230,7 @@ subnet of each CIDR. With --no-node-cidrs, each container gets an address instea
 
 // describe says how the tenant's containers get their addresses.
 func (v tenantView) describe() string {
-	if !tenant.NetworkHas(v.Network, tenant.OwnCIDRs) {
+	if len(v.Overlays) == 0 {
 		return string(v.Addressing)
 	}
 	var cidrs []string
@@ -263,7 +263,7 @@ func (c *tenantChoice) bind(cmd *cobra.Command) {
 		"addressing",
 		"",
 		"for network "+tenant.NetworksWithout(tenant.OwnCIDRs)+
-			": addresses that containers see, encrypted or clear (default encrypted)",
+			": addresses that containers see, encrypted or clear (default the first that the network has)",
 	)
 	fixed("addressing", string(tenant.Encrypted), string(tenant.Clear))
 	f.StringSliceVar(
@@ -309,18 +309,22 @@ func (c *tenantChoice) request(name string) (*pilasterv1.CreateTenantRequest, er
 		return req, err
 	case len(c.cidrs) > 0 || len(c.nodeBits) > 0 || c.noNodeCIDRs:
 		return nil, usage(
-			"--cidr, --node-bits and --no-node-cidrs are for --network %s; on %s addresses follow from the node",
+			"--cidr, --node-bits and --no-node-cidrs are for --network %s; %s chooses the addresses itself",
 			with,
 			c.network,
 		)
 	}
-	switch tenant.Addressing(c.addressing) {
-	case tenant.Encrypted, "":
-		req.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
-	case tenant.Clear:
-		req.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
-	default:
+	on, _ := tenant.TraitsOf(c.network)
+	chosen := cmp.Or(tenant.Addressing(c.addressing), on.Addressings[0])
+	switch {
+	case chosen != tenant.Encrypted && chosen != tenant.Clear:
 		return nil, usage("addressing %q: use encrypted or clear", c.addressing)
+	case !slices.Contains(on.Addressings, chosen):
+		return nil, usage("addressing %q: on --network %s use %s", c.addressing, c.network, on.Addressings[0])
+	case chosen == tenant.Encrypted:
+		req.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
+	default:
+		req.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
 	}
 	return req, nil
 }

@@ -158,7 +158,7 @@ func newDatapath(c Config) *Datapath {
 	}
 	return &Datapath{
 		Devices: device.NewDevices(
-			&hook.Hooks{Host: hostLink},
+			&hook.Hooks{Host: hostLink, UplinkPrograms: map[uint32]*ebpf.Program{}},
 		), Policies: policymap.NewPolicies(hostLink, c.MaxRules), config: c, deviceReason: reason,
 	}
 }

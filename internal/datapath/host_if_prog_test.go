@@ -47,6 +47,7 @@ func (b *progBench) fromEdge() []progCase {
 		{name: "a stranger to a container, which the route refuses", frame: from(stranger, b.b1.plain()), next: true},
 		{name: "another node", frame: from(b.far.address(), node), next: true},
 		{name: "a service in our /64", frame: from(service, node), next: true},
+		{name: "a container of network ila", frame: from(atLocator, node), reason: "tenant-to-node"},
 		{name: "an address that reads like a tenant's", frame: from(tenantLike, node), next: true},
 		{
 			name: "neighbour discovery",
@@ -96,6 +97,7 @@ func (b *progBench) toEdge() []progCase {
 		{name: "an address that reads like a tenant's", frame: to(tenantLike, stranger), next: true},
 
 		{name: "a container here", frame: to(b.b1.plain(), stranger), reason: "host-claims-tenant"},
+		{name: "a container of network ila", frame: to(atLocator, stranger), reason: "host-claims-tenant"},
 		{name: "another node's container", frame: to(b.b3.Addr(), b.b3.Addr()), reason: "host-claims-tenant"},
 		{name: "what containers see", frame: to(b.b1.seen(), stranger), reason: "private-outside"},
 		{name: "to what containers see", frame: to(b.address(), sees(b.b3.Addr())), reason: "private-outside"},

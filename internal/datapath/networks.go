@@ -33,7 +33,7 @@ type keptMap struct {
 
 // networkParts returns the part of each network. A network with maps, constants or devices of its own needs an entry.
 func networkParts() []networkPart {
-	return []networkPart{netpilaPart(), nimitzPart()}
+	return []networkPart{netpilaPart(), nimitzPart(), ilaPart()}
 }
 
 // maxMapName is how much of a map's name the kernel shows (BPF_OBJ_NAME_LEN).

@@ -85,25 +85,34 @@ const (
 	classProgram = 2
 )
 
-// uplinkClasses returns the destinations in this node's /64 that belong to networks beside netpila, most specific
-// first. A node with macvlans has no tunnels. With direct, a program gets tunnel packets before the VXLAN device.
-func (d *Datapath) uplinkClasses(direct bool) (all [uplinkClasses]bpfobj.PilasterUplinkClass) {
+// uplinkClasses returns the destinations on this node that belong to networks beside netpila, most specific first. A
+// node with macvlans has no tunnels. With direct, a program gets tunnel packets before the VXLAN device.
+func (d *Datapath) uplinkClasses(direct bool) (classes [uplinkClasses]bpfobj.PilasterUplinkClass) {
+	var all []bpfobj.PilasterUplinkClass
+	defer func() { copy(classes[:], all) }()
+	if locator, ok := d.locator(); ok {
+		to := bpfobj.ToAddr(locator.Addr())
+		all = append(all, bpfobj.PilasterUplinkClass{
+			Hi: to.Hi, HiMask: math.MaxUint64, Action: classProgram, Program: hook.UplinkILA,
+		})
+	}
 	gateway := bpfobj.ToAddr(address.Plain{Node: d.config.NodePrefix, App: address.GatewayApp}.Addr())
 	apps := bpfobj.ToAddr(netip.MustParseAddr("::ffff:ffff:ff00:0")) // tenant id and app
-	all[0] = bpfobj.PilasterUplinkClass{
+	all = append(all, bpfobj.PilasterUplinkClass{
 		Hi: gateway.Hi, HiMask: math.MaxUint64, Lo: gateway.Lo, LoMask: apps.Lo,
 		Action: classProgram, Program: hook.UplinkGateway,
-	}
+	})
 	if d.config.Device != endpoint.Macvlan {
 		vtep := bpfobj.ToAddr(pipeline.VTEP(d.config.NodePrefix))
-		all[1] = bpfobj.PilasterUplinkClass{
+		tunnel := bpfobj.PilasterUplinkClass{
 			Hi: vtep.Hi, HiMask: math.MaxUint64, Lo: vtep.Lo, LoMask: math.MaxUint64, Action: classTunnel,
 		}
 		if direct {
-			all[1].Program = hook.UplinkTunnel
+			tunnel.Program = hook.UplinkTunnel
 		}
+		all = append(all, tunnel)
 	}
-	return all
+	return classes
 }
 
 // directPort returns direct_port of bpf/net/nimitz/direct.h.

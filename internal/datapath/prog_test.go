@@ -21,6 +21,9 @@ var (
 	gram    = packet.UDP{SourcePort: 1000, DestinationPort: 53, Payload: []byte("odd")}
 )
 
+// atLocator is an address of a container of network ila on the fabric.
+var atLocator = netip.MustParseAddr("fd70:696c:e100:2:7000:7:0:f002")
+
 // tenantLike is outside the base, with blue's id where a container has its tenant's.
 var tenantLike = netip.MustParseAddr("2001:db8:70::100:100:4d")
 
@@ -635,6 +638,8 @@ func TestToFabric(t *testing.T) {
 			IngressIfindex: uint32(b.b1.record.Device.HostIfindex)}},
 		{progCase{name: "a container's packet from a netkit", frame: frame(b.b1.plain()), next: true},
 			skb{Mark: secret}},
+		{progCase{name: "a container of network ila as source", frame: frame(atLocator), reason: "host-claims-tenant"},
+			skb{}},
 		{progCase{name: "a process with a container's address", frame: frame(b.b1.plain()),
 			reason: "host-claims-tenant"}, skb{}},
 		{progCase{name: "a process that knows the mark", frame: frame(b.b1.plain()), reason: "host-claims-tenant"},

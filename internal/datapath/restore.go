@@ -93,9 +93,12 @@ func (d *Datapath) attachSteps(found []endpoint.Record, lost map[endpoint.ID]err
 		return nil
 	}
 	if d.config.Device == endpoint.Macvlan {
-		return []func() error{d.AttachTunnel, containers, d.AttachNode, d.AttachUplink}
+		return []func() error{d.AttachTunnel, containers, d.AttachNode, d.AttachUplinkPrograms, d.AttachUplink}
 	}
-	return []func() error{d.AttachTunnel, d.ReattachGateway, d.DetachBackstop, d.AttachUplink, containers, d.AttachNode}
+	return []func() error{
+		d.AttachTunnel, d.ReattachGateway, d.DetachBackstop, d.AttachUplinkPrograms, d.AttachUplink, containers,
+		d.AttachNode,
+	}
 }
 
 // sweepMaps removes the pins of other builds and sizes, except counters.

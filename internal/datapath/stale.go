@@ -223,6 +223,11 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 	if guarded[own] {
 		all = append(all, staleRoute(own))
 	}
+	for p := range guarded {
+		if p != own && !hasAddress[p] { // of a prefix that this node's programs alone use
+			private = append(private, staleRoute(p))
+		}
+	}
 	if len(all) == 0 {
 		return nil, nil // without a node, the route of the private prefix is not ours
 	}

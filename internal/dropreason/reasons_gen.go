@@ -38,6 +38,8 @@ const (
 	FragmentUnknown  Reason = 33
 	SessionLimit     Reason = 34
 	HopOptions       Reason = 35
+	NoMapping        Reason = 36
+	LocatorMismatch  Reason = 37
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -76,4 +78,6 @@ var reasons = [...]struct{ name, text string }{
 	33: {"fragment-unknown", "A later fragment came without its first fragment, before it, or more than 30 s after it, so its connection is unknown; the container's tenant has policies. Let the sender make smaller packets."},
 	34: {"session-limit", "The node's session table is full, and the new session may evict none: the container's tenant, or the container in its tenant, has at least half as many sessions as those it meets. `pilaster status` shows the container and the tenant with the most. Start the agent with a higher `--max-sessions`."},
 	35: {"hop-options", "The packet has hop-by-hop options, which every router of the fabric would have to handle in software. Let the sender leave them out; BIG TCP's, which the kernel adds and removes, pass."},
+	36: {"no-mapping", "Network ila: this node has no mapping of the address at the other end. The container there has gone or is just being made; if it persists, see `pilaster status`."},
+	37: {"locator-mismatch", "Network ila: a packet did not come from the node where its sender is. A machine on the fabric forges it, or the sender moved a moment ago."},
 }

@@ -312,13 +312,13 @@ func (v *validator) tenant(at string, s Spec, t Tenant) {
 		if len(t.CIDRs) > 0 || len(t.Regions) > 0 || t.NodeBits != (NodeBits{}) || t.NoNodeCIDRs {
 			v.fail(
 				at,
-				"cidrs, nodeBits and noNodeCIDRs are for network %s; on %s addresses follow from the node",
+				"cidrs, nodeBits and noNodeCIDRs are for network %s; %s chooses the addresses itself",
 				with,
 				on.Name,
 			)
 		}
 		if t.Addressing != "" && !slices.Contains(on.Addressings, t.Addressing) {
-			v.fail(at+".addressing", "addressing %q: use %s or %s", t.Addressing, tenant.Encrypted, tenant.Clear)
+			v.fail(at+".addressing", "addressing %q: use %s", t.Addressing, tenant.OneOf(on.AddressingNames()))
 		}
 	}
 }

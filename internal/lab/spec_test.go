@@ -69,7 +69,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 			`lab.yaml:4: network "carpathia": use netpila or nimitz`},
 		{"CIDRs on netpila", strings.Replace(good, "name: blue", "name: blue, cidrs: [10.0.0.0/16]", 1),
 			`lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz; ` +
-				`on netpila addresses follow from the node`},
+				`netpila chooses the addresses itself`},
 		{"nimitz without CIDRs", strings.Replace(good, "name: blue", "name: blue, network: nimitz", 1),
 			`lab.yaml:4: a tenant of network nimitz needs its own CIDR: write it as cidrs: [10.0.0.0/16], ` +
 				`or one of each family`},

@@ -262,9 +262,9 @@ func (l *Lab) createTenant(ctx context.Context, region string, t Tenant) error {
 	case tenant.NetworkHas(t.Network, tenant.OwnCIDRs):
 	case t.Addressing == tenant.Clear:
 		request.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
-	default:
+	case t.Addressing == tenant.Encrypted:
 		request.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
-	}
+	} // the default is the network's
 	for _, o := range t.overlays(region) {
 		request.Overlays = append(
 			request.Overlays,
@@ -275,6 +275,17 @@ func (l *Lab) createTenant(ctx context.Context, region string, t Tenant) error {
 		return fmt.Errorf("create tenant %s: %w", t.Name, err)
 	}
 	return nil
+}
+
+// locator returns the locator of a node; false if it has none.
+func (l *Lab) locator(node string, prefix netip.Prefix) (netip.Prefix, bool) {
+	region, _ := l.state.Spec.RegionOf(node)
+	ila, err := region.plan().ILA()
+	if err != nil {
+		return netip.Prefix{}, false
+	}
+	locator, err := ila.Locator(prefix)
+	return locator, err == nil
 }
 
 // routeNodes adds the nodes' routes, as the orchestrators list them, to the fabric.
@@ -309,6 +320,11 @@ func (l *Lab) routeNodes(ctx context.Context) error {
 		}
 		if err := r.route(n.Name, prefix, via); err != nil {
 			return err
+		}
+		if locator, ok := l.locator(n.Name, prefix); ok {
+			if err := r.route(n.Name, locator, via); err != nil {
+				return err
+			}
 		}
 		prefixes[n.Name] = prefix
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"pilaster.io/pilaster/internal/modules/ila"
 	"pilaster.io/pilaster/internal/modules/module"
 	"pilaster.io/pilaster/internal/modules/netpila"
 	"pilaster.io/pilaster/internal/modules/nimitz"
@@ -16,6 +17,7 @@ func All() []module.Module {
 	return []module.Module{
 		netpila.Module(),
 		nimitz.Module(),
+		ila.Module(),
 	}
 }
 
@@ -23,11 +25,12 @@ func All() []module.Module {
 // LabParts.
 type LabKeys struct {
 	nimitz.LabKeys `yaml:",inline"`
+	ila.Keys       `yaml:",inline"`
 }
 
 // LabParts returns the parts of networks, by name.
 func (k LabKeys) LabParts() map[string]module.LabKeys {
-	return map[string]module.LabKeys{nimitz.Name: k.LabKeys}
+	return map[string]module.LabKeys{nimitz.Name: k.LabKeys, ila.Name: k.Keys}
 }
 
 // Of returns the module of a network; false if there is none.

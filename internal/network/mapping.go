@@ -38,8 +38,9 @@ type Cluster interface {
 	// the orchestrator, later ones do not.
 	NodeCIDRs(ctx context.Context, tenant string) ([]netip.Prefix, error)
 	// Allocate returns an address of each overlay for an endpoint of a tenant without node CIDRs. The key is "container
-	// id/interface"; the same key gets the same addresses again.
-	Allocate(ctx context.Context, tenant, key string) ([]netip.Addr, error)
+	// id/interface"; the same key gets the same addresses again. app is what mappings of the addresses have; 0 on
+	// networks without the capability Identifiers.
+	Allocate(ctx context.Context, tenant, key string, app address.AppID) ([]netip.Addr, error)
 	// Free releases the addresses of a key.
 	Free(ctx context.Context, tenant, key string) error
 }

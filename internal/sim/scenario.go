@@ -272,7 +272,7 @@ func (s Scenario) Validate() error {
 	case !known:
 		return wrong("$.network", "network %q: use %s", s.Network, tenant.OneOf(tenant.Networks()))
 	case !on.Has(tenant.OwnCIDRs):
-		if s.ListRate != 0 {
+		if s.ListRate != 0 && !on.Has(tenant.Mappings) {
 			return wrong(
 				"$.listRate",
 				"listRate is for network %s; on %s nodes do not query mappings",
@@ -281,12 +281,12 @@ func (s Scenario) Validate() error {
 			)
 		}
 		if !slices.Contains(on.Addressings, s.Addressing) {
-			return wrong("$.addressing", "addressing %q: use %s or %s", s.Addressing, tenant.Encrypted, tenant.Clear)
+			return wrong("$.addressing", "addressing %q: use %s", s.Addressing, tenant.OneOf(on.AddressingNames()))
 		}
 		if s.CIDR.IsValid() || s.NodeBits != 0 || s.NoNodeCIDRs || s.MappingsBy != "" {
 			return wrong(
 				"$",
-				"cidr, nodeBits, noNodeCIDRs and mappingsBy are for network %s; on %s addresses follow from the node",
+				"cidr, nodeBits, noNodeCIDRs and mappingsBy are for network %s; %s chooses the addresses itself",
 				with,
 				on.Name,
 			)

@@ -26,6 +26,9 @@ const (
 	// PolicyAtReceiver: where a packet between containers arrives, the node applies the egress and ingress policies of
 	// both ends, because no address names the app of the other end.
 	PolicyAtReceiver
+	// Identifiers: the cluster allocates addresses one by one, from a range that follows from the tenant's id. Mappings
+	// contain the apps of containers.
+	Identifiers
 	// HostDevices: packets are forwarded at the containers' devices on the node, which macvlans do not have.
 	HostDevices
 )
@@ -41,6 +44,14 @@ type Traits struct {
 
 // Has reports whether the network has all of these capabilities.
 func (t Traits) Has(c Capability) bool { return t.Capabilities&c == c }
+
+// AddressingNames names what containers may see.
+func (t Traits) AddressingNames() (names []string) {
+	for _, a := range t.Addressings {
+		names = append(names, string(a))
+	}
+	return names
+}
 
 // TraitsOf returns the traits of a network; false for one that this build does not know. No name means the default.
 func TraitsOf(network string) (Traits, bool) {
@@ -127,6 +138,9 @@ func (t Tenant) has(c Capability) bool {
 	return NetworkHas(t.Network, c) || t.Leaving != "" && NetworkHas(t.Leaving, c)
 }
 
+// HasIdentifiers reports whether the tenant's network has the capability Identifiers.
+func (t Tenant) HasIdentifiers() bool { return NetworkHas(t.Network, Identifiers) }
+
 // PolicyAtReceiver reports whether nodes apply the policies of remote containers too, and so need those of all apps of
 // the tenant.
 func (t Tenant) PolicyAtReceiver() bool { return t.has(PolicyAtReceiver) }
@@ -143,7 +157,8 @@ func (t Tenant) CheckNetwork() error {
 		return fmt.Errorf("is on network %q, which this build does not know", t.Network)
 	case t.Leaving != "" && leaves.To != t.Network:
 		return fmt.Errorf("is on network %q and leaves %q, of which this build does not know how", t.Network, t.Leaving)
-	case !slices.Contains(on.Addressings, t.Addressing), t.has(OwnCIDRs) != (len(t.Overlays) > 0):
+	case !slices.Contains(on.Addressings, t.Addressing),
+		(t.has(OwnCIDRs) || t.has(Identifiers)) != (len(t.Overlays) > 0):
 		return fmt.Errorf(
 			"on network %s has %s addressing and %d CIDRs, which do not go together",
 			t.Network,

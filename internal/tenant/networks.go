@@ -5,6 +5,7 @@ package tenant
 const (
 	Netpila = "netpila"
 	Nimitz  = "nimitz"
+	ILA     = "ila"
 )
 
 // DefaultNetwork is the network of a tenant that names none.
@@ -24,6 +25,12 @@ var networks = []Traits{
 		Capabilities: OwnCIDRs | NorthSouth | Regions | Mappings | PolicyAtReceiver | HostDevices,
 		To:           Netpila,
 		About:        "a tenant has addresses of its own, which other tenants can use too",
+	},
+	{
+		Name:         ILA,
+		Addressings:  []Addressing{Clear},
+		Capabilities: Identifiers | Mappings | HostDevices,
+		About:        "a container's address says nothing about its location, and nodes look it up",
 	},
 }
 

@@ -159,3 +159,18 @@ func ParseOverlays[O interface {
 	}
 	return overlays, nil
 }
+
+// Usable reports whether a container may have an address, as opposed to a node's subnet: the last 16 bits of an
+// identifier are never 0. So are those of every IPv6 address that is allocated alone.
+func (o Overlay) Usable(given netip.Prefix) bool {
+	return o.NodeBits != 0 || given.Addr().Is4() || address.LastBits(given.Addr()) != 0
+}
+
+// IdentifierRange returns the overlay of a tenant on a network with Identifiers.
+func IdentifierRange(plan address.Plan, id address.TenantID) (Overlay, error) {
+	ila, err := plan.ILA()
+	if err != nil {
+		return Overlay{}, err
+	}
+	return Overlay{CIDR: ila.Range(id)}, nil
+}

@@ -60,7 +60,7 @@ func attackers() []mutation {
 		},
 		{
 			name: "another node as a router, about local traffic",
-			old: `if (peer.hi == own_node)
+			old: `if (peer.hi == own)
 		return REASON_ICMP_QUOTE;`,
 			new:   "",
 			test:  node,

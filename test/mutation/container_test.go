@@ -5,7 +5,7 @@ func container() []mutation {
 		{
 			name: "protocol that a socket claims",
 			old: `if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
-		return drop_from_container(skb, &key, REASON_NOT_IP6);`,
+		return REASON_NOT_IP6;`,
 			test:  "TestMacvlanSendsAsItself",
 			cases: []string{"a tag that the socket calls IPv6"},
 		},
@@ -171,13 +171,11 @@ func container() []mutation {
 		},
 		{
 			name: "truncated header",
-			old: `	h = eth_ip6_of(skb);
-	if (!h)
-		return drop_from_container(skb, &key, REASON_MALFORMED);
+			old: `if (!h)
+		return REASON_MALFORMED;
 	/* skb->protocol`,
-			new: `	h = eth_ip6_of(skb);
-	if (!h)
-		return TCX_NEXT;
+			new: `if (!h)
+		return REASON_NOT_IP6;
 	/* skb->protocol`,
 			test:  "TestHalfAHeaderStaysIn",
 			cases: []string{"half an IPv6 header"},
@@ -212,7 +210,7 @@ func container() []mutation {
 		},
 		{
 			name: "multicast",
-			old: `if (!why && *(__u8 *)&key.dst == 0xff)
+			old: `if (!why && *(__u8 *)&key->dst == 0xff)
 		why = REASON_MULTICAST;`,
 			new:   "",
 			test:  "TestFromContainer",

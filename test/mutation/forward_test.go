@@ -99,14 +99,14 @@ func forward() []mutation {
 		{
 			name: "hop limit",
 			old: `if (h->hop_limit <= 1)
-			return icmp_error_send(skb, p, f, REASON_HOP_LIMIT);`,
+		return REASON_HOP_LIMIT;`,
 			test:  "TestFromContainer",
 			cases: []string{"last hop"},
 		},
 		{
 			name: "length",
 			old: `if (skb->len - ETH_HLEN > f->mtu && wire_length(skb, p) > f->mtu)
-			return icmp_error_send(skb, p, f, REASON_TOO_BIG);`,
+		return REASON_TOO_BIG;`,
 			test:  "TestAnswers",
 			cases: []string{"1,401 bytes, from the cache"},
 		},
@@ -196,15 +196,15 @@ func forward() []mutation {
 		},
 		{
 			name: "mark cleared",
-			old: `		skb->mark = 0;
-		skb->tstamp = 0;`,
-			new:   "\t\tskb->tstamp = 0;",
+			old: `	skb->mark = 0;
+	skb->tstamp = 0;`,
+			new:   "\tskb->tstamp = 0;",
 			test:  "TestFromContainer",
 			cases: []string{"a packet goes to a neighbour with mark 7 and time 0"},
 		},
 		{
 			name: "timestamp cleared",
-			old: `		skb->tstamp = 0;
+			old: `	skb->tstamp = 0;
 `,
 			test:  "TestFromContainer",
 			cases: []string{"a packet goes to a neighbour with mark 0 and time 7"},

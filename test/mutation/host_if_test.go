@@ -5,15 +5,21 @@ func hostIf() []mutation {
 	return []mutation{
 		{
 			name:  "other addresses as tenants'",
-			old:   "return in_base(a) && tenant_id(a);",
-			new:   "return tenant_id(a);",
+			old:   "(in_base(a) && tenant_id(a))",
+			new:   "tenant_id(a)",
 			test:  "TestToFabric",
 			cases: []string{"a ciphertext as source", "an address that reads like a tenant's"},
 		},
 		{
+			name:  "locators as tenants",
+			old:   " || in_ila(a)",
+			test:  "TestToFabric",
+			cases: []string{"a container of network ila as source"},
+		},
+		{
 			name:  "nodes as tenants",
-			old:   "return in_base(a) && tenant_id(a);",
-			new:   "return in_base(a);",
+			old:   "(in_base(a) && tenant_id(a))",
+			new:   "in_base(a)",
 			test:  "TestToFabric",
 			cases: []string{"a ciphertext as destination", "the node"},
 		},

@@ -62,7 +62,7 @@ func table(t *testing.T) map[string][]mutation {
 	add(rules(), "policy/rules.h")
 	add(crypto(), "net/netpila/crypto.h")
 	add(flow(), "net/netpila/flow.h")
-	add(forward(), "net/netpila/forward.h", "common/rewrite.h")
+	add(forward(), "net/netpila/forward.h", "net/netpila/leave.h", "common/rewrite.h")
 	add(tables(), "net/netpila/tables.h")
 	add(nimitz(), "net/nimitz/stages.h")
 	add(nimitzDirect(), "net/nimitz/direct.h")
@@ -72,11 +72,11 @@ func table(t *testing.T) map[string][]mutation {
 	add(nimitzNAT(), "net/nimitz/nat.h", "common/packet4.h")
 	add(nimitzPolicy(), "net/nimitz/policy.h")
 	add(nimitzOVSPort(), "net/nimitz/ovs_port.h")
-	add(container(), "hooks/container.h", "net/netpila/resolve.h")
+	add(container(), "hooks/container.h", "net/netpila/resolve.h", "net/netpila/next_hop.h", "net/netpila/flow.h")
 	add(hostIf(), "hooks/host_if.h", "common/border.h")
 	add(macvlanBackstop(), "hooks/macvlan_backstop.h")
 	add(node(), "hooks/node.h")
-	add(uplink(), "hooks/uplink.h")
+	add(uplink(), "hooks/uplink.h", "common/icmp_source.h")
 	add(uplinkClass(), "hooks/uplink_class.h")
 	return byFile
 }
@@ -258,6 +258,9 @@ func TestTableIsComplete(t *testing.T) {
 		}
 	}
 	for _, name := range names {
+		if strings.HasPrefix(name, "net/ila/") {
+			continue // of an object of its own, whose mutations are in internal/network/ila/tables
+		}
 		if base := filepath.Base(name); base == "reason.h" || base == "vmlinux.h" || filepath.Ext(base) != ".h" {
 			continue
 		}

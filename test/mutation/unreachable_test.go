@@ -19,7 +19,7 @@ func unreachable() map[string]map[string]string {
 			`if (!f)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
 		},
-		"net/netpila/resolve.h": {
+		"net/netpila/next_hop.h": {
 			`if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return REASON_NO_ROUTE;`: "without a route the FIB names no device, so the check of the device says the same",
 		},
@@ -31,10 +31,12 @@ func unreachable() map[string]map[string]string {
 			`if (!h || !f)
 		return drop(skb, REASON_MALFORMED, HOOK_NODE);`: again,
 		},
-		"hooks/uplink.h": {
+		"common/icmp_source.h": {
 			`if (fix_checksum(skb, p, csum_diff_addr(source, &peer)) ||
 	    bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), &peer, sizeof(peer), 0))
 		return REASON_MALFORMED;`: within,
+		},
+		"hooks/uplink.h": {
 			`if (!h || !f)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: again,
 		},

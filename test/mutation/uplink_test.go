@@ -37,7 +37,7 @@ func uplink() []mutation {
 		},
 		{
 			name: "errors about local traffic",
-			old: `if (peer.hi == own_node)
+			old: `if (peer.hi == own)
 		return REASON_ICMP_QUOTE;`,
 			new:   "",
 			test:  "TestErrorsOfTheFabric",

@@ -19,48 +19,62 @@ var namedNetworks = map[string]struct {
 	lines  int
 	reason string
 }{
-	"api/pilaster/v1":                       {29, "comments say which messages are of which network's tenants"},
-	"bpf/common":                            {3, "comments, and packet4.h of one network"},
-	"bpf/hooks":                             {11, "the hook of containers begins with one network's lookup"},
-	"bpf/pilaster.bpf.c":                    {9, "the entry programs of networks"},
-	"deploy/systemd/pilaster-agent.service": {1, "an example of flags"},
-	"internal/bench":                        {127, "scenarios, gates and reports are about one network"},
-	"internal/cli/bench.go":                 {5, "help: which networks are compared"},
-	"internal/cli/bench_compare.go":         {2, "a scenario's name"},
-	"internal/cli/bench_entries.go":         {2, "a measurement of NIMITZ alone"},
-	"internal/cli/bench_flowdelete.go":      {2, "a measurement of NIMITZ alone"},
-	"internal/cli/bench_matrix.go":          {1, "a measurement of NIMITZ alone"},
-	"internal/cli/bench_nic.go":             {2, "a model of NIMITZ alone"},
-	"internal/cli/sim_paper.go":             {2, "the title of the paper"},
-	"internal/datapath/bpfobj/doc.go":       {1, "a type of the programs"},
-	"internal/datapath/hook":                {28, "NIMITZ's tunnel, gateway and Open vSwitch ports"},
-	"internal/datapath/dump.go":             {1, "a key of the JSON"},
-	"internal/datapath/networks.go":         {1, "the list of the networks' parts of the data path"},
-	"internal/datapath/netpila.go":          {14, "a network's part of the data path"},
-	"internal/datapath/nimitz.go":           {23, "a network's part of the data path"},
-	"internal/datapath/nimitz_entries.go":   {3, "a network's part of the data path"},
-	"internal/datapath/nimitz_part.go":      {9, "a network's part of the data path"},
-	"bpf/trace.bpf.c":                       {5, "the entry programs of networks, with tracing"},
-	"internal/agent/daemon/run.go":          {1, "the type of a pipeline's entries, which a trace reads"},
-	"internal/agent/trace":                  {19, "the stages of a trace, a file per network"},
-	"internal/cli/trace.go":                 {3, "help: which flags only one network needs"},
-	"internal/datapath/follow/follow.go":    {2, "the entry programs of networks, with tracing"},
-	"internal/datapath/trace.go":            {1, "the entry programs of networks, with tracing"},
-	"internal/cli/migrate.go":               {1, "an error of a tenant that never migrated"},
-	"internal/trace/live.go":                {2, "stages that only one network has"},
-	"internal/dpapi/trace.go":               {2, "stages that only one network has"},
-	"internal/dropreason/reasons.txt":       {2, "texts for users"},
-	"internal/lab/supervisor.go":            {1, "an import: the lab runs Open vSwitch"},
-	"internal/nic":                          {8, "a model of NIMITZ's offloading"},
-	"internal/paper":                        {107, "figures of the paper, which compares the two"},
-	"internal/preflight/machine.go":         {1, "a scenario's name"},
+	"api/pilaster/v1":                        {29, "comments say which messages are of which network's tenants"},
+	"bpf/common":                             {8, "comments, packet4.h of one network, addresses of another"},
+	"bpf/ila.bpf.c":                          {6, "the entry programs of a network"},
+	"internal/address/ila.go":                {15, "the addresses of a network"},
+	"internal/datapath/ila_part.go":          {5, "a network's part of the data path"},
+	"internal/orchestrator/store/tenants.go": {1, "the addresses of a network"},
+	"internal/tenant/overlay.go":             {2, "the addresses of a network"},
+	"internal/lab/up.go":                     {2, "the addresses of a network, which the fabric routes"},
+	"bpf/hooks":                              {11, "the hook of containers begins with one network's lookup"},
+	"bpf/pilaster.bpf.c":                     {9, "the entry programs of networks"},
+	"deploy/systemd/pilaster-agent.service":  {1, "an example of flags"},
+	"internal/bench":                         {127, "scenarios, gates and reports are about one network"},
+	"internal/cli/bench.go":                  {5, "help: which networks are compared"},
+	"internal/cli/bench_compare.go":          {2, "a scenario's name"},
+	"internal/cli/bench_entries.go":          {2, "a measurement of NIMITZ alone"},
+	"internal/cli/bench_flowdelete.go":       {2, "a measurement of NIMITZ alone"},
+	"internal/cli/bench_matrix.go":           {1, "a measurement of NIMITZ alone"},
+	"internal/cli/bench_nic.go":              {2, "a model of NIMITZ alone"},
+	"internal/cli/sim_paper.go":              {2, "the title of the paper"},
+	"internal/datapath/bpfobj/doc.go":        {1, "a type of the programs"},
+	"internal/datapath/hook":                 {33, "NIMITZ's tunnel, gateway and Open vSwitch ports, ILA's program"},
+	"internal/datapath/dump.go":              {1, "a key of the JSON"},
+	"internal/datapath/networks.go":          {1, "the list of the networks' parts of the data path"},
+	"internal/datapath/netpila.go":           {14, "a network's part of the data path"},
+	"internal/datapath/nimitz.go":            {23, "a network's part of the data path"},
+	"internal/datapath/nimitz_entries.go":    {3, "a network's part of the data path"},
+	"internal/datapath/nimitz_part.go":       {10, "a network's part of the data path"},
+	"bpf/trace.bpf.c":                        {5, "the entry programs of networks, with tracing"},
+	"internal/agent/daemon/run.go":           {1, "the type of a pipeline's entries, which a trace reads"},
+	"internal/agent/trace":                   {19, "the stages of a trace, a file per network"},
+	"internal/cli/trace.go":                  {3, "help: which flags only one network needs"},
+	"internal/datapath/follow/follow.go":     {2, "the entry programs of networks, with tracing"},
+	"internal/datapath/trace.go":             {1, "the entry programs of networks, with tracing"},
+	"internal/cli/migrate.go":                {1, "an error of a tenant that never migrated"},
+	"internal/trace/live.go":                 {2, "stages that only one network has"},
+	"internal/dpapi/trace.go":                {2, "stages that only one network has"},
+	"internal/dropreason/reasons.txt":        {4, "texts for users"},
+	"internal/lab/supervisor.go":             {1, "an import: the lab runs Open vSwitch"},
+	"internal/nic":                           {8, "a model of NIMITZ's offloading"},
+	"internal/paper":                         {107, "figures of the paper, which compares the two"},
+	"internal/preflight/machine.go":          {1, "a scenario's name"},
 }
 
 // countNames returns, by file of the product outside of networkFolders, the number of lines that name a network. A
 // section of a paper, such as NIMITZ §3.1, is no name of a network.
 func countNames(files []file, networks []string) map[string]int {
-	names := "(?:" + strings.Join(networks, "|") + ")"
-	name, citation := regexp.MustCompile("(?i)"+names), regexp.MustCompile("(?i)"+names+" (?:§|appendix )")
+	var words []string
+	for _, n := range networks {
+		if word := "(?i:" + n + ")"; len(n) > 4 {
+			words = append(words, word)
+		} else { // part of other words
+			words = append(words, `(?:\b|_)`+word+`(?:\b|_)`, `(?:\b|[a-z_])`+strings.ToUpper(n))
+		}
+	}
+	names := "(?:" + strings.Join(words, "|") + ")"
+	name, citation := regexp.MustCompile(names), regexp.MustCompile(names+" (?:§|appendix )")
 	found := map[string]int{}
 	for _, f := range files {
 		isCode := f.language == golang || f.language == clang || f.language == protobuf || f.language == plain

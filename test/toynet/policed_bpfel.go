@@ -365,6 +365,8 @@ const (
 	PolicedVarBaseMask            = "base_mask"
 	PolicedVarBasePrefix          = "base_prefix"
 	PolicedVarEndpointNumber      = "endpoint_number"
+	PolicedVarIlaMask             = "ila_mask"
+	PolicedVarIlaPrefix           = "ila_prefix"
 	PolicedVarMacvlan             = "macvlan"
 	PolicedVarNodeCookie          = "node_cookie"
 	PolicedVarOwnNode             = "own_node"
@@ -455,6 +457,8 @@ type PolicedVariableSpecs struct {
 	BaseMask        *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix      *ebpf.VariableSpec `ebpf:"base_prefix"`
 	EndpointNumber  *ebpf.VariableSpec `ebpf:"endpoint_number"`
+	IlaMask         *ebpf.VariableSpec `ebpf:"ila_mask"`
+	IlaPrefix       *ebpf.VariableSpec `ebpf:"ila_prefix"`
 	Macvlan         *ebpf.VariableSpec `ebpf:"macvlan"`
 	NodeCookie      *ebpf.VariableSpec `ebpf:"node_cookie"`
 	OwnNode         *ebpf.VariableSpec `ebpf:"own_node"`
@@ -539,6 +543,8 @@ type PolicedVariables struct {
 	BaseMask        *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix      *ebpf.Variable `ebpf:"base_prefix"`
 	EndpointNumber  *ebpf.Variable `ebpf:"endpoint_number"`
+	IlaMask         *ebpf.Variable `ebpf:"ila_mask"`
+	IlaPrefix       *ebpf.Variable `ebpf:"ila_prefix"`
 	Macvlan         *ebpf.Variable `ebpf:"macvlan"`
 	NodeCookie      *ebpf.Variable `ebpf:"node_cookie"`
 	OwnNode         *ebpf.Variable `ebpf:"own_node"`

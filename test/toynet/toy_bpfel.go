@@ -51,6 +51,8 @@ const (
 	ToyVarAcceptMark      = "accept_mark"
 	ToyVarBaseMask        = "base_mask"
 	ToyVarBasePrefix      = "base_prefix"
+	ToyVarIlaMask         = "ila_mask"
+	ToyVarIlaPrefix       = "ila_prefix"
 	ToyVarMacvlan         = "macvlan"
 	ToyVarNodeCookie      = "node_cookie"
 	ToyVarOwnNode         = "own_node"
@@ -123,6 +125,8 @@ type ToyVariableSpecs struct {
 	AcceptMark      *ebpf.VariableSpec `ebpf:"accept_mark"`
 	BaseMask        *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix      *ebpf.VariableSpec `ebpf:"base_prefix"`
+	IlaMask         *ebpf.VariableSpec `ebpf:"ila_mask"`
+	IlaPrefix       *ebpf.VariableSpec `ebpf:"ila_prefix"`
 	Macvlan         *ebpf.VariableSpec `ebpf:"macvlan"`
 	NodeCookie      *ebpf.VariableSpec `ebpf:"node_cookie"`
 	OwnNode         *ebpf.VariableSpec `ebpf:"own_node"`
@@ -175,6 +179,8 @@ type ToyVariables struct {
 	AcceptMark      *ebpf.Variable `ebpf:"accept_mark"`
 	BaseMask        *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix      *ebpf.Variable `ebpf:"base_prefix"`
+	IlaMask         *ebpf.Variable `ebpf:"ila_mask"`
+	IlaPrefix       *ebpf.Variable `ebpf:"ila_prefix"`
 	Macvlan         *ebpf.Variable `ebpf:"macvlan"`
 	NodeCookie      *ebpf.Variable `ebpf:"node_cookie"`
 	OwnNode         *ebpf.Variable `ebpf:"own_node"`

@@ -77,7 +77,8 @@ func (PolicyChange) EnumDescriptor() ([]byte, []int) {
 type AllocateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"` // of the endpoint; empty if the tenant has node subnets
+	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`  // of the endpoint; empty if the tenant has node subnets
+	App           uint32                 `protobuf:"varint,3,opt,name=app,proto3" json:"app,omitempty"` // of the endpoint, if the tenant's mappings contain apps; a repeated call may change it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -124,6 +125,13 @@ func (x *AllocateRequest) GetKey() string {
 		return x.Key
 	}
 	return ""
+}
+
+func (x *AllocateRequest) GetApp() uint32 {
+	if x != nil {
+		return x.App
+	}
+	return 0
 }
 
 type AllocateResponse struct {
@@ -4055,10 +4063,11 @@ var File_pilaster_v1_orchestrator_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\n" +
-	"\x1epilaster/v1/orchestrator.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\";\n" +
+	"\x1epilaster/v1/orchestrator.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\"M\n" +
 	"\x0fAllocateRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\tR\x03key\".\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12\x10\n" +
+	"\x03app\x18\x03 \x01(\rR\x03app\".\n" +
 	"\x10AllocateResponse\x12\x1a\n" +
 	"\bprefixes\x18\x01 \x03(\tR\bprefixes\"7\n" +
 	"\vFreeRequest\x12\x16\n" +

@@ -32,7 +32,8 @@ struct flow {
 	__u32 checksum;	      /* checksum difference of both addresses */
 	__u32 ifindex;	      /* of the device that sends it */
 	__u32 policy_ep[2];   /* local endpoints with policies: of the source (TX) and of the destination (RX), or 0 */
-	__u64 zero;
+	__u32 apps;	      /* the source's in the upper half, if the addresses contain none */
+	__u32 zero;
 };
 _Static_assert(sizeof(struct flow_key) == 48, "no padding in a key");
 _Static_assert(sizeof(struct flow) == 128, "two lines of the data cache");
@@ -81,6 +82,27 @@ struct {
 static __always_inline __u32 path_of(const struct eth_ip6 *h)
 {
 	return h->flow[2] % PATHS;
+}
+
+/* read_from_container reads a container's packet and its key. It returns the reason to drop a packet that is invalid in
+ * every network. */
+static __always_inline int read_from_container(struct __sk_buff *skb, struct flow_key *key, struct packet *p)
+{
+	struct eth_ip6 *h = eth_ip6_of(skb);
+	int why;
+
+	if (!h)
+		return REASON_MALFORMED;
+	/* skb->protocol is what the sending socket claims; the header counts. */
+	if (h->eth.h_proto != bpf_htons(ETH_P_IPV6))
+		return REASON_NOT_IP6;
+	key->src = *src_of(h);
+	key->dst = *dst_of(h);
+	key->path = path_of(h);
+	why = parse(skb, h, p);
+	if (!why && *(__u8 *)&key->dst == 0xff)
+		why = REASON_MULTICAST;
+	return why;
 }
 
 static __always_inline struct flow *flow_slot(const struct flow_key *key)

@@ -18,30 +18,13 @@ static __always_inline const struct addr *flow_end(const struct flow *f, bool so
 __noinline int policy_enforce(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 dir,
 			      __u32 hook)
 {
-	const struct addr *local, *remote;
-	struct session_key *key;
-	struct pol_scratch *d;
-	__u32 zero = 0;
+	struct policy_end end = {.dir = dir};
 
 	if (!p || !f)
 		return TC_ACT_SHOT;
-	local = flow_end(f, dir == TX, hook);
-	remote = flow_end(f, dir != TX, hook);
-	if (policy_fast_hit(skb, p, sizeof(struct eth_ip6), local, remote, f->policy_ep[dir & 1], 0, dir)) {
-		trace_policy_hit(skb, f->policy_ep[dir & 1], dir);
-		return 0;
-	}
-	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
-	if (!d)
-		return TC_ACT_SHOT;
-	key = &d->ct.key;
-	key->local = *local;
-	key->remote = *remote;
-	key->endpoint = f->policy_ep[dir & 1];
-	key->tenant = tenant_id(&key->local);
-	key->dir = key->zero[0] = key->zero[1] = 0;
-	d->ct.pkt.dir = dir;
-	d->mode = ENFORCE_BY_ADDR;
-	d->apps = 0;
-	return policy_check(skb, p, d, hook);
+	end.local = flow_end(f, dir == TX, hook);
+	end.remote = flow_end(f, dir != TX, hook);
+	end.endpoint = f->policy_ep[dir & 1];
+	end.tenant = tenant_id(end.local);
+	return enforce_end(skb, p, &end, ENFORCE_BY_ADDR, hook);
 }

@@ -5,18 +5,8 @@
 #include "common/icmp_error.h"
 #include "net/nimitz/nat.h"
 
-/* The gateway addresses that internal/network/nimitz configures in containers. */
+/* The IPv4 gateway that internal/network/nimitz configures in containers; that of IPv6 is gateway_6. */
 #define GATEWAY_4 bpf_htonl(0xa9fe0101) /* 169.254.1.1 */
-static const struct addr gateway_6 = {.hi = bpf_cpu_to_be64(0xfe80000000000000), .lo = bpf_cpu_to_be64(1)};
-
-static __always_inline int icmp6_error_build(struct __sk_buff *skb, __u32 device, const struct addr *to, __u32 mtu)
-{
-	struct icmp6_error a = {.type = mtu ? ICMPV6_TOO_BIG : ICMPV6_TIME_EXCEEDED, .mtu = bpf_htonl(mtu)};
-
-	a.frame.src = gateway_6;
-	a.frame.dst = *to;
-	return icmp_error_build(skb, device, &a);
-}
 
 /* nimitz_icmp_error drops a container's packet, which must be unchanged except for its hop limit, and sends the error
  * about it. */

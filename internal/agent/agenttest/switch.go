@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
@@ -127,7 +128,7 @@ func (s *Switch) NodeCIDRs(context.Context, string) ([]netip.Prefix, error) {
 	return s.Subnets, nil
 }
 
-func (s *Switch) Allocate(context.Context, string, string) ([]netip.Addr, error) {
+func (s *Switch) Allocate(context.Context, string, string, address.AppID) ([]netip.Addr, error) {
 	s.Given++
 	return []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 77, s.Given})}, nil
 }

@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
@@ -26,7 +27,7 @@ func (l *Link) NodeCIDRs(ctx context.Context, name string) ([]netip.Prefix, erro
 	if has := l.config.Tenants.Subnets(name); len(has) > 0 {
 		return has, nil
 	}
-	subnets, err := l.allocate(ctx, name, "")
+	subnets, err := l.allocate(ctx, name, "", 0)
 	if err != nil {
 		return nil, err
 	}
@@ -34,8 +35,8 @@ func (l *Link) NodeCIDRs(ctx context.Context, name string) ([]netip.Prefix, erro
 }
 
 // Allocate implements network.Cluster.
-func (l *Link) Allocate(ctx context.Context, name, key string) ([]netip.Addr, error) {
-	prefixes, err := l.allocate(ctx, name, key)
+func (l *Link) Allocate(ctx context.Context, name, key string, app address.AppID) ([]netip.Addr, error) {
+	prefixes, err := l.allocate(ctx, name, key, app)
 	if err != nil {
 		return nil, err
 	}
@@ -49,13 +50,14 @@ func (l *Link) Allocate(ctx context.Context, name, key string) ([]netip.Addr, er
 	return addrs, nil
 }
 
-func (l *Link) allocate(ctx context.Context, name, key string) ([]netip.Prefix, error) {
+func (l *Link) allocate(ctx context.Context, name, key string, app address.AppID) ([]netip.Prefix, error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	client, err := l.dial(ctx)
 	var resp *connect.Response[pilasterv1.AllocateResponse]
 	if err == nil {
-		resp, err = client.Allocate(ctx, connect.NewRequest(&pilasterv1.AllocateRequest{Tenant: name, Key: key}))
+		request := &pilasterv1.AllocateRequest{Tenant: name, Key: key, App: uint32(app)}
+		resp, err = client.Allocate(ctx, connect.NewRequest(request))
 	}
 	if err != nil {
 		if key != "" && retriable(err) {

@@ -83,7 +83,7 @@ func TestFreeAgain(t *testing.T) {
 		t.Errorf("freed %s", got)
 	}
 	for _, key := range []string{"full/eth0", "good/eth0", "late/eth0"} {
-		if _, err := b.link.Allocate(t.Context(), "green", key); (err == nil) != (key == "good/eth0") {
+		if _, err := b.link.Allocate(t.Context(), "green", key, 0); (err == nil) != (key == "good/eth0") {
 			t.Errorf("%s: %v", key, err)
 		}
 	}

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -280,14 +281,15 @@ func heldAddresses(records []endpoint.Record) []*pilasterv1.Mapping {
 		}
 		for _, a := range r.Attachments {
 			if _, _, drawn := r.AllocatedIndex(a); !drawn {
-				all = append(
-					all,
-					&pilasterv1.Mapping{
-						Tenant: r.Tenant,
-						To:     netip.PrefixFrom(a.Address, a.Address.BitLen()).String(),
-						Key:    agent.EndpointKey(r.ContainerID, r.Interface),
-					},
-				)
+				held := &pilasterv1.Mapping{
+					Tenant: r.Tenant,
+					To:     netip.PrefixFrom(a.Address, a.Address.BitLen()).String(),
+					Key:    agent.EndpointKey(r.ContainerID, r.Interface),
+				}
+				if tenant.NetworkHas(a.Network, tenant.Identifiers) {
+					held.App = uint32(cmp.Or(r.AppNow, r.App))
+				}
+				all = append(all, held)
 			}
 		}
 	}

@@ -77,7 +77,7 @@ func (m *Member) NodeCIDRs(context.Context, string) ([]netip.Prefix, error) {
 	return m.of(m.number), nil
 }
 
-func (m *Member) Allocate(context.Context, string, string) ([]netip.Addr, error) {
+func (m *Member) Allocate(context.Context, string, string, address.AppID) ([]netip.Addr, error) {
 	all := m.of(m.number)
 	if m.taken == len(all) {
 		return nil, endpoint.ErrExhausted

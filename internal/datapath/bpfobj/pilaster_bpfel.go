@@ -207,7 +207,8 @@ type PilasterFlow struct {
 	Checksum  uint32
 	Ifindex   uint32
 	PolicyEp  [2]uint32
-	Zero      uint64
+	Apps      uint32
+	Zero      uint32
 }
 
 type PilasterFlowKey struct {
@@ -537,6 +538,8 @@ const (
 	PilasterVarBasePrefix          = "base_prefix"
 	PilasterVarClearDscp           = "clear_dscp"
 	PilasterVarDirectPort          = "direct_port"
+	PilasterVarIlaMask             = "ila_mask"
+	PilasterVarIlaPrefix           = "ila_prefix"
 	PilasterVarMacvlan             = "macvlan"
 	PilasterVarNoFlowCache         = "no_flow_cache"
 	PilasterVarNodeCookie          = "node_cookie"
@@ -677,6 +680,8 @@ type PilasterVariableSpecs struct {
 	BasePrefix         *ebpf.VariableSpec `ebpf:"base_prefix"`
 	ClearDscp          *ebpf.VariableSpec `ebpf:"clear_dscp"`
 	DirectPort         *ebpf.VariableSpec `ebpf:"direct_port"`
+	IlaMask            *ebpf.VariableSpec `ebpf:"ila_mask"`
+	IlaPrefix          *ebpf.VariableSpec `ebpf:"ila_prefix"`
 	Macvlan            *ebpf.VariableSpec `ebpf:"macvlan"`
 	NoFlowCache        *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie         *ebpf.VariableSpec `ebpf:"node_cookie"`
@@ -811,6 +816,8 @@ type PilasterVariables struct {
 	BasePrefix         *ebpf.Variable `ebpf:"base_prefix"`
 	ClearDscp          *ebpf.Variable `ebpf:"clear_dscp"`
 	DirectPort         *ebpf.Variable `ebpf:"direct_port"`
+	IlaMask            *ebpf.Variable `ebpf:"ila_mask"`
+	IlaPrefix          *ebpf.Variable `ebpf:"ila_prefix"`
 	Macvlan            *ebpf.Variable `ebpf:"macvlan"`
 	NoFlowCache        *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie         *ebpf.Variable `ebpf:"node_cookie"`

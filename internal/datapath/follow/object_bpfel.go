@@ -112,6 +112,8 @@ const (
 	objectVarClearDscp           = "clear_dscp"
 	objectVarDirectPort          = "direct_port"
 	objectVarFilter              = "filter"
+	objectVarIlaMask             = "ila_mask"
+	objectVarIlaPrefix           = "ila_prefix"
 	objectVarMacvlan             = "macvlan"
 	objectVarNoFlowCache         = "no_flow_cache"
 	objectVarNodeCookie          = "node_cookie"
@@ -240,6 +242,8 @@ type objectVariableSpecs struct {
 	ClearDscp         *ebpf.VariableSpec `ebpf:"clear_dscp"`
 	DirectPort        *ebpf.VariableSpec `ebpf:"direct_port"`
 	Filter            *ebpf.VariableSpec `ebpf:"filter"`
+	IlaMask           *ebpf.VariableSpec `ebpf:"ila_mask"`
+	IlaPrefix         *ebpf.VariableSpec `ebpf:"ila_prefix"`
 	Macvlan           *ebpf.VariableSpec `ebpf:"macvlan"`
 	NoFlowCache       *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie        *ebpf.VariableSpec `ebpf:"node_cookie"`
@@ -380,6 +384,8 @@ type objectVariables struct {
 	ClearDscp         *ebpf.Variable `ebpf:"clear_dscp"`
 	DirectPort        *ebpf.Variable `ebpf:"direct_port"`
 	Filter            *ebpf.Variable `ebpf:"filter"`
+	IlaMask           *ebpf.Variable `ebpf:"ila_mask"`
+	IlaPrefix         *ebpf.Variable `ebpf:"ila_prefix"`
 	Macvlan           *ebpf.Variable `ebpf:"macvlan"`
 	NoFlowCache       *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie        *ebpf.Variable `ebpf:"node_cookie"`

@@ -209,10 +209,11 @@ func (d *Hooks) TunnelProblems() ([]string, error) {
 // TunnelMark is never 0, the mark of packets that nothing has marked.
 func TunnelMark(secret uint32) uint32 { return secret&pipeline.MarkBits | 1 }
 
-// Indexes of the programs of network nimitz: in pil_networks_v1 (bpf/net/netpila/tables.h) and in pil_uplinks_v1
-// (bpf/hooks/uplink_class.h).
+// Indexes of the programs of networks beside netpila: in pil_networks_v1 (bpf/net/netpila/tables.h) and in
+// pil_uplinks_v1 (bpf/hooks/uplink_class.h).
 const (
 	NetworkNimitz = uint32(0)
 	UplinkGateway = uint32(0)
 	UplinkTunnel  = uint32(1)
+	UplinkILA     = uint32(2)
 )

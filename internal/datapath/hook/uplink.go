@@ -27,6 +27,8 @@ type Hooks struct {
 
 	NodeNear, NodeFar int       // ifindexes of the pair between the node and its containers
 	ActiveOVSPorts    *OVSPorts // nil unless Open vSwitch reads the containers' devices
+
+	UplinkPrograms map[uint32]*ebpf.Program // of networks with an object file of their own, by index in pil_uplinks_v1
 }
 
 // hook is a place on an interface of the node where our program runs first.
@@ -87,6 +89,23 @@ func (d *Hooks) AttachUplink() error {
 		return fmt.Errorf("make the folder for links: %w", err)
 	}
 	return d.attachHooks(d.UplinkHooks())
+}
+
+// AttachUplinkPrograms replaces the programs that those of the uplink hand packets of other networks to, where the
+// network has an object file of its own. Without the network its packets are dropped.
+func (d *Hooks) AttachUplinkPrograms() error {
+	for _, index := range []uint32{UplinkILA} {
+		var err error
+		if p := d.UplinkPrograms[index]; p != nil {
+			err = d.Objects.PilUplinksV1.Put(index, p)
+		} else {
+			err = d.Objects.PilUplinksV1.Delete(index)
+		}
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("set program %d for packets from the uplink: %w", index, err)
+		}
+	}
+	return nil
 }
 
 func (d *Hooks) attachHooks(hooks []hook) error {
@@ -233,8 +252,8 @@ func (d *Hooks) isOurLink(h hook, p link.AttachedProgram) bool {
 	return err == nil && ok && id == info.ID
 }
 
-// BlockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64 and the private
-// prefix unreachable: a packet that no program takes must not follow the default route.
+// BlockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64, the private prefix,
+// its locator and the SIR prefix unreachable: a packet that no program takes must not follow the default route.
 func (d *Hooks) BlockUnclaimedPrefixes() error {
 	lo, err := d.Netlink.LinkByName("lo")
 	if err != nil {
@@ -244,7 +263,14 @@ func (d *Hooks) BlockUnclaimedPrefixes() error {
 	if err := netns.Retry(func() error { return d.Netlink.AddrReplace(lo, self) }); err != nil {
 		return fmt.Errorf("give lo the node address %v: %w", self.IPNet, err)
 	}
-	for _, p := range []netip.Prefix{d.NodePrefix, d.Plan.Private} {
+	blocked := []netip.Prefix{d.NodePrefix, d.Plan.Private}
+	if ila, err := d.Plan.ILA(); err == nil {
+		blocked = append(blocked, ila.SIR)
+		if locator, err := ila.Locator(d.NodePrefix); err == nil {
+			blocked = append(blocked, locator)
+		}
+	}
+	for _, p := range blocked {
 		if err := netns.PutRoute(d.Netlink, UnreachableRoute(p)); err != nil {
 			return fmt.Errorf("make the rest of %v unreachable: %w", p, err)
 		}

@@ -385,7 +385,7 @@ func (n *node) NodeCIDRs(_ context.Context, name string) ([]netip.Prefix, error)
 	return n.c.give(name, n, "")
 }
 
-func (n *node) Allocate(_ context.Context, name, key string) ([]netip.Addr, error) {
+func (n *node) Allocate(_ context.Context, name, key string, _ address.AppID) ([]netip.Addr, error) {
 	given, err := n.c.give(name, n, key)
 	var addrs []netip.Addr
 	for _, p := range given {

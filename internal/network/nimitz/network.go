@@ -156,7 +156,7 @@ func (n *Network) allocate(
 	t tenant.Tenant,
 	r endpoint.Record,
 ) (all []endpoint.Attachment, err error) {
-	addrs, err := n.config.Cluster.Allocate(ctx, t.Name, clusterKey(r))
+	addrs, err := n.config.Cluster.Allocate(ctx, t.Name, clusterKey(r), 0)
 	for _, addr := range addrs {
 		all = append(all, attachment(addr, netip.Prefix{}))
 	}

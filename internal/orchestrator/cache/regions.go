@@ -8,6 +8,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // region is the imported record of another region.
@@ -92,7 +93,9 @@ func (m *Cache) regionsOf(t *pilasterv1.Tenant) (regions []*pilasterv1.TenantReg
 
 // hasOverlays reports whether a tenant has CIDRs of its own, which other regions may import, also while it migrates to
 // a network without them.
-func hasOverlays(t *pilasterv1.Tenant) bool { return len(t.GetOverlays()) > 0 }
+func hasOverlays(t *pilasterv1.Tenant) bool {
+	return len(t.GetOverlays()) > 0 && !tenant.NetworkHas(t.Network, tenant.Identifiers)
+}
 
 // WithRegions sets the regions of a tenant that was read from the store, for its nodes.
 func (m *Cache) WithRegions(t *pilasterv1.Tenant) *pilasterv1.Tenant {

@@ -29,7 +29,7 @@ func (s *NodeService) Allocate(
 	if err := s.Cache.CheckRoom(node.Name, 1); err != nil {
 		return nil, err
 	}
-	given, err := s.Store.Allocate(ctx, node, req.Msg.Tenant, req.Msg.Key)
+	given, err := s.Store.Allocate(ctx, node, req.Msg.Tenant, req.Msg.Key, req.Msg.App)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -24,14 +25,20 @@ const maxKey = 512
 const ofNode = "node"
 
 // Allocate returns the node's subnet of each overlay of a tenant that the node hosts. If the overlays have no subnets,
-// it returns an address of each for an endpoint. A repeated call returns the same prefixes.
-func (s *Store) Allocate(ctx context.Context, n pki.Node, name, key string) (prefixes []netip.Prefix, err error) {
+// it returns an address of each for an endpoint, whose mapping then has the app. A repeated call returns the same
+// prefixes, with the app of the last call.
+func (s *Store) Allocate(
+	ctx context.Context,
+	n pki.Node,
+	name, key string,
+	app uint32,
+) (prefixes []netip.Prefix, err error) {
 	if err := checkAllocation(name, key); err != nil {
 		return nil, err
 	}
 	from := hints{}
 	err = s.change(ctx, func(t *txn) (err error) {
-		prefixes, err = s.allocate(t, n, name, key, from)
+		prefixes, err = s.allocate(t, n, name, endpointOf{key, app}, from)
 		return err
 	})
 	return prefixes, err
@@ -49,7 +56,14 @@ func checkAllocation(name, key string) error {
 	return checkTenant(name)
 }
 
-func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]netip.Prefix, error) {
+// endpointOf is the endpoint that addresses are for; zero for a node's subnets.
+type endpointOf struct {
+	key string
+	app uint32 // 0 unless mappings contain the apps
+}
+
+func (s *Store) allocate(t *txn, n pki.Node, name string, of endpointOf, from hints) ([]netip.Prefix, error) {
+	key := of.key
 	keys := append(nodeKeys(n), dirTenants+name, hostingKey(name, n.Name), allocationKey(name, n.Name, key))
 	if err := t.fetch(keys...); err != nil {
 		return nil, err
@@ -96,18 +110,26 @@ func (s *Store) allocate(t *txn, n pki.Node, name, key string, from hints) ([]ne
 		return nil, refuse(Refused, "node %s does not host tenant %s; nothing was changed: resolve it "+
 			"first", n.Name, name)
 	}
-	return s.complete(t, n, record, name, key, overlays, from)
+	network := tenant.Tenant{Network: found.Network}
+	if of.app != 0 && !network.HasIdentifiers() || of.app >= uint32(address.FirstReservedApp) {
+		return nil, refuse(Invalid, "tenant %s: app %#x in a request for an address; nothing was changed", name, of.app)
+	}
+	return s.complete(t, n, record, network, name, of, overlays, from)
 }
 
-// complete returns the prefixes of a key, one per overlay, and allocates those that the key lacks: usually all or none.
+// complete returns the prefixes of an endpoint, one per overlay, and allocates those that it lacks: usually all or
+// none.
 func (s *Store) complete(
 	t *txn,
 	n pki.Node,
 	record *pilasterv1.Node,
-	name, key string,
+	on tenant.Tenant,
+	name string,
+	of endpointOf,
 	overlays []tenant.Overlay,
 	from hints,
 ) ([]netip.Prefix, error) {
+	key := of.key
 	has, err := t.allocated(name, n.Name, key)
 	if err != nil {
 		return nil, err
@@ -124,8 +146,10 @@ func (s *Store) complete(
 			all = append(all, has[i])
 			continue
 		}
-		if err := s.checkGateway(record, o); err != nil {
-			return nil, err
+		if !on.HasIdentifiers() {
+			if err := s.checkGateway(record, o); err != nil {
+				return nil, err
+			}
 		}
 		to, err := t.allocatePrefix(name, o, previous, from)
 		if err != nil {
@@ -134,9 +158,9 @@ func (s *Store) complete(
 		all, added = append(all, to), append(added, to)
 	}
 	if added == nil {
-		return all, nil
+		return all, t.setApp(name, of, all)
 	}
-	return all, t.recordAllocation(record, name, key, all, added)
+	return all, t.recordAllocation(record, name, of, all, added)
 }
 
 // checkGateway refuses a node whose gateway has no virtual addresses in the family of the overlay.
@@ -201,11 +225,26 @@ func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
 
 // recordAllocation writes the prefixes of a key, and then the mappings of the new ones: a reader that finds a mapping
 // also finds the allocation.
-func (t *txn) recordAllocation(node *pilasterv1.Node, name, key string, all, added []netip.Prefix) error {
-	t.put(allocationKey(name, node.Name, key), joinPrefixes(all))
+func (t *txn) recordAllocation(node *pilasterv1.Node, name string, of endpointOf, all, added []netip.Prefix) error {
+	t.put(allocationKey(name, node.Name, of.key), joinPrefixes(all))
 	for _, to := range added {
-		m := &pilasterv1.Mapping{Node: node.Prefix, Name: node.Name, Key: key}
+		m := &pilasterv1.Mapping{Node: node.Prefix, Name: node.Name, Key: of.key, App: of.app}
 		if err := t.save(mappingKey(name, to), m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setApp changes the app in the mappings of an endpoint, whose labels may have changed.
+func (t *txn) setApp(name string, of endpointOf, all []netip.Prefix) error {
+	for _, to := range all {
+		is := new(pilasterv1.Mapping)
+		if exists, err := t.load(mappingKey(name, to), is); err != nil || !exists || is.App == of.app {
+			return err
+		}
+		is.App = of.app
+		if err := t.save(mappingKey(name, to), is); err != nil {
 			return err
 		}
 	}
@@ -290,7 +329,7 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 	}
 	at := mappingKey(held.Tenant, to)
 	if is, err := decodeMapping(at, []byte(t.readings[at].value)); err == nil && is.Name == node.Name &&
-		is.Key == held.Key {
+		is.Key == held.Key && is.App == held.App {
 		return nil // the store agrees; the commit need not compare the key
 	}
 	// Without the tenant there is no address to protect.
@@ -328,6 +367,8 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 			is.Name,
 			heldAdvice,
 		)
+	case is.Name != "" && is.Key == held.Key:
+		return t.setApp(held.Tenant, endpointOf{held.Key, held.App}, []netip.Prefix{to})
 	case is.Name != "":
 		// The node reports another endpoint for the prefix, so the one that the store has is deleted.
 		if err := s.release(t, n, held.Tenant, allocationKey(held.Tenant, node.Name, is.Key)); err != nil {
@@ -380,7 +421,8 @@ func (s *Store) claimMapping(
 			return err
 		}
 	}
-	return t.recordAllocation(node, held.Tenant, held.Key, claimed, []netip.Prefix{to})
+	of := endpointOf{held.Key, held.App}
+	return t.recordAllocation(node, held.Tenant, of, claimed, []netip.Prefix{to})
 }
 
 func allocationDir(tenant, node string) string { return dirAllocations + tenant + "/" + node + "/" }

@@ -51,7 +51,7 @@ func hosts(t *testing.T, s *store.Store, name string, nodes ...int) {
 
 func allocate(t *testing.T, s *store.Store, n int, name, key string) string {
 	t.Helper()
-	prefixes, err := s.Allocate(t.Context(), node(n), name, key)
+	prefixes, err := s.Allocate(t.Context(), node(n), name, key, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,15 +107,15 @@ func testSubnets(t *testing.T, etcd *clientv3.Client) {
 	if len(seen) != 4 {
 		t.Errorf("four nodes have %v, want different subnets", seen)
 	}
-	_, err := s.Allocate(ctx, node(5), "green", "")
+	_, err := s.Allocate(ctx, node(5), "green", "", 0)
 	refused(t, err, store.Full, "all 4 subnets /24 of 10.0.0.0/22", "green", "nothing was changed", "--node-bits")
-	_, err = s.Allocate(ctx, node(1), "green", "c1/eth0")
+	_, err = s.Allocate(ctx, node(1), "green", "c1/eth0", 0)
 	refused(t, err, store.Invalid, "green")
-	_, err = s.Allocate(ctx, node(1), "blue", "")
+	_, err = s.Allocate(ctx, node(1), "blue", "", 0)
 	refused(t, err, store.Refused, "blue")
-	_, err = s.Allocate(ctx, node(2), "lime", "")
+	_, err = s.Allocate(ctx, node(2), "lime", "", 0)
 	refused(t, err, store.Refused, "does not host")
-	_, err = s.Allocate(ctx, pki.Node{Name: "n1", UUID: node(9).UUID}, "green", "")
+	_, err = s.Allocate(ctx, pki.Node{Name: "n1", UUID: node(9).UUID}, "green", "", 0)
 	refused(t, err, store.Refused, "n1")
 	_, err = s.RotateKey(ctx, "green")
 	refused(t, err, store.Refused, "no key to rotate")
@@ -130,7 +130,7 @@ func testSubnets(t *testing.T, etcd *clientv3.Client) {
 	if got := mapped(t, s, "green"); len(got) != 6 {
 		t.Errorf("after node 2 left, mappings are %v, want 6", got)
 	}
-	_, err = s.Allocate(ctx, node(5), "green", "")
+	_, err = s.Allocate(ctx, node(5), "green", "", 0)
 	refused(t, err, store.Full)
 	hosts(t, s, "green", 2)
 	if got := allocate(t, s, 2, "green", ""); got != "10.0.2.0/24 fd12:3456:0:0:2::/80" {
@@ -145,7 +145,7 @@ func testSubnets(t *testing.T, etcd *clientv3.Client) {
 	if err := s.DeleteNode(ctx, "n3", false); err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.Allocate(ctx, node(5), "green", "")
+	_, err = s.Allocate(ctx, node(5), "green", "", 0)
 	refused(t, err, store.Full)
 	endQuarantine(t, etcd)
 	if got := allocate(t, s, 5, "green", ""); got != "10.0.3.0/24 fd12:3456:0:0:5::/80" {
@@ -170,9 +170,9 @@ func testAddresses(t *testing.T, etcd *clientv3.Client) {
 	for _, key := range []string{"c2/eth0", "c3/eth0", "c4/eth0", "c5/eth0"} {
 		allocate(t, s, 1, "green", key)
 	}
-	_, err := s.Allocate(ctx, node(1), "green", "c6/eth0")
+	_, err := s.Allocate(ctx, node(1), "green", "c6/eth0", 0)
 	refused(t, err, store.Full, "all 6 addresses of 10.0.0.0/29", "in 6 minutes", "nothing was changed")
-	_, err = s.Allocate(ctx, node(1), "green", strings.Repeat("c", 513))
+	_, err = s.Allocate(ctx, node(1), "green", strings.Repeat("c", 513), 0)
 	refused(t, err, store.Invalid, "513")
 	for range 2 {
 		if err := s.Free(ctx, node(1), "green", "c1/eth0"); err != nil {
@@ -185,7 +185,7 @@ func testAddresses(t *testing.T, etcd *clientv3.Client) {
 		len(got) != 10 {
 		t.Errorf("mappings are %v", got)
 	}
-	_, err = s.Allocate(ctx, node(1), "green", "c6/eth0") // the free address is in quarantine
+	_, err = s.Allocate(ctx, node(1), "green", "c6/eth0", 0) // the free address is in quarantine
 	refused(t, err, store.Full)
 	endQuarantine(t, etcd)
 	if got := allocate(t, s, 1, "green", "c6/eth0"); got != "10.0.0.2/32 fd12:3456::8/128" {
@@ -259,7 +259,7 @@ func testConcurrentAllocation(t *testing.T, etcd *clientv3.Client) {
 	for i := range 60 {
 		work.Go(func() {
 			key := fmt.Sprintf("c%d/eth0", i)
-			prefixes, err := stores[i%2].Allocate(context.Background(), node(1+i%2), "green", key)
+			prefixes, err := stores[i%2].Allocate(context.Background(), node(1+i%2), "green", key, 0)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil || len(prefixes) != 1 || seen[prefixes[0]] > 0 {

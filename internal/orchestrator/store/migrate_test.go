@@ -64,7 +64,7 @@ func TestMigrate(t *testing.T) {
 	if got := mapped(t, s, "green"); len(got) != 1 || got[0] != subnet+" n1" {
 		t.Errorf("mappings are %v", got)
 	}
-	_, err = s.Allocate(ctx, node(2), "green", "")
+	_, err = s.Allocate(ctx, node(2), "green", "", 0)
 	refused(t, err, store.Refused, "is migrating from network nimitz")
 
 	_, err = s.FinishMigration(ctx, "green", false)
@@ -90,7 +90,7 @@ func TestMigrate(t *testing.T) {
 	}
 	_, err = s.Migrate(ctx, "green", tenant.Netpila, 0)
 	refused(t, err, store.Refused, "is not migrating")
-	_, err = s.Allocate(ctx, node(1), "green", "")
+	_, err = s.Allocate(ctx, node(1), "green", "", 0)
 	refused(t, err, store.Refused, "no CIDRs of its own")
 
 	// A node that was disconnected may register with its subnet of the old network. A node with a tenant on the new

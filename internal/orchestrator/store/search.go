@@ -87,7 +87,7 @@ func (t *txn) search(name string, o tenant.Overlay, from uint64) (n uint64, foun
 				return 0, false, err
 			}
 			for ; at < complete; at++ {
-				if to := o.At(first + at); !taken[to] {
+				if to := o.At(first + at); !taken[to] && o.Usable(to) {
 					return at, true, t.vacant(mappingKey(name, to), quarantineKey(name, to))
 				}
 			}

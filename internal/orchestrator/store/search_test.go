@@ -66,7 +66,7 @@ func testOneFreeAddress(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("%d requests to find the address, want at most 6", n)
 	}
 	before = count.read.Load()
-	_, err := s.Allocate(ctx, node(1), "green", "c2/eth0")
+	_, err := s.Allocate(ctx, node(1), "green", "c2/eth0", 0)
 	refused(t, err, store.Full, "all 8190 addresses")
 	if n := count.read.Load() - before; n > 5 {
 		t.Errorf("%d requests to find no address, want at most 5", n)

@@ -32,7 +32,7 @@ var addressings = map[tenant.Addressing]pilasterv1.Addressing{
 }
 
 // CreateTenantOn creates a tenant on a network, with one id and a random key. On a network with overlays the id is the
-// VNI.
+// VNI; with identifiers the range of addresses follows from it.
 func (s *Store) CreateTenantOn(
 	ctx context.Context,
 	network, name string,
@@ -66,11 +66,15 @@ func (s *Store) CreateTenantOn(
 	if !on.Has(tenant.OwnCIDRs) && len(overlays) > 0 {
 		return nil, refuse(
 			Invalid,
-			"tenant %s is on network %s, where addresses follow from the node, and has no CIDRs of its own; nothing "+
-				"was changed",
+			"tenant %s is on network %s, which chooses the addresses, and has no CIDRs of its own; nothing was changed",
 			name,
 			network,
 		)
+	}
+	if on.Has(tenant.Identifiers) {
+		if _, err := s.cluster.Plan.ILA(); err != nil {
+			return nil, refuse(Refused, "tenant %s: %v; nothing was changed", name, err)
+		}
 	}
 	if on.Has(tenant.OwnCIDRs) {
 		if err := tenant.CheckOverlays(s.cluster.Plan, overlays); err != nil {
@@ -100,6 +104,13 @@ func (s *Store) createTenant(ctx context.Context, made *pilasterv1.Tenant) (*pil
 			return err
 		}
 		made.Ids, made.Created, made.Changes = []*pilasterv1.TenantId{id}, timestamppb.New(time.Now()), 0
+		if tenant.NetworkHas(made.Network, tenant.Identifiers) {
+			o, err := tenant.IdentifierRange(s.cluster.Plan, address.TenantID(id.Id))
+			if err != nil {
+				return err
+			}
+			made.Overlays = []*pilasterv1.Overlay{{Cidr: o.CIDR.String()}}
+		}
 		return t.saveChanged(made)
 	})
 	if err != nil {

@@ -1,0 +1,50 @@
+// Package ila is the network of identifier-locator addresses (draft-herbert-intarea-ila-01; claims IL1 to IL3). A
+// container's address says nothing about its location. The cluster allocates it, and its mapping has the container's
+// node and app. Nodes keep the mappings of the tenants that they host. On the fabric, which routes a locator to each
+// node, the locators of both ends replace the first halves of the addresses; there is no tunnel. bpf/net/ila forwards,
+// and package tables writes its maps.
+package ila
+
+import (
+	"net/netip"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+)
+
+// Name is the network's name in attachments.
+const Name = "ila"
+
+// DefaultMaxMappings is the default limit of mappings on a node.
+const DefaultMaxMappings = 65536
+
+// Local is a container of this node.
+type Local struct {
+	Device   uint32 // index of its device on the node
+	Endpoint uint32
+	App      address.AppID
+}
+
+// Peer is a container on another node.
+type Peer struct {
+	Locator netip.Prefix
+	App     address.AppID
+	// Former is where the container was until it moved; packets from there are accepted for some time. Zero: nowhere.
+	Former netip.Prefix
+}
+
+// FormerTime is how long packets from a former locator are accepted, and how long the former node forwards.
+const FormerTime = 2 * time.Second
+
+// Tables are the tables of this node's programs. Keys are addresses as containers see them. Every change is in force
+// when the call returns.
+type Tables interface {
+	Locals() (map[netip.Addr]Local, error)
+	Peers() (map[netip.Addr]Peer, error)
+	// SetLocal writes an entry, nil removes it.
+	SetLocal(a netip.Addr, to *Local) error
+	// SetPeers writes entries and removes others. FormerTime begins now.
+	SetPeers(put map[netip.Addr]Peer, remove []netip.Addr) error
+	// Capacity returns how many entries fit.
+	Capacity() (locals, peers int)
+}

@@ -1,0 +1,439 @@
+package ila
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Config configures a Network.
+type Config struct {
+	ILA         address.ILA
+	Locator     netip.Prefix // of this node
+	Cluster     network.Cluster
+	Tables      Tables
+	MaxMappings int
+}
+
+// Network is network ila on one node.
+type Network struct {
+	config Config
+
+	mu       sync.Mutex // held while tables are changed, so that changes come one after the other
+	tenants  map[string]*hosted
+	peers    int  // entries of the peers' table
+	repaired bool // Repair has run
+}
+
+var (
+	_ network.Network     = (*Network)(nil)
+	_ network.MappingSink = (*Network)(nil)
+	_ io.Closer           = (*Network)(nil)
+)
+
+// New returns the network of a node. It changes nothing in the tables before Repair.
+func New(c Config) *Network {
+	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
+	return &Network{config: c, tenants: map[string]*hosted{}}
+}
+
+// Close releases the tables' handles. Packets keep flowing.
+func (n *Network) Close() error {
+	if c, ok := n.config.Tables.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
+
+// gateway is the next hop inside a container, a static neighbour.
+var gateway = netip.MustParseAddr("fe80::1")
+
+// Prepare has the cluster allocate an address.
+func (n *Network) Prepare(
+	ctx context.Context,
+	t tenant.Tenant,
+	app address.AppID,
+	r endpoint.Record,
+) ([]endpoint.Attachment, error) {
+	if app >= address.FirstReservedApp {
+		return nil, fmt.Errorf("app %#x is reserved and never belongs to a container", app)
+	}
+	all, err := n.config.Cluster.Allocate(ctx, t.Name, keyOf(r), app)
+	if err != nil {
+		return nil, err
+	}
+	r.Attachments = nil
+	for _, a := range all {
+		r.Attachments = append(r.Attachments, n.attachment(a))
+	}
+	if err := n.Validate(r); err != nil || len(all) != 1 {
+		err = fmt.Errorf("the cluster gave tenant %s the addresses %v, of which none can be used: %w", t.Name, all, err)
+		return nil, errors.Join(err, n.Release(ctx, r))
+	}
+	return r.Attachments, nil
+}
+
+// keyOf identifies an endpoint's address in the cluster.
+func keyOf(r endpoint.Record) string { return r.ContainerID + "/" + r.Interface }
+
+func (n *Network) attachment(a netip.Addr) endpoint.Attachment {
+	return endpoint.Attachment{
+		Network: Name, Address: a, Gateway: gateway, Routes: []netip.Prefix{n.config.ILA.SIR},
+		Locator: n.config.Locator,
+	}
+}
+
+// Release returns the address to the cluster.
+func (n *Network) Release(ctx context.Context, r endpoint.Record) error {
+	return n.config.Cluster.Free(ctx, r.Tenant, keyOf(r))
+}
+
+// Validate refuses attachments that Prepare cannot have made.
+func (n *Network) Validate(r endpoint.Record) error {
+	for _, a := range r.Attachments {
+		id, ok := n.config.ILA.Split(a.Address)
+		if !ok || id.Locator.IsValid() || id.VNID != r.TenantID || a.Plaintext.IsValid() || a.Subnet.IsValid() ||
+			a.Gateway != gateway || a.Locator != n.config.Locator {
+			return fmt.Errorf("attachment %+v is none of network %s for tenant id %d", a, Name, r.TenantID)
+		}
+	}
+	return nil
+}
+
+// PutTenant adds a tenant.
+func (n *Network) PutTenant(_ context.Context, t tenant.Tenant) error {
+	if len(t.Overlays) != 1 {
+		return fmt.Errorf("%w: tenant %s has %d ranges of addresses, not one", network.ErrConflict, t.Name,
+			len(t.Overlays))
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if h := n.tenants[t.Name]; h == nil || h.vnid != t.IDs[0].ID {
+		n.tenants[t.Name] = newHosted(t)
+	}
+	return nil
+}
+
+// DeleteTenant removes the tenant and its mappings, if t has the id that is its VNID.
+func (n *Network) DeleteTenant(_ context.Context, t tenant.Tenant) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h, ok := n.tenants[t.Name]
+	if !ok || !slices.ContainsFunc(t.IDs, func(id tenant.ID) bool { return id.ID == h.vnid }) {
+		return nil
+	}
+	if err := n.setPeers(h, nil, slices.Collect(maps.Keys(h.remote))); err != nil {
+		return err
+	}
+	delete(n.tenants, t.Name)
+	return nil
+}
+
+func (n *Network) hosted(r endpoint.Record) (*hosted, error) {
+	if h, ok := n.tenants[r.Tenant]; ok {
+		return h, nil
+	}
+	return nil, fmt.Errorf("endpoint %d: tenant %s is not known to network %s", r.ID, r.Tenant, Name)
+}
+
+// Activate writes the endpoint's entry. If its app is no longer the one in the cluster's mapping, it changes that too.
+func (n *Network) Activate(ctx context.Context, r endpoint.Record) error {
+	for _, a := range r.Attachments {
+		if err := n.publish(ctx, r, a.Address); err != nil {
+			return fmt.Errorf("endpoint %d: %w", r.ID, err)
+		}
+		if err := n.setLocal(r, a.Address, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// publish changes the app in the cluster's mapping. Prepare and the registration of the node have published the first
+// one.
+func (n *Network) publish(ctx context.Context, r endpoint.Record, a netip.Addr) error {
+	n.mu.Lock()
+	h, err := n.hosted(r)
+	var known address.AppID
+	if err == nil {
+		known = cmp.Or(h.apps[a], r.App)
+	}
+	n.mu.Unlock()
+	if err != nil || known == appOf(r) {
+		return err
+	}
+	if _, err := n.config.Cluster.Allocate(ctx, r.Tenant, keyOf(r), appOf(r)); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h.apps[a] = appOf(r)
+	return nil
+}
+
+func (n *Network) setLocal(r endpoint.Record, a netip.Addr, there bool) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h, err := n.hosted(r)
+	if err != nil {
+		return err
+	}
+	delete(h.here, a)
+	var entry *Local
+	if there {
+		l := localOf(r)
+		h.here[a], entry = l, &l
+	} else {
+		delete(h.apps, a)
+	}
+	if !n.repaired {
+		return nil
+	}
+	if err := n.config.Tables.SetLocal(a, entry); err != nil {
+		return fmt.Errorf("endpoint %d: %w", r.ID, err)
+	}
+	return nil
+}
+
+// Deactivate removes the endpoint's entry, unless another endpoint has its address by now.
+func (n *Network) Deactivate(_ context.Context, r endpoint.Record) error {
+	for _, a := range r.Attachments {
+		n.mu.Lock()
+		h, known := n.tenants[r.Tenant]
+		own := known && h.here[a.Address].Endpoint == uint32(r.ID)
+		n.mu.Unlock()
+		if !own {
+			continue
+		}
+		if err := n.setLocal(r, a.Address, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Check compares the endpoint's entry with the table.
+func (n *Network) Check(_ context.Context, r endpoint.Record) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if _, err := n.hosted(r); err != nil {
+		return err
+	}
+	all, err := n.config.Tables.Locals()
+	if err != nil {
+		return err
+	}
+	for _, a := range r.Attachments {
+		if is, there := all[a.Address]; !there || is != localOf(r) {
+			return fmt.Errorf("endpoint %d: the entry of %v is %+v (there: %v)", r.ID, a.Address, is, there)
+		}
+	}
+	return nil
+}
+
+// Replace sets all mappings of a tenant. It ignores a tenant that is not hosted here.
+func (n *Network) Replace(_ context.Context, name string, all []network.Mapping) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h, ok := n.tenants[name]
+	if !ok {
+		return nil
+	}
+	peers, err := n.peersOf(h, all)
+	if err != nil {
+		return err
+	}
+	var gone []netip.Addr
+	for a := range h.remote {
+		if _, stays := peers[a]; !stays {
+			gone = append(gone, a)
+		}
+	}
+	if err := n.setPeers(h, peers, gone); err != nil {
+		return err
+	}
+	h.synced = true
+	return nil
+}
+
+// Apply changes mappings.
+func (n *Network) Apply(_ context.Context, name string, add, remove []network.Mapping) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h, ok := n.tenants[name]
+	if !ok {
+		return nil
+	}
+	if !h.synced {
+		return fmt.Errorf("tenant %s: an update of mappings before their first list; nothing was changed", name)
+	}
+	peers, err := n.peersOf(h, add)
+	if err != nil {
+		return err
+	}
+	var gone []netip.Addr
+	for _, m := range slices.Concat(remove, add) {
+		if _, elsewhere := peers[m.To.Addr()]; !elsewhere && m.To.IsSingleIP() {
+			gone = append(gone, m.To.Addr())
+		}
+	}
+	return n.setPeers(h, peers, gone)
+}
+
+// setPeers changes the mappings of a tenant. The caller holds the lock.
+func (n *Network) setPeers(h *hosted, peers map[netip.Addr]Peer, gone []netip.Addr) error {
+	put, more := map[netip.Addr]Peer{}, 0
+	for a, is := range peers {
+		was, known := h.remote[a]
+		if is = move(was, is); !known {
+			more++
+		} else if is == (Peer{Locator: was.Locator, App: was.App}) {
+			continue
+		}
+		put[a] = is
+	}
+	gone = slices.DeleteFunc(gone, func(a netip.Addr) bool { _, known := h.remote[a]; return !known })
+	more -= len(gone)
+	if more > 0 && n.peers+more > n.config.MaxMappings {
+		return fmt.Errorf(
+			"%w: this node has no room for %d more mappings of tenant %s: %d of %d are in use\n  the known ones stay; "+
+				"use another node, or raise --ila-max-mappings",
+			endpoint.ErrExhausted, more, h.name, n.peers, n.config.MaxMappings,
+		)
+	}
+	if n.repaired && len(put)+len(gone) > 0 {
+		if err := n.config.Tables.SetPeers(put, gone); err != nil {
+			return fmt.Errorf("tenant %s: %w", h.name, err)
+		}
+	}
+	maps.Copy(h.remote, put)
+	for _, a := range gone {
+		delete(h.remote, a)
+	}
+	n.peers += more
+	return nil
+}
+
+// Repair makes the tables hold exactly the endpoints in found, and the mappings of the tenants that were put. Until the
+// cluster has sent the mappings of a tenant, it keeps those in the table.
+func (n *Network) Repair(_ context.Context, _, found []endpoint.Record) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.repairLocals(found); err != nil {
+		return err
+	}
+	if err := n.repairPeers(); err != nil {
+		return err
+	}
+	n.repaired = true
+	return nil
+}
+
+func (n *Network) repairLocals(found []endpoint.Record) error {
+	there, err := n.config.Tables.Locals()
+	if err != nil {
+		return err
+	}
+	for _, r := range found {
+		h, err := n.hosted(r)
+		if err != nil {
+			return err
+		}
+		for _, a := range r.Attachments {
+			h.here[a.Address], h.apps[a.Address] = localOf(r), appOf(r)
+		}
+	}
+	for _, h := range n.tenants {
+		for a, l := range h.here {
+			is, known := there[a]
+			delete(there, a)
+			if known && is == l {
+				continue
+			}
+			if err := n.config.Tables.SetLocal(a, &l); err != nil {
+				return err
+			}
+		}
+	}
+	for a := range there {
+		if err := n.config.Tables.SetLocal(a, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *Network) repairPeers() error {
+	there, err := n.config.Tables.Peers()
+	if err != nil {
+		return err
+	}
+	byVNID := map[address.TenantID]*hosted{}
+	for _, h := range n.tenants {
+		byVNID[h.vnid] = h
+	}
+	put, gone := map[netip.Addr]Peer{}, []netip.Addr{}
+	for a, p := range there {
+		id, _ := n.config.ILA.Split(a)
+		h := byVNID[id.VNID]
+		switch {
+		case h == nil:
+			gone = append(gone, a)
+		case !h.synced:
+			h.remote[a] = Peer{Locator: p.Locator, App: p.App}
+		default:
+			if _, wanted := h.remote[a]; !wanted {
+				gone = append(gone, a)
+			}
+		}
+	}
+	n.peers = 0
+	for _, h := range n.tenants {
+		n.peers += len(h.remote)
+		for a, p := range h.remote {
+			if is, known := there[a]; !known || is.Locator != p.Locator || is.App != p.App {
+				put[a] = p
+			}
+		}
+	}
+	return n.config.Tables.SetPeers(put, gone)
+}
+
+// AppOf returns the app of a container of a tenant on another node; false if this node has no mapping of it.
+func (n *Network) AppOf(name string, a netip.Addr) (address.AppID, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if h, ok := n.tenants[name]; ok {
+		p, known := h.remote[a]
+		return p.App, known
+	}
+	return 0, false
+}
+
+// Entries counts the entries of the tables in the kernel.
+func (n *Network) Entries(context.Context) ([]network.Entries, error) {
+	locals, err := n.config.Tables.Locals()
+	if err != nil {
+		return nil, err
+	}
+	peers, err := n.config.Tables.Peers()
+	if err != nil {
+		return nil, err
+	}
+	roomHere, _ := n.config.Tables.Capacity()
+	return []network.Entries{
+		{Table: Name + "-locals", Used: len(locals), Capacity: roomHere},
+		{Table: Name + "-mappings", Used: len(peers), Capacity: n.config.MaxMappings},
+	}, nil
+}

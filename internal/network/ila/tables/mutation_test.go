@@ -1,0 +1,72 @@
+package tables
+
+import (
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"pilaster.io/pilaster/internal/bpftest"
+)
+
+// TestMutations: without any of these checks, the named cases of TestPackets fail. MUTATION=all tries all.
+func TestMutations(t *testing.T) {
+	const stages, forward, address = "net/ila/stages.h", "net/ila/forward.h", "net/ila/address.h"
+	bpftest.Mutations{
+		Root: "../../../../bpf", Source: "ila.bpf.c", Headers: "net/ila",
+		All: []bpftest.Mutation{
+			{stages, "if (!ila_check_locator(peer, key->src.hi))", "if (0)",
+				[]string{"in, from another node's locator", "in, from a former locator later",
+					"in, error of a router about a packet to the wrong node"}},
+			{stages, " || from->ifindex != key->device", "",
+				[]string{"out, source of another container here", "out, source of another tenant's container here"}},
+			{stages, "key->src.hi != sir_prefix || ", "", []string{"out, own identifier of another prefix"}},
+			{stages, "if (key->dst.hi != sir_prefix)", "if (0)",
+				[]string{"out, to the fabric's address", "out, to an outside address"}},
+			{stages, "if (identifier_vnid(id) != identifier_vnid(key->src.lo))", "if (0)",
+				[]string{"out, to another tenant here", "out, to another tenant elsewhere"}},
+			{stages, "h && h->hop_limit <= 1 ? REASON_HOP_LIMIT : why", "why",
+				[]string{"out, too long on its last hop, without a flow"}},
+			{stages, "if (key.src.hi == own_locator)", "if (0)", []string{"in, from a container here"}},
+			{stages, "is_error(&p) && !claims_tenant(&key.src)", "is_error(&p)",
+				[]string{"in, error of a container",
+					"in, error of a container about another's packet",
+					"in, error of a container about a packet to another",
+					"in, error of a container about a packet to another on the fabric"}},
+			{stages, "if (identifier_vnid(from) != identifier_vnid(to))", "if (0)",
+				[]string{"in, from a host", "in, from a node", "in, from a netpila container",
+					"in, from another tenant", "in, source without the C bit",
+					"in, from an address that containers see",
+					"in, from a host with a container's identifier"}},
+			{stages, " || (peer->former == locator && bpf_ktime_get_ns() < peer->until)", "",
+				[]string{"in, from a former locator"}},
+			{stages, " && bpf_ktime_get_ns() < peer->until", "", []string{"in, from a former locator later"}},
+			{stages, "	if (peer->locator != key->src.hi)\n		f->egress", "	if (0)\n		f->egress",
+				[]string{"in, from a former locator later"}},
+			{address, "!in_ila(a) || ", "", []string{"in, from a host with a container's identifier"}},
+			{address, " || !*last_16(&identifier)", "", []string{"in, to 0 instead of 0xffff"}},
+			{address, "(identifier & IDENTIFIER_FORM) != (IDENTIFIER_TYPE | neutral_bit) || ", "",
+				[]string{"in, with the C bit cleared", "in, from an address that containers see",
+					"in, source without the C bit"}},
+			{forward, "	if (is_error(p))\n		why = ila_check_quote(skb, p, f, hook);\n", "",
+				[]string{"in, error of a container about a packet to another",
+					"in, error of a container about a packet to another on the fabric",
+					"in, error of a container about another's packet",
+					"in, error of a container about the packet on the fabric", "in, error of a router",
+					"in, error of a router about a fragment", "in, error of a router about another's packet",
+					"out, error about a packet on the fabric", "out, error about a packet to another",
+					"out, error about another's packet", "out, error with half a quote"}},
+			{forward, "same_addr(&quoted[0], seen_end(f, false, hook)) && ", "",
+				[]string{"in, error of a container about another's packet", "out, error about a packet to another"}},
+			{forward, " && same_addr(&quoted[1], seen_end(f, true, hook))", "",
+				[]string{"in, error of a container about a packet to another", "out, error about another's packet"}},
+			{forward, "!same_addr(&quoted[0], &f->key.dst) || ", "",
+				[]string{"in, error of a router about another's packet", "out, error about a packet to another"}},
+			{forward, " || !same_addr(&quoted[1], &f->key.src)", "",
+				[]string{"in, error of a container about a packet to another on the fabric",
+					"out, error about another's packet"}},
+			{forward, "at + sizeof(quoted) > p->end || ", "", []string{"out, error with half a quote"}},
+		},
+	}.Each(t, func(t *testing.T, _ bpftest.Mutation, spec *ebpf.CollectionSpec) []string {
+		return newBed(t, spec).wrong(t)
+	})
+}
