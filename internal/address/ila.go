@@ -104,7 +104,10 @@ func (i ILA) Split(a netip.Addr) (id Identifier, ok bool) {
 }
 
 // ToWire returns the address on the fabric of a container at a locator.
-func (i ILA) ToWire(sir netip.Addr, locator netip.Prefix) netip.Addr {
+func (i ILA) ToWire(sir netip.Addr, locator netip.Prefix) netip.Addr { return AtLocator(sir, locator) }
+
+// AtLocator is ToWire; the result depends on the two arguments only.
+func AtLocator(sir netip.Addr, locator netip.Prefix) netip.Addr {
 	b, prefix := sir.As16(), locator.Addr().As16()
 	copy(b[:8], prefix[:8])
 	b[8] |= neutralBit >> 56

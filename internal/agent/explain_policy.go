@@ -11,6 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -139,6 +140,7 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 		case those[at].Endpoint != nil:
 			records[i] = those[at].Endpoint
 			apps[i] = cmp.Or(records[i].AppNow, records[i].App)
+		case of.PeerApp == 0 && c.appElsewhere(name, [2]netip.Addr{of.Source, of.Destination}[i], &apps[i]):
 		case of.PeerApp == 0:
 			return nil, refusal.New(
 				refusal.ErrNever,
@@ -161,6 +163,9 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 		if apps[i] == policy.Outside {
 			continue // no rules apply outside the tenant
 		}
+		if records[i] == nil && known.Tenant.HasIdentifiers() {
+			continue // the other node has the rules of its container
+		}
 		r, err := c.why(
 			of,
 			direction,
@@ -180,6 +185,17 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 		all = append(all, r)
 	}
 	return all, nil
+}
+
+// appElsewhere sets the app of a container on another node, if a network knows it.
+func (c *Core) appElsewhere(tenant string, a netip.Addr, app *address.AppID) (known bool) {
+	_ = c.networks.Each(func(_ string, n Network) error {
+		if by, ok := n.(network.AppProvider); ok && !known {
+			*app, known = by.AppOf(tenant, a)
+		}
+		return nil
+	})
+	return known
 }
 
 func (c *Core) why(of Connection, direction policy.Direction, tenant string, q dpapi.PolicyQuery) (Reason, error) {

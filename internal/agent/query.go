@@ -194,6 +194,12 @@ func (c *Core) TenantOf(id address.TenantID) (tenant.Tenant, bool) {
 	return tenant.Tenant{}, false
 }
 
+// TenantNetworkHas reports whether the network of a tenant that this node knows has a capability.
+func (c *Core) TenantNetworkHas(name string, capability tenant.Capability) bool {
+	k, _, known := c.tenants.Get(name)
+	return known && tenant.NetworkHas(k.Tenant.Network, capability)
+}
+
 // IfUnused calls do while no endpoint has the key, and none is being created with it.
 func (c *Core) IfUnused(ctx context.Context, key string, do func() error) error {
 	unlock, err := c.byKey.Lock(ctx, key)

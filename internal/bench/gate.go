@@ -131,6 +131,7 @@ func FullGates() []Gate {
 			Gate{Scenario: k.scenario, Metric: "PROGRAM_IN", AtMost: programTime})
 	}
 	gates = append(gates, atLeast("netpila", "netpila-clear", true, speeds(ofClear))...)
+	gates = append(gates, atLeast("ila", "netpila-clear", false, speeds(ofClear))...)
 	for _, local := range []string{"netpila-local", "netpila-local-macvlan"} {
 		gates = append(gates, atLeast(local, "native", false, speeds(ofLocal))...)
 	}

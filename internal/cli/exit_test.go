@@ -60,11 +60,11 @@ func TestExitCodesOfFamilies(t *testing.T) {
 				"/m --ovs-run-dir=",
 			"bench entries --nodes=", "bench entries --switches=", "bench flow-delete --installed=",
 			// Invalid values and combinations of flags.
-			"tenant create red --network ila", "tenant create red --network nimitz", "tenant create red --network " +
+			"tenant create red --network vlan", "tenant create red --network nimitz", "tenant create red --network " +
 				"nimitz --cidr x", "tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits x",
 			"tenant create red --network nimitz --cidr 10.0.0.0/16 --node-bits 16",
 			"tenant create red --network nimitz --cidr 100.64.0.0/16", "tenant migrate green",
-			"tenant migrate green --to ila", "tenant migrate green --finish --addressing clear",
+			"tenant migrate green --to vlan", "tenant migrate green --finish --addressing clear",
 			"tenant migrate green --to netpila --wait -1s", "tenant rotate-key blue --wait -1s",
 			"tenant migrate green --to netpila --wait x",
 			"service create x --tenant green --virtual x --real 2001:db8::a", "service create x --tenant green " +

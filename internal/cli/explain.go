@@ -20,7 +20,7 @@ import (
 // explanation is a decoded address. Unknown parts are absent.
 type explanation struct {
 	Address   netip.Addr       `json:"address"`
-	Kind      string           `json:"kind"` // plaintext, ciphertext, overlay, service, gateway or foreign
+	Kind      string           `json:"kind"` // plaintext, ciphertext, overlay, identifier, locator, service, gateway or foreign
 	Plan      explainedPlan    `json:"plan"`
 	Plaintext *netip.Addr      `json:"plaintext,omitempty"`
 	Node      *explainedNode   `json:"node,omitempty"`
@@ -28,6 +28,8 @@ type explanation struct {
 	App       *explainedApp    `json:"app,omitempty"`
 	Index     *address.Index   `json:"index,omitempty"`
 	Endpoint  *explainedHere   `json:"endpoint,omitempty"`
+	// of an address of a network whose addresses are identifiers, and of what it is on the fabric
+	Identifier *explainedIdentifier `json:"identifier,omitempty"`
 	// tenants on this node that have the address in a CIDR of their own
 	Overlays []explainedOverlay `json:"overlays,omitempty"`
 	// services with this virtual address, of tenants on this node
@@ -63,6 +65,12 @@ type explainedOverlay struct {
 	CIDR     string         `json:"cidr"`
 	Region   string         `json:"region,omitempty"` // of the CIDR; empty for this node's region
 	Endpoint *explainedHere `json:"endpoint,omitempty"`
+}
+
+type explainedIdentifier struct {
+	Seen  netip.Addr `json:"seen"` // the address as containers see it
+	VNID  uint32     `json:"vnid"`
+	Index uint32     `json:"index"`
 }
 
 type explainedService struct {
@@ -151,7 +159,7 @@ same colour, unless NO_COLOR is set.`,
 // addNames adds names from the orchestrator that the agent did not return: the names of the node and the tenant, and
 // the labels of the app.
 func (s *orchestratorSocket) addNames(ctx context.Context, e *explanation) error {
-	if e.Node == nil {
+	if e.Node == nil && e.Identifier == nil {
 		return nil
 	}
 	client := s.client()
@@ -160,7 +168,7 @@ func (s *orchestratorSocket) addNames(ctx context.Context, e *explanation) error
 		return err
 	}
 	for _, n := range nodes.Msg.Nodes {
-		if n.Prefix == e.Node.Prefix.String() {
+		if e.Node != nil && n.Prefix == e.Node.Prefix.String() {
 			e.Node.Name = n.Name
 		}
 	}
@@ -188,7 +196,7 @@ func (s *orchestratorSocket) addNames(ctx context.Context, e *explanation) error
 		return err
 	}
 	for _, a := range got.Msg.Apps {
-		if address.AppID(a.Id) == e.App.ID {
+		if e.App != nil && address.AppID(a.Id) == e.App.ID {
 			e.App.Labels = &a.Labels
 		}
 	}
@@ -251,6 +259,8 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 		}
 		n := address.SubnetNumber(of, netip.PrefixFrom(a, bits).Masked())
 		e.Node = &explainedNode{Number: n, Prefix: plan.Node(n)}
+	case e.explainIdentifier(plan):
+		return e
 	case plan.Base.Contains(a):
 		e.Kind, e.Plaintext = "plaintext", &a
 	case plan.Private.Contains(a):
@@ -282,6 +292,30 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 	return e
 }
 
+// explainIdentifier sets the fields of an address with an identifier; false if it has none.
+func (e *explanation) explainIdentifier(plan address.Plan) bool {
+	use, err := plan.ILA()
+	if err != nil {
+		return false
+	}
+	id, ok := use.Split(e.Address)
+	if !ok {
+		return false
+	}
+	e.Kind, e.Identifier = "identifier", &explainedIdentifier{e.Address, uint32(id.VNID), id.Index}
+	e.Tenant = &explainedTenant{ID: id.VNID}
+	if len(e.Overlays) > 0 {
+		e.Tenant.Name, e.Endpoint = e.Overlays[0].Tenant, e.Overlays[0].Endpoint
+		e.Overlays = nil
+	}
+	if node, is := use.Node(id.Locator); is {
+		e.Kind = "locator"
+		e.Identifier.Seen, _ = use.ToSIR(e.Address)
+		e.Node = &explainedNode{Number: plan.NodeNumber(node), Prefix: node}
+	}
+	return true
+}
+
 func explainHere(here *pilasterv1.Endpoint) *explainedHere {
 	if here == nil {
 		return nil
@@ -297,6 +331,10 @@ func (e explanation) text(w io.Writer) {
 			fmt.Fprintf(w, "\t%v", c)
 		}
 		fmt.Fprintln(w)
+	}
+	if e.Identifier != nil {
+		e.identifierText(row)
+		return
 	}
 	for _, o := range e.Overlays {
 		where := "this region"
@@ -363,6 +401,23 @@ func (e explanation) text(w io.Writer) {
 	}
 }
 
+// identifierText describes an address of a network with identifiers.
+func (e explanation) identifierText(row func(string, ...any)) {
+	if e.Kind == "locator" {
+		row("seen as", e.Identifier.Seen, "by containers")
+		row("locator", netip.PrefixFrom(e.Address, address.NodeBits).Masked(),
+			"of node "+cmp.Or(e.Node.Name, e.Node.Prefix.String()))
+	} else {
+		row("SIR", netip.PrefixFrom(e.Address, address.NodeBits).Masked(),
+			"addresses on network "+tenant.NetworksWith(tenant.Identifiers)+", the same on every node")
+	}
+	row("VNID", e.Identifier.VNID, cmp.Or(e.Tenant.Name, e.Unknown, "not hosted on this node"))
+	row("index", e.Identifier.Index)
+	if here := e.Endpoint; here != nil {
+		row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
+	}
+}
+
 // overlayUnknown is why explain names no tenant with the address in a CIDR of its own.
 func (e explanation) overlayUnknown() string {
 	with := tenant.NetworksWith(tenant.OwnCIDRs)
@@ -380,7 +435,7 @@ func (e explanation) tenantName() string {
 		return "the node's gateway for tenants of network " + tenant.NetworksWith(tenant.NorthSouth)
 	}
 	if *e.Plaintext == tenant.TunnelAddress(e.Node.Prefix) {
-		return "the node's tunnel endpoint for tenants of network " + tenant.NetworksWith(tenant.HostDevices)
+		return "the node's tunnel endpoint for tenants of network " + tenant.NetworksWith(tenant.Tunnels)
 	}
 	if e.Tenant.ID == 0 {
 		return "the node itself and services on it"

@@ -141,6 +141,19 @@ fd70:696c:6100:3::2
   app      0   none
   index    2
 `},
+		{"an identifier", []string{"fd70:696c:e100:0:6000:7:2:5"}, `
+fd70:696c:e100:0:6000:7:2:5
+  SIR     fd70:696c:e100::/64   addresses on network ila, the same on every node
+  VNID    7                     names unknown: no agent answers on /nonexistent/agent.sock
+  index   131077
+`},
+		{"an identifier at a locator", []string{"fd70:696c:e100:2:7000:7:2:f002"}, `
+fd70:696c:e100:2:7000:7:2:f002
+  seen as   fd70:696c:e100:0:6000:7:2:5   by containers
+  locator   fd70:696c:e100:2::/64         of node fd70:696c:6100:2::/64
+  VNID      7                             names unknown: no agent answers on /nonexistent/agent.sock
+  index     131077
+`},
 		{"a service", []string{"--agent-socket", agent, "fd09::7"}, `
 fd09::7
   service   green/host   real address 2001:db8:70::2

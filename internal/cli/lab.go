@@ -280,8 +280,11 @@ func onFabric(all []lab.Attachment) string {
 	var shown []string
 	for _, a := range all {
 		what := "encapsulated"
-		if a.Plaintext.IsValid() {
+		switch {
+		case a.Plaintext.IsValid():
 			what = a.Plaintext.String()
+		case a.OnFabric.IsValid():
+			what = a.OnFabric.String()
 		}
 		if !slices.Contains(shown, what) {
 			shown = append(shown, what)

@@ -55,6 +55,7 @@ type statusView struct {
 	Orchestrator linkView       `json:"orchestrator"`
 	Datapath     *datapathView  `json:"datapath"` // null before the node has its prefix
 	Gateway      *gatewayView   `json:"gateway"`  // null without a network that has gateways
+	Locator      string         `json:"locator,omitempty"`
 	Endpoints    uint32         `json:"endpoints"`
 	Limits       []limitView    `json:"limits"`
 	Tenants      uint32         `json:"tenants"`
@@ -185,6 +186,7 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 	if g := s.GetGateway(); g != nil {
 		v.Gateway = &gatewayView{g.Own, g.Virtual, g.Services, g.Publications, g.Missing}
 	}
+	v.Locator = s.GetLocator()
 	v.Policies = viewPolicies(s.GetPolicies())
 	for _, l := range s.GetLimits() {
 		v.Limits = append(v.Limits, limitView{l.Name, l.Used, l.Capacity, l.LargestTenant, l.LargestUsed})
@@ -211,6 +213,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 		// The packet path does not count packets from the fabric, so the agent cannot report that the route works.
 		row("", "", "fabric",
 			"route to this node: not verified; test it with: pilaster preflight --uplink "+v.Node.Uplink)
+	}
+	if v.Locator != "" {
+		row("", "", "locator", v.Locator+", which the fabric must route to this node too")
 	}
 	if v.Node.Edge {
 		row("edge", "", "open", "between this region and others; no containers")

@@ -52,7 +52,9 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 		says string
 		args string
 	}{
-		{"netpila or nimitz", "--network vlan"},
+		{"netpila, nimitz or ila", "--network vlan"},
+		{"use clear", "--network ila --addressing encrypted"},
+		{"--cidr", "--network ila --cidr fd12::/48"},
 		{"needs --cidr, once, or once for each family", "--network nimitz"},
 		{"--cidr", "--cidr 10.0.0.0/16"},
 		{"--node-bits", "--node-bits 24"},

@@ -31,6 +31,7 @@ type Attachment struct {
 	Network   string     `json:"network"`
 	Address   netip.Addr `json:"address"`
 	Plaintext netip.Addr `json:"plaintext,omitzero"`
+	OnFabric  netip.Addr `json:"onFabric,omitzero"` // if it is neither the plaintext nor encapsulated
 }
 
 // isOpaque reports whether the address does not reveal the container's node, and is unique among all tenants.
@@ -61,6 +62,11 @@ func (c *ContainerStatus) merge(e *pilasterv1.Endpoint) (err error) {
 				return err
 			}
 			is.Plaintext = a.Plaintext
+		}
+		if attached.OnFabric != "" {
+			if a.OnFabric, err = netip.ParseAddr(attached.OnFabric); err != nil {
+				return err
+			}
 		}
 		if i == 0 {
 			is.Address = a.Address

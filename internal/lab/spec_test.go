@@ -66,7 +66,7 @@ func TestParseSpec(t *testing.T) {
 func TestParseSpecNamesTheLine(t *testing.T) {
 	for _, c := range []struct{ name, yaml, want string }{
 		{"unknown network", strings.Replace(good, "name: blue", "name: blue, network: carpathia", 1),
-			`lab.yaml:4: network "carpathia": use netpila or nimitz`},
+			`lab.yaml:4: network "carpathia": use netpila, nimitz or ila`},
 		{"CIDRs on netpila", strings.Replace(good, "name: blue", "name: blue, cidrs: [10.0.0.0/16]", 1),
 			`lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz; ` +
 				`netpila chooses the addresses itself`},
@@ -78,7 +78,10 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 			`lab.yaml:4: 10.0.0.0/16 and 10.1.0.0/16 are of one family; a tenant has one CIDR of each at most`},
 		{"addressing on nimitz", strings.Replace(good, "name: red,",
 			"name: red, network: nimitz, cidrs: [10.0.0.0/16],", 1),
-			`lab.yaml:4: addressing is for network netpila; on nimitz containers have addresses of the tenant's own`},
+			`lab.yaml:4: addressing is for network netpila or ila; on nimitz containers have addresses of the tenant's own`},
+		{"encrypted on ila", strings.Replace(good, "name: red, addressing: clear",
+			"name: red, network: ila, addressing: encrypted", 1),
+			`lab.yaml:4: addressing "encrypted": use clear`},
 		{"node bits on netpila", strings.Replace(good, "name: blue", "name: blue, nodeBits: {ipv4: 26}", 1),
 			`lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz`},
 		{"node bits as long as the CIDR", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
@@ -101,7 +104,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 				`the keys here are name, node, tenant, labels, namespace, namespaceLabels, ports`},
 		{"unknown key at the top", good + "colour: blue\n",
 			`lab.yaml:10: unknown key "colour": ` +
-				`the keys here are name, nodes, regions, device, nimitz, switches, tenants, containers`},
+				`the keys here are name, nodes, regions, device, nimitz, switches, ila, tenants, containers`},
 		{"unknown key of a tenant", strings.Replace(good, "addressing: clear", "cidr: [10.0.0.0/16]", 1),
 			`lab.yaml:4: unknown key "cidr": ` +
 				`the keys here are name, network, addressing, cidrs, regions, nodeBits, noNodeCIDRs`},

@@ -42,7 +42,8 @@ type Indexes interface {
 
 // Network is one network on one node. It receives records with its own attachments only. Calls for one endpoint are
 // sequential, and every call except Prepare is idempotent. Optional interfaces are MappingSink, DropCounter,
-// SwitchInfo, PolicyGuard, GatewayProvider and Runner. A network that holds resources is an io.Closer; Close keeps
+// SwitchInfo, PolicyGuard, GatewayProvider, LocatorProvider,
+// AppProvider and Runner. A network that holds resources is an io.Closer; Close keeps
 // everything that packets need.
 type Network interface {
 	Addresses
@@ -109,6 +110,18 @@ type PolicyGuard interface {
 	// Seal blocks all packets from and to a tenant's containers here, or unblocks them. It may be called before the
 	// tenant is put, and before Repair.
 	Seal(ctx context.Context, tenant string, sealed bool) error
+}
+
+// LocatorProvider is a network whose containers have addresses of another prefix on the fabric, which the fabric must
+// route to this node.
+type LocatorProvider interface {
+	Locator() netip.Prefix // a /64
+}
+
+// AppProvider is a network that knows the apps of containers on other nodes.
+type AppProvider interface {
+	// AppOf returns the app of a tenant's container on another node; false if there is none.
+	AppOf(tenant string, a netip.Addr) (address.AppID, bool)
 }
 
 // GatewayProvider is a network with a gateway between its containers and hosts outside of the network.

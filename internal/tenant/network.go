@@ -29,6 +29,8 @@ const (
 	// Identifiers: the cluster allocates addresses one by one, from a range that follows from the tenant's id. Mappings
 	// contain the apps of containers.
 	Identifiers
+	// Tunnels: nodes exchange packets in a tunnel, whose endpoint is an address of each node.
+	Tunnels
 	// HostDevices: packets are forwarded at the containers' devices on the node, which macvlans do not have.
 	HostDevices
 )

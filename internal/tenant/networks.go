@@ -22,7 +22,7 @@ var networks = []Traits{
 	{
 		Name:         Nimitz,
 		Addressings:  []Addressing{Own},
-		Capabilities: OwnCIDRs | NorthSouth | Regions | Mappings | PolicyAtReceiver | HostDevices,
+		Capabilities: OwnCIDRs | NorthSouth | Regions | Mappings | PolicyAtReceiver | Tunnels | HostDevices,
 		To:           Netpila,
 		About:        "a tenant has addresses of its own, which other tenants can use too",
 	},

@@ -34,7 +34,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-var spec = withNimitz(lab.Spec{
+var spec = withOthers(lab.Spec{
 	Nodes:   []string{"n1", "n2", "n3"},
 	Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "green"}},
 	Containers: []lab.Container{
@@ -54,7 +54,7 @@ var spec = withNimitz(lab.Spec{
 var sentinels = func() [][2]string {
 	all := [][2]string{{"mallory", "b1"}, {"mallory", "b2"}, {"b2", "b3"}, {"r2", "r1"}, {"r1", "r2"}}
 	if hasNimitz() {
-		all = append(all, [2]string{"v1", "v2"}, [2]string{"a2", "a1"})
+		all = append(all, [2]string{"v1", "v2"}, [2]string{"a2", "a1"}, [2]string{"s1", "s2"}, [2]string{"t2", "t1"})
 	}
 	return all
 }()

@@ -41,7 +41,7 @@ func TestAttacks(t *testing.T) {
 		{"node", b.nodes(t)},
 	}
 	if hasNimitz() {
-		sides = append(sides, side{"nimitz", b.nimitz(t)})
+		sides = append(sides, side{"nimitz", b.nimitz(t)}, side{"ila", b.ila(t)})
 	}
 	for _, side := range sides {
 		t.Run(side.name, func(t *testing.T) {
@@ -64,7 +64,8 @@ func (b *bed) testEveryReason(t *testing.T) {
 	except = append(except, dropreason.ForeignUnknown)  // Edge Switches only; this lab has one region
 	except = append(except, dropreason.SessionLimit)    // only with more connections than a test opens
 	if labtest.Device() == endpoint.Macvlan {
-		except = append(except, dropreason.PeerUnknown, dropreason.TunnelForged, dropreason.Untranslated)
+		except = append(except, dropreason.PeerUnknown, dropreason.TunnelForged, dropreason.Untranslated,
+			dropreason.NoMapping, dropreason.LocatorMismatch)
 		except = append(except, dropreason.TooBig) // the kernel limits a macvlan's MTU to its uplink's
 	} else {
 		except = append(except, dropreason.MacOutside) // no frame on the fabric has a container's MAC

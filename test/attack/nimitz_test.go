@@ -18,15 +18,15 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// hasNimitz reports whether the nodes support network nimitz: with macvlans they do not.
+// hasNimitz reports whether the nodes support networks nimitz and ila: with macvlans they do not.
 func hasNimitz() bool { return labtest.Device() != endpoint.Macvlan }
 
-// withNimitz adds tenants of nimitz if the nodes support it.
-func withNimitz(spec lab.Spec) lab.Spec {
+// withOthers adds tenants of the networks that need devices on the node, if containers have these.
+func withOthers(spec lab.Spec) lab.Spec {
 	if !hasNimitz() {
 		return spec
 	}
-	return addNimitz(spec)
+	return addILA(addNimitz(spec))
 }
 
 // addNimitz adds two tenants with the same addresses, v1 and a1 on n1, v2 and a2 on n2.

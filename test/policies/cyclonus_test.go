@@ -31,6 +31,7 @@ var networks = []struct {
 	{"nimitz", lab.Tenant{Network: "nimitz",
 		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}},
 		[]int{32, 128}},
+	{"ila", lab.Tenant{Network: "ila"}, []int{128}},
 }
 
 // TestPacketsAgainstCyclonus runs all cases of cyclonus that only change policies. TCP and UDP packets must arrive and
@@ -51,7 +52,7 @@ func TestPacketsAgainstCyclonus(t *testing.T) {
 }
 
 // parts is the total number of families of the networks.
-const parts = 4
+const parts = 5
 
 var nodes = []string{"n1", "n2"}
 

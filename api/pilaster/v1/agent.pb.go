@@ -362,7 +362,8 @@ type Attachment struct {
 	Plaintext     string                 `protobuf:"bytes,2,opt,name=plaintext,proto3" json:"plaintext,omitempty"` // address on the fabric
 	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`     // address in the container; for a clear tenant the plaintext
 	Gateway       string                 `protobuf:"bytes,4,opt,name=gateway,proto3" json:"gateway,omitempty"`
-	Routes        []string               `protobuf:"bytes,5,rep,name=routes,proto3" json:"routes,omitempty"` // prefixes reached through the gateway
+	Routes        []string               `protobuf:"bytes,5,rep,name=routes,proto3" json:"routes,omitempty"`                     // prefixes reached through the gateway
+	OnFabric      string                 `protobuf:"bytes,6,opt,name=on_fabric,json=onFabric,proto3" json:"on_fabric,omitempty"` // address on the fabric, if the node's locator replaces a part of the address
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -430,6 +431,13 @@ func (x *Attachment) GetRoutes() []string {
 		return x.Routes
 	}
 	return nil
+}
+
+func (x *Attachment) GetOnFabric() string {
+	if x != nil {
+		return x.OnFabric
+	}
+	return ""
 }
 
 type DeleteEndpointRequest struct {
@@ -1045,6 +1053,7 @@ type StatusResponse struct {
 	Limits        []*Limit               `protobuf:"bytes,14,rep,name=limits,proto3" json:"limits,omitempty"`
 	Gateway       *Gateway               `protobuf:"bytes,15,opt,name=gateway,proto3" json:"gateway,omitempty"`   // unset if no network on this node has one
 	Policies      *Policies              `protobuf:"bytes,16,opt,name=policies,proto3" json:"policies,omitempty"` // unset if no tenant on this node has any
+	Locator       string                 `protobuf:"bytes,17,opt,name=locator,proto3" json:"locator,omitempty"`   // the /64 of containers' addresses on the fabric, on a network with locators
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1182,6 +1191,13 @@ func (x *StatusResponse) GetPolicies() *Policies {
 		return x.Policies
 	}
 	return nil
+}
+
+func (x *StatusResponse) GetLocator() string {
+	if x != nil {
+		return x.Locator
+	}
+	return ""
 }
 
 // Policies are the policies in force on this node, and their sessions.
@@ -3868,14 +3884,15 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\aapp_now\x18\x14 \x01(\rR\x06appNow\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xad\x01\n" +
 	"\n" +
 	"Attachment\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x1c\n" +
 	"\tplaintext\x18\x02 \x01(\tR\tplaintext\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x18\n" +
 	"\agateway\x18\x04 \x01(\tR\agateway\x12\x16\n" +
-	"\x06routes\x18\x05 \x03(\tR\x06routes\"X\n" +
+	"\x06routes\x18\x05 \x03(\tR\x06routes\x12\x1b\n" +
+	"\ton_fabric\x18\x06 \x01(\tR\bonFabric\"X\n" +
 	"\x15DeleteEndpointRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\"\x18\n" +
@@ -3911,7 +3928,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
 	"\x15LabelEndpointResponse\x121\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x0f\n" +
-	"\rStatusRequest\"\xcb\x04\n" +
+	"\rStatusRequest\"\xe5\x04\n" +
 	"\x0eStatusResponse\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12%\n" +
 	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12\x16\n" +
@@ -3928,7 +3945,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x03pid\x18\r \x01(\rR\x03pid\x12*\n" +
 	"\x06limits\x18\x0e \x03(\v2\x12.pilaster.v1.LimitR\x06limits\x12.\n" +
 	"\agateway\x18\x0f \x01(\v2\x14.pilaster.v1.GatewayR\agateway\x121\n" +
-	"\bpolicies\x18\x10 \x01(\v2\x15.pilaster.v1.PoliciesR\bpoliciesJ\x04\b\t\x10\n" +
+	"\bpolicies\x18\x10 \x01(\v2\x15.pilaster.v1.PoliciesR\bpolicies\x12\x18\n" +
+	"\alocator\x18\x11 \x01(\tR\alocatorJ\x04\b\t\x10\n" +
 	"\"\xc8\x01\n" +
 	"\bPolicies\x12\x18\n" +
 	"\atenants\x18\x01 \x01(\rR\atenants\x12\x14\n" +

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 )
@@ -52,6 +53,9 @@ func endpointToProto(r endpoint.Record) *pilasterv1.Endpoint {
 		p := &pilasterv1.Attachment{Network: a.Network, Address: a.Address.String(), Gateway: a.Gateway.String()}
 		if a.Plaintext.IsValid() {
 			p.Plaintext = a.Plaintext.String()
+		}
+		if a.Locator.IsValid() {
+			p.OnFabric = address.AtLocator(a.Address, a.Locator).String()
 		}
 		for _, route := range a.Routes {
 			p.Routes = append(p.Routes, route.String())

@@ -70,6 +70,9 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	for _, gateway := range core.Networks().Gateways() {
 		addGateway(r, gateway)
 	}
+	if locator := core.Networks().Locator(); locator.IsValid() {
+		r.Locator = locator.String()
+	}
 	r.Problems = append(r.Problems, core.Problems()...)
 	for _, reason := range link.NotTaken {
 		r.Problems = append(

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -147,6 +148,17 @@ func (s *Set) eachGateway(do func(network.GatewayProvider) error) error {
 func (s *Set) Gateways() (all []network.Gateway) {
 	_ = s.eachGateway(func(n network.GatewayProvider) error { all = append(all, n.Gateway()); return nil })
 	return all
+}
+
+// Locator returns the prefix that the fabric must route to this node beside the node's own; zero if there is none.
+func (s *Set) Locator() (locator netip.Prefix) {
+	_ = s.Each(func(_ string, n network.Network) error {
+		if has, ok := n.(network.LocatorProvider); ok {
+			locator = has.Locator()
+		}
+		return nil
+	})
+	return locator
 }
 
 // Delete removes a tenant, or some of its ids, from every network.

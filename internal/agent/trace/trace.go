@@ -11,11 +11,13 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Config has the parts of a Tracer.
@@ -68,10 +70,20 @@ func (t *Tracer) Trace(ctx context.Context, of agent.Connection) (*pilasterv1.Tr
 		err = r.netpilaSender(from, to)
 	case from.Plaintext.IsValid() && to.Plaintext.IsValid():
 		err = r.netpilaReceiver(from, to)
+	case t.hasIdentifiers(from.Overlays) || t.hasIdentifiers(to.Overlays):
+		err = refusal.New(refusal.ErrNever, "trace does not show the stages of network %s; nothing was sent: use "+
+			"`pilaster why`, `pilaster explain` and `pilaster monitor`", tenant.NetworksWith(tenant.Identifiers))
 	default:
 		err = r.nimitz(ctx, from.Overlays, to.Overlays)
 	}
 	return r.response, err
+}
+
+// hasIdentifiers reports whether an address is one of a network with identifiers.
+func (t *Tracer) hasIdentifiers(all []agent.OverlayMatch) bool {
+	return slices.ContainsFunc(all, func(o agent.OverlayMatch) bool {
+		return t.Core.TenantNetworkHas(o.Tenant, tenant.Identifiers)
+	})
 }
 
 // step adds a step after which the packet has the addresses src and dst.

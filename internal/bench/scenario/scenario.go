@@ -131,6 +131,11 @@ func Scenarios() []Scenario {
 			Build: netpila(Variant{noCache: true}),
 		},
 		{
+			Name:  "ila",
+			About: "identifier-locator addresses: both are translated, and no checksum changes",
+			Build: onILA,
+		},
+		{
 			Name:  "nimitz-ebpf",
 			About: "the second network, NIMITZ, by programs around a VXLAN device of the kernel",
 			Build: nimitzEBPF(Variant{}),

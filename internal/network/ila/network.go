@@ -37,9 +37,11 @@ type Network struct {
 }
 
 var (
-	_ network.Network     = (*Network)(nil)
-	_ network.MappingSink = (*Network)(nil)
-	_ io.Closer           = (*Network)(nil)
+	_ network.Network         = (*Network)(nil)
+	_ network.MappingSink     = (*Network)(nil)
+	_ network.LocatorProvider = (*Network)(nil)
+	_ network.AppProvider     = (*Network)(nil)
+	_ io.Closer               = (*Network)(nil)
 )
 
 // New returns the network of a node. It changes nothing in the tables before Repair.
@@ -409,6 +411,9 @@ func (n *Network) repairPeers() error {
 	}
 	return n.config.Tables.SetPeers(put, gone)
 }
+
+// Locator returns this node's locator.
+func (n *Network) Locator() netip.Prefix { return n.config.Locator }
 
 // AppOf returns the app of a container of a tenant on another node; false if this node has no mapping of it.
 func (n *Network) AppOf(name string, a netip.Addr) (address.AppID, bool) {

@@ -60,6 +60,7 @@ func TestStore(t *testing.T) {
 		"lost lease":                    store.LostLeaseTest,
 
 		"subnets":               testSubnets,
+		"identifiers":           testIdentifiers,
 		"addresses":             testAddresses,
 		"quarantine":            testQuarantine,
 		"reclaim of mappings":   testReclaimMappings,

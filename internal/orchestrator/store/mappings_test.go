@@ -394,3 +394,60 @@ func testGatewayVNI(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("ids %v and %v, %v; want 254 and 256", first.Ids, second, err)
 	}
 }
+
+// testIdentifiers: a tenant of a network with identifiers gets addresses from a range that follows from its id, none of
+// which ends with 16 zeros, and mappings have the apps.
+func testIdentifiers(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	made, err := s.CreateTenantOn(ctx, tenant.ILA, "silver", 0, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := made.Ids[0].Id
+	cidr := fmt.Sprintf("fd70:696c:e100:0:6000:%x::/96", id)
+	if len(made.Overlays) != 1 || made.Overlays[0].Cidr != cidr ||
+		made.Addressing != pilasterv1.Addressing_ADDRESSING_CLEAR {
+		t.Errorf("tenant %v, want the range %s", made, cidr)
+	}
+	_, err = s.CreateTenantOn(ctx, tenant.ILA, "tin", 0, []tenant.Overlay{{CIDR: netip.MustParsePrefix("fd12::/48")}})
+	refused(t, err, store.Invalid, "chooses the addresses")
+	_, err = s.CreateTenantOn(ctx, tenant.ILA, "tin", pilasterv1.Addressing_ADDRESSING_ENCRYPTED, nil)
+	refused(t, err, store.Invalid, "addressing")
+	_, err = s.RotateKey(ctx, "silver")
+	refused(t, err, store.Refused, "no key to rotate")
+	hosts(t, s, "silver", 1, 2)
+
+	app := func(want uint32) {
+		t.Helper()
+		page, err := s.ListMappings(ctx, "silver", "")
+		if err != nil || len(page.Mappings) != 1 || page.Mappings[0].App != want {
+			t.Errorf("mappings %v, %v; want one with app %d", page.Mappings, err, want)
+		}
+	}
+	first, err := s.Allocate(ctx, node(1), "silver", "c1/eth0", 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	app(7)
+	again, err := s.Allocate(ctx, node(1), "silver", "c1/eth0", 8)
+	if err != nil || !slices.Equal(again, first) {
+		t.Errorf("%v with other labels, before %v: %v", again, first, err)
+	}
+	app(8)
+	_, err = s.Allocate(ctx, node(1), "silver", "c1/eth0", 0xff00)
+	refused(t, err, store.Invalid, "app 0xff00")
+	app(8)
+
+	mark := "/pilaster/1/marks/overlay/silver/6"
+	if _, err := etcd.Put(ctx, mark, fmt.Sprint(0xffff)); err != nil { // the next number is 0x10000
+		t.Fatal(err)
+	}
+	next, err := s.Allocate(ctx, node(2), "silver", "c2/eth0", 7)
+	if want := fmt.Sprintf("fd70:696c:e100:0:6000:%x:1:1/128", id); err != nil || next[0].String() != want {
+		t.Errorf("%v, %v; want %s", next, err, want)
+	}
+	if err := s.Free(ctx, node(2), "silver", "c2/eth0"); err != nil {
+		t.Fatal(err)
+	}
+	app(8)
+}
