@@ -78,7 +78,8 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 			`lab.yaml:4: 10.0.0.0/16 and 10.1.0.0/16 are of one family; a tenant has one CIDR of each at most`},
 		{"addressing on nimitz", strings.Replace(good, "name: red,",
 			"name: red, network: nimitz, cidrs: [10.0.0.0/16],", 1),
-			`lab.yaml:4: addressing is for network netpila or ila; on nimitz containers have addresses of the tenant's own`},
+			`lab.yaml:4: addressing is for network netpila or ila; ` +
+				`on nimitz containers have addresses of the tenant's own`},
 		{"encrypted on ila", strings.Replace(good, "name: red, addressing: clear",
 			"name: red, network: ila, addressing: encrypted", 1),
 			`lab.yaml:4: addressing "encrypted": use clear`},

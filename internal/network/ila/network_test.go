@@ -138,7 +138,8 @@ func record(of tenant.Tenant, id endpoint.ID, index byte) endpoint.Record {
 		ID: id, ContainerID: fmt.Sprint("c", id), Interface: "eth0", Tenant: of.Name, TenantID: of.IDs[0].ID, App: 5,
 		Device: endpoint.Device{HostIfindex: 100 + int(id)},
 		Attachments: []endpoint.Attachment{{
-			Network: Name, Address: at(of, index), Gateway: gateway, Routes: []netip.Prefix{use.SIR}, Locator: locator(1),
+			Network: Name, Address: at(of, index), Gateway: gateway, Routes: []netip.Prefix{use.SIR},
+			Locator: locator(1),
 		}},
 	}
 }
