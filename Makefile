@@ -18,7 +18,7 @@ as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it create
 
 # The suites of `make long`, in its order. test/README.md describes each one and its duration.
 suites := policies routing restart churn chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
-    paper bench
+    packets paper bench
 
 .PHONY: help build plugin demo check test tests long $(suites) survive fuzz-long deps lint generate generated vm budget
 
@@ -234,6 +234,11 @@ vm-ovs: export PILASTER_TEST_OVS := system
 vm-ovs: ## network nimitz on the kernel datapath of Open vSwitch, with its flows in tc, on Linux 6.12 in a virtual machine
 	$(call suite) $(MAKE) vm CPUS=1 PKG=./internal/network/nimitz/ovs RUN='$(or $(RUN),TestPackets$$$$)'
 
+packets: export PACKETS := $(or $(PACKETS),1000000)
+packets: ## PACKETS=1000000 random packets of network ila, and as many forged ones
+	@$(as_root)
+	$(call suite,PACKETS=$(PACKETS)) $(go_test) -timeout 0 -run 'TestRandomPackets|TestForgedPackets' ./internal/network/ila/tables
+
 budget: export PILASTER_BUDGET := write
 budget: ## measure the limits of each program for the verifier, here and on Linux 6.12: internal/datapath/budget.json
 	@$(as_root)
@@ -244,4 +249,4 @@ mutation: export MUTATION := all
 mutation: ## remove each check of the datapath, plant a bug for every fuzz target and faults for the simulation: tests must detect them
 	@$(as_root)
 	@$(MAKE) deps build
-	$(call suite) $(go_test) -timeout 0 ./test/mutation ./internal/tunnel ./internal/oncache
+	$(call suite) $(go_test) -timeout 0 ./test/mutation ./internal/tunnel ./internal/oncache ./internal/network/ila/tables

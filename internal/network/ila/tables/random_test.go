@@ -127,7 +127,7 @@ func TestForgedPackets(t *testing.T) {
 	peers := b.peersAt(t, r, 100)
 	peers[far] = ila.Peer{Locator: locator(2)}
 	must(t, b.SetPeers(peers, []netip.Addr{moved, alien}))
-	here := []netip.Addr{own, beside, other}
+	here := []netip.Addr{own, beside, other, edge}
 	valid := map[[2]netip.Addr]bool{}
 	var there, locators []netip.Addr
 	for a, p := range peers {
