@@ -2,6 +2,7 @@ package evpn
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -157,6 +158,9 @@ func (t *Table) PeerDown(addr netip.Addr, until time.Time) {
 			t.change(e, func() { e.stale = until })
 		}
 	}
+	rest := make(map[Key]*entry, len(p.routes)) // a map keeps the room of deleted entries
+	maps.Copy(rest, p.routes)
+	p.routes = rest
 }
 
 // Expire removes stale routes whose time has come, and returns the next such time; zero without stale routes.

@@ -207,6 +207,13 @@ func (p *Peer) WaitUpdates(what string, ok func([]*bgp.BGPUpdate) bool) {
 	p.wait(what, func() bool { return ok(p.updates) })
 }
 
+// Reset forgets the updates of the current session.
+func (p *Peer) Reset() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.updates = nil
+}
+
 // Drop closes the connection without a notification.
 func (p *Peer) Drop() {
 	p.mu.Lock()

@@ -24,12 +24,9 @@ func toPath(r evpn.Route) (*apiutil.Path, error) {
 	if err != nil {
 		return nil, err
 	}
-	attrs := []bgp.PathAttributeInterface{bgp.NewPathAttributeOrigin(originIGP), nextHop}
-	communities, err := toCommunities(r)
-	if err != nil {
-		return nil, err
+	attrs := []bgp.PathAttributeInterface{
+		bgp.NewPathAttributeOrigin(originIGP), nextHop, bgp.NewPathAttributeExtendedCommunities(toCommunities(r)),
 	}
-	attrs = append(attrs, bgp.NewPathAttributeExtendedCommunities(communities))
 	if r.Kind == evpn.KindMulticast {
 		end, err := bgp.NewIngressReplTunnelID(r.Replication)
 		if err != nil {
@@ -63,13 +60,9 @@ func toNLRI(r evpn.Route) (*bgp.EVPNNLRI, error) {
 	return nil, fmt.Errorf("routes of this type are not announced")
 }
 
-func toCommunities(r evpn.Route) (all []bgp.ExtendedCommunityInterface, err error) {
+func toCommunities(r evpn.Route) (all []bgp.ExtendedCommunityInterface) {
 	for _, t := range r.Targets {
-		c, err := bgp.ParseExtended(t[:])
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, c)
+		all = append(all, target(t))
 	}
 	all = append(all, bgp.NewEncapExtended(bgp.TunnelType(r.Encap)))
 	if r.RouterMAC != (evpn.MAC{}) {
@@ -78,7 +71,7 @@ func toCommunities(r evpn.Route) (all []bgp.ExtendedCommunityInterface, err erro
 	if r.Sequence != 0 || r.Sticky {
 		all = append(all, bgp.NewMacMobilityExtended(r.Sequence, r.Sticky))
 	}
-	return all, nil
+	return all
 }
 
 // fromPath returns a received route, and how many bytes its attributes have. A route that the table cannot represent
@@ -175,12 +168,6 @@ func isMultihomed(esi bgp.EthernetSegmentIdentifier) bool {
 	return false
 }
 
-// Types and subtypes of extended communities (RFC 4360, RFC 7153).
-const (
-	maxTargetType      = 2 // types 0 to 2 are transitive: number of an AS, IPv4 address, number of an AS with four bytes
-	subtypeRouteTarget = 2
-)
-
 func fromCommunities(r *evpn.Route, all []bgp.ExtendedCommunityInterface) {
 	for _, c := range all {
 		switch c := c.(type) {
@@ -190,10 +177,9 @@ func fromCommunities(r *evpn.Route, all []bgp.ExtendedCommunityInterface) {
 			r.RouterMAC = macOf(c.Mac)
 		case *bgp.MacMobilityExtended:
 			r.Sequence, r.Sticky = c.Sequence, c.IsSticky
-		case *bgp.TwoOctetAsSpecificExtended, *bgp.IPv4AddressSpecificExtended, *bgp.FourOctetAsSpecificExtended:
-			if raw, err := c.Serialize(); err == nil && len(raw) == 8 && raw[1] == subtypeRouteTarget &&
-				raw[0] <= maxTargetType {
-				r.Targets = append(r.Targets, evpn.Target(raw))
+		default:
+			if t, ok := toTarget(c); ok {
+				r.Targets = append(r.Targets, t)
 			}
 		}
 	}

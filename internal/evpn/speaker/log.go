@@ -13,7 +13,7 @@ const (
 	logInterval = 10 * time.Second // in which logBurst messages are logged
 )
 
-// limitedHandler limits the rate of messages below errors.
+// limitedHandler limits the rate of warnings and errors, and logs nothing else.
 type limitedHandler struct {
 	slog.Handler
 	rate *logRate
@@ -28,7 +28,18 @@ type logRate struct {
 
 func newLimitedHandler(h slog.Handler) limitedHandler { return limitedHandler{h, &logRate{}} }
 
+// Enabled also admits messages of debugging, for hideTargets.
+func (h limitedHandler) Enabled(ctx context.Context, level slog.Level) bool {
+	return level < slog.LevelWarn || h.Handler.Enabled(ctx, level)
+}
+
 func (h limitedHandler) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level < slog.LevelWarn {
+		if r.Message == receivedMessage {
+			hideTargets(r)
+		}
+		return nil
+	}
 	ok, dropped := h.rate.allow(r.Time)
 	if !ok {
 		return nil

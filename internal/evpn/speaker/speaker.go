@@ -79,12 +79,12 @@ func Start(ctx context.Context, c Config) (*Speaker, error) {
 	level.Set(slog.LevelWarn)
 	background, stop := context.WithCancel(context.Background())
 	s := &Speaker{
-		config:    c,
-		bgp:       server.NewBgpServer(server.LoggerOption(log, level)),
-		stream:    evpn.NewStream(),
-		table:     evpn.NewTable(),
-		peers:     map[netip.Addr]*session{},
-		announced: map[evpn.Key]evpn.Route{},
+		config:     c,
+		bgp:        server.NewBgpServer(server.LoggerOption(log, level)),
+		stream:     evpn.NewStream(),
+		table:      evpn.NewTable(),
+		peers:      map[netip.Addr]*session{},
+		announced:  map[evpn.Key]evpn.Route{},
 		background: background, stop: stop,
 	}
 	for _, p := range c.Peers {
