@@ -394,7 +394,7 @@ func heap() uint64 {
 }
 
 func floodSize(t *testing.T) int {
-	n := 5000
+	n := 2000
 	if text := os.Getenv("PILASTER_TEST_EVPN_FLOOD"); text != "" {
 		if _, err := fmt.Sscan(text, &n); err != nil || n < 1 {
 			t.Fatalf("PILASTER_TEST_EVPN_FLOOD=%q is not a number of routes", text)
