@@ -7,12 +7,12 @@ import (
 
 // PeerCount is what a table has of one peer.
 type PeerCount struct {
-	Up       bool
-	Routes   int // all, refused ones included
-	Size     int // bytes of their attributes
-	Accepted map[Kind]int
-	Refused  map[Reason]int
-	Stale    int // of the accepted
+	Up       bool           `json:"up"`
+	Routes   int            `json:"routes"`         // all, refused ones included
+	Size     int            `json:"attributeBytes"` // of all routes
+	Accepted map[Kind]int   `json:"accepted,omitempty"`
+	Refused  map[Reason]int `json:"refused,omitempty"`
+	Stale    int            `json:"stale,omitzero"` // of the accepted
 }
 
 // Count returns what the table has of a peer.

@@ -1,6 +1,7 @@
 package evpn
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -123,3 +124,42 @@ func (t Tenant) subnet(asn uint32, s Subnet) Route {
 
 // HostPrefix returns the prefix with one address.
 func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// The second byte of the MACs that are derived from numbers; the first one, 2, says "locally administered".
+const (
+	macOfContainer4 = 0x50
+	macOfContainer6 = 0x51
+	macOfRouter     = 0x52
+)
+
+// ContainerMAC returns the MAC of the container with the n-th address of its tenant's CIDR of a family. It is its own in
+// the tenant's segment, and needs no table.
+func ContainerMAC(is4 bool, n uint32) MAC {
+	if is4 {
+		return derivedMAC(macOfContainer4, n)
+	}
+	return derivedMAC(macOfContainer6, n)
+}
+
+// RouterMAC returns the MAC to which other speakers send packets that they route to a VTEP.
+func RouterMAC(vtep netip.Addr) MAC {
+	a := vtep.As4()
+	return derivedMAC(macOfRouter, binary.BigEndian.Uint32(a[:]))
+}
+
+func derivedMAC(kind byte, n uint32) (m MAC) {
+	m[0], m[1] = 2, kind
+	binary.BigEndian.PutUint32(m[2:], n)
+	return m
+}
+
+// VTEP returns the VTEP address of the node with a number; false if the pool has none for it. The first and the last
+// address of a pool are not used.
+func VTEP(pool netip.Prefix, number uint64) (netip.Addr, bool) {
+	if !pool.IsValid() || !pool.Addr().Is4() || number == 0 || number >= 1<<(32-pool.Bits())-1 {
+		return netip.Addr{}, false
+	}
+	a := pool.Masked().Addr().As4()
+	binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(a[:])+uint32(number))
+	return netip.AddrFrom4(a), true
+}

@@ -3,6 +3,7 @@ package evpn
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -34,6 +35,17 @@ func (k RecordKind) String() string {
 
 // MarshalText writes the name.
 func (k RecordKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (k *RecordKind) UnmarshalText(text []byte) error {
+	for is := RecordHost; is <= RecordMember; is++ {
+		if is.String() == string(text) {
+			*k = is
+			return nil
+		}
+	}
+	return fmt.Errorf("%.40q is no kind of records", text)
+}
 
 // RecordKey identifies a record.
 type RecordKey struct {

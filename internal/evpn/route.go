@@ -22,6 +22,12 @@ func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 // IsUnicast reports whether a frame may have this source address.
 func (m MAC) IsUnicast() bool { return m != MAC{} && m[0]&1 == 0 }
 
+// UnmarshalText reads what MarshalText writes.
+func (m *MAC) UnmarshalText(text []byte) (err error) {
+	*m, err = ParseMAC(string(text))
+	return err
+}
+
 // ParseMAC reads an Ethernet address of 48 bits.
 func ParseMAC(text string) (m MAC, err error) {
 	hw, err := net.ParseMAC(text)
@@ -104,6 +110,20 @@ func (k Kind) String() string {
 		return "prefix"
 	}
 	return fmt.Sprintf("type-%d", uint8(k))
+}
+
+// MarshalText writes the name.
+func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (k *Kind) UnmarshalText(text []byte) error {
+	for n := range 256 {
+		if is := Kind(n); is.String() == string(text) {
+			*k = is
+			return nil
+		}
+	}
+	return fmt.Errorf("%.40q is no type of EVPN routes", text)
 }
 
 // Key has the fields by which BGP distinguishes routes (RFC 7432 §7).

@@ -57,6 +57,17 @@ func (r Reason) Text() string { return reasonNames[r].text }
 // MarshalText writes the name.
 func (r Reason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
+// UnmarshalText reads what MarshalText writes.
+func (r *Reason) UnmarshalText(text []byte) error {
+	for i, is := range reasonNames {
+		if is.name == string(text) {
+			*r = Reason(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("%.40q is no reason to refuse a route", text)
+}
+
 // Reasons returns all reasons to refuse a route.
 func Reasons() (all []Reason) {
 	for r := Accepted + 1; r < reasonCount; r++ {

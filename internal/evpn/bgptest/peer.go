@@ -30,14 +30,14 @@ type Peer struct {
 
 const holdTime = 90 // seconds
 
-// Listen starts a peer.
+// Listen starts a peer. With port 0 it has a free one.
 func Listen(t testing.TB, addr netip.AddrPort, asn uint32) *Peer {
 	t.Helper()
 	l, err := net.Listen("tcp", addr.String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Peer{ASN: asn, Addr: addr, t: t, listener: l}
+	p := &Peer{ASN: asn, Addr: l.Addr().(*net.TCPAddr).AddrPort(), t: t, listener: l}
 	p.changed = sync.NewCond(&p.mu)
 	var running sync.WaitGroup
 	running.Go(p.accept)

@@ -123,7 +123,9 @@ func (s *Speaker) shutDown(p *session, excess string) {
 	s.lose(p, excess)
 	s.config.Log.Error("BGP peer announced too much and is shut down; its routes remain for a time",
 		"peer", p.Addr, "excess", excess, "stale", s.config.Stale, "restart", s.config.Limits.Restart)
-	s.running.Go(func() { s.restart(p, excess) })
+	if s.background.Err() == nil { // Close waits
+		s.running.Go(func() { s.restart(p, excess) })
+	}
 }
 
 // restart disables a peer, waits, and enables it.

@@ -18,9 +18,9 @@ import (
 
 // Peer is a BGP speaker that this process connects to.
 type Peer struct {
-	Addr netip.Addr
-	ASN  uint32
-	Port uint16 // 0 means 179
+	Addr netip.Addr `json:"address"`
+	ASN  uint32     `json:"asn"`
+	Port uint16     `json:"port,omitzero"` // 0 means 179
 }
 
 // Config configures a Speaker.

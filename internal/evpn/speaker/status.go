@@ -9,25 +9,25 @@ import (
 
 // Status is what an operator sees.
 type Status struct {
-	ASN          uint32
-	RouterID     netip.Addr
-	Announced    map[evpn.Kind]int
-	Peers        []PeerStatus
-	Records      map[evpn.RecordKind]int
-	Contested    []evpn.RecordKey // MACs and addresses of containers that others announce too
-	Unreplicated int              // VTEPs above evpn.MaxMembers
+	ASN          uint32                  `json:"asn"`
+	RouterID     netip.Addr              `json:"routerId"`
+	Announced    map[evpn.Kind]int       `json:"announced"`
+	Peers        []PeerStatus            `json:"peers"`
+	Records      map[evpn.RecordKind]int `json:"records"`
+	Contested    []evpn.RecordKey        `json:"contested,omitempty"`   // of containers that others announce too
+	Unreplicated int                     `json:"unreplicated,omitzero"` // VTEPs above evpn.MaxMembers
 }
 
 // PeerStatus is the state of one peer.
 type PeerStatus struct {
 	Peer
 	evpn.PeerCount
-	Since    time.Time // when Up changed
-	Reason   string    // why the peer is down
-	Restart  time.Time // when a peer that announced too much is started again; zero for others
-	Loops    int       // routes that GoBGP refused because they came from this AS
-	Flaps    uint64    // sessions that ended
-	Excesses uint64    // of them because of a limit
+	Since    time.Time `json:"since"`            // when Up changed
+	Reason   string    `json:"reason,omitempty"` // why the peer is down
+	Restart  time.Time `json:"restart,omitzero"` // when a peer that announced too much is started again
+	Loops    int       `json:"loops,omitzero"`   // routes that GoBGP refused because they came from this AS
+	Flaps    uint64    `json:"flaps"`            // sessions that ended
+	Excesses uint64    `json:"excesses"`         // of them because of a limit
 }
 
 // Status returns the current state.

@@ -37,6 +37,7 @@ type clusterRecord struct {
 	From          int64        `json:"revisionsFrom,omitempty"`
 
 	Gateways *gatewayRecord `json:"gateways,omitempty"` // nil in a cluster of a build without gateway prefixes
+	VTEPs    netip.Prefix   `json:"vteps,omitzero"`     // see UseVTEPs
 }
 
 type gatewayRecord struct {
