@@ -157,7 +157,9 @@ func TestOrchestratorsAnnounceTheSame(t *testing.T) {
 	vni := created.Msg.Tenant.Ids[0].Id
 	node := registered(t, s1, testNode(1))
 	resolve(t, node, "shop", "web")
-	allocate(t, node, "shop", "c1")
+	if got := allocate(t, node, "shop", "c1"); !strings.Contains(got, "10.0.0.2/32") {
+		t.Fatalf("allocated %s; the test expects the second address", got)
+	}
 
 	// A node's part in replication, and a container's two addresses.
 	three := func(routes []string) bool { return len(routes) == 3 }
@@ -169,14 +171,14 @@ func TestOrchestratorsAnnounceTheSame(t *testing.T) {
 		t.Errorf("routes without the node's VTEP:\n%s", strings.Join(first, "\n"))
 	}
 
-	mac := evpn.ContainerMAC(true, 2) // of the next container
+	mac := evpn.ContainerMAC(true, 3) // of the next container
 	peer1.Send(foreignHost(t, vni, mac, 4))
 	peer2.Send(foreignHost(t, vni, mac, 4))
 	for _, s := range []*Server{s1, s2} {
 		until(t, "an imported MAC", func() bool { return evpnStatus(t, s).Records[evpn.RecordMAC] == 1 })
 	}
-	if got := allocate(t, node, "shop", "c2"); !strings.Contains(got, "10.0.0.2/32") {
-		t.Fatalf("allocated %s; the test expects the second address", got)
+	if got := allocate(t, node, "shop", "c2"); !strings.Contains(got, "10.0.0.3/32") {
+		t.Fatalf("allocated %s; the test expects the third address", got)
 	}
 	moved := func(routes []string) bool {
 		return len(routes) == 5 && strings.Count(strings.Join(routes, "\n"), "mac-mobility: 5") == 2
