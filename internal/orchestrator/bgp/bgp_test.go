@@ -182,3 +182,24 @@ func TestStatusAsJSON(t *testing.T) {
 		t.Errorf("JSON %s", text)
 	}
 }
+
+func TestMapping(t *testing.T) {
+	r := evpn.Record{
+		RecordKey: evpn.RecordKey{Kind: evpn.RecordHost, VNI: 7, Prefix: netip.MustParsePrefix("10.0.2.7/32")},
+		Tenant:    "shop", VTEP: netip.MustParseAddr("10.2.0.7"), HostMAC: evpn.MAC{2, 1},
+		RouterMAC: evpn.MAC{2, 2}, Sequence: 4,
+	}
+	m := Mapping(r)
+	if m.Tenant != "shop" || m.To != "10.0.2.7/32" || m.NextHops[0] != "10.2.0.7" || m.Mac != "02:01:00:00:00:00" ||
+		m.Sequence != 4 || m.Origin != Origin {
+		t.Errorf("host: %v", m)
+	}
+	r.Kind = evpn.RecordPrefix
+	if m := Mapping(r); m.Mac != "02:02:00:00:00:00" {
+		t.Errorf("prefix: %v", m)
+	}
+	r.Kind = evpn.RecordMAC
+	if m := Mapping(r); m != nil {
+		t.Errorf("MAC: %v", m)
+	}
+}

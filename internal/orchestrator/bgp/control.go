@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"reflect"
 	"sync"
 	"time"
 
@@ -27,14 +28,18 @@ type Control struct {
 	speaker *speaker.Speaker
 
 	announced map[string]bool // containers, by name; only Run uses it
+	settings  evpn.Settings   // of the speaker; only Run uses it
 
 	mu      sync.Mutex
 	skipped map[string]string
 	err     error // of the last announcement
 }
 
-// interval is the minimum time between two announcements: many containers may start at once.
-const interval = 100 * time.Millisecond
+const (
+	interval    = 100 * time.Millisecond // minimum between two announcements: many containers may start at once
+	idleFactor  = 3                      // pause after an announcement, in times that it took
+	retryPeriod = time.Second
+)
 
 // Start records the VTEP pool in the store and starts the speaker, which connects when Run has announced.
 func Start(ctx context.Context, c Config, s *store.Store, m *cache.Cache, identity [16]byte, log *slog.Logger,
@@ -62,14 +67,17 @@ func (c *Control) Run(ctx context.Context) {
 	defer c.speaker.Close()
 	last := int64(0)
 	for c.cache.Await(ctx, func() bool { return c.cache.Revision > last }) == nil {
+		began := time.Now()
 		tenants, revision := c.cache.Placements(isAnnounced)
+		pause := interval
 		if err := c.announce(ctx, tenants); err != nil {
 			c.log.Warn("announcing routes failed; retrying", "error", err)
+			pause = retryPeriod
 		} else {
 			last = revision
 		}
 		select {
-		case <-time.After(interval):
+		case <-time.After(max(pause, idleFactor*time.Since(began))):
 		case <-ctx.Done():
 		}
 	}
@@ -83,7 +91,7 @@ func (c *Control) announce(ctx context.Context, tenants []cache.Placement) error
 	for _, o := range d.own {
 		settings.Tenants = append(settings.Tenants, o.Tenant)
 	}
-	err := c.speaker.Configure(settings)
+	err := c.configure(settings)
 	raised := false
 	if err == nil {
 		raised, err = c.raiseSequences(ctx, d)
@@ -97,6 +105,18 @@ func (c *Control) announce(ctx context.Context, tenants []cache.Placement) error
 	defer c.mu.Unlock()
 	c.skipped, c.err = d.skipped, err
 	return err
+}
+
+// configure sets the import rules if they changed, because all routes are checked again.
+func (c *Control) configure(s evpn.Settings) error {
+	if reflect.DeepEqual(s, c.settings) {
+		return nil
+	}
+	if err := c.speaker.Configure(s); err != nil {
+		return err
+	}
+	c.settings = s
+	return nil
 }
 
 // raiseSequences gives a container that appears while others announce its MAC the next mobility sequence. All
