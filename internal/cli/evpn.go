@@ -123,7 +123,8 @@ func printEVPN(w io.Writer, s bgp.Status, now time.Time) {
 		fmt.Fprintf(w, "\nalso announced by others: %s of VNI %d\n", contested(k), k.VNI)
 	}
 	if s.Unreplicated > 0 {
-		fmt.Fprintf(w, "\n%d VTEPs receive no replicated frames: a segment has at most %d\n", s.Unreplicated, evpn.MaxMembers)
+		fmt.Fprintf(w, "\n%d VTEPs receive no replicated frames: a segment has at most %d\n",
+			s.Unreplicated, evpn.MaxMembers)
 	}
 }
 

@@ -125,7 +125,8 @@ func TestRoutes(t *testing.T) {
 	if m := routes[2]; m.Kind != KindMulticast || m.Replication != n1.VTEP || m.VNI != 100 {
 		t.Errorf("node: %+v", m)
 	}
-	if p := routes[4]; p.Kind != KindPrefix || p.Prefix != prefix("10.0.3.0/24") || p.VNI != 4000 || p.RouterMAC != n2.RouterMAC {
+	if p := routes[4]; p.Kind != KindPrefix || p.Prefix != prefix("10.0.3.0/24") || p.VNI != 4000 ||
+		p.RouterMAC != n2.RouterMAC {
 		t.Errorf("subnet: %+v", p)
 	}
 	// Another cluster with the same tenants imports all of them.

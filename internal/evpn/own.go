@@ -54,7 +54,8 @@ func (t Tenant) Check() error {
 	case t.Number == 0:
 		return fmt.Errorf("tenant %s has number 0, and a route distinguisher needs 1 to 65535", t.Name)
 	case t.VNI == 0 || t.VNI > MaxVNI || t.L3VNI == 0 || t.L3VNI > MaxVNI || t.VNI == t.L3VNI:
-		return fmt.Errorf("tenant %s has VNIs %d and %d, which must be two of 1 to %d", t.Name, t.VNI, t.L3VNI, MaxVNI)
+		return fmt.Errorf(
+			"tenant %s has VNIs %d and %d, which must be two of 1 to %d", t.Name, t.VNI, t.L3VNI, MaxVNI)
 	}
 	return nil
 }
@@ -132,8 +133,8 @@ const (
 	macOfRouter     = 0x52
 )
 
-// ContainerMAC returns the MAC of the container with the n-th address of its tenant's CIDR of a family. It is its own in
-// the tenant's segment, and needs no table.
+// ContainerMAC returns the MAC of the container with the n-th address of its tenant's CIDR of a family. No other
+// container of the tenant has it, and no table is needed.
 func ContainerMAC(is4 bool, n uint32) MAC {
 	if is4 {
 		return derivedMAC(macOfContainer4, n)

@@ -54,7 +54,8 @@ func (g group) without(e *entry) group {
 	return slices.Delete(g, i, i+1)
 }
 
-// MaxMembers is the maximum number of VTEPs to which a segment's frames are replicated: those with the lowest addresses.
+// MaxMembers is the maximum number of VTEPs to which a segment's frames are replicated: those with the lowest
+// addresses.
 const MaxMembers = 64
 
 // decide updates the record of a key after its group, or the cluster's own containers, changed.

@@ -137,8 +137,8 @@ func foreignHost(t *testing.T, vni uint32, mac evpn.MAC, sequence uint32) *gobgp
 	}, nil)
 }
 
-// Two orchestrators with one store announce the same routes, also after one starts again, and a container that takes the
-// MAC of another speaker's host gets the next sequence in the store.
+// Two orchestrators with one store announce the same routes, also after one starts again, and a container that takes
+// the MAC of another speaker's host gets the next sequence in the store.
 func TestOrchestratorsAnnounceTheSame(t *testing.T) {
 	t.Parallel()
 	etcd := storetest.Debian(t)

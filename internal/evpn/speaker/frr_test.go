@@ -222,7 +222,8 @@ func TestFRR(t *testing.T) {
 	if r, _ := find(prefixKey); r.VTEP != addr(frrVTEP) || r.RouterMAC != routerMAC || r.Tenant != "shop" {
 		t.Errorf("prefix: %+v", r)
 	}
-	if r, _ := find(hostKey); r.VTEP != addr(frrVTEP) || r.HostMAC != hostMAC || r.L3VNI != 4000 || r.RouterMAC != routerMAC {
+	if r, _ := find(hostKey); r.VTEP != addr(frrVTEP) || r.HostMAC != hostMAC || r.L3VNI != 4000 ||
+		r.RouterMAC != routerMAC {
 		t.Errorf("host: %+v", r)
 	}
 
@@ -278,7 +279,9 @@ func move(t *testing.T, s *Speaker, n *frrNode, mac evpn.MAC, ip string, theirs 
 		t.Errorf("sequence of the container %d, not 1", is)
 	}
 	must(t, s.Announce(t.Context(), here))
-	until(t, "the MAC at our VTEP in FRR's kernel", func() bool { return slices.Contains(n.tunnelTo("vx100", mac), vtep) })
+	until(t, "the MAC at our VTEP in FRR's kernel", func() bool {
+		return slices.Contains(n.tunnelTo("vx100", mac), vtep)
+	})
 	until(t, "without FRR's record", func() bool { return !theirs() })
 
 	n.host(mac, ip)

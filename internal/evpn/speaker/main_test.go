@@ -57,7 +57,8 @@ func theirs(host byte) []evpn.Route {
 	return evpn.Routes(peerASN, []evpn.Own{{
 		Tenant: shop(), Nodes: []evpn.Node{n},
 		Containers: []evpn.Container{{
-			Node: n, MAC: evpn.MAC{0x02, 0, 0, 0, 2, host}, Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 2, host})},
+			Node: n, MAC: evpn.MAC{0x02, 0, 0, 0, 2, host},
+			Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 2, host})},
 		}},
 		Subnets: []evpn.Subnet{{Node: n, Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 20, host, 0}), 24)}},
 	}})

@@ -150,7 +150,7 @@ func (s *Speaker) restart(p *session, excess string) {
 func (s *Speaker) set(p *session, state api.PeerState_AdminState, call func(context.Context) error) {
 	for s.adminState(p) != state {
 		if err := call(s.background); err != nil {
-			s.config.Log.Warn("changing the state of a BGP peer failed and is tried again", "peer", p.Addr, "error", err)
+			s.config.Log.Warn("changing the state of a BGP peer failed; retrying", "peer", p.Addr, "error", err)
 		}
 		if !s.sleep(stateInterval) {
 			return

@@ -46,7 +46,7 @@ func toTarget(c bgp.ExtendedCommunityInterface) (evpn.Target, bool) {
 
 // Types and subtypes of extended communities (RFC 4360, RFC 7153).
 const (
-	maxTargetType      = 2 // types 0 to 2 are transitive: number of an AS, IPv4 address, number of an AS with four bytes
+	maxTargetType      = 2 // types 0 to 2 are transitive: ASN of two bytes, IPv4 address, ASN of four bytes
 	subtypeRouteTarget = 2
 )
 
@@ -56,8 +56,8 @@ const (
 	receivedAttributes = "path_attributes"
 )
 
-// hideTargets replaces the route targets in the attributes of that message. GoBGP calls the logger on the goroutine that
-// has decoded the update, so no other goroutine has them yet.
+// hideTargets replaces the route targets in the attributes of that message. GoBGP calls the logger on the goroutine
+// that has decoded the update, so no other goroutine has them yet.
 func hideTargets(r slog.Record) {
 	r.Attrs(func(a slog.Attr) bool {
 		attrs, ok := a.Value.Any().([]bgp.PathAttributeInterface)

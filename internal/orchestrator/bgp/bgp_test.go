@@ -33,9 +33,11 @@ func TestFlags(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []speaker.Peer{
-		{Addr: netip.MustParseAddr("10.9.0.2"), ASN: 65002}, {Addr: netip.MustParseAddr("fd00::2"), ASN: 65001, Port: 1790},
+		{Addr: netip.MustParseAddr("10.9.0.2"), ASN: 65002},
+		{Addr: netip.MustParseAddr("fd00::2"), ASN: 65001, Port: 1790},
 	}
-	if !reflect.DeepEqual(c.Peers, want) || len(c.Allow["shop"]) != 2 || !reflect.DeepEqual(c.asns(), []uint32{65001, 65002}) {
+	if !reflect.DeepEqual(c.Peers, want) || len(c.Allow["shop"]) != 2 ||
+		!reflect.DeepEqual(c.asns(), []uint32{65001, 65002}) {
 		t.Errorf("config: %+v", c)
 	}
 	if c, err := (Flags{}).Config(); err != nil || len(c.Peers) != 0 {
@@ -79,7 +81,8 @@ func placements() []cache.Placement {
 	foreign.Origin = "bgp"
 	return []cache.Placement{{
 		Tenant: &pilasterv1.Tenant{
-			Name: "bank", Ids: []*pilasterv1.TenantId{{Id: 8}}, Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16", NodeBits: 24}},
+			Name: "bank", Ids: []*pilasterv1.TenantId{{Id: 8}},
+			Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16", NodeBits: 24}},
 		},
 		Nodes: []*pilasterv1.Node{n1}, Mappings: []*pilasterv1.Mapping{mapping("n1", "10.0.3.0/24", "")},
 	}, {
@@ -89,8 +92,8 @@ func placements() []cache.Placement {
 		},
 		Nodes: []*pilasterv1.Node{n2, n1, far},
 		Mappings: []*pilasterv1.Mapping{
-			mapping("n1", "fd00:a::7/128", "c1"), mapping("n1", "10.0.0.6/32", "c1"), mapping("n2", "10.0.0.7/32", "c1"),
-			moved, foreign, mapping("far", "10.0.0.10/32", "c4"),
+			mapping("n1", "fd00:a::7/128", "c1"), mapping("n1", "10.0.0.6/32", "c1"),
+			mapping("n2", "10.0.0.7/32", "c1"), moved, foreign, mapping("far", "10.0.0.10/32", "c4"),
 		},
 	}, {
 		Tenant: &pilasterv1.Tenant{Name: "wide", Ids: []*pilasterv1.TenantId{{Id: 70_000}}},
@@ -132,7 +135,9 @@ func TestDerive(t *testing.T) {
 		shuffled := placements()
 		for _, p := range shuffled {
 			random.Shuffle(len(p.Nodes), func(i, j int) { p.Nodes[i], p.Nodes[j] = p.Nodes[j], p.Nodes[i] })
-			random.Shuffle(len(p.Mappings), func(i, j int) { p.Mappings[i], p.Mappings[j] = p.Mappings[j], p.Mappings[i] })
+			random.Shuffle(len(p.Mappings), func(i, j int) {
+				p.Mappings[i], p.Mappings[j] = p.Mappings[j], p.Mappings[i]
+			})
 		}
 		if got := derive(plan, c, shuffled); !reflect.DeepEqual(got.own, d.own) {
 			t.Fatalf("seed %d: %+v, not %+v", seed, got.own, d.own)
@@ -154,7 +159,8 @@ func TestVTEPsAreDistinct(t *testing.T) {
 
 // The CLI reads what the orchestrator writes.
 func TestStatusAsJSON(t *testing.T) {
-	s := Status{Pool: netip.MustParsePrefix("10.1.0.0/24"), Skipped: map[string]string{"node far": "why"}, Status: speaker.Status{
+	s := Status{Pool: netip.MustParsePrefix("10.1.0.0/24"), Skipped: map[string]string{"node far": "why"}}
+	s.Status = speaker.Status{
 		ASN: 65001, RouterID: netip.MustParseAddr("10.9.0.1"), Announced: map[evpn.Kind]int{evpn.KindMACIP: 2},
 		Records:   map[evpn.RecordKind]int{evpn.RecordHost: 3},
 		Contested: []evpn.RecordKey{{Kind: evpn.RecordMAC, VNI: 7, MAC: evpn.MAC{2, 1}}},
@@ -166,7 +172,7 @@ func TestStatusAsJSON(t *testing.T) {
 				Refused: map[evpn.Reason]int{evpn.UnknownTarget: 8},
 			},
 		}},
-	}}
+	}
 	text, err := json.Marshal(s)
 	if err != nil {
 		t.Fatal(err)

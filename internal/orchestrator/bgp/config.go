@@ -51,7 +51,8 @@ func (f Flags) Config() (c Config, err error) {
 		c.Peers = append(c.Peers, p)
 	}
 	if f.RouterID != "" {
-		if c.RouterID, err = netip.ParseAddr(f.RouterID); err != nil || !c.RouterID.Is4() || c.RouterID.IsUnspecified() {
+		c.RouterID, err = netip.ParseAddr(f.RouterID)
+		if err != nil || !c.RouterID.Is4() || c.RouterID.IsUnspecified() {
 			return c, fmt.Errorf("--evpn-router-id %q is not an IPv4 address", f.RouterID)
 		}
 	}
@@ -66,8 +67,8 @@ func (f Flags) Config() (c Config, err error) {
 			return c, err
 		}
 		if p.Overlaps(c.Pool) {
-			return c, fmt.Errorf("--evpn-allow-vtep %v overlaps --evpn-vtep-pool %v, which only this cluster's nodes have",
-				p, c.Pool)
+			return c, fmt.Errorf(
+				"--evpn-allow-vtep %v overlaps --evpn-vtep-pool %v, which only this cluster's nodes have", p, c.Pool)
 		}
 		c.VTEPs = append(c.VTEPs, p)
 	}
@@ -88,8 +89,8 @@ func (f Flags) Config() (c Config, err error) {
 func (c Config) check() error {
 	if len(c.Peers) == 0 {
 		if c.Pool.IsValid() || c.ASN != 0 || len(c.VTEPs)+len(c.Allow) > 0 || c.RouterID.IsValid() {
-			return errors.New("--evpn-asn, --evpn-vtep-pool, --evpn-router-id, --evpn-allow and --evpn-allow-vtep need " +
-				"--evpn-peer")
+			return errors.New("--evpn-asn, --evpn-vtep-pool, --evpn-router-id, --evpn-allow and --evpn-allow-vtep " +
+				"need --evpn-peer")
 		}
 		return nil
 	}
@@ -126,7 +127,8 @@ func parsePeer(text string, asn uint32) (p speaker.Peer, err error) {
 	}
 	at, err := netip.ParseAddrPort(where)
 	if err != nil || at.Port() == 0 {
-		return p, fmt.Errorf("--evpn-peer %q is not ADDRESS[:PORT][=ASN], such as 10.0.0.1 or [fd00::1]:1790=65002", text)
+		return p, fmt.Errorf(
+			"--evpn-peer %q is not ADDRESS[:PORT][=ASN], such as 10.0.0.1 or [fd00::1]:1790=65002", text)
 	}
 	p.Addr, p.Port = at.Addr(), at.Port()
 	return p, nil

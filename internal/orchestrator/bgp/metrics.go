@@ -19,10 +19,10 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var (
 	descUp        = desc("peer_up", "1 while the session with a BGP peer is established.", "peer")
 	descRoutes    = desc("peer_routes", "Accepted routes of a BGP peer, by type.", "peer", "type")
-	descRefused   = desc("peer_routes_refused", "Routes of a BGP peer that are not imported, by reason.", "peer", "reason")
-	descStale     = desc("peer_routes_stale", "Accepted routes that remain after the session with a BGP peer ended.", "peer")
+	descRefused   = desc("peer_routes_refused", "Refused routes of a BGP peer, by reason.", "peer", "reason")
+	descStale     = desc("peer_routes_stale", "Accepted routes of a lost BGP peer.", "peer")
 	descFlaps     = desc("peer_sessions_ended_total", "Sessions with a BGP peer that ended.", "peer")
-	descExcess    = desc("peer_limits_exceeded_total", "Sessions that this orchestrator ended because of a limit.", "peer")
+	descExcess    = desc("peer_limits_exceeded_total", "Sessions ended because of a limit.", "peer")
 	descAnnounced = desc("routes_announced", "Routes that this orchestrator announces, by type.", "type")
 	descRecords   = desc("records", "Records that follow from imported routes, by kind.", "kind")
 	descContested = desc("contested", "MACs and addresses of containers that other speakers announce too.")
