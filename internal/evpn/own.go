@@ -60,8 +60,8 @@ func (t Tenant) Check() error {
 	return nil
 }
 
-// Routes returns the routes that a cluster with this ASN announces, in order: of each node that hosts a tenant
-// its part in replication (type 3), of each container its addresses (type 2), of each node's subnet the prefix (type 5).
+// Routes returns the routes that a cluster with this ASN announces, in order: of each node that hosts a tenant its part
+// in replication (type 3), of each container its addresses (type 2), of each node's subnet the prefix (type 5).
 func Routes(asn uint32, own []Own) []Route {
 	var routes []Route
 	for _, o := range own {
