@@ -1,6 +1,7 @@
 package speaker
 
 import (
+	"flag"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -13,7 +14,10 @@ import (
 	"pilaster.io/pilaster/internal/evpn/bgptest"
 )
 
-func TestMain(m *testing.M) { os.Exit(bgptest.Isolate(m.Run)) }
+func TestMain(m *testing.M) {
+	flag.Set("test.parallel", "16") // tests wait for GoBGP's timers
+	os.Exit(bgptest.Isolate(m.Run))
+}
 
 const (
 	ownASN  = 65001

@@ -38,6 +38,9 @@ func TestAnnounceAndImport(t *testing.T) {
 	t.Parallel()
 	peer, config := listen(t, 2)
 	s := start(t, Config{Peers: []Peer{config}, Stale: time.Hour})
+	if p := s.Status().Peers[0]; !p.Up && p.Reason == "" {
+		t.Errorf("a peer before its first session: %+v", p)
+	}
 	_, changes := s.Records()
 	defer changes.Close()
 	peer.WaitUp(1)

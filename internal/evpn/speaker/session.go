@@ -44,8 +44,8 @@ func (s *Speaker) onPeer(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) {
 		s.lose(p, e.Peer.State.DisconnectMessage)
 		s.config.Log.Warn("BGP peer is down; its routes remain for a time", "peer", p.Addr,
 			"reason", p.reason, "stale", s.config.Stale)
-	case !up && e.Peer.State.DisconnectMessage != "" && p.excess == "":
-		p.reason = e.Peer.State.DisconnectMessage
+	case e.Peer.State.SessionState == bgp.BGP_FSM_IDLE && e.Peer.State.DisconnectMessage != "" && p.excess == "":
+		p.reason = e.Peer.State.DisconnectMessage // a connection that did not become a session
 	}
 }
 

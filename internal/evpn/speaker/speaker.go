@@ -88,7 +88,7 @@ func Start(ctx context.Context, c Config) (*Speaker, error) {
 		background: background, stop: stop,
 	}
 	for _, p := range c.Peers {
-		s.peers[p.Addr] = &session{Peer: p, since: time.Now()}
+		s.peers[p.Addr] = &session{Peer: p, since: time.Now(), reason: "not connected yet"}
 	}
 	s.running.Go(s.bgp.Serve)
 	if err := s.start(ctx); err != nil {
