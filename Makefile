@@ -18,7 +18,7 @@ as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it create
 
 # The suites of `make long`, in its order. test/README.md describes each one and its duration.
 suites := policies routing restart churn chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
-    packets paper bench
+    packets evpn paper bench
 
 .PHONY: help build plugin demo check test tests long $(suites) survive fuzz-long deps lint generate generated vm budget
 
@@ -190,6 +190,11 @@ routing: ## all kinds of router failures, and advertisements of 30 s
 	@$(as_root)
 	@$(MAKE) build
 	$(call suite) $(go_test) -timeout 30m ./test/routing
+
+evpn: export PILASTER_TEST_EVPN_FLOOD := $(or $(ROUTES),100000)
+evpn: ## ROUTES=100000 refused routes of a BGP peer, below and above its limit, and the memory that they take
+	@$(as_root)
+	$(call suite,ROUTES=$(PILASTER_TEST_EVPN_FLOOD)) $(go_test) -timeout 30m -run '^TestFlood$$' ./internal/evpn/speaker
 
 chaos: export PILASTER_CHAOS_CHANGES := $(or $(CHANGES),10000)
 chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and etcd are killed, stopped and disconnected

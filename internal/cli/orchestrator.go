@@ -11,6 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
+	"pilaster.io/pilaster/internal/orchestrator/bgp"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -21,6 +22,7 @@ func newOrchestratorCommand(env Env) *cobra.Command {
 	var c orchestrator.Config
 	var etcd, base, private string
 	var gateways []string
+	var evpn bgp.Flags
 	plan := address.DefaultPlan()
 	cmd := &cobra.Command{
 		Use:   "orchestrator",
@@ -61,6 +63,9 @@ rotate" replaces.`,
 			}
 			if c.Limits.Lists < 0 {
 				return usage("--list-rate must be at least 0 (0: no limit)")
+			}
+			if c.BGP, err = evpn.Config(); err != nil {
+				return usage("%w", err)
 			}
 			c.Version = programVersion()
 			c.Log = slog.New(slog.NewTextHandler(env.Stderr, nil))
@@ -141,6 +146,7 @@ rotate" replaces.`,
 			plan.Gateway6,
 		),
 	)
+	bindEVPN(f, &evpn)
 	return cmd
 }
 

@@ -24,6 +24,7 @@ import (
 	"pilaster.io/pilaster/internal/debugserver"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
+	"pilaster.io/pilaster/internal/orchestrator/bgp"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/orchestrator/rpc"
 	"pilaster.io/pilaster/internal/orchestrator/store"
@@ -41,6 +42,7 @@ type Config struct {
 	Etcd          store.External   // without endpoints etcd is embedded
 	Plan          address.Plan     // zero prefixes mean those of the cluster
 	Region        string           // name of this region; empty if there are no others
+	BGP           bgp.Config       // without peers there is no BGP
 	Limits        admission.Limits // for clients
 	Version       string
 	Log           *slog.Logger
@@ -57,6 +59,7 @@ type Server struct {
 	config      Config
 	store       *store.Store
 	cache       *cache.Cache
+	bgp         *bgp.Control // nil without peers
 	token       *admission.TokenFile
 	metrics     *metrics
 	storeHealth health
@@ -152,6 +155,9 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if err := s.cache.Await(ctx, func() bool { return s.cache.Revision != 0 }); err != nil {
 		return nil, fmt.Errorf("reading the store took too long: %w", err)
 	}
+	if err := s.startBGP(ctx); err != nil {
+		return nil, err
+	}
 	return s, s.serve()
 }
 
@@ -236,6 +242,7 @@ func (s *Server) serve() error {
 	health(mux)
 	mux.Handle("/metrics", s.metrics.handler())
 	mux.HandleFunc("/debug/goroutines", debugserver.Goroutines)
+	mux.HandleFunc(EVPNStatusPath, s.serveEVPNStatus)
 	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&rpc.OperatorService{
 		Store: s.store, Cache: s.cache, Token: s.token, Version: s.config.Version, Where: s.where(),
 		Listen: s.Addr().String(), RegionName: s.config.Region, Started: time.Now(),

@@ -33,6 +33,8 @@ const (
 	Tunnels
 	// HostDevices: packets are forwarded at the containers' devices on the node, which macvlans do not have.
 	HostDevices
+	// Announced: orchestrators with BGP peers announce the tenants' containers and nodes (EVPN), and import routes.
+	Announced
 )
 
 // Traits describe a network's tenants.

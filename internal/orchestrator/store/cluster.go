@@ -37,6 +37,7 @@ type clusterRecord struct {
 	From          int64        `json:"revisionsFrom,omitempty"`
 
 	Gateways *gatewayRecord `json:"gateways,omitempty"` // nil in a cluster of a build without gateway prefixes
+	VTEPs    netip.Prefix   `json:"vteps,omitzero"`     // see UseVTEPs
 }
 
 type gatewayRecord struct {
@@ -215,4 +216,43 @@ func (s *Store) token(ctx context.Context, change func(*txn, *clusterRecord) err
 		return join.Token{}, err
 	}
 	return r.token(s.cluster.Authority)
+}
+
+// UseVTEPs records the prefix of the nodes' tunnel addresses at its first use. Later it must be the same, because a
+// node's address follows from the prefix and the node's number.
+func (s *Store) UseVTEPs(ctx context.Context, pool netip.Prefix) error {
+	return s.change(ctx, func(t *txn) error {
+		value, err := t.get(keyCluster)
+		if err != nil {
+			return err
+		}
+		var r clusterRecord
+		if err := json.Unmarshal([]byte(value), &r); err != nil {
+			return fmt.Errorf("the store's cluster record is not readable: %w", err)
+		}
+		switch {
+		case r.VTEPs == pool:
+			return nil
+		case r.VTEPs.IsValid():
+			return refuse(
+				Refused,
+				"this cluster uses --evpn-vtep-pool %v and cannot change to %v, because its nodes have addresses of "+
+					"it; nothing was changed: use %v",
+				r.VTEPs,
+				pool,
+				r.VTEPs,
+			)
+		case pool.Overlaps(r.plan().Gateway4):
+			return refuse(
+				Invalid,
+				"--evpn-vtep-pool %v overlaps the cluster's gateway prefix %v; nothing was changed: choose another",
+				pool,
+				r.plan().Gateway4,
+			)
+		}
+		r.VTEPs = pool
+		text, err := json.Marshal(r)
+		t.put(keyCluster, string(text))
+		return err
+	})
 }

@@ -425,6 +425,20 @@ func (s *Store) claimMapping(
 	return t.recordAllocation(node, held.Tenant, of, claimed, []netip.Prefix{to})
 }
 
+// RaiseSequence records the mobility sequence of an address (RFC 7432 §15), if it is higher than the recorded one. It
+// also succeeds if the address is free meanwhile.
+func (s *Store) RaiseSequence(ctx context.Context, tenant string, to netip.Prefix, sequence uint64) error {
+	return s.change(ctx, func(t *txn) error {
+		key := mappingKey(tenant, to)
+		m := new(pilasterv1.Mapping)
+		if exists, err := t.load(key, m); err != nil || !exists || m.Sequence >= sequence {
+			return err
+		}
+		m.Sequence = sequence
+		return t.save(key, m)
+	})
+}
+
 func allocationDir(tenant, node string) string { return dirAllocations + tenant + "/" + node + "/" }
 
 func allocationKey(tenant, node, key string) string {

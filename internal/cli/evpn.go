@@ -1,0 +1,172 @@
+package cli
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"pilaster.io/pilaster/internal/evpn"
+	"pilaster.io/pilaster/internal/evpn/speaker"
+	"pilaster.io/pilaster/internal/orchestrator"
+	"pilaster.io/pilaster/internal/orchestrator/bgp"
+	"pilaster.io/pilaster/internal/unixrpc"
+)
+
+// bindEVPN adds the flags of an orchestrator's BGP peers.
+func bindEVPN(f *pflag.FlagSet, to *bgp.Flags) {
+	f.StringSliceVar(&to.Peers, "evpn-peer", nil,
+		"BGP peers for network evpn, ADDRESS[:PORT][=ASN]; without an ASN that of --evpn-asn")
+	f.Uint32Var(&to.ASN, "evpn-asn", 0, "number of this cluster's autonomous system")
+	f.StringVar(&to.RouterID, "evpn-router-id", "",
+		"BGP identifier of this orchestrator, an IPv4 address (default: another one at each start)")
+	f.StringVar(&to.Pool, "evpn-vtep-pool", "",
+		"IPv4 prefix of the nodes' tunnel addresses; fixed when it is first used, equal on all orchestrators")
+	f.StringSliceVar(&to.VTEPs, "evpn-allow-vtep", nil,
+		"IPv4 prefixes of other speakers' tunnel addresses; routes to other ones are not imported")
+	f.StringSliceVar(&to.Allow, "evpn-allow", nil,
+		"prefixes outside of a tenant's CIDRs that are imported for it, TENANT=PREFIX")
+	f.DurationVar(&to.Stale, "evpn-stale", speaker.DefaultStale,
+		"how long the routes of a lost BGP peer are used")
+	f.IntVar(&to.Limits.Routes, "evpn-max-routes", speaker.DefaultRoutes,
+		"maximum routes of a BGP peer, refused ones included; a peer with more is shut down")
+	f.DurationVar(&to.Limits.Restart, "evpn-restart", speaker.DefaultRestart,
+		"how long a BGP peer above --evpn-max-routes is shut down")
+}
+
+func newEVPNCommand(env Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "evpn",
+		Short: "Show the exchange of routes with BGP peers",
+	}
+	cmd.AddCommand(newEVPNStatus(env))
+	return cmd
+}
+
+func newEVPNStatus(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show BGP peers, their routes by type, and why routes are refused",
+		Long: `Show the BGP peers of the orchestrator on this machine, their routes by type, and why routes are refused.
+docs/explanation/evpn.md explains the reasons.`,
+		Example: "  pilaster evpn status\n  pilaster evpn status -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			req, err := http.NewRequestWithContext(
+				cmd.Context(), http.MethodGet, unixrpc.URL+orchestrator.EVPNStatusPath, nil)
+			if err != nil {
+				return err
+			}
+			resp, err := unixrpc.Client(socket.path).Do(req)
+			if err != nil {
+				return connect.NewError(connect.CodeUnavailable, err)
+			}
+			defer resp.Body.Close()
+			text, err := io.ReadAll(resp.Body)
+			if err != nil {
+				return err
+			}
+			if resp.StatusCode != http.StatusOK {
+				return fmt.Errorf("%s", cmp.Or(strings.TrimSpace(string(text)), resp.Status))
+			}
+			var s bgp.Status
+			if err := json.Unmarshal(text, &s); err != nil {
+				return fmt.Errorf("the orchestrator's answer is not readable: %w", err)
+			}
+			return out.print(env.Stdout, s, func(w io.Writer) { printEVPN(w, s, time.Now()) })
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	return cmd
+}
+
+func printEVPN(w io.Writer, s bgp.Status, now time.Time) {
+	fmt.Fprintf(w, "AS\t%d\n", s.ASN)
+	fmt.Fprintf(w, "router ID\t%v\n", s.RouterID)
+	fmt.Fprintf(w, "VTEP pool\t%v\n", s.Pool)
+	fmt.Fprintf(w, "announced\t%s\n", counts(s.Announced))
+	fmt.Fprintf(w, "imported\t%s\n", counts(s.Records))
+	if s.Error != "" {
+		fmt.Fprintf(w, "error\t%s\n", s.Error)
+	}
+	fmt.Fprintln(w, "\nPEER\tAS\tSTATE\tSINCE\tROUTES\tACCEPTED\tREFUSED\tSTALE")
+	for _, p := range s.Peers {
+		state, refused := "down", p.Loops
+		if p.Up {
+			state = "up"
+		}
+		for _, n := range p.Refused {
+			refused += n
+		}
+		fmt.Fprintf(w, "%v\t%d\t%s\t%v\t%d\t%s\t%d\t%d\n", p.Addr, p.ASN, state, now.Sub(p.Since).Round(time.Second),
+			p.Routes+p.Loops, counts(p.Accepted), refused, p.Stale)
+	}
+	for _, p := range s.Peers {
+		printPeer(w, p, now)
+	}
+	for _, what := range slices.Sorted(maps.Keys(s.Skipped)) {
+		fmt.Fprintf(w, "\n%s is not announced: %s\n", what, s.Skipped[what])
+	}
+	for _, k := range s.Contested {
+		fmt.Fprintf(w, "\nalso announced by others: %s of VNI %d\n", contested(k), k.VNI)
+	}
+	if s.Unreplicated > 0 {
+		fmt.Fprintf(w, "\n%d VTEPs receive no replicated frames: a segment has at most %d\n",
+			s.Unreplicated, evpn.MaxMembers)
+	}
+}
+
+// printPeer prints what an administrator may have to do something about.
+func printPeer(w io.Writer, p speaker.PeerStatus, now time.Time) {
+	if !p.Up && p.Reason != "" {
+		fmt.Fprintf(w, "\npeer %v is down: %s\n", p.Addr, p.Reason)
+	}
+	if !p.Restart.IsZero() {
+		fmt.Fprintf(w, "peer %v is started again in %v\n", p.Addr, p.Restart.Sub(now).Round(time.Second))
+	}
+	if len(p.Refused) == 0 && p.Loops == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\nrefused routes of peer %v:\n", p.Addr)
+	for _, r := range evpn.Reasons() {
+		if n := p.Refused[r]; n > 0 {
+			fmt.Fprintf(w, "  %d\t%v: %s\n", n, r, r.Text())
+		}
+	}
+	if p.Loops > 0 {
+		fmt.Fprintf(w, "  %d\tloop: the route came from this AS\n", p.Loops)
+	}
+}
+
+func contested(k evpn.RecordKey) string {
+	if k.Kind == evpn.RecordMAC {
+		return k.MAC.String()
+	}
+	return k.Prefix.Addr().String()
+}
+
+// counts returns "2 mac-ip, 1 prefix", in the order of the kinds.
+func counts[K interface {
+	cmp.Ordered
+	fmt.Stringer
+}](of map[K]int) string {
+	var parts []string
+	for _, k := range slices.Sorted(maps.Keys(of)) {
+		if of[k] > 0 {
+			parts = append(parts, fmt.Sprintf("%d %v", of[k], k))
+		}
+	}
+	return cmp.Or(strings.Join(parts, ", "), "none")
+}

@@ -1,0 +1,216 @@
+package speaker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/osrg/gobgp/v4/api"
+	"github.com/osrg/gobgp/v4/pkg/server"
+
+	"pilaster.io/pilaster/internal/evpn"
+)
+
+// Peer is a BGP speaker that this process connects to.
+type Peer struct {
+	Addr netip.Addr `json:"address"`
+	ASN  uint32     `json:"asn"`
+	Port uint16     `json:"port,omitzero"` // 0 means 179
+}
+
+// Config configures a Speaker.
+type Config struct {
+	ASN      uint32
+	RouterID netip.Addr // IPv4; other orchestrators of the cluster have other ones
+	Peers    []Peer
+	Limits   Limits
+	Stale    time.Duration // how long routes of a lost peer remain
+	Log      *slog.Logger
+}
+
+// Limits apply to each peer.
+type Limits struct {
+	Routes  int           // refused ones included
+	Bytes   int           // of all routes' attributes; 0 means 1 KiB for each of Routes
+	Restart time.Duration // until a peer above a limit is started again
+}
+
+// Defaults of Limits and Config.Stale.
+const (
+	DefaultRoutes  = 200_000
+	DefaultRestart = 5 * time.Minute
+	DefaultStale   = 2 * time.Minute
+)
+
+const bytesPerRoute = 1 << 10
+
+// Speaker is a running BGP speaker.
+type Speaker struct {
+	config Config
+	bgp    *server.BgpServer
+	stream *evpn.Stream
+
+	mu        sync.Mutex // of everything below; held for short times only, because events wait for it
+	table     *evpn.Table
+	peers     map[netip.Addr]*session
+	announced map[evpn.Key]evpn.Route
+	connected bool
+	expiry    *time.Timer
+
+	announcing sync.Mutex // serializes Announce
+	running    sync.WaitGroup
+	background context.Context // of goroutines
+	stop       context.CancelFunc
+}
+
+// Start starts the speaker. It connects to the peers after the first Announce, so that a peer that kept this speaker's
+// routes through a restart receives all of them at once, and deletes none that still exists.
+func Start(ctx context.Context, c Config) (*Speaker, error) {
+	if c.Limits.Bytes == 0 {
+		c.Limits.Bytes = c.Limits.Routes * bytesPerRoute
+	}
+	log := slog.New(newLimitedHandler(c.Log.Handler()))
+	level := new(slog.LevelVar)
+	level.Set(slog.LevelWarn)
+	background, stop := context.WithCancel(context.Background())
+	s := &Speaker{
+		config:     c,
+		bgp:        server.NewBgpServer(server.LoggerOption(log, level)),
+		stream:     evpn.NewStream(),
+		table:      evpn.NewTable(),
+		peers:      map[netip.Addr]*session{},
+		announced:  map[evpn.Key]evpn.Route{},
+		background: background, stop: stop,
+	}
+	for _, p := range c.Peers {
+		s.peers[p.Addr] = &session{Peer: p, since: time.Now(), reason: "not connected yet"}
+	}
+	s.running.Go(s.bgp.Serve)
+	if err := s.start(ctx); err != nil {
+		s.Close()
+		return nil, err
+	}
+	s.running.Go(s.countHidden)
+	return s, nil
+}
+
+func (s *Speaker) start(ctx context.Context) error {
+	if err := s.bgp.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
+		Asn:        s.config.ASN,
+		RouterId:   s.config.RouterID.String(),
+		ListenPort: -1, // this side connects
+	}}); err != nil {
+		return fmt.Errorf("start BGP with router ID %v: %w", s.config.RouterID, err)
+	}
+	if err := s.rejectImports(ctx); err != nil {
+		return fmt.Errorf("set the import policy of BGP: %w", err)
+	}
+	// One watcher for all events, so that they arrive in order.
+	return s.bgp.WatchEvent(s.background, server.WatchEventMessageCallbacks{
+		OnPathUpdate: s.onRoutes,
+		OnPathEor:    s.onEndOfRIB,
+		OnPeerUpdate: s.onPeer,
+	}, server.WatchUpdate(false, "", ""), server.WatchEor(false), server.WatchPeer())
+}
+
+// rejectImports keeps the routes of peers out of GoBGP's own table.
+func (s *Speaker) rejectImports(ctx context.Context) error {
+	const name = "announced"
+	if err := s.bgp.AddPolicy(ctx, &api.AddPolicyRequest{Policy: &api.Policy{
+		Name: name,
+		Statements: []*api.Statement{{
+			Name:       name,
+			Conditions: &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL},
+			Actions:    &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_ACCEPT},
+		}},
+	}}); err != nil {
+		return err
+	}
+	return s.bgp.SetPolicyAssignment(ctx, &api.SetPolicyAssignmentRequest{Assignment: &api.PolicyAssignment{
+		Name:          "global",
+		Direction:     api.PolicyDirection_POLICY_DIRECTION_IMPORT,
+		Policies:      []*api.Policy{{Name: name}},
+		DefaultAction: api.RouteAction_ROUTE_ACTION_REJECT,
+	}})
+}
+
+// connect adds the peers.
+func (s *Speaker) connect(ctx context.Context) error {
+	var failed []error
+	for _, p := range s.config.Peers {
+		peer := &api.Peer{
+			Conf:      &api.PeerConf{NeighborAddress: p.Addr.String(), PeerAsn: p.ASN},
+			Transport: &api.Transport{RemotePort: uint32(p.Port)},
+			Timers:    &api.Timers{Config: &api.TimersConfig{ConnectRetry: connectRetry}},
+			AfiSafis: []*api.AfiSafi{{Config: &api.AfiSafiConfig{
+				Family:  &api.Family{Afi: api.Family_AFI_L2VPN, Safi: api.Family_SAFI_EVPN},
+				Enabled: true,
+			}}},
+		}
+		if p.ASN != s.config.ASN {
+			// The peer is a router of the underlay or a route server, and often not on this node's link.
+			peer.EbgpMultihop = &api.EbgpMultihop{Enabled: true, MultihopTtl: maxTTL}
+		}
+		if err := s.bgp.AddPeer(ctx, &api.AddPeerRequest{Peer: peer}); err != nil {
+			failed = append(failed, fmt.Errorf("add BGP peer %v: %w", p.Addr, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+const (
+	connectRetry = 5 // seconds
+	maxTTL       = 255
+)
+
+// Configure sets which routes are imported, and checks those that peers announced again.
+func (s *Speaker) Configure(settings evpn.Settings) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.table.Configure(settings); err != nil {
+		return err
+	}
+	s.stream.Publish(s.table)
+	return nil
+}
+
+// NextSequence returns the mobility sequence for a MAC that moves to this cluster.
+func (s *Speaker) NextSequence(vni uint32, mac evpn.MAC) uint32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.table.NextSequence(vni, mac)
+}
+
+// Records returns the records in order, and a subscription to the changes after them.
+func (s *Speaker) Records() ([]evpn.Record, *evpn.Subscription) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.table.Records(), s.stream.Subscribe()
+}
+
+// Close ends the sessions. Peers delete the routes of this speaker.
+func (s *Speaker) Close() {
+	s.stop()
+	s.bgp.Stop()
+	s.mu.Lock()
+	if s.expiry != nil {
+		s.expiry.Stop()
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+}
+
+// sortedPeers returns the sessions in the order of their addresses.
+func (s *Speaker) sortedPeers() []*session {
+	var all []*session
+	for _, p := range s.peers {
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(a, b *session) int { return a.Addr.Compare(b.Addr) })
+	return all
+}
