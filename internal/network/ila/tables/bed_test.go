@@ -37,7 +37,6 @@ var (
 	plan      = address.DefaultPlan()
 	use, _    = plan.ILA()
 	fabricMAC = net.HardwareAddr{2, 0, 0, 0, 0, 9}
-	someMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 8}
 	router    = netip.MustParseAddr("2001:db8::9")
 )
 

@@ -24,7 +24,6 @@ var (
 // step is a packet, and what becomes of it.
 type step struct {
 	name   string
-	from   netip.Addr // of the container here that sends it; zero: it comes from the fabric
 	frame  []byte
 	reason string        // the drop's
 	out    packet.Packet // as it leaves; with a reason: the ICMP error about it
