@@ -68,13 +68,15 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	@$(MAKE) build
 	@mkdir -p dist; rm -f $(times)
 	@trap '.ci/test-times $(times)' EXIT; \
-	    $(go_test) -p 3 -timeout 25m -skip '$(timed_tests)' $(slowest) ./... $(report); \
+	    $(go_test) -p 3 -timeout 25m -skip '$(timed_tests)|$(evpn_tests)' $(slowest) ./... $(report); \
 	    $(go_test) -p 1 ./test/policies ./test/restart ./internal/datapath ./internal/accelerate -run '$(timed_tests)' \
 	        $(report) -v least=5; \
 	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \
 	    PILASTER_TEST_ACCELERATE=oncache $(go_test) ./internal/datapath -run '^TestNimitz' $(report) -v least=19
 # Tests that check durations, which need an otherwise idle machine.
 timed_tests := ^Test(ChangeToEnforcement|ManyRulesDelayNo(ADD|OtherTenant)|Model(Notices)?)$$
+# Tests of BGP peers that depend on the heap's size, or on timers of GoBGP. `make evpn` runs them.
+evpn_tests := ^Test(MemoryIsReleased|PeerLimits)$$
 few_macvlans := ^Test(WhoReachesWhom|MissingProgramDrops|SeesWhoStandsBeforeIt|CheckNamesAndRestoreRepairs|AnotherNode)$$
 
 long: ## all suites in sequence: hours, on an otherwise idle machine; each appends a line to test/LEDGER.md
@@ -192,9 +194,10 @@ routing: ## all kinds of router failures, and advertisements of 30 s
 	$(call suite) $(go_test) -timeout 30m ./test/routing
 
 evpn: export PILASTER_TEST_EVPN_FLOOD := $(or $(ROUTES),100000)
-evpn: ## ROUTES=100000 refused routes of a BGP peer, below and above its limit, and the memory that they take
+evpn: ## ROUTES=100000 refused routes of a BGP peer, below and above its limits, and the memory that they take
 	@$(as_root)
-	$(call suite,ROUTES=$(PILASTER_TEST_EVPN_FLOOD)) $(go_test) -timeout 30m -run '^TestFlood$$' ./internal/evpn/speaker
+	@$(MAKE) deps
+	$(call suite,ROUTES=$(PILASTER_TEST_EVPN_FLOOD)) $(go_test) -timeout 30m -run '^TestFlood$$|$(evpn_tests)' ./internal/evpn/speaker
 
 chaos: export PILASTER_CHAOS_CHANGES := $(or $(CHANGES),10000)
 chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and etcd are killed, stopped and disconnected

@@ -21,8 +21,8 @@ type attacher struct {
 
 // programs attaches and detaches, as oncache.Cache does.
 type programs interface {
-	Join(device string) error
-	Leave(device string) error
+	JoinIndex(device string, index int) error
+	LeaveIndex(device string, index int) error
 }
 
 // attachment is a device to attach programs to, or to detach them from.
@@ -88,7 +88,7 @@ func (a *attacher) run(ctx context.Context) {
 			return
 		}
 		select {
-		case a.results <- attached{device, do(device.name)}:
+		case a.results <- attached{device, do(device.name, device.index)}:
 		case <-ctx.Done():
 			return
 		}
@@ -96,16 +96,16 @@ func (a *attacher) run(ctx context.Context) {
 }
 
 // next returns a device and what to do with it.
-func (a *attacher) next() (device attachment, do func(name string) error, ok bool) {
+func (a *attacher) next() (device attachment, do func(name string, index int) error, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
 	case len(a.leaves) > 0:
 		device, a.leaves = a.leaves[0], a.leaves[1:]
-		return device, a.cache.Leave, true
+		return device, a.cache.LeaveIndex, true
 	case len(a.joins) > 0:
 		device, a.joins = a.joins[0], a.joins[1:]
-		return device, a.cache.Join, true
+		return device, a.cache.JoinIndex, true
 	}
 	return device, nil, false
 }

@@ -45,6 +45,7 @@ type daemon struct {
 
 	cache      *oncache.Cache // nil while the overlay has no device
 	open       oncache.Config
+	opened     overlay.Device // that the cache was opened with
 	device     overlay.Device
 	uplink     int
 	bridge     int

@@ -214,7 +214,7 @@ func TestEntryOfDatagrams(t *testing.T) {
 	both := flannel(t)
 	n := both[0]
 	ip(t, n.ns, tracking)
-	timeout := long(0, 3*time.Second) // 0: as the kernel has it, 30 s and 120 s for a flow with answers
+	timeout := long(0, 6*time.Second) // 0: as the kernel has it, 30 s and 120 s for a flow with answers
 	if timeout > 0 {
 		const name = "net.netfilter.nf_conntrack_udp_timeout"
 		ip(t, n.ns, "! sysctl -qw %[1]s=%[2]d %[1]s_stream=%[2]d", name, int(timeout.Seconds()))
@@ -227,7 +227,7 @@ func TestEntryOfDatagrams(t *testing.T) {
 	d := n.accelerate(t)
 	f := flow(t, n.only(), both[1].only())
 	before := d.until(t, "hits", func(s accelerate.Status) bool { return s.Egress.Hits > 50 })
-	end := time.Now().Add(long(10*time.Minute, 3*timeout))
+	end := time.Now().Add(long(10*time.Minute, 2*timeout))
 	for time.Now().Before(end) {
 		if gone, err := destroyed(events, time.Second); err != nil || gone {
 			t.Fatalf("the flow's conntrack entry has ended: %v", err)

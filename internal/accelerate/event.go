@@ -130,12 +130,12 @@ func (d *daemon) pathEvent(l netlink.Link) error {
 	return err
 }
 
-// moved reports whether the overlay's device has other parameters than before.
+// moved reports whether the overlay's device has other parameters than when the cache was opened.
 func (d *daemon) moved(l netlink.Link) bool {
 	if l.Attrs().Name != d.Overlay {
 		return false
 	}
 	now, err := overlay.Describe(l)
-	return err != nil || now.Index != d.device.Index || now.VNI != d.device.VNI || now.Port != d.device.Port ||
-		now.Local != d.device.Local || now.MAC != d.device.MAC || now.Bridged != d.device.Bridged
+	return err != nil || now.Index != d.opened.Index || now.VNI != d.opened.VNI || now.Port != d.opened.Port ||
+		now.Local != d.opened.Local || now.MAC != d.opened.MAC || now.Bridged != d.opened.Bridged
 }

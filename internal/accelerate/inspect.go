@@ -173,7 +173,7 @@ func (d *daemon) apply(i *inspection) {
 		return // the next look at all tries again
 	}
 	d.problem(problemCache)
-	if d.cache == nil || d.config() != d.open {
+	if d.cache == nil || d.config() != d.open || d.device != d.opened {
 		d.reopen()
 		return
 	}

@@ -299,8 +299,10 @@ func (n *node) accelerate(t *testing.T, more ...string) *daemon {
 		}
 	})
 	b := make([]byte, 64)
-	must(t, l.SetReadDeadline(time.Now().Add(20*time.Second)))
+	must(t, l.SetReadDeadline(time.Now().Add(time.Minute)))
 	switch got, err := l.Read(b); {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		t.Fatal("the daemon is not ready after a minute")
 	case err == nil && string(b[:got]) != sdnotify.Ready:
 		t.Fatalf("got %q, want %q", b[:got], sdnotify.Ready)
 	case err != nil:

@@ -29,7 +29,7 @@ func (d *daemon) openCache() (err error) {
 	if err := d.loadTable(); err != nil {
 		return err
 	}
-	d.open = d.config()
+	d.open, d.opened = d.config(), d.device
 	if d.tracks {
 		if err := change(recordOf(d.Socket), liberal, "1"); err != nil {
 			return err
@@ -121,6 +121,9 @@ func (d *daemon) attaching() bool {
 
 // follow makes a device use the cache, or not, as its state requires.
 func (d *daemon) follow(l netlink.Link) {
+	if d.cache == nil {
+		return // an eviction failed and the cache could not be opened again
+	}
 	index, name := l.Attrs().Index, l.Attrs().Name
 	had, known := d.containers[index]
 	_, refused := d.excluded[name]
@@ -131,7 +134,7 @@ func (d *daemon) follow(l netlink.Link) {
 		d.detaching[d.leave(index)] = true
 	case known && had.name != name:
 		d.leave(index)
-		d.join(l)
+		d.follow(l)
 	case known && had.state != stateOf(l):
 		had.state = stateOf(l)
 		d.containers[index] = had
@@ -168,6 +171,7 @@ func (d *daemon) attachedDevices() <-chan attached {
 }
 
 func (d *daemon) attachedDevice(r attached) {
+	excluded := d.detaching[r.number]
 	delete(d.detaching, r.number)
 	c, known := d.containers[r.index]
 	joins := known && c.number == r.number
@@ -183,6 +187,9 @@ func (d *daemon) attachedDevice(r attached) {
 		}
 	case r.err != nil:
 		d.Log.Warn("cannot detach the cache from a container", "device", r.name, "err", r.err)
+		if excluded { // programs at its device would go on learning
+			d.reopen()
+		}
 	}
 }
 

@@ -54,6 +54,16 @@ func TestLeave(t *testing.T) {
 	join := func() { must(t, b.ns.Do(func() error { return b.Join("container") })) }
 	join()
 	b.fill(t)
+	must(t, b.LeaveIndex("container", 99)) // another device that had the name
+	must(t, b.ns.Do(func() error {
+		if err := b.JoinIndex("container", 99); err == nil || !strings.Contains(err.Error(), "another one") {
+			t.Errorf("another device joined: %v", err)
+		}
+		return nil
+	}))
+	if s, err := b.Stats(); err != nil || s.Flows == 0 {
+		t.Errorf("got %+v: %v", s, err)
+	}
 	must(t, b.Leave("container"))
 	if s, err := b.Stats(); err != nil || s.Flows != 0 || s.Local != 0 || s.Remote != 1 || s.Evicted != 2 {
 		t.Errorf("got %+v: %v", s, err)

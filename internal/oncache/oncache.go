@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/datapath"
 )
@@ -111,6 +112,10 @@ func attach(device string, in, out *ebpf.Program) ([]link.Link, error) {
 	if err != nil {
 		return nil, err
 	}
+	return attachTo(d, in, out)
+}
+
+func attachTo(d netlink.Link, in, out *ebpf.Program) ([]link.Link, error) {
 	var links []link.Link
 	for _, a := range []struct {
 		hook    ebpf.AttachType
@@ -118,7 +123,7 @@ func attach(device string, in, out *ebpf.Program) ([]link.Link, error) {
 	}{{ebpf.AttachTCXIngress, in}, {ebpf.AttachTCXEgress, out}} {
 		l, err := link.AttachTCX(link.TCXOptions{Interface: d.Attrs().Index, Program: a.program, Attach: a.hook})
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("oncache: attach to %v of %s: %w", a.hook, device, err), detach(links))
+			return nil, errors.Join(fmt.Errorf("oncache: attach to %v of %s: %w", a.hook, d.Attrs().Name, err), detach(links))
 		}
 		links = append(links, l)
 	}
@@ -137,15 +142,21 @@ func detach(links []link.Link) error {
 // of the thread. Unlike ONCache, Join attaches the program that learns from incoming packets to this side, and not
 // inside the container, where it would process every packet. A device that has joined before is attached anew, as it
 // may be another device of the same name.
-func (o *Cache) Join(device string) error {
+func (o *Cache) Join(device string) error { return o.JoinIndex(device, 0) }
+
+// JoinIndex is Join for a device that must have an index, if that is not 0: another device can have the name meanwhile.
+func (o *Cache) JoinIndex(device string, index int) error {
 	d, err := linkByName(device)
 	if err != nil {
 		return err
 	}
+	if is := d.Attrs().Index; index != 0 && is != index {
+		return fmt.Errorf("oncache: device %s with index %d is gone; another one has its name", device, index)
+	}
 	if err := o.Leave(device); err != nil {
 		return err
 	}
-	links, err := attach(device, o.objects.OnceOut, o.objects.OnceLearnIn)
+	links, err := attachTo(d, o.objects.OnceOut, o.objects.OnceLearnIn)
 	if err != nil {
 		return err
 	}
@@ -156,10 +167,15 @@ func (o *Cache) Join(device string) error {
 }
 
 // Leave undoes Join and evicts what leads to the device, which may be gone. A device that has not joined is no error.
-func (o *Cache) Leave(device string) error {
+func (o *Cache) Leave(device string) error { return o.LeaveIndex(device, 0) }
+
+// LeaveIndex is Leave for a device that joined with an index, if that is not 0.
+func (o *Cache) LeaveIndex(device string, index int) error {
 	o.mu.Lock()
 	c, ok := o.devices[device]
-	delete(o.devices, device)
+	if ok = ok && (index == 0 || c.index == uint32(index)); ok {
+		delete(o.devices, device)
+	}
 	o.mu.Unlock()
 	if !ok {
 		return nil

@@ -198,7 +198,7 @@ func foreign(t testing.TB, n int, asns ...uint32) []byte {
 }
 
 // A peer above a limit is shut down alone, the status names it, and it is started again.
-func TestLimits(t *testing.T) {
+func TestPeerLimits(t *testing.T) {
 	t.Parallel()
 	const limit = 200
 	for i, test := range []struct {

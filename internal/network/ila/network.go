@@ -293,7 +293,8 @@ func (n *Network) Apply(_ context.Context, name string, add, remove []network.Ma
 	return n.setPeers(h, peers, gone)
 }
 
-// setPeers changes the mappings of a tenant. The caller holds the lock.
+// setPeers changes the mappings of a tenant. Without room for all new ones, it adds those that fit and returns an
+// error. The caller holds the lock.
 func (n *Network) setPeers(h *hosted, peers map[netip.Addr]Peer, gone []netip.Addr) error {
 	put, more := map[netip.Addr]Peer{}, 0
 	for a, is := range peers {
@@ -307,12 +308,20 @@ func (n *Network) setPeers(h *hosted, peers map[netip.Addr]Peer, gone []netip.Ad
 	}
 	gone = slices.DeleteFunc(gone, func(a netip.Addr) bool { _, known := h.remote[a]; return !known })
 	more -= len(gone)
-	if more > 0 && n.peers+more > n.config.MaxMappings {
-		return fmt.Errorf(
-			"%w: this node has no room for %d more mappings of tenant %s: %d of %d are in use\n  the known ones stay; "+
-				"use another node, or raise --ila-max-mappings",
-			endpoint.ErrExhausted, more, h.name, n.peers, n.config.MaxMappings,
-		)
+	var full error
+	if over := n.peers + more - n.config.MaxMappings; more > 0 && over > 0 {
+		// Changes of known mappings must not wait: policies follow the apps in them.
+		added := slices.DeleteFunc(slices.SortedFunc(maps.Keys(put), netip.Addr.Compare), func(a netip.Addr) bool {
+			_, known := h.remote[a]
+			return known
+		})
+		for _, a := range added[len(added)-over:] {
+			delete(put, a)
+		}
+		more -= over
+		full = fmt.Errorf("%w: this node has no room for %d more mappings of tenant %s: %d of %d are in use\n  it cannot "+
+			"reach their containers; use another node, or raise --ila-max-mappings",
+			endpoint.ErrExhausted, over, h.name, n.peers+more, n.config.MaxMappings)
 	}
 	if n.repaired && len(put)+len(gone) > 0 {
 		if err := n.config.Tables.SetPeers(put, gone); err != nil {
@@ -324,7 +333,7 @@ func (n *Network) setPeers(h *hosted, peers map[netip.Addr]Peer, gone []netip.Ad
 		delete(h.remote, a)
 	}
 	n.peers += more
-	return nil
+	return full
 }
 
 // Repair makes the tables hold exactly the endpoints in found, and the mappings of the tenants that were put. Until the

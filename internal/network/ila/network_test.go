@@ -285,13 +285,26 @@ func TestMappings(t *testing.T) {
 	if err := b.Replace(ctx, "green", many); !errors.Is(err, endpoint.ErrExhausted) {
 		t.Errorf("more mappings than the limit: %v", err)
 	}
+	for i := range byte(4) {
+		want[at(green, 10+i)] = Peer{Locator: locator(2), App: 9}
+	}
 	check("after too many")
 	must(t, b.Replace(ctx, "green", many[:4]))
+	// Without room, changes and removals of known mappings are done, because policies follow the apps.
+	err := b.Apply(ctx, "green", []network.Mapping{mapping(green, 10, 2, 8), mapping(green, 20, 2, 9),
+		mapping(green, 21, 2, 9)}, []network.Mapping{many[1]})
+	if !errors.Is(err, endpoint.ErrExhausted) || !strings.Contains(err.Error(), "for 1 more") {
+		t.Errorf("more mappings than the limit: %v", err)
+	}
+	delete(want, at(green, 11))
+	want[at(green, 10)], want[at(green, 20)] = Peer{Locator: locator(2), App: 8}, Peer{Locator: locator(2), App: 9}
+	check("after changes without room")
 	must(t, b.DeleteTenant(ctx, tenant.Tenant{Name: "green", IDs: []tenant.ID{{ID: 1}}})) // an id that is not the VNID
 	if len(b.far) != 4 {
 		t.Errorf("mappings %+v", b.far)
 	}
 	must(t, b.DeleteTenant(ctx, green))
+	clear(want)
 	check("without the tenant")
 	must(t, b.Replace(ctx, "gold", []network.Mapping{mapping(gold, 1, 2, 9)}))
 }
