@@ -121,9 +121,16 @@ func (n *Network) PutTenant(_ context.Context, t tenant.Tenant) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if h := n.tenants[t.Name]; h == nil || h.vnid != t.IDs[0].ID {
-		n.tenants[t.Name] = newHosted(t)
+	h := n.tenants[t.Name]
+	if h != nil && h.vnid == t.IDs[0].ID {
+		return nil
 	}
+	if h != nil { // a tenant that was deleted had the name
+		if err := n.setPeers(h, nil, slices.Collect(maps.Keys(h.remote))); err != nil {
+			return err
+		}
+	}
+	n.tenants[t.Name] = newHosted(t)
 	return nil
 }
 
@@ -175,14 +182,19 @@ func (n *Network) publish(ctx context.Context, r endpoint.Record, a netip.Addr) 
 	if err != nil || known == appOf(r) {
 		return err
 	}
-	if _, err := n.config.Cluster.Allocate(ctx, r.Tenant, keyOf(r), appOf(r)); err != nil {
-		return err
-	}
+	_, err = n.config.Cluster.Allocate(ctx, r.Tenant, keyOf(r), appOf(r))
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	h.apps[a] = appOf(r)
-	return nil
+	if err != nil {
+		h.apps[a] = unknownApp
+	}
+	return err
 }
+
+// unknownApp stands for the app in the cluster's mapping after a request that failed: the cluster can have applied it,
+// so the next Activate sends one again, whatever the endpoint's app is.
+const unknownApp = address.FirstReservedApp
 
 func (n *Network) setLocal(r endpoint.Record, a netip.Addr, there bool) error {
 	n.mu.Lock()

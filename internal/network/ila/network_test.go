@@ -204,6 +204,11 @@ func TestEndpoints(t *testing.T) {
 	}
 	b.refuses = errors.New("away")
 	refused(t, b.Activate(t.Context(), relabelled), "away")
+	b.refuses = nil
+	must(t, b.Activate(t.Context(), r)) // the cluster can have applied the request whose answer was lost
+	if len(b.asked) != 4 || b.asked[3] != b.asked[1] {
+		t.Errorf("asked %q", b.asked)
+	}
 
 	other := r
 	other.ID = 2

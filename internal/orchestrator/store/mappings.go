@@ -353,6 +353,11 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 			heldAdvice,
 		)
 	}
+	// Every node of the tenant reads the mapping, and refuses all of them with one that is invalid.
+	if held.App >= uint32(address.FirstReservedApp) {
+		return refuse(Refused, "this node holds %v of tenant %s with app %d, which no container can have; %s", to,
+			held.Tenant, held.App, heldAdvice)
+	}
 	is := new(pilasterv1.Mapping)
 	if _, err := t.load(at, is); err != nil {
 		return err
