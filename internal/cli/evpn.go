@@ -47,6 +47,8 @@ func newEVPNCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "evpn",
 		Short: "Show the exchange of routes with BGP peers",
+		Example: `  pilaster evpn status
+  pilaster evpn status -o json`,
 	}
 	cmd.AddCommand(newEVPNStatus(env))
 	return cmd

@@ -249,7 +249,9 @@ func (m model) inward(in, out []byte, segments bool) error {
 
 // claimsTenant reports whether only a container could have an address.
 func claimsTenant(a netip.Addr) bool {
-	return address.DefaultPlan().Base.Contains(a) && address.Split(a).Tenant != 0
+	plan := address.DefaultPlan()
+	ila, err := plan.ILA()
+	return plan.Base.Contains(a) && address.Split(a).Tenant != 0 || err == nil && ila.Prefix.Contains(a)
 }
 
 // onlyInside reports whether an address is one that containers see and the fabric never does.

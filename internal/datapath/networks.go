@@ -2,6 +2,8 @@ package datapath
 
 import (
 	"fmt"
+	"math"
+	"net/netip"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -75,4 +77,26 @@ func (d *Datapath) LoadNetwork(spec *ebpf.CollectionSpec) (*ebpf.Collection, err
 		return nil, fmt.Errorf("load the programs of a network: %w", err)
 	}
 	return c, nil
+}
+
+// ilaPart has what the programs of all hooks must know of network ila, also on a node without it: no other packet may
+// have addresses that only its containers have on the fabric. The rest of the network has an object file of its own.
+func ilaPart() networkPart {
+	return networkPart{constants: func(d *Datapath) map[string]any {
+		prefix, mask := uint64(math.MaxUint64), uint64(0) // no address has it
+		if ila, err := d.config.Plan.ILA(); err == nil {
+			prefix, mask = prefixWords(ila.Prefix)
+		}
+		return map[string]any{bpfobj.PilasterVarIlaPrefix: prefix, bpfobj.PilasterVarIlaMask: mask}
+	}}
+}
+
+// locator returns the locator of this node; false if it has none.
+func (d *Datapath) locator() (netip.Prefix, bool) {
+	ila, err := d.config.Plan.ILA()
+	if err != nil {
+		return netip.Prefix{}, false
+	}
+	locator, err := ila.Locator(d.config.NodePrefix)
+	return locator, err == nil
 }

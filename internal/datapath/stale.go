@@ -1,9 +1,11 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/bits"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -224,7 +226,8 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 		all = append(all, staleRoute(own))
 	}
 	for p := range guarded {
-		if p != own && !hasAddress[p] { // of a prefix that this node's programs alone use
+		// of a prefix that this node's programs alone use
+		if p != own && !hasAddress[p] && isDerived(p, own, hasAddress) {
 			private = append(private, staleRoute(p))
 		}
 	}
@@ -232,6 +235,24 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 		return nil, nil // without a node, the route of the private prefix is not ours
 	}
 	return append(private, all...), nil
+}
+
+// isDerived reports whether a prefix can be one that follows from a node prefix, for containers whose addresses on the
+// fabric are not those that they see: only one of the first 33 bits differs (package address).
+func isDerived(p, own netip.Prefix, nodes map[netip.Prefix]bool) bool {
+	beside := func(node netip.Prefix) bool {
+		a, b := p.Addr().As16(), node.Addr().As16()
+		return bits.OnesCount64((binary.BigEndian.Uint64(a[:])^binary.BigEndian.Uint64(b[:]))>>31) == 1
+	}
+	if own.IsValid() && beside(own) {
+		return true
+	}
+	for node, is := range nodes {
+		if is && beside(node) {
+			return true
+		}
+	}
+	return false
 }
 
 func isUnreachableRoute(r netlink.Route) bool {

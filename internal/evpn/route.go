@@ -181,7 +181,8 @@ type Route struct {
 
 // Equal compares everything.
 func (r Route) Equal(other Route) bool {
-	return slices.Equal(r.Targets, other.Targets) && r.Key == other.Key && r.VNI == other.VNI && r.L3VNI == other.L3VNI && r.VTEP == other.VTEP &&
+	return slices.Equal(r.Targets, other.Targets) && r.Key == other.Key && r.VNI == other.VNI &&
+		r.L3VNI == other.L3VNI && r.VTEP == other.VTEP &&
 		r.Encap == other.Encap && r.RouterMAC == other.RouterMAC && r.Sequence == other.Sequence &&
 		r.Sticky == other.Sticky && r.Replication == other.Replication && r.Fault == other.Fault
 }

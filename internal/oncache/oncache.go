@@ -123,7 +123,8 @@ func attachTo(d netlink.Link, in, out *ebpf.Program) ([]link.Link, error) {
 	}{{ebpf.AttachTCXIngress, in}, {ebpf.AttachTCXEgress, out}} {
 		l, err := link.AttachTCX(link.TCXOptions{Interface: d.Attrs().Index, Program: a.program, Attach: a.hook})
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("oncache: attach to %v of %s: %w", a.hook, d.Attrs().Name, err), detach(links))
+			err = fmt.Errorf("oncache: attach to %v of %s: %w", a.hook, d.Attrs().Name, err)
+			return nil, errors.Join(err, detach(links))
 		}
 		links = append(links, l)
 	}

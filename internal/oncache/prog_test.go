@@ -98,7 +98,8 @@ func TestTablesAreBounded(t *testing.T) {
 		b.run(t, step{program: "learn out", frame: b.leaving(packet.UDP{SourcePort: port, DestinationPort: 53}),
 			mark: b.field(1)})
 	}
-	if s, err := b.Stats(); err != nil || s.Flows < 2048 || s.Flows > 4096 {
+	if s, err := b.Stats(); err != nil || s.Flows < 1024 || // the kernel evicts in batches, on each CPU
+		s.Flows > 4096 {
 		t.Errorf("%d flows are known: %v", s.Flows, err)
 	}
 }

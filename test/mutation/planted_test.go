@@ -79,8 +79,8 @@ func bugs() []planted {
 		},
 		{
 			"FuzzToFabric", "bpf/common/border.h",
-			"return in_base(a) && tenant_id(a);",
-			"return in_base(a) && tenant_id(a) && tenant_id(a) != 9;",
+			"(in_base(a) && tenant_id(a))",
+			"(in_base(a) && tenant_id(a) && tenant_id(a) != 9)",
 		},
 		{
 			"FuzzFromEdge", "bpf/common/border.h",

@@ -177,7 +177,7 @@ func TestCacheIsPassedBy(t *testing.T) {
 		"TCP": {func(t *testing.T) {
 			client, server := tcp(t, p)
 			echoes(t, client, server, 50)
-		}, []string{"packet.TCP 2", "packet.TCP 18", "packet.TCP 16"}}, // SYN does not teach
+		}, []string{"packet.TCP 2", "packet.TCP 18", "packet.TCP 16"}}, // SYN and its answer do not teach
 		"UDP": {func(t *testing.T) {
 			server := inNamespace(t, p.Server, func() (net.PacketConn, error) {
 				return net.ListenPacket("udp",
@@ -216,6 +216,9 @@ func TestCacheIsPassedBy(t *testing.T) {
 				slow := passed(t, tap, end)
 				if name == "one side sends" { // and receives an ICMP port unreachable
 					slow = slices.DeleteFunc(slow, func(s string) bool { return s == "packet.ICMP" })
+				}
+				if name == "TCP" && len(slow) == len(c.slow)+2 { // the first data may leave before the ACK is learnt
+					slow = slow[:len(c.slow)]
 				}
 				if !slices.Equal(slow, c.slow) {
 					t.Errorf(

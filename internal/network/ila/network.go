@@ -331,8 +331,8 @@ func (n *Network) setPeers(h *hosted, peers map[netip.Addr]Peer, gone []netip.Ad
 			delete(put, a)
 		}
 		more -= over
-		full = fmt.Errorf("%w: this node has no room for %d more mappings of tenant %s: %d of %d are in use\n  it cannot "+
-			"reach their containers; use another node, or raise --ila-max-mappings",
+		full = fmt.Errorf("%w: this node has no room for %d more mappings of tenant %s: %d of %d are in use\n  "+
+			"it cannot reach their containers; use another node, or raise --ila-max-mappings",
 			endpoint.ErrExhausted, over, h.name, n.peers+more, n.config.MaxMappings)
 	}
 	if n.repaired && len(put)+len(gone) > 0 {
