@@ -100,7 +100,7 @@ const (
 	ofUDP = 1.34
 	ofCPU = 0.74
 	// A short connection gains little: its first and last packets pass the overlay, and the programs look at each and
-	// learn from some. With a paused cache the programs only look, and the rate is 0.92 to 0.93 of the overlay's.
+	// learn from some.
 	ofConnections = 0.92
 	// A stream must not be slower: the interval must contain ofStream, or be above it. The limit of the median keeps a
 	// run that is too noisy from passing.
