@@ -177,7 +177,7 @@ ifeq ($(FORM),smoke)
 	@$(MAKE) vm CPUS=1 RUN='^Test(Budget|TenContainers|MissingProgramDrops|CheckNamesAndRestoreRepairs|ChooseDevice)$$$$' | awk -v least=5 -f .ci/test-output.awk
 else
 	@$(MAKE) build
-	$(call suite) $(MAKE) vm CPUS=1 PKG='./internal/datapath ./internal/bench/... ./test/attack ./test/ops ./test/cni' \
+	$(call suite) $(MAKE) vm CPUS=1 PKG='./internal/datapath ./internal/bench ./internal/bench/scenario ./test/attack ./test/ops ./test/cni' \
 	    SKIP='TestBudget|TestMacvlan[^K]|TestScale|TestPods|TestManyRulesDelay'
 endif
 

@@ -123,7 +123,7 @@ func TestGatewayLimit(t *testing.T) {
 	beginUntilRefused := func(when string) {
 		t.Helper()
 		before := refused()
-		for end := time.Now().Add(patience); refused() == before; begin(64) {
+		for end := time.Now().Add(patience); refused() == before; begin(512) {
 			if time.Now().After(end) || port > 3*gateway.MostConnections {
 				t.Fatalf("%s: %d connections, and none is refused", when, connections())
 			}

@@ -96,7 +96,7 @@ func run(kernel, write string, limit time.Duration, command []string, machine ..
 	defer cancel()
 	qemu := exec.CommandContext(ctx, "qemu-system-x86_64", append(machine,
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-cpu", "max,la57=off",
-		"-kernel", images[0], "-initrd", initramfs, "-append", "console=ttyS0 quiet loglevel=4 panic=-1",
+		"-kernel", images[0], "-initrd", initramfs, "-append", "console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check",
 		"-fsdev", "local,id=files,path=/,security_model=none,readonly=on,multidevs=remap",
 		"-device", "virtio-9p-pci,fsdev=files,mount_tag=files",
 		"-device", fmt.Sprintf("isa-debug-exit,iobase=%#x,iosize=1", exitPort),
