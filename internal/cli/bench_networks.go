@@ -25,8 +25,8 @@ func newBenchNetworksCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "networks",
 		Short: "Compare all networks with each other, with bare nodes and with overlays of the kernel",
-		Long: `Compare all networks of this build with each other, with bare nodes, with kernel VXLAN and with what peers
-build, such as Flannel, in one run and one table:
+		Long: `Compare all networks of this build with each other, with bare nodes, with kernel VXLAN and with what
+peers build, such as Flannel, in one run and one table:
 
   - speed, as bench datapath measures it;
   - bytes on the wire, of a transaction and of a full segment, read from the node's fabric device;
@@ -105,7 +105,7 @@ Networks: ` + strings.Join(networks.Names(known), ", ") + lacking(missing),
 // lacking names the rows that this build does not have.
 func lacking(missing []networks.Missing) (text string) {
 	for _, m := range missing {
-		text += fmt.Sprintf("\nLeft out: %s: %s", m.Network, m.Reason)
+		text += fmt.Sprintf("\n\nLeft out: %s: %s", m.Network, m.Reason)
 	}
 	return text
 }

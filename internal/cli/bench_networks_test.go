@@ -42,7 +42,8 @@ func TestBenchNetworksRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused(t, ExitFailed, "the file was not changed", "bench", "networks", "--from", marked, "--page", page)
-	if r := command(t, "__complete", "bench", "networks", "--networks", "native,"); !strings.Contains(r.stdout, "native,ila") {
+	r := command(t, "__complete", "bench", "networks", "--networks", "native,")
+	if !strings.Contains(r.stdout, "native,ila") {
 		t.Errorf("--networks native,<TAB>: %q, want native,ila", r.stdout)
 	}
 }

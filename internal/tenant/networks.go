@@ -56,8 +56,8 @@ var moves = []Move{
 	{evpn, Nimitz, keepsNone},
 	{Netpila, evpn, noCIDRs(Netpila, evpn)},
 	{ILA, evpn, noCIDRs(ILA, evpn)},
-	{evpn, Netpila, "other EVPN speakers use the tenant's addresses, and none of them reaches network netpila; create a " +
-		"tenant there instead"},
+	{evpn, Netpila, "other EVPN speakers use the tenant's addresses, and none of them reaches network netpila; " +
+		"create a tenant there instead"},
 	{evpn, ILA, alone},
 }
 
@@ -70,7 +70,7 @@ const (
 )
 
 func noCIDRs(from, to string) string {
-	return fmt.Sprintf("network %s needs CIDRs of the tenant's own, which a tenant of network %s does not have", to, from)
+	return fmt.Sprintf("network %s needs CIDRs of the tenant's own, which one of network %s does not have", to, from)
 }
 
 // AddNetwork adds a network that is not part of this build, for a test of what a network needs. It is called before

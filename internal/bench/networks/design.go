@@ -29,7 +29,8 @@ var (
 	designNetpila = Design{
 		Tenants: property("cryptographic: the address of another tenant decrypts to nothing valid",
 			"internal/datapath/wire_test.go#TestWhoReachesWhom", "test/attack/container_test.go#TestAttacks"),
-		Policies: property("both nodes, by the app in the address", "test/policies/cyclonus_test.go#TestPacketsAgainstCyclonus"),
+		Policies: property("both nodes, by the app in the address",
+			"test/policies/cyclonus_test.go#TestPacketsAgainstCyclonus"),
 		Visible: property("nothing (encrypted); node, tenant and app (clear)",
 			"internal/address/cipher_test.go#TestOpenSSLAgrees", "internal/address/mac_test.go#TestMACHidesNode"),
 		Wire: property("node, tenant id and app of both ends in the addresses; payload",
@@ -41,12 +42,14 @@ var (
 	designILA = Design{
 		Tenants: property("by the VNID in the identifier, checked at both ends",
 			"test/attack/container_test.go#TestAttacks"),
-		Policies: property("both nodes, by the app in the mapping", "test/policies/cyclonus_test.go#TestPacketsAgainstCyclonus"),
-		Visible:  property("the tenant's VNID, no location", "internal/address/ila_test.go#TestIdentifiers"),
+		Policies: property("both nodes, by the app in the mapping",
+			"test/policies/cyclonus_test.go#TestPacketsAgainstCyclonus"),
+		Visible: property("the tenant's VNID, no location", "internal/address/ila_test.go#TestIdentifiers"),
 		Wire: property("node and VNID of both ends in the addresses; payload; no app",
 			"internal/address/ila_test.go#TestMappingIsNeutral"),
-		Fabric:   property("a /64 for each node, its locator", "internal/address/ila_test.go#TestLocators"),
-		Features: property("IPv6; policies; the address says no location, so it may outlive a move; no IPv4, no services"),
+		Fabric: property("a /64 for each node, its locator", "internal/address/ila_test.go#TestLocators"),
+		Features: property(
+			"IPv6; policies; the address says no location, so it may outlive a move; no IPv4, no services"),
 	}
 	// designEVPN has no tests here yet: they come with the data path.
 	designEVPN = Design{
@@ -63,7 +66,8 @@ var (
 		Policies: property("the receiver's node for both ends, by the app that the tunnel carries",
 			"internal/datapath/nimitz_policy_test.go#TestNimitzPolice",
 			"test/policies/cyclonus_test.go#TestPacketsAgainstCyclonus"),
-		Visible: property("nothing of ours: addresses are the tenant's own", "test/nimitz/equal_test.go#TestEqualAddresses"),
+		Visible: property("nothing of ours: addresses are the tenant's own",
+			"test/nimitz/equal_test.go#TestEqualAddresses"),
 		Wire: property("node, VNI, app, inner addresses and payload, in VXLAN",
 			"internal/datapath/nimitz_wire_test.go#TestNimitzWire"),
 		Fabric: property("a /64 for each node, for its tunnel address", "test/nimitz/traffic_test.go#TestSwitches"),

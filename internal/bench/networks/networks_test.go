@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"html"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -118,14 +119,20 @@ func sample() *Report {
 		},
 		Wires: []Wire{
 			{Network: "netpila", TransactionBytes: 174.02, SegmentBytes: 1514, SegmentPayload: 1428},
-			{Network: "vxlan", TransactionBytes: 314, SegmentBytes: 1514, SegmentPayload: 1358, Kernel: &KernelState{1, 1, 1}},
+			{
+				Network: "vxlan", TransactionBytes: 314, SegmentBytes: 1514, SegmentPayload: 1358,
+				Kernel: &KernelState{1, 1, 1},
+			},
 		},
 		Nodes: []Nodes{{
-			Network: "netpila", Elsewhere: 10, Start: Messages{0, 2}, Reachable: []float64{30, 41, 35}, Added: []float64{29},
+			Network: "netpila", Elsewhere: 10, Start: Messages{0, 2}, Reachable: []float64{30, 41, 35},
+			Added: []float64{29},
 		}},
-		Simulated: []Simulated{{Name: "netpila", Network: "netpila", Nodes: 1000, Containers: 80, Following: 1000, Pass: true}},
-		Designs:   []Row{{"netpila", designNetpila}},
-		Pass:      true,
+		Simulated: []Simulated{{
+			Name: "netpila", Network: "netpila", Nodes: 1000, Containers: 80, Following: 1000, Pass: true,
+		}},
+		Designs: []Row{{"netpila", designNetpila}},
+		Pass:    true,
 	}
 	r.Started = time.Date(2026, 11, 26, 0, 0, 0, 0, time.UTC)
 	return r
@@ -148,12 +155,13 @@ func TestReport(t *testing.T) {
 			"38,000 1/s (0.95)", "174", "1,428", "314", "3 (fdb 1, neighbours 1, routes 1)", "0, 10 containers there",
 			"0 + 2", "35", "1,000", "agrees", "evpn: this build has no scenario", "cryptographic",
 		} {
-			if !strings.Contains(strings.ReplaceAll(got, "&#34;", `"`), want) {
+			if !strings.Contains(html.UnescapeString(got), want) {
 				t.Errorf("%s lacks %q:\n%s", name, want, got)
 			}
 		}
 	}
-	if strings.Contains(filled, "old") || !strings.HasPrefix(filled, "before\n") || !strings.HasSuffix(filled, "\nafter\n") ||
+	if strings.Contains(filled, "old") || !strings.HasPrefix(filled, "before\n") ||
+		!strings.HasSuffix(filled, "\nafter\n") ||
 		!strings.Contains(filled, "[WhoReachesWhom](../internal/datapath/wire_test.go)") {
 		t.Errorf("unexpected file:\n%s", filled)
 	}

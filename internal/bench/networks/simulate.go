@@ -41,7 +41,8 @@ type Predicted struct {
 // Size is the size of a simulated cluster.
 type Size struct {
 	Nodes, Containers int
-	// Followers limits the nodes that follow the orchestrator, if each of them gets a message for each container; 0: all.
+	// Followers limits the nodes that follow the orchestrator, if each of them gets a message for each container; 0:
+	// all.
 	Followers int
 }
 
