@@ -190,6 +190,9 @@ func prepareNetworks(o *networks.Options, env Env, named bool) error {
 		return fmt.Errorf("find this program, which labs run: %w", err)
 	}
 	o.Binary, o.Name = self, "bench-networks"
+	if err := networks.CheckLabs(*o); err != nil {
+		return fmt.Errorf("%w; nothing was measured", err)
+	}
 	o.Progress = func(what string) { fmt.Fprintln(env.Stderr, what) }
 	return nil
 }

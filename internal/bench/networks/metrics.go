@@ -47,26 +47,57 @@ func newMeter(orchestrator, agent string, look time.Duration) *meter {
 // settleTime bounds how long messages may be in transit.
 const settleTime = 2 * time.Minute
 
-// quiet waits until no more messages are sent and the node's tables do not change.
-func (m *meter) quiet(ctx context.Context) (reading, error) {
+// Readings that must be equal: after an event whose messages were awaited, and before the first event.
+const (
+	once   = 2
+	surely = 5
+)
+
+// quiet waits until so many readings in a row are equal: no more messages are sent, and the node's tables do not
+// change.
+func (m *meter) quiet(ctx context.Context, readings int) (reading, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime,
 		errors.New("the counters of orchestrator and agent do not settle"))
 	defer cancel()
 	last, err := m.read(ctx)
-	for err == nil {
+	for equal := 1; err == nil && (equal < readings || !last.connected); {
 		select {
 		case <-time.After(m.look):
 		case <-ctx.Done():
 			return last, context.Cause(ctx)
 		}
 		var now reading
-		if now, err = m.read(ctx); err == nil && now.connected && now.messages == last.messages &&
+		if now, err = m.read(ctx); err == nil && now.connected == last.connected && now.messages == last.messages &&
 			maps.Equal(now.tables, last.tables) {
-			return now, nil
+			equal++
+		} else {
+			equal = 1
 		}
 		last = now
 	}
 	return last, err
+}
+
+// awaitTime bounds how long expected messages and entries are awaited. Their absence is a result and no error.
+const awaitTime = 30 * time.Second
+
+// await waits until a reading is as expected, and then until it does not change any more.
+func (m *meter) await(ctx context.Context, readings int, expected func(reading) bool) (reading, error) {
+	for end := time.Now().Add(awaitTime); time.Now().Before(end); {
+		now, err := m.read(ctx)
+		if err != nil {
+			return now, err
+		}
+		if expected(now) {
+			break
+		}
+		select {
+		case <-time.After(m.look / 4):
+		case <-ctx.Done():
+			return now, context.Cause(ctx)
+		}
+	}
+	return m.quiet(ctx, readings)
 }
 
 func (m *meter) read(ctx context.Context) (r reading, err error) {

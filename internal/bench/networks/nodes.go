@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -50,6 +52,8 @@ type cluster struct {
 	tenant string
 	labels map[string]string
 	made   int
+	// What arithmetic predicts is awaited, so that slow messages count for their own event.
+	predicted Predicted
 }
 
 // spec is the lab of rows with equal agents.
@@ -64,6 +68,22 @@ func (o Options) upLab(
 	ctx context.Context, s lab.Spec, arguments []string, external *lab.ExternalOrchestrator,
 ) (*lab.Lab, error) {
 	return lab.Up(ctx, s, lab.Options{Binary: o.Binary, AgentArgs: arguments, External: external})
+}
+
+// CheckLabs returns an error if labs cannot start later.
+func CheckLabs(o Options) error {
+	if !slices.ContainsFunc(o.Networks, func(n Network) bool { return n.Tenant != nil }) {
+		return nil
+	}
+	plugin := filepath.Join(filepath.Dir(o.Binary), "pilaster-cni")
+	if _, err := os.Stat(plugin); err != nil {
+		return fmt.Errorf("labs need the plugin beside this program: %w; build it with: make build", err)
+	}
+	if _, err := os.Stat(filepath.Join(lab.DefaultRoot, o.Name)); err == nil {
+		return fmt.Errorf("lab %s is up, or remains after a crash; remove it with: pilaster lab down %s", o.Name,
+			o.Name)
+	}
+	return nil
 }
 
 // downTime bounds the removal of a lab, also after an interrupt.
@@ -99,6 +119,9 @@ func (o Options) measureNodes(ctx context.Context, agents Agents, some []Network
 	meter := newMeter(status.Orchestrator.Socket, l.AgentSocket(here), o.Look)
 	for _, n := range some {
 		c := &cluster{lab: l, meter: meter, tenant: n.Tenant.Name}
+		if len(n.Clusters) > 0 {
+			c.predicted = n.Clusters[0].predict(2, o.Containers, 2)
+		}
 		r := Nodes{Network: n.Name}
 		if err := c.measure(ctx, &r, o); err != nil {
 			return nil, fmt.Errorf("%s: %w", n.Name, err)
@@ -115,7 +138,7 @@ func (c *cluster) measure(ctx context.Context, r *Nodes, o Options) error {
 	if err != nil {
 		return err
 	}
-	alone, err := c.meter.quiet(ctx)
+	alone, err := c.meter.quiet(ctx, surely)
 	if err != nil {
 		return err
 	}
@@ -123,7 +146,7 @@ func (c *cluster) measure(ctx context.Context, r *Nodes, o Options) error {
 	if err != nil {
 		return err
 	}
-	full, err := c.meter.quiet(ctx)
+	full, err := c.full(ctx, alone)
 	if err != nil {
 		return err
 	}
@@ -133,6 +156,14 @@ func (c *cluster) measure(ctx context.Context, r *Nodes, o Options) error {
 		return err
 	}
 	return c.clear(ctx, append(first, others...))
+}
+
+// full waits until the node's tables have what is predicted for other nodes.
+func (c *cluster) full(ctx context.Context, alone reading) (reading, error) {
+	return c.meter.await(ctx, surely, func(now reading) bool {
+		_, state := growth(alone.tables, now.tables)
+		return state >= c.predicted.State
+	})
 }
 
 // growth returns the tables that have more entries than before, and the sum of the differences.
@@ -187,15 +218,17 @@ func (c *cluster) events(ctx context.Context, r *Nodes, times int, from string) 
 		return err
 	}
 	defer source.Close()
-	last, err := c.meter.quiet(ctx)
+	last, err := c.meter.quiet(ctx, once)
 	if err != nil {
 		return err
 	}
-	cost := func(of *Messages, do func() error) error {
+	cost := func(of *Messages, expected float64, do func() error) error {
 		if err := do(); err != nil {
 			return err
 		}
-		now, err := c.meter.quiet(ctx)
+		now, err := c.meter.await(ctx, once, func(now reading) bool {
+			return now.messages.since(last.messages).Stream >= expected
+		})
 		if err != nil {
 			return err
 		}
@@ -207,18 +240,19 @@ func (c *cluster) events(ctx context.Context, r *Nodes, times int, from string) 
 		one := c.container(there)
 		remove := func() error { return c.lab.RemoveContainer(ctx, one.Name) }
 		for _, step := range []struct {
-			of *Messages
-			do func() error
+			of       *Messages
+			expected float64
+			do       func() error
 		}{
-			{&r.Start, func() error { return c.start(ctx, r, one, source) }},
-			{&r.Move, remove},
-			{&r.Move, func() error {
+			{&r.Start, c.predicted.Start, func() error { return c.start(ctx, r, one, source) }},
+			{&r.Move, c.predicted.Stop, remove},
+			{&r.Move, c.predicted.Start, func() error {
 				one.Node = here
 				return c.lab.AddContainer(ctx, one)
 			}},
-			{&r.Stop, remove},
+			{&r.Stop, c.predicted.Stop, remove},
 		} {
-			if err := cost(step.of, step.do); err != nil {
+			if err := cost(step.of, step.expected, step.do); err != nil {
 				return err
 			}
 		}

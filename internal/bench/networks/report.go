@@ -180,11 +180,11 @@ const (
 	speedLegend = "Medians; in brackets the median of the rounds' ratios to the first row."
 	costLegend  = "Bytes are read from the node's fabric device, with Ethernet headers, without segmentation " +
 		"offload. Entries are those that the tables of a node have more with the containers on the other node than " +
-		"without, read from its kernel or Open vSwitch; of kernel overlays, what their VXLAN devices have for the " +
-		"other node. Messages are those of the orchestrator, for one container of a tenant that both nodes host: to nodes on " +
-		"their streams + calls of nodes, their answers and reports. A move is a stop and a start on the other node. " +
-		"The time until a container is reachable begins when a runtime would call, and ends with its answer to the " +
-		"other node."
+		"without, read from its kernel or Open vSwitch; of kernel overlays, what their VXLAN devices have " +
+		"for the other node. Messages are those of the orchestrator, for one container of a tenant that " +
+		"both nodes host: to nodes on their streams + calls of nodes, their answers and reports. A move is " +
+		"a stop and a start on the other node. The time until a container is reachable begins when a " +
+		"runtime would call, and ends with its answer to the other node."
 	clusterLegend = "A simulated cluster: two real nodes, whose tables and messages are counted, and the others " +
 		"simulated, around one real orchestrator. \"follow\" is the number of nodes that receive updates; where " +
 		"these would be too many for one machine, the others register, start their containers and end."

@@ -35,8 +35,8 @@ func Smoke() Options {
 		Rounds: 2, Warmup: 5 * time.Millisecond, Window: 30 * time.Millisecond,
 	}, "TCP_RR")
 	o.Networks = slices.DeleteFunc(o.Networks, func(n Network) bool { return !n.Smoke })
-	o.Containers, o.Events, o.Look = 2, 1, 150*time.Millisecond
-	o.Sizes = []Size{{Nodes: 6, Containers: 3}}
+	o.Containers, o.Events, o.Look = 2, 1, 100*time.Millisecond
+	o.Sizes = []Size{{Nodes: 4, Containers: 2}}
 	for i := range o.Networks { // one large cluster shows that simulations work
 		if o.Networks[i].Name != "ila" {
 			o.Networks[i].Clusters = nil

@@ -38,6 +38,12 @@ type Predicted struct {
 	Move  float64 `json:"moveStream"`
 }
 
+// predict returns the figures of a cluster, some of whose nodes follow the orchestrator.
+func (c Cluster) predict(nodes, each, following int) Predicted {
+	messages := float64(c.PerNode * following)
+	return Predicted{State: c.Entries(nodes, each), Start: messages, Stop: messages, Move: 2 * messages}
+}
+
 // Size is the size of a simulated cluster.
 type Size struct {
 	Nodes, Containers int
@@ -77,13 +83,12 @@ func (o Options) simulate(ctx context.Context, n Network, c Cluster, size Size) 
 		options.Followers = min(size.Followers, s.Nodes)
 		r.Following = options.Followers + realNodes
 	}
-	p := &probe{Options: o, size: size, network: network, result: &r.Figures}
+	r.Predicted = c.predict(size.Nodes, size.Containers, r.Following)
+	p := &probe{Options: o, size: size, network: network, result: &r.Figures, predicted: r.Predicted}
 	options.Probe, options.Settled = p, func() error { return p.leave(ctx) }
 	if _, err := sim.Run(ctx, s, options); err != nil {
 		return r, err
 	}
-	each := float64(c.PerNode * r.Following)
-	r.Predicted = Predicted{State: c.Entries(size.Nodes, size.Containers), Start: each, Stop: each, Move: 2 * each}
 	r.Pass = r.agrees()
 	r.Seconds = time.Since(began).Round(100 * time.Millisecond).Seconds()
 	o.step(fmt.Sprintf("%s: %d nodes with %d containers each", c.Name, size.Nodes, size.Containers))
@@ -109,6 +114,8 @@ type probe struct {
 	real    *cluster
 	alone   reading
 	first   string
+
+	predicted Predicted
 }
 
 // Join starts the real nodes, and fills them as the simulated ones.
@@ -122,13 +129,14 @@ func (p *probe) Join(ctx context.Context, by sim.Cluster) error {
 	}
 	p.real = &cluster{
 		lab: l, meter: newMeter(by.Socket, l.AgentSocket(here), p.Look), tenant: by.Tenants[0], labels: by.Labels,
+		predicted: p.predicted,
 	}
 	names, err := p.real.fill(ctx, here, p.size.Containers)
 	if err != nil {
 		return err
 	}
 	p.first = names[0]
-	if p.alone, err = p.real.meter.quiet(ctx); err != nil {
+	if p.alone, err = p.real.meter.quiet(ctx, surely); err != nil {
 		return err
 	}
 	_, err = p.real.fill(ctx, there, p.size.Containers)
@@ -137,7 +145,7 @@ func (p *probe) Join(ctx context.Context, by sim.Cluster) error {
 
 // After measures when the cluster is complete.
 func (p *probe) After(ctx context.Context, _ sim.Stage) error {
-	full, err := p.real.meter.quiet(ctx)
+	full, err := p.real.full(ctx, p.alone)
 	if err != nil {
 		return err
 	}
