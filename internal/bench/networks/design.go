@@ -51,14 +51,17 @@ var (
 		Features: property(
 			"IPv6; policies; the address says no location, so it may outlive a move; no IPv4, no services"),
 	}
-	// designEVPN has no tests here yet: they come with the data path.
+	// The tests of designEVPN come with its data path. TestRows checks them in a build that has the network.
 	designEVPN = Design{
-		Tenants:  property("by the VNI of the tunnel"),
-		Policies: property("as network nimitz"),
-		Visible:  property("nothing of ours: addresses are the tenant's own"),
-		Wire:     property("node, VNI, inner addresses and payload"),
-		Fabric:   property("an address for each node (VTEP)"),
-		Features: property("IPv4 and IPv6, overlapping addresses; routers and other speakers join by BGP"),
+		Tenants:  property("by the VNI of the tunnel", "test/evpn/evpn_test.go#TestTenants"),
+		Policies: property("as network nimitz", "test/evpn/evpn_test.go#TestTenants"),
+		Visible: property("nothing of ours: addresses are the tenant's own",
+			"internal/network/evpn/tables/prog_test.go#TestPackets"),
+		Wire: property("node, VNI, inner addresses and payload",
+			"internal/network/evpn/tables/prog_test.go#TestPackets"),
+		Fabric: property("an IPv4 address for each node (VTEP)"),
+		Features: property("IPv4 and IPv6, overlapping addresses; routers and other speakers join by BGP",
+			"internal/evpn/speaker/frr_test.go#TestFRR"),
 	}
 	designNimitz = Design{
 		Tenants: property("by the VNI in the tunnel address; tenants may have equal addresses",

@@ -57,9 +57,14 @@ type cluster struct {
 }
 
 // spec is the lab of rows with equal agents.
-func spec(name string, a Agents) lab.Spec {
+func spec(name string, a Agents, some ...Network) lab.Spec {
 	s := lab.Spec{Name: name, Nodes: []string{here, there}}
 	s.Nimitz = a.Switch
+	for _, n := range some {
+		if n.Spec != nil {
+			n.Spec(&s)
+		}
+	}
 	return s
 }
 
@@ -97,7 +102,7 @@ func down(ctx context.Context, l *lab.Lab) error {
 
 // measureNodes measures rows that have the same agents, on two nodes of their own.
 func (o Options) measureNodes(ctx context.Context, agents Agents, some []Network) (all []Nodes, err error) {
-	s := spec(o.Name, agents)
+	s := spec(o.Name, agents, some...)
 	for _, n := range some {
 		if !slices.ContainsFunc(s.Tenants, func(t lab.Tenant) bool { return t.Name == n.Tenant.Name }) {
 			s.Tenants = append(s.Tenants, *n.Tenant)

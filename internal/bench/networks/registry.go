@@ -18,6 +18,8 @@ type Network struct {
 	Tenant *lab.Tenant
 	// Nodes is how agents are started, if not by default. Rows with equal values share two nodes.
 	Nodes Agents
+	// Spec sets keys of a lab without tenants that the network needs; nil for none.
+	Spec func(*lab.Spec)
 	// Clusters are simulated clusters with this network.
 	Clusters []Cluster
 	Design   Design

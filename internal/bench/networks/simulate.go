@@ -84,7 +84,7 @@ func (o Options) simulate(ctx context.Context, n Network, c Cluster, size Size) 
 		r.Following = options.Followers + realNodes
 	}
 	r.Predicted = c.predict(size.Nodes, size.Containers, r.Following)
-	p := &probe{Options: o, size: size, network: network, result: &r.Figures, predicted: r.Predicted}
+	p := &probe{Options: o, size: size, network: n, result: &r.Figures, predicted: r.Predicted}
 	options.Probe, options.Settled = p, func() error { return p.leave(ctx) }
 	if _, err := sim.Run(ctx, s, options); err != nil {
 		return r, err
@@ -109,7 +109,7 @@ func (r Simulated) agrees() bool {
 type probe struct {
 	Options
 	size    Size
-	network string
+	network Network
 	result  *Nodes
 	real    *cluster
 	alone   reading
@@ -121,7 +121,8 @@ type probe struct {
 // Join starts the real nodes, and fills them as the simulated ones.
 func (p *probe) Join(ctx context.Context, by sim.Cluster) error {
 	mappings := 2 * p.size.Nodes * p.size.Containers
-	l, err := p.upLab(ctx, spec(p.Name, Agents{}), agentArguments(p.network, mappings), &lab.ExternalOrchestrator{
+	arguments := agentArguments(p.network.Tenant.Network, mappings)
+	l, err := p.upLab(ctx, spec(p.Name, Agents{}, p.network), arguments, &lab.ExternalOrchestrator{
 		Serve: by.Orchestrator.ServeNodes, Socket: by.Socket, Token: by.Token,
 	})
 	if err != nil {
