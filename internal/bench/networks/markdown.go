@@ -44,7 +44,8 @@ func (r *Report) fill(text string) (string, error) {
 // markdown returns all tables, with links to tests for a file in docs.
 func (r *Report) markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\nMeasured on %s: %s.\n", r.Started.Format("2006-01-02"), r.how())
+	measured := fmt.Sprintf("Measured on %s: %s.", r.Started.Format("2006-01-02"), r.how())
+	fmt.Fprintf(&b, "\n%s\n", wrapped(measured))
 	for _, part := range []struct {
 		title, legend string
 		table         *plot.Table
