@@ -35,6 +35,8 @@ type Options struct {
 	Generator func(context.Context) *exec.Cmd
 	// Progress is called after each metric of a round.
 	Progress func(Step)
+	// After is called with each scenario, when everything is measured; nil for none.
+	After func(context.Context, scenario.Scenario, *scenario.Wire, scenario.Pair) error
 }
 
 // Step is the progress of a run.
@@ -271,6 +273,14 @@ func (r *run) measure(ctx context.Context, started time.Time) (*Report, error) {
 	}
 	if !profiles && !slices.ContainsFunc(slices.Concat(r.taken...), func(t taken) bool { return len(t.values) > 0 }) {
 		return nil, ErrNoFigures
+	}
+	for i, s := range r.Scenarios {
+		if r.After == nil {
+			break
+		}
+		if err := r.After(ctx, s, r.wires[i], r.pairs[i]); err != nil {
+			return nil, fmt.Errorf("scenario %s: %w", s.Name, err)
+		}
 	}
 	return r.report(started), nil
 }

@@ -41,6 +41,7 @@ func newBenchCommand(env Env) *cobra.Command {
 		newBenchEntriesCommand(env),
 		newBenchSteeringCommand(env),
 		newBenchOncacheCommand(env),
+		newBenchNetworksCommand(env),
 		newBenchNICCommand(env),
 		newBenchCheckCommand(env),
 		&cobra.Command{

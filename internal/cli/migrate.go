@@ -137,6 +137,8 @@ connections that use them end. IPv4 addresses go too: ` + target + ` has no IPv4
 refuses this until all nodes have completed the first step, and while the tenant has services or
 publications. A disconnected node completes the step when it reconnects.
 
+All other moves are refused with the reason.
+
 Both steps can be repeated: the command then continues to wait for the nodes.`,
 		Example: "  pilaster tenant migrate green --to " + targets[0] + "\n  pilaster tenant migrate green --to " +
 			targets[0] + " --addressing clear --wait 5m\n  pilaster tenant migrate green --finish",
@@ -215,7 +217,7 @@ func migration(name, to, addressing string, finish, force bool) (*pilasterv1.Mig
 	case finish && addressing != "", force && !finish:
 		return nil, usage("--addressing is for --to %s, and --force for --finish", tenant.OneOf(targets))
 	case !finish && !slices.Contains(targets, to):
-		return nil, usage("--to %q: tenants can migrate only to %s", to, tenant.OneOf(targets))
+		return nil, usage("--to %q: tenants can migrate only to %s%s", to, tenant.OneOf(targets), whyNot(to))
 	}
 	switch tenant.Addressing(addressing) {
 	case "":
@@ -227,6 +229,14 @@ func migration(name, to, addressing string, finish, force bool) (*pilasterv1.Mig
 		return nil, usage("addressing %q: use encrypted or clear", addressing)
 	}
 	return req, nil
+}
+
+// whyNot says why tenants cannot move to a network of this build.
+func whyNot(to string) string {
+	if _, known := tenant.TraitsOf(to); !known || to == "" {
+		return ""
+	}
+	return "; not to " + to + "\n  " + strings.Join(tenant.WhyNot(to), "\n  ")
 }
 
 // alreadyMoved reports whether a second step has nothing to do: the tenant has no address of another network. It may

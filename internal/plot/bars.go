@@ -43,7 +43,7 @@ func NewBars(title, axis string, left int, one bool, bars []Bar) *Bars {
 		highest = max(highest, b.At.High)
 	}
 	step := barStepOf(highest)
-	scale := chartWidth / (math.Ceil(highest/step) * step)
+	scale := chartWidth / (max(math.Ceil(highest/step), 1) * step) // without a bar above 0, one step
 	x := func(v float64) float64 { return float64(left) + v*scale }
 	if one {
 		c.One = x(1)

@@ -42,7 +42,6 @@ type Traits struct {
 	Name         string
 	Addressings  []Addressing // what containers may see; the first is the default
 	Capabilities Capability   // all of them, in one value
-	To           string       // the network that its tenants may migrate to; mostly empty
 	About        string       // half a sentence: "on network NAME, ABOUT"
 }
 
@@ -85,15 +84,45 @@ func NetworksWithout(c Capability) string {
 	return OneOf(namesOf(func(t Traits) bool { return !t.Has(c) }))
 }
 
+// MoveOf returns the rule for a tenant's move between two networks. No name means the default.
+func MoveOf(from, to string) Move {
+	from, to = cmp.Or(from, DefaultNetwork), cmp.Or(to, DefaultNetwork)
+	i := slices.IndexFunc(moves, func(m Move) bool { return m.From == from && m.To == to })
+	if i < 0 {
+		return Move{from, to, "this build has no way from one to the other"}
+	}
+	return moves[i]
+}
+
+// MovesFrom returns the networks that tenants of a network can move to.
+func MovesFrom(from string) (to []string) {
+	for _, n := range Networks() {
+		if MoveOf(from, n).Refused == "" {
+			to = append(to, n)
+		}
+	}
+	return to
+}
+
 // Migrations returns the networks that tenants can leave, and those that they can move to.
 func Migrations() (from, to []string) {
-	for _, t := range networks {
-		if t.To != "" {
-			from, to = append(from, t.Name), append(to, t.To)
+	for _, n := range Networks() {
+		if all := MovesFrom(n); len(all) > 0 {
+			from, to = append(from, n), append(to, all...)
 		}
 	}
 	slices.Sort(to)
 	return from, slices.Compact(to)
+}
+
+// WhyNot returns the reasons why tenants of other networks cannot move to a network, a line each.
+func WhyNot(to string) (reasons []string) {
+	for _, n := range Networks() {
+		if m := MoveOf(n, to); n != to && m.Refused != "" {
+			reasons = append(reasons, fmt.Sprintf("from %s: %s", n, m.Refused))
+		}
+	}
+	return reasons
 }
 
 // About describes the networks for a help text, a line each.
@@ -152,14 +181,10 @@ func (t Tenant) PolicyAtReceiver() bool { return t.has(PolicyAtReceiver) }
 // CheckNetwork refuses a tenant for whose containers this build cannot allocate addresses.
 func (t Tenant) CheckNetwork() error {
 	on, known := TraitsOf(t.Network)
-	leaves := Traits{}
-	if t.Leaving != "" {
-		leaves, _ = TraitsOf(t.Leaving)
-	}
 	switch {
 	case !known:
 		return fmt.Errorf("is on network %q, which this build does not know", t.Network)
-	case t.Leaving != "" && leaves.To != t.Network:
+	case t.Leaving != "" && MoveOf(t.Leaving, t.Network).Refused != "":
 		return fmt.Errorf("is on network %q and leaves %q, of which this build does not know how", t.Network, t.Leaving)
 	case !slices.Contains(on.Addressings, t.Addressing),
 		(t.has(OwnCIDRs) || t.has(Identifiers)) != (len(t.Overlays) > 0):

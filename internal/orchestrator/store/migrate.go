@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
@@ -37,17 +38,22 @@ func (s *Store) Migrate(
 			return err
 		}
 		network := cmp.Or(found.Network, tenant.DefaultNetwork)
-		switch on, _ := tenant.TraitsOf(network); {
-		case on.To == "" && network == to:
+		_, targets := tenant.Migrations()
+		switch rule := tenant.MoveOf(network, to); {
+		case network == to && slices.Contains(targets, to):
 			return hasMoved(found, addressing)
-		case on.To == "" || on.To != to:
+		case found.Leaving != "":
+			return refuse(Refused, "tenant %s is migrating from network %s to %s; nothing was changed: finish that "+
+				"with `pilaster tenant migrate %s --finish`", name, found.Leaving, network, name)
+		case network == to || to == "" || rule.Refused != "":
 			return refuse(
 				Invalid,
-				"tenant %s is on network %s and cannot move to network %q; nothing was changed: `pilaster tenant "+
+				"tenant %s is on network %s and cannot move to network %q: %s; nothing was changed: `pilaster tenant "+
 					"migrate --help` lists the possible moves",
 				name,
 				network,
 				to,
+				cmp.Or(rule.Refused, "it is there already"),
 			)
 		}
 		found.Network, found.Leaving, found.Addressing = to, network, addressing
@@ -97,8 +103,8 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		if err := t.loadTenant(name, found); err != nil {
 			return err
 		}
-		switch on, _ := tenant.TraitsOf(found.Network); {
-		case on.To != "":
+		switch targets := tenant.MovesFrom(found.Network); {
+		case found.Leaving == "" && len(targets) > 0:
 			return refuse(
 				Refused,
 				"tenant %s is on network %s and is not migrating; nothing was changed: begin with `pilaster tenant "+
@@ -106,7 +112,7 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 				name,
 				found.Network,
 				name,
-				on.To,
+				targets[0],
 			)
 		case found.Leaving == "":
 			return nil

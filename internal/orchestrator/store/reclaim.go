@@ -90,17 +90,17 @@ func (t *txn) reclaimTenant(n pki.Node, held *pilasterv1.Tenant) error {
 		)
 	}
 	network := cmp.Or(known.Network, tenant.DefaultNetwork)
-	if on, _ := tenant.TraitsOf(network); exists && on.To != "" && held.Network == on.To {
+	if exists && slices.Contains(tenant.MovesFrom(network), held.Network) {
 		return refuse(
 			Refused,
 			"this node has moved tenant %s to network %s, and in the cluster it is on %s; the store was probably "+
 				"restored from a backup; nothing more was accepted: restore a newer backup, or repeat `pilaster "+
 				"tenant migrate %s --to %s --addressing %s`",
 			held.Name,
-			on.To,
+			held.Network,
 			network,
 			held.Name,
-			on.To,
+			held.Network,
 			seenAs(held.Addressing),
 		)
 	}

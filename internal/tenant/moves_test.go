@@ -1,0 +1,54 @@
+package tenant
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestMoves: each pair of networks of this build has one rule, which permits the move or says why not.
+func TestMoves(t *testing.T) {
+	for _, from := range Networks() {
+		for _, to := range Networks() {
+			n := 0
+			for _, m := range moves {
+				if m.From == from && m.To == to {
+					n++
+				}
+			}
+			if want := map[bool]int{false: 1}[from == to]; n != want {
+				t.Errorf("%d rules for a move from %s to %s, want %d", n, from, to, want)
+			}
+		}
+		if MoveOf(from, from).Refused == "" {
+			t.Errorf("a move from %s to itself is permitted", from)
+		}
+	}
+	for _, c := range []struct {
+		from, to string
+		reason   string // words of it; empty: permitted
+	}{
+		{Nimitz, Netpila, ""},
+		{Netpila, Nimitz, "CIDRs of the tenant's own"},
+		{"", Nimitz, "CIDRs of the tenant's own"},
+		{Nimitz, ILA, "cannot be one of two"},
+		{ILA, Nimitz, "CIDRs of the tenant's own"},
+		{ILA, Netpila, "cannot be one of two"},
+		{Netpila, ILA, "create a tenant on the other network"},
+		{Nimitz, evpn, "keep their addresses"},
+		{evpn, Nimitz, "keep their addresses"},
+		{"later", Netpila, "no way"},
+	} {
+		got := MoveOf(c.from, c.to).Refused
+		if (got == "") != (c.reason == "") || !strings.Contains(got, c.reason) {
+			t.Errorf("a move from %q to %q: refused because %q, want %q", c.from, c.to, got, c.reason)
+		}
+	}
+	from, to := Migrations()
+	if !slices.Equal(from, []string{Nimitz}) || !slices.Equal(to, []string{Netpila}) {
+		t.Errorf("tenants can leave %q and move to %q", from, to)
+	}
+	if why := WhyNot(Nimitz); len(why) < 2 || !strings.HasPrefix(why[0], "from netpila: ") {
+		t.Errorf("why not to nimitz: %q", why)
+	}
+}
