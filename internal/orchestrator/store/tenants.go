@@ -71,11 +71,6 @@ func (s *Store) CreateTenantOn(
 			network,
 		)
 	}
-	if on.Has(tenant.Identifiers) {
-		if _, err := s.cluster.Plan.ILA(); err != nil {
-			return nil, refuse(Refused, "tenant %s: %v; nothing was changed", name, err)
-		}
-	}
 	if on.Has(tenant.OwnCIDRs) {
 		if err := tenant.CheckOverlays(s.cluster.Plan, overlays); err != nil {
 			return nil, refuse(Invalid, "%v", err)
@@ -105,6 +100,9 @@ func (s *Store) createTenant(ctx context.Context, made *pilasterv1.Tenant) (*pil
 		}
 		made.Ids, made.Created, made.Changes = []*pilasterv1.TenantId{id}, timestamppb.New(time.Now()), 0
 		if tenant.NetworkHas(made.Network, tenant.Identifiers) {
+			if err := s.reserveIdentifiers(t, made.Name); err != nil {
+				return err
+			}
 			o, err := tenant.IdentifierRange(s.cluster.Plan, address.TenantID(id.Id))
 			if err != nil {
 				return err
