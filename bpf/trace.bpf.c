@@ -71,11 +71,8 @@ static __always_inline __u32 trace_cache(struct __sk_buff *skb, struct trace_sta
 	if (s->version != 6 || s->hook == HOOK_TUNNEL || s->hook == HOOK_SWITCH ||
 	    (s->hook == HOOK_UPLINK_OUT && !macvlan))
 		return CACHE_UNUSED;
-	key.device = skb->ifindex;
-	if (s->hook != HOOK_UPLINK_IN) {
-		key.device = device_of(skb);
-		key.path = path_of(&s->frame);
-	}
+	key.device = s->hook == HOOK_UPLINK_IN ? skb->ifindex : device_of(skb);
+	key.path = s->hook == HOOK_UPLINK_IN ? 0 : path_of(&s->frame);
 	key.generation = in_ila(&s->src) ? ila_generation() : generation();
 	f = flow_slot(&key);
 	return f && flow_matches(f, &key) && (f->egress == EGRESS_LOCAL || f->expires > bpf_jiffies64()) ? CACHE_HIT

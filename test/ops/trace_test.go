@@ -243,6 +243,16 @@ func TestTrace(t *testing.T) {
 		}
 		l.sameAddresses(t, name, dry, live)
 	}
+	to, err := l.Address("s2")
+	must(t, err)
+	absent := to.As16()
+	absent[12] ^= 0xee
+	for _, flags := range [][]string{{"--dry-run"}, {}} {
+		shown, status := l.trace(ctx, t, append([]string{"s1", netip.AddrFrom16(absent).String(), "udp/53"}, flags...)...)
+		if shown.Drop != "no-mapping" || status != 1 {
+			t.Errorf("to no container %v: %s, exit %d; want no-mapping", flags, shown.Drop, status)
+		}
+	}
 }
 
 // sameAddresses checks that a dry run and a live trace of one packet begin and end with the same addresses, and have
