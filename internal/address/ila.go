@@ -9,8 +9,8 @@ import (
 
 // ILA is how network ila uses the address space (draft-herbert-intarea-ila-01). Containers see addresses of the SIR
 // prefix. On the fabric the locator of a node, a /64 beside its node prefix, replaces the SIR prefix. The mapping is
-// checksum-neutral. An identifier has the type 011, the C bit, which is set on the fabric (unless NoCBit), a VNID of 28 bits, which is
-// the tenant's id, and an index of 32 bits.
+// checksum-neutral. An identifier has the type 011, the C bit, which is set on the fabric (unless NoCBit), a VNID of 28
+// bits, which is the tenant's id, and an index of 32 bits.
 type ILA struct {
 	Prefix netip.Prefix // has the SIR prefix and all locators
 	SIR    netip.Prefix
@@ -52,8 +52,8 @@ func (p Plan) ILA() (ILA, error) {
 	return ILA{Prefix: all, SIR: netip.PrefixFrom(all.Addr(), NodeBits), plan: p}, nil
 }
 
-// ReservedILA returns the prefixes of network ila, whose addresses only containers have on the fabric; false if no tenant
-// uses them.
+// ReservedILA returns the prefixes of network ila, whose addresses only containers have on the fabric; false if no
+// tenant uses them.
 func (p Plan) ReservedILA() (ILA, bool) {
 	if !p.Identifiers {
 		return ILA{}, false
@@ -74,8 +74,8 @@ func (p Plan) IdentifierPrefix() (netip.Prefix, error) {
 	return i.Prefix, err
 }
 
-// IsDerivedFrom reports whether a /64 can be the SIR prefix or a locator in the cluster of a node, whatever the length of
-// its base prefix is: ILA flips one of the first 33 bits.
+// IsDerivedFrom reports whether a /64 can be the SIR prefix or a locator in the cluster of a node, whatever the length
+// of its base prefix is: ILA flips one of the first 33 bits.
 func IsDerivedFrom(p, node netip.Prefix) bool {
 	a, b := p.Addr().As16(), node.Addr().As16()
 	return bits.OnesCount64((binary.BigEndian.Uint64(a[:])^binary.BigEndian.Uint64(b[:]))>>(64-maxFlipped)) == 1

@@ -41,8 +41,8 @@ func TestILAPrefixes(t *testing.T) {
 	}
 }
 
-// TestReserved: only a plan with identifiers reserves their prefix. Locators and the SIR prefix are recognised as derived
-// from a node, other prefixes are not.
+// TestReserved: only a plan with identifiers reserves their prefix. Locators and the SIR prefix are recognised as
+// derived from a node, other prefixes are not.
 func TestReserved(t *testing.T) {
 	plan, use := DefaultPlan(), testILA(t)
 	if p := plan.ReservedPrefix(); p.IsValid() {

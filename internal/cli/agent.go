@@ -173,8 +173,8 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 	return c
 }
 
-// reserve makes the data path reserve the prefix of identifiers, if the cluster or this node uses it. On a node without a
-// network that uses it, an overlap is only logged: a tenant elsewhere must not stop the node.
+// reserve makes the data path reserve the prefix of identifiers, if the cluster or this node uses it. On a node without
+// a network that uses it, an overlap is only logged: a tenant elsewhere must not stop the node.
 func reserve(c *datapath.Config, uses bool) error {
 	c.Plan.Identifiers = c.Plan.Identifiers || uses
 	reserved := c.Plan.ReservedPrefix()

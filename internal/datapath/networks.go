@@ -95,9 +95,9 @@ func (d *Datapath) LoadNetwork(spec *ebpf.CollectionSpec) (*ebpf.Collection, err
 	return c, nil
 }
 
-// ilaPart has what the programs of all hooks must know of network ila, also on a node without it, once a tenant uses it:
-// no other packet may have addresses that only its containers have on the fabric. The rest of the network has an object
-// file of its own.
+// ilaPart has what the programs of all hooks must know of network ila, also on a node without it, once a tenant uses
+// it: no other packet may have addresses that only its containers have on the fabric. The rest of the network has an
+// object file of its own.
 func ilaPart() networkPart {
 	return networkPart{constants: func(d *Datapath) map[string]any {
 		prefix, mask := uint64(math.MaxUint64), uint64(0) // no address has it

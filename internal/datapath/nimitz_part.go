@@ -85,9 +85,9 @@ const (
 	classProgram = 2
 )
 
-// uplinkClasses returns the destinations on this node that belong to networks beside netpila, whose packets are compared
-// with no class. The classes exclude each other; each costs a packet of a later one two comparisons. A node with macvlans
-// has no tunnels. With direct, a program gets tunnel packets before the VXLAN device.
+// uplinkClasses returns the destinations on this node that belong to networks beside netpila, whose packets are
+// compared with no class. The classes exclude each other; each costs a packet of a later one two comparisons. A node
+// with macvlans has no tunnels. With direct, a program gets tunnel packets before the VXLAN device.
 func (d *Datapath) uplinkClasses(direct bool) (classes [uplinkClasses]bpfobj.PilasterUplinkClass) {
 	var all []bpfobj.PilasterUplinkClass
 	defer func() { copy(classes[:], all) }()

@@ -235,7 +235,8 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 	return append(private, all...), nil
 }
 
-// isDerived reports whether a prefix can be one of containers whose addresses on the fabric are not those that they see.
+// isDerived reports whether a prefix can be one of containers whose addresses on the fabric are not those that they
+// see.
 func isDerived(p, own netip.Prefix, nodes map[netip.Prefix]bool) bool {
 	if own.IsValid() && address.IsDerivedFrom(p, own) {
 		return true

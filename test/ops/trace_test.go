@@ -154,7 +154,8 @@ func TestTrace(t *testing.T) {
 			Documents: []string{webOnly}}))
 		must(t, err)
 	}
-	for _, pair := range [][2]string{{"b1", "b3"}, {"g1", "g2"}, {"s1", "s2"}} { // neighbours are known, and policies are in force
+	for _, pair := range [][2]string{{"b1", "b3"}, {"g1", "g2"}, {"s1", "s2"}} {
+		// Then neighbours are known, and policies are in force.
 		for {
 			echo, err := l.Ping(ctx, pair[0], pair[1], packet.PingOptions{Timeout: 100 * time.Millisecond})
 			if must(t, err); !echo.Reached() {
@@ -248,7 +249,8 @@ func TestTrace(t *testing.T) {
 	absent := to.As16()
 	absent[12] ^= 0xee
 	for _, flags := range [][]string{{"--dry-run"}, {}} {
-		shown, status := l.trace(ctx, t, append([]string{"s1", netip.AddrFrom16(absent).String(), "udp/53"}, flags...)...)
+		args := append([]string{"s1", netip.AddrFrom16(absent).String(), "udp/53"}, flags...)
+		shown, status := l.trace(ctx, t, args...)
 		if shown.Drop != "no-mapping" || status != 1 {
 			t.Errorf("to no container %v: %s, exit %d; want no-mapping", flags, shown.Drop, status)
 		}

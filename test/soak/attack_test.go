@@ -87,7 +87,9 @@ func (s *soak) attackILA(victim *container) {
 			return
 		}
 		peer := s.up[s.pick(peers)]
-		third := slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == victim.Node || n == peer.Node })
+		third := slices.DeleteFunc(slices.Clone(nodes), func(n string) bool {
+			return n == victim.Node || n == peer.Node
+		})
 		p.Source = ila.ToWire(peer.Address, s.locator(s.prefix(third[0])))
 		s.forge("another locator", "locator-mismatch", victim.Node, p)
 	case 2:

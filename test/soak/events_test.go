@@ -309,7 +309,8 @@ func (s *soak) reset() {
 		s.command(lab.Router, "ip", "-6", "route", "del", p[0])
 		s.command(lab.Router, "ip", "-6", "rule", "del", "iif", node, "from", p[0])
 		s.command(lab.Router, "ip", "-6", "route", "replace", p[1], "via", via)
-		s.command(lab.Router, "ip", "-6", "rule", "add", "iif", node, "from", p[1], "lookup", "main", "priority", "1000")
+		s.command(lab.Router, "ip", "-6", "rule", "add", "iif", node, "from", p[1], "lookup", "main", "priority",
+			"1000")
 		if !onILA {
 			break
 		}

@@ -115,7 +115,8 @@ func TestSoak(t *testing.T) {
 func specTenants() []lab.Tenant {
 	if onILA {
 		return []lab.Tenant{
-			{Name: "blue", Network: tenant.ILA}, {Name: "red", Network: tenant.ILA}, {Name: "glass", Network: tenant.ILA},
+			{Name: "blue", Network: tenant.ILA}, {Name: "red", Network: tenant.ILA},
+			{Name: "glass", Network: tenant.ILA},
 		}
 	}
 	return []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "glass", Addressing: tenant.Clear}}

@@ -212,7 +212,9 @@ func (s *Service) CollectGarbage(
 	if err != nil {
 		return nil, toConnect(err)
 	}
-	return connect.NewResponse(&pilasterv1.CollectGarbageResponse{Removed: endpointsToProto(core.Networks(), removed)}), nil
+	return connect.NewResponse(&pilasterv1.CollectGarbageResponse{
+		Removed: endpointsToProto(core.Networks(), removed),
+	}), nil
 }
 
 func (s *Service) ListEndpoints(
@@ -223,7 +225,9 @@ func (s *Service) ListEndpoints(
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&pilasterv1.ListEndpointsResponse{Endpoints: endpointsToProto(core.Networks(), core.Endpoints())}), nil
+	return connect.NewResponse(&pilasterv1.ListEndpointsResponse{
+		Endpoints: endpointsToProto(core.Networks(), core.Endpoints()),
+	}), nil
 }
 
 func (s *Service) GetEndpoint(

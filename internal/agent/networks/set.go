@@ -161,8 +161,8 @@ func (s *Set) Locator() (locator netip.Prefix) {
 	return locator
 }
 
-// OnFabric returns the address that the fabric sees of a container's; zero if its network encapsulates packets, or if the
-// attachment has the address itself.
+// OnFabric returns the address that the fabric sees of a container's; zero if its network encapsulates packets, or if
+// the attachment has the address itself.
 func (s *Set) OnFabric(of endpoint.Attachment) (a netip.Addr) {
 	if s == nil || !of.Locator.IsValid() {
 		return a

@@ -17,15 +17,15 @@ type reservedFile struct {
 
 func (n *Node) reservedPath() string { return filepath.Join(n.Dir(), reservedFileName) }
 
-// readReserved reads the file; without it, nothing is reserved. Until the next registration this is also so after damage.
+// readReserved reads the file; without it, nothing is reserved. After damage this is so until the next registration.
 func (n *Node) readReserved() error {
 	err := n.disk.Read(n.reservedPath(), Version, &n.reserved)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	n.reserved = reservedFile{}
-	return n.damages.SetAside(err, "the agent requests its content from the orchestrator again; until it has that and is "+
-		"restarted, packets of other hosts and interfaces may have addresses that are reserved for containers")
+	return n.damages.SetAside(err, "the agent requests its content from the orchestrator again; until it has that and "+
+		"is restarted, packets of other hosts and interfaces may have addresses that are reserved for containers")
 }
 
 // joinReserved stores what is reserved. A reservation stays, because an older orchestrator does not send it.

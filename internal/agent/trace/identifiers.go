@@ -67,8 +67,8 @@ func (r *run) identifiedSender(sender endpoint.Record, receiver agent.OverlayMat
 		return err
 	}
 	if !found {
-		r.drop("translate", dropreason.NoMapping, "this node has no mapping of the destination: no container has it, or "+
-			"the cluster has not sent it yet", "")
+		r.drop("translate", dropreason.NoMapping, "this node has no mapping of the destination: no container has it, "+
+			"or the cluster has not sent it yet", "")
 		return nil
 	}
 	if peer.Device != 0 {
@@ -134,8 +134,8 @@ func (r *run) identifiedReceiver() error {
 		r.drop("endpoint", dropreason.NoEndpoint, "this node has no container with the address", "")
 		return nil
 	case !found:
-		r.drop("endpoint", dropreason.NoMapping, "this node has no mapping of the source, so it cannot check the sender's "+
-			"locator", "")
+		r.drop("endpoint", dropreason.NoMapping, "this node has no mapping of the source, so it cannot check the "+
+			"sender's locator", "")
 		return nil
 	}
 	name, _ := r.Core.NameOf(endpoint.ID(own.Endpoint))

@@ -84,7 +84,8 @@ func newKernelBed(t *testing.T, w *Wire, use address.ILA, mode string) *kernelBe
 	for _, c := range []string{
 		"ip link set lo up",
 		fmt.Sprintf("ip -6 addr add %v/128 dev lo", b.there),
-		fmt.Sprintf("ip ila add loc_match %s loc %s csum-mode %s ident-type luid", locator(far), locator(use.SIR), mode),
+		fmt.Sprintf("ip ila add loc_match %s loc %s csum-mode %s ident-type luid", locator(far), locator(use.SIR),
+			mode),
 		fmt.Sprintf("ip -6 route add %v/128 encap ila %s csum-mode %s ident-type luid via %v dev eth0 src %v", b.here,
 			locator(own), mode, n.Underlay, b.there),
 	} {

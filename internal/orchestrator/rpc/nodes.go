@@ -133,9 +133,9 @@ func (s *NodeService) Register(
 		return nil, connect.NewError(
 			connect.CodeFailedPrecondition,
 			fmt.Errorf(
-				"this node's agent has %s, and that of node %s has %s, so their containers would not reach each other; "+
-					"nothing was changed: start all agents with the same flags (to change them, stop all agents first; "+
-					"packets flow meanwhile)",
+				"this node's agent has %s, and that of node %s has %s, so their containers would not reach each "+
+					"other; nothing was changed: start all agents with the same flags (to change them, stop all "+
+					"agents first; packets flow meanwhile)",
 				r.Form,
 				other.Name,
 				other.Form,
