@@ -22,7 +22,7 @@ type Plan struct {
 	// Every node has a block of virtual addresses in each of these prefixes. By virtual addresses, containers with
 	// overlay addresses and hosts on the underlay reach each other (NIMITZ §3.1). The zero Prefix means none.
 	Gateway4, Gateway6 netip.Prefix
-	// A tenant uses identifiers as addresses, or has used them, so that nodes reserve their prefix (ReservedILA).
+	// A tenant uses identifiers as addresses, or has used them, so that nodes reserve their prefix (ReservedPrefix).
 	// Unlike the prefixes, it can become true later.
 	Identifiers bool
 }

@@ -271,7 +271,7 @@ func (s *Store) UseVTEPs(ctx context.Context, pool netip.Prefix) error {
 func (s *Store) reserveIdentifiers(t *txn, name string) error {
 	reserved, err := s.cluster.Plan.IdentifierPrefix()
 	if err != nil {
-		return refuse(Refused, "tenant %s: %v; nothing was changed", name, err)
+		return err
 	}
 	r, err := t.clusterRecord()
 	if err != nil || r.Identifiers {

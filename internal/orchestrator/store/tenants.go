@@ -71,6 +71,11 @@ func (s *Store) CreateTenantOn(
 			network,
 		)
 	}
+	if on.Has(tenant.Identifiers) {
+		if _, err := s.cluster.Plan.ILA(); err != nil {
+			return nil, refuse(Refused, "tenant %s: %v; nothing was changed", name, err)
+		}
+	}
 	if on.Has(tenant.OwnCIDRs) {
 		if err := tenant.CheckOverlays(s.cluster.Plan, overlays); err != nil {
 			return nil, refuse(Invalid, "%v", err)
