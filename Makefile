@@ -18,7 +18,7 @@ as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it create
 
 # The suites of `make long`, in its order. test/README.md describes each one and its duration.
 suites := policies routing restart churn chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
-    packets evpn paper bench
+    ila vm-ila packets evpn paper bench
 
 .PHONY: help build plugin demo check test tests long $(suites) survive fuzz-long deps lint generate generated vm budget
 
@@ -106,6 +106,8 @@ lint: deps ## gofmt, vet, staticcheck, clang warnings, clang-format
 	go vet -tags flannel ./test/flannel
 	go tool staticcheck ./...
 	go tool staticcheck -tags flannel ./test/flannel
+	go vet -tags kernel_ila ./internal/bench/scenario
+	go tool staticcheck -tags kernel_ila ./internal/bench/scenario
 	@for f in bpf/*.bpf.c; do echo "$(CLANG) -Wall -Werror $$f"; \
 	    $(CLANG) -target bpf -Ibpf -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror "$$f"; done
 	git ls-files 'bpf/*.c' 'bpf/*.h' ':!bpf/vmlinux.h' | xargs $(CLANG:clang%=clang-format%) --dry-run -Werror
@@ -242,6 +244,21 @@ vm: ## tests of PKG=./internal/datapath on Linux 6.12 in a virtual machine, RUN=
 vm-ovs: export PILASTER_TEST_OVS := system
 vm-ovs: ## network nimitz on the kernel datapath of Open vSwitch, with its flows in tc, on Linux 6.12 in a virtual machine
 	$(call suite) $(MAKE) vm CPUS=1 PKG=./internal/network/nimitz/ovs RUN='$(or $(RUN),TestPackets$$$$)'
+
+# Further suites have tenants on network ila beside others: attack, policies, and of make test: reset, CHECK, trace.
+ila: export PILASTER_TEST_NETWORK  := ila
+ila: export PILASTER_RESTART_KILLS := $(or $(KILLS),100)
+ila: export PILASTER_SOAK          := $(or $(SOAK),5m)
+ila: ## the suites restart and soak with tenants on network ila: KILLS=100 of agents and SOAK=5m
+	@$(as_root)
+	@$(MAKE) deps build
+	$(call suite,KILLS=$(PILASTER_RESTART_KILLS) SOAK=$(PILASTER_SOAK)) bash -ec \
+	    '$(go_test) -timeout 0 -run "^TestKills$$" ./test/restart; \
+	    env $(if $(SEED),PILASTER_SOAK_SEED=$(SEED)) $(go_test) -timeout 0 ./test/soak'
+
+# Most kernels lack the module ila.
+vm-ila: ## network ila with the kernel's ILA as its peer, on Linux 6.12 in a virtual machine
+	$(call suite) $(MAKE) vm CPUS=1 PKG='-tags kernel_ila ./internal/bench/scenario' RUN='$(or $(RUN),^TestKernelILA$$$$)'
 
 packets: export PACKETS := $(or $(PACKETS),1000000)
 packets: ## PACKETS=1000000 random packets of network ila, and as many forged ones

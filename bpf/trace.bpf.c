@@ -7,6 +7,7 @@
 
 #include "hooks/container.h"
 #include "hooks/uplink.h"
+#include "net/ila/stages.h"
 #include "net/nimitz/ovs_port.h"
 #include "net/nimitz/stages.h"
 
@@ -64,13 +65,15 @@ static __always_inline bool is_others(struct __sk_buff *skb, __u32 hook)
 /* trace_cache says whether the flow cache has the packet, as the program will find. */
 static __always_inline __u32 trace_cache(struct __sk_buff *skb, struct trace_state *s)
 {
-	struct flow_key key = {.src = s->src, .dst = s->dst, .generation = generation(), .path = path_of(&s->frame)};
+	struct flow_key key = {.src = s->src, .dst = s->dst};
 	struct flow *f;
 
 	if (s->version != 6 || s->hook == HOOK_TUNNEL || s->hook == HOOK_SWITCH ||
 	    (s->hook == HOOK_UPLINK_OUT && !macvlan))
 		return CACHE_UNUSED;
 	key.device = s->hook == HOOK_UPLINK_IN ? skb->ifindex : device_of(skb);
+	key.path = s->hook == HOOK_UPLINK_IN ? 0 : path_of(&s->frame);
+	key.generation = in_ila(&s->src) ? ila_generation() : generation();
 	f = flow_slot(&key);
 	return f && flow_matches(f, &key) && (f->egress == EGRESS_LOCAL || f->expires > bpf_jiffies64()) ? CACHE_HIT
 													 : CACHE_MISS;
@@ -162,6 +165,22 @@ int pil_nimitz(struct __sk_buff *skb)
 	if (!trace_state_of(skb))
 		trace_enter(skb, HOOK_CONTAINER);
 	return trace_leave(skb, nimitz_from_container(skb));
+}
+
+SEC("tc")
+int pil_ila(struct __sk_buff *skb)
+{
+	trace_enter(skb, HOOK_CONTAINER);
+	return trace_leave(skb, ila_from_container(skb));
+}
+
+/* pil_uplink_in has reported that the packet enters, unless it is one without tracing. */
+SEC("tc")
+int pil_ila_in(struct __sk_buff *skb)
+{
+	if (!trace_state_of(skb))
+		trace_enter(skb, HOOK_UPLINK_IN);
+	return trace_leave(skb, ila_from_fabric(skb));
 }
 
 SEC("tc")

@@ -3,16 +3,18 @@ package address
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"net/netip"
 )
 
 // ILA is how network ila uses the address space (draft-herbert-intarea-ila-01). Containers see addresses of the SIR
 // prefix. On the fabric the locator of a node, a /64 beside its node prefix, replaces the SIR prefix. The mapping is
-// checksum-neutral. An identifier has the type 011, the C bit, which is set on the fabric, a VNID of 28 bits, which is
-// the tenant's id, and an index of 32 bits.
+// checksum-neutral. An identifier has the type 011, the C bit, which is set on the fabric (unless NoCBit), a VNID of 28
+// bits, which is the tenant's id, and an index of 32 bits.
 type ILA struct {
 	Prefix netip.Prefix // has the SIR prefix and all locators
 	SIR    netip.Prefix
+	NoCBit bool // addresses on the fabric have no C bit, as with "neutral-map-auto" of the kernel's ILA
 	plan   Plan
 }
 
@@ -36,7 +38,7 @@ func LastBits(a netip.Addr) uint16 {
 // else.
 func (p Plan) ILA() (ILA, error) {
 	b := p.Base.Masked().Addr().As16()
-	bit := min(p.Base.Bits(), 33) - 1
+	bit := min(p.Base.Bits(), maxFlipped) - 1
 	b[bit/8] ^= 0x80 >> (bit % 8)
 	all := netip.PrefixFrom(netip.AddrFrom16(b), p.Base.Bits())
 	others := append([]netip.Prefix{p.Private, p.Gateway6}, Elsewhere...)
@@ -47,8 +49,40 @@ func (p Plan) ILA() (ILA, error) {
 			)
 		}
 	}
-	return ILA{all, netip.PrefixFrom(all.Addr(), NodeBits), p}, nil
+	return ILA{Prefix: all, SIR: netip.PrefixFrom(all.Addr(), NodeBits), plan: p}, nil
 }
+
+// ReservedILA returns the prefixes of network ila, whose addresses only containers have on the fabric; false if no
+// tenant uses them.
+func (p Plan) ReservedILA() (ILA, bool) {
+	if !p.Identifiers {
+		return ILA{}, false
+	}
+	i, err := p.ILA()
+	return i, err == nil
+}
+
+// ReservedPrefix returns the prefix that ReservedILA reserves; the zero Prefix if that is none.
+func (p Plan) ReservedPrefix() netip.Prefix {
+	i, _ := p.ReservedILA()
+	return i.Prefix
+}
+
+// IdentifierPrefix returns the prefix that a cluster with this plan reserves for its first tenant with identifiers.
+func (p Plan) IdentifierPrefix() (netip.Prefix, error) {
+	i, err := p.ILA()
+	return i.Prefix, err
+}
+
+// IsDerivedFrom reports whether a /64 can be the SIR prefix or a locator in the cluster of a node, whatever the length
+// of its base prefix is: ILA flips one of the first 33 bits.
+func IsDerivedFrom(p, node netip.Prefix) bool {
+	a, b := p.Addr().As16(), node.Addr().As16()
+	return bits.OnesCount64((binary.BigEndian.Uint64(a[:])^binary.BigEndian.Uint64(b[:]))>>(64-maxFlipped)) == 1
+}
+
+// maxFlipped is the last bit of a base prefix that distinguishes it from the prefix of network ila, from 1.
+const maxFlipped = 33
 
 // Locator returns the locator of a node. The node with number 0 has none: its locator would be the SIR prefix.
 func (i ILA) Locator(node netip.Prefix) (netip.Prefix, error) {
@@ -104,25 +138,30 @@ func (i ILA) Split(a netip.Addr) (id Identifier, ok bool) {
 }
 
 // ToWire returns the address on the fabric of a container at a locator.
-func (i ILA) ToWire(sir netip.Addr, locator netip.Prefix) netip.Addr { return AtLocator(sir, locator) }
-
-// AtLocator is ToWire; the result depends on the two arguments only.
-func AtLocator(sir netip.Addr, locator netip.Prefix) netip.Addr {
+func (i ILA) ToWire(sir netip.Addr, locator netip.Prefix) netip.Addr {
 	b, prefix := sir.As16(), locator.Addr().As16()
 	copy(b[:8], prefix[:8])
-	b[8] |= neutralBit >> 56
+	b[8] |= i.cBit()
 	return neutral(b, sum16(sir.As16()), sum16(b))
 }
 
 // ToSIR returns the address that containers see of one on the fabric; false if it is none.
 func (i ILA) ToSIR(wire netip.Addr) (netip.Addr, bool) {
 	b, prefix := wire.As16(), i.SIR.Addr().As16()
-	if b[8]&(neutralBit>>56) == 0 || LastBits(wire) == 0 {
+	if b[8]&(neutralBit>>56) != i.cBit() || LastBits(wire) == 0 {
 		return netip.Addr{}, false
 	}
 	copy(b[:8], prefix[:8])
-	b[8] &^= neutralBit >> 56
+	b[8] &^= i.cBit()
 	return neutral(b, sum16(wire.As16()), sum16(b)), true
+}
+
+// cBit returns the C bit in the first byte of an identifier on the fabric.
+func (i ILA) cBit() byte {
+	if i.NoCBit {
+		return 0
+	}
+	return neutralBit >> 56
 }
 
 // neutral changes the last 16 bits of an address so that its sum is no longer is but was.

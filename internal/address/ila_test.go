@@ -41,6 +41,31 @@ func TestILAPrefixes(t *testing.T) {
 	}
 }
 
+// TestReserved: only a plan with identifiers reserves their prefix. Locators and the SIR prefix are recognised as
+// derived from a node, other prefixes are not.
+func TestReserved(t *testing.T) {
+	plan, use := DefaultPlan(), testILA(t)
+	if p := plan.ReservedPrefix(); p.IsValid() {
+		t.Errorf("a plan without identifiers reserves %v", p)
+	}
+	plan.Identifiers = true
+	if p := plan.ReservedPrefix(); p != use.Prefix {
+		t.Errorf("reserved %v, want %v", p, use.Prefix)
+	}
+	locator, err := use.Locator(plan.Node(3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p, want := range map[netip.Prefix]bool{
+		locator: true, use.SIR: true, plan.Node(3): false, plan.Node(4): false,
+		netip.MustParsePrefix("fd71:696c:e100:3::/64"): false, netip.MustParsePrefix("2001:db8::/64"): false,
+	} {
+		if got := IsDerivedFrom(p, plan.Node(3)); got != want {
+			t.Errorf("%v is derived from %v: %v", p, plan.Node(3), got)
+		}
+	}
+}
+
 func TestLocators(t *testing.T) {
 	plan, ila := DefaultPlan(), testILA(t)
 	node := plan.Node(3)
@@ -116,8 +141,9 @@ func TestMappingIsNeutral(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		ila.NoCBit = !ila.NoCBit
 		wire := ila.ToWire(sir, locator)
-		if !locator.Contains(wire) {
+		if !locator.Contains(wire) || wire.As16()[8]&0x10 == 0 != ila.NoCBit {
 			t.Fatalf("%v at %v is %v", sir, locator, wire)
 		}
 		if was, is := sum16(sir.As16()), sum16(wire.As16()); was != is {
@@ -125,6 +151,11 @@ func TestMappingIsNeutral(t *testing.T) {
 		}
 		if back, ok := ila.ToSIR(wire); !ok || back != sir {
 			t.Fatalf("%v at %v is %v, and back %v", sir, locator, wire, back)
+		}
+		other := ila
+		other.NoCBit = !ila.NoCBit
+		if back, ok := other.ToSIR(wire); ok {
+			t.Fatalf("%v is read as %v by a node with another form", wire, back)
 		}
 	}
 }

@@ -15,13 +15,16 @@ const (
 	MaxPrivateBits = 10
 )
 
-// Plan is a cluster's use of the address space. It is constant for the life of the cluster.
+// Plan is a cluster's use of the address space. Its prefixes are constant for the life of the cluster.
 type Plan struct {
 	Base    netip.Prefix // the /64s of nodes are allocated from it
 	Private netip.Prefix // where ciphertexts lie
 	// Every node has a block of virtual addresses in each of these prefixes. By virtual addresses, containers with
 	// overlay addresses and hosts on the underlay reach each other (NIMITZ §3.1). The zero Prefix means none.
 	Gateway4, Gateway6 netip.Prefix
+	// A tenant uses identifiers as addresses, or has used them, so that nodes reserve their prefix (ReservedPrefix).
+	// Unlike the prefixes, it can become true later.
+	Identifiers bool
 }
 
 // Prefix lengths of a node's block in the gateway prefixes. 100.64.0.0/10 has 16,384 blocks of 256 addresses.

@@ -111,6 +111,9 @@ var kinds = []kind{
 // ofVXLAN is the minimum ratio of the best kind to kernel VXLAN.
 var ofVXLAN = map[string]float64{"TCP_RR": 1.5, "UDP_RR": 1.5, "TCP_CRR": 1.5, "TCP_STREAM": 1.25}
 
+// ofTunnel is the minimum ratio of a network without tunnels to kernel VXLAN.
+var ofTunnel = map[string]float64{"TCP_RR": 1.5, "UDP_RR": 1.5}
+
 const (
 	ofBound     = 0.97 // ratio to the same device without BPF, for every speed
 	ofClear     = 0.97 // ratio of an encrypted tenant to a clear one
@@ -132,6 +135,7 @@ func FullGates() []Gate {
 	}
 	gates = append(gates, atLeast("netpila", "netpila-clear", true, speeds(ofClear))...)
 	gates = append(gates, atLeast("ila", "netpila-clear", false, speeds(ofClear))...)
+	gates = append(gates, atLeast("ila", "vxlan", false, ofTunnel)...)
 	for _, local := range []string{"netpila-local", "netpila-local-macvlan"} {
 		gates = append(gates, atLeast(local, "native", false, speeds(ofLocal))...)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/daemon"
+	"pilaster.io/pilaster/internal/agent/hostnet"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/choice"
 	"pilaster.io/pilaster/internal/datapath"
@@ -91,8 +92,12 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 				return err
 			}
 			var path *datapath.Datapath
+			uses := config.Plan.Identifiers
 			o.OpenDriver = func(m state.Membership) (_ daemon.DriverCloser, err error) {
 				config.Cluster, config.NodePrefix, config.Plan = m.ClusterUUID, m.Prefix, m.Plan
+				if err := reserve(&config, uses); err != nil {
+					return nil, err
+				}
 				path, err = datapath.Open(config)
 				return path, err
 			}
@@ -166,6 +171,23 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 	_ = c.MarkFlagRequired("orchestrator")
 	_ = c.MarkFlagRequired("uplink")
 	return c
+}
+
+// reserve makes the data path reserve the prefix of identifiers, if the cluster or this node uses it. On a node without
+// a network that uses it, an overlap is only logged: a tenant elsewhere must not stop the node.
+func reserve(c *datapath.Config, uses bool) error {
+	c.Plan.Identifiers = c.Plan.Identifiers || uses
+	reserved := c.Plan.ReservedPrefix()
+	if !reserved.IsValid() {
+		return nil
+	}
+	err := hostnet.CheckReserved(reserved, c.Uplink)
+	if err != nil && !uses {
+		c.Log.Error("the cluster reserves a prefix of which this node has a part; this node does not reserve it: its "+
+			"other interfaces can send with the addresses of containers", "error", err)
+		c.Plan.Identifiers, err = false, nil
+	}
+	return err
 }
 
 // bindDevice adds the flag that selects the kind of device of new containers.

@@ -97,6 +97,7 @@ func newExplainCommand(env Env) *cobra.Command {
 	var socket agentSocket
 	var orchestrator orchestratorSocket
 	plan := address.DefaultPlan()
+	plan.Identifiers = true // unless an agent reports another plan
 	c := &cobra.Command{
 		Use:   "explain ADDRESS",
 		Short: "Decode an address",
@@ -217,7 +218,7 @@ func (s *agentSocket) explain(
 	if err := errors.Join(err, err2); err != nil {
 		return nil, nil, nil, fmt.Errorf("the agent's plan: %w", err)
 	}
-	asked := &address.Plan{Base: base, Private: private}
+	asked := &address.Plan{Base: base, Private: private, Identifiers: status.Msg.GetPlan().GetIdentifiers()}
 	for _, text := range status.Msg.GetPlan().GetGatewayPrefixes() {
 		gateway, err := netip.ParsePrefix(text)
 		switch {
@@ -294,8 +295,8 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 
 // explainIdentifier sets the fields of an address with an identifier; false if it has none.
 func (e *explanation) explainIdentifier(plan address.Plan) bool {
-	use, err := plan.ILA()
-	if err != nil {
+	use, reserved := plan.ReservedILA()
+	if !reserved {
 		return false
 	}
 	id, ok := use.Split(e.Address)

@@ -202,16 +202,21 @@ func kernelSeries(t *testing.T) string {
 // oncacheObject has programs that live on the same hooks, and the same budget file.
 const oncacheObject = "../oncache/oncache_bpfel.o"
 
+// ilaObject has the programs of a network, which share maps with those of the data path.
+const ilaObject = "../network/ila/tables/object_bpfel.o"
+
 // measureCosts loads the programs as load does for macvlans, because these need most programs, and those of the other
-// object. It reads the verifier's statistics of each program.
+// objects. It reads the verifier's statistics of each program.
 func measureCosts(t *testing.T) map[string]cost {
 	spec, err := bpfobj.LoadSpec()
 	must(t, err)
+	plan := address.DefaultPlan()
+	plan.Identifiers = true // with all checks
 	d := newDatapath(Config{
 		Device:       endpoint.Macvlan,
 		NodePrefix:   netip.MustParsePrefix("fd70:696c:6100:1::/64"),
-		Plan:         address.DefaultPlan(),
-		VTEP4:        netip.MustParsePrefix("192.0.2.0/24"), // with all checks
+		Plan:         plan,
+		VTEP4:        netip.MustParsePrefix("192.0.2.0/24"),
 		DirectTunnel: true,
 	})
 	d.Uplink, d.NodeFar = &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 100}}, 101
@@ -223,6 +228,19 @@ func measureCosts(t *testing.T) map[string]cost {
 	must(t, errors.Join(
 		spec.Variables["mark_mask"].Set(uint32(0xff)), // without a mask nothing is learnt
 		spec.Variables["tracks"].Set(err == nil)))     // without conntrack the kernel has no lookup
+	maps.Copy(costs, costsOf(t, spec))
+	spec, err = ebpf.LoadCollectionSpec(ilaObject)
+	must(t, err)
+	constants := d.constants(1, 1)
+	for _, name := range []string{"sir_prefix", "own_locator", "neutral_bit"} {
+		constants[name] = uint64(0x100000000000007)
+	}
+	constants["macvlan"] = false // the network has none
+	for name, value := range constants {
+		if v := spec.Variables[name]; v != nil {
+			must(t, v.Set(value))
+		}
+	}
 	maps.Copy(costs, costsOf(t, spec))
 	return costs
 }

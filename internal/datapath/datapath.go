@@ -53,6 +53,9 @@ type Datapath struct {
 	oldCounters  []*ebpf.Map // drop counters of other layouts
 	cookie       uint64      // of the node's network namespace
 	networkPins  []string    // of maps that LoadNetwork pinned
+	// what LoadNetwork loaded, by symbol, for the programs with tracing
+	networkMaps      map[string]*ebpf.Map
+	networkConstants map[string][]byte
 
 	knownTenantIDs sync.Map // tenant ids that this process wrote; they stay without an endpoint
 }
@@ -160,6 +163,7 @@ func newDatapath(c Config) *Datapath {
 		Devices: device.NewDevices(
 			&hook.Hooks{Host: hostLink, UplinkPrograms: map[uint32]*ebpf.Program{}},
 		), Policies: policymap.NewPolicies(hostLink, c.MaxRules), config: c, deviceReason: reason,
+		networkMaps: map[string]*ebpf.Map{}, networkConstants: map[string][]byte{},
 	}
 }
 

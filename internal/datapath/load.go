@@ -153,24 +153,33 @@ func (d *Datapath) migrateMaps() error {
 		}
 	}
 	for _, t := range d.pinnedMaps() {
-		m := own[t.name]
-		pins, err := filepath.Glob(filepath.Join(d.MapsDir(), t.name+"_*"))
-		if m == nil || err != nil {
+		if m := own[t.name]; m != nil {
+			if err := d.copyOtherSizes(m, t.name, t.pinName()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// copyOtherSizes copies into a map the entries of the other maps whose pins have its name, with another size.
+func (d *Datapath) copyOtherSizes(m *ebpf.Map, name, pinName string) error {
+	pins, err := filepath.Glob(filepath.Join(d.MapsDir(), name+"_*"))
+	if err != nil {
+		return err
+	}
+	for _, pin := range pins {
+		if filepath.Base(pin) == pinName {
 			continue
 		}
-		for _, pin := range pins {
-			if filepath.Base(pin) == t.pinName() {
-				continue
-			}
-			if err := bpfobj.ReadPinned(pin, func(old *ebpf.Map) error { return copyMap(m, old) }); err != nil {
-				return fmt.Errorf(
-					"%s has entries for which %s has no room: %w; packets flow as before: start the agent with the "+
-						"previous limit",
-					pin,
-					t.pinName(),
-					err,
-				)
-			}
+		if err := bpfobj.ReadPinned(pin, func(old *ebpf.Map) error { return copyMap(m, old) }); err != nil {
+			return fmt.Errorf(
+				"%s has entries for which %s has no room: %w; packets flow as before: start the agent with the "+
+					"previous limit",
+				pin,
+				pinName,
+				err,
+			)
 		}
 	}
 	return nil

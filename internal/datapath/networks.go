@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -44,8 +45,8 @@ const maxMapName = 15
 // LoadNetwork loads the programs and maps of a network that has an object file of its own. It sets the constants of
 // bpf/common that the object uses, and shares the maps of this data path with it by name: drop counters, events,
 // policies, sessions. The network's other maps are pinned under their names, with their sizes, so that they outlive the
-// process; like those of the data path they need a new name for a new layout. The caller fills them in Repair, makes
-// its entry program known by SetEntry, and closes the collection.
+// process; like those of the data path they need a new name for a new layout. Entries of maps of another size are
+// copied. The caller fills the maps in Repair, makes its entry program known by SetEntry, and closes the collection.
 func (d *Datapath) LoadNetwork(spec *ebpf.CollectionSpec) (*ebpf.Collection, error) {
 	for name, value := range d.constants(d.AcceptMark, d.cookie) {
 		if v := spec.Variables[name]; v != nil {
@@ -76,15 +77,31 @@ func (d *Datapath) LoadNetwork(spec *ebpf.CollectionSpec) (*ebpf.Collection, err
 	if err != nil {
 		return nil, fmt.Errorf("load the programs of a network: %w", err)
 	}
+	for symbol, m := range c.Maps {
+		if spec.Maps[symbol].Pinning != ebpf.PinByName {
+			continue
+		}
+		if err := d.copyOtherSizes(m, symbol, spec.Maps[symbol].Name); err != nil {
+			c.Close()
+			return nil, err
+		}
+		d.networkMaps[symbol] = m
+	}
+	for name, v := range spec.Variables {
+		if v.Constant() {
+			d.networkConstants[name] = slices.Clone(v.Value)
+		}
+	}
 	return c, nil
 }
 
-// ilaPart has what the programs of all hooks must know of network ila, also on a node without it: no other packet may
-// have addresses that only its containers have on the fabric. The rest of the network has an object file of its own.
+// ilaPart has what the programs of all hooks must know of network ila, also on a node without it, once a tenant uses
+// it: no other packet may have addresses that only its containers have on the fabric. The rest of the network has an
+// object file of its own.
 func ilaPart() networkPart {
 	return networkPart{constants: func(d *Datapath) map[string]any {
 		prefix, mask := uint64(math.MaxUint64), uint64(0) // no address has it
-		if ila, err := d.config.Plan.ILA(); err == nil {
+		if ila, reserved := d.config.Plan.ReservedILA(); reserved {
 			prefix, mask = prefixWords(ila.Prefix)
 		}
 		return map[string]any{bpfobj.PilasterVarIlaPrefix: prefix, bpfobj.PilasterVarIlaMask: mask}
@@ -93,8 +110,8 @@ func ilaPart() networkPart {
 
 // locator returns the locator of this node; false if it has none.
 func (d *Datapath) locator() (netip.Prefix, bool) {
-	ila, err := d.config.Plan.ILA()
-	if err != nil {
+	ila, reserved := d.config.Plan.ReservedILA()
+	if !reserved {
 		return netip.Prefix{}, false
 	}
 	locator, err := ila.Locator(d.config.NodePrefix)

@@ -85,17 +85,12 @@ const (
 	classProgram = 2
 )
 
-// uplinkClasses returns the destinations on this node that belong to networks beside netpila, most specific first. A
-// node with macvlans has no tunnels. With direct, a program gets tunnel packets before the VXLAN device.
+// uplinkClasses returns the destinations on this node that belong to networks beside netpila, whose packets are
+// compared with no class. The classes exclude each other; each costs a packet of a later one two comparisons. A node
+// with macvlans has no tunnels. With direct, a program gets tunnel packets before the VXLAN device.
 func (d *Datapath) uplinkClasses(direct bool) (classes [uplinkClasses]bpfobj.PilasterUplinkClass) {
 	var all []bpfobj.PilasterUplinkClass
 	defer func() { copy(classes[:], all) }()
-	if locator, ok := d.locator(); ok {
-		to := bpfobj.ToAddr(locator.Addr())
-		all = append(all, bpfobj.PilasterUplinkClass{
-			Hi: to.Hi, HiMask: math.MaxUint64, Action: classProgram, Program: hook.UplinkILA,
-		})
-	}
 	gateway := bpfobj.ToAddr(address.Plain{Node: d.config.NodePrefix, App: address.GatewayApp}.Addr())
 	apps := bpfobj.ToAddr(netip.MustParseAddr("::ffff:ffff:ff00:0")) // tenant id and app
 	all = append(all, bpfobj.PilasterUplinkClass{
@@ -111,6 +106,12 @@ func (d *Datapath) uplinkClasses(direct bool) (classes [uplinkClasses]bpfobj.Pil
 			tunnel.Program = hook.UplinkTunnel
 		}
 		all = append(all, tunnel)
+	}
+	if locator, ok := d.locator(); ok {
+		to := bpfobj.ToAddr(locator.Addr())
+		all = append(all, bpfobj.PilasterUplinkClass{
+			Hi: to.Hi, HiMask: math.MaxUint64, Action: classProgram, Program: hook.UplinkILA,
+		})
 	}
 	return classes
 }

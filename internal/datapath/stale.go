@@ -1,11 +1,9 @@
 package datapath
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/bits"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -237,18 +235,14 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 	return append(private, all...), nil
 }
 
-// isDerived reports whether a prefix can be one that follows from a node prefix, for containers whose addresses on the
-// fabric are not those that they see: only one of the first 33 bits differs (package address).
+// isDerived reports whether a prefix can be one of containers whose addresses on the fabric are not those that they
+// see.
 func isDerived(p, own netip.Prefix, nodes map[netip.Prefix]bool) bool {
-	beside := func(node netip.Prefix) bool {
-		a, b := p.Addr().As16(), node.Addr().As16()
-		return bits.OnesCount64((binary.BigEndian.Uint64(a[:])^binary.BigEndian.Uint64(b[:]))>>31) == 1
-	}
-	if own.IsValid() && beside(own) {
+	if own.IsValid() && address.IsDerivedFrom(p, own) {
 		return true
 	}
 	for node, is := range nodes {
-		if is && beside(node) {
+		if is && address.IsDerivedFrom(p, node) {
 			return true
 		}
 	}

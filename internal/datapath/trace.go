@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -58,8 +59,9 @@ func (d *Datapath) DeviceName(number uint32) string {
 // uplink and on the tunnel. When ctx ends, it puts those back. If this process ends before, the tracing programs
 // forward packets as the others do, and Restore replaces them like those of another build.
 func (d *Datapath) Follow(ctx context.Context, f dpapi.PacketFilter) (<-chan dpapi.PacketEvent, error) {
-	programs, err := follow.Load(f, &d.Objects, func(spec *ebpf.CollectionSpec) error {
-		return errors.Join(d.setConstants(spec, d.AcceptMark, d.cookie), d.withoutDirectTunnel(spec))
+	programs, err := follow.Load(f, &d.Objects, d.networkMaps, func(spec *ebpf.CollectionSpec) error {
+		return errors.Join(d.setConstants(spec, d.AcceptMark, d.cookie), d.setNetworkConstants(spec),
+			d.withoutDirectTunnel(spec))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("trace packets: %w; packets flow as before", err)
@@ -68,21 +70,23 @@ func (d *Datapath) Follow(ctx context.Context, f dpapi.PacketFilter) (<-chan dpa
 		d.StandIns.Store(id, true)
 	}
 	restore := func() error {
-		err := d.attachTraced(f)
+		err := errors.Join(d.attachTraced(f), d.AttachUplinkPrograms())
 		isTracing := func(id ebpf.ProgramID) bool { return slices.Contains(programs.IDs(), id) }
 		for _, r := range f.Senders {
-			err = errors.Join(err, host.IgnoreGone(d.SwapEntry(r, isTracing, entryPrograms(&d.Objects))))
+			err = errors.Join(err, host.IgnoreGone(d.SwapEntry(r, isTracing, d.entryPrograms())))
 		}
 		for _, id := range programs.IDs() {
 			d.StandIns.Delete(id)
 		}
 		return errors.Join(err, programs.Close())
 	}
-	err = d.withPrograms(programs).attachTraced(f)
-	tracing, own := programs.Objects(d.Objects), d.entryIDs()
+	err = errors.Join(d.attachTracedUplink(programs), d.withPrograms(programs).attachTraced(f))
+	own, objects := d.entryIDs(), programs.Objects(d.Objects)
+	tracing := entryPrograms(&objects)
+	maps.Copy(tracing, programs.OfNetworks())
 	for _, r := range f.Senders {
 		isOwn := func(id ebpf.ProgramID) bool { return own[id] }
-		err = errors.Join(err, host.IgnoreGone(d.SwapEntry(r, isOwn, entryPrograms(&tracing))))
+		err = errors.Join(err, host.IgnoreGone(d.SwapEntry(r, isOwn, tracing)))
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("trace packets: %w", err), restore())
@@ -126,10 +130,47 @@ func entryPrograms(o *bpfobj.PilasterObjects) map[string]*ebpf.Program {
 	}
 }
 
+// entryPrograms returns those of this data path.
+func (d *Datapath) entryPrograms() map[string]*ebpf.Program {
+	all := entryPrograms(&d.Objects)
+	for _, e := range d.Entries() {
+		all[e.Name] = e.Program
+	}
+	return all
+}
+
+// setNetworkConstants sets the constants of networks with object files of their own.
+func (d *Datapath) setNetworkConstants(spec *ebpf.CollectionSpec) error {
+	for name, value := range d.networkConstants {
+		if v := spec.Variables[name]; v != nil {
+			if err := v.Set(value); err != nil {
+				return fmt.Errorf("set %s: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// attachTracedUplink replaces the programs to which those of the uplink hand packets.
+func (d *Datapath) attachTracedUplink(programs *follow.Programs) error {
+	for index, p := range d.UplinkPrograms {
+		info, err := p.Info()
+		if err != nil {
+			return err
+		}
+		if tracing := programs.OfNetworks()[info.Name]; tracing != nil {
+			if err := d.Objects.PilUplinksV1.Put(index, tracing); err != nil {
+				return fmt.Errorf("set program %s for packets from the uplink: %w", info.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
 // entryIDs returns the ids of this data path's own entry programs.
 func (d *Datapath) entryIDs() map[ebpf.ProgramID]bool {
 	ids := map[ebpf.ProgramID]bool{}
-	for _, p := range entryPrograms(&d.Objects) {
+	for _, p := range d.entryPrograms() {
 		if info, err := p.Info(); err == nil {
 			id, _ := info.ID()
 			ids[id] = true

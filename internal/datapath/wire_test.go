@@ -161,6 +161,7 @@ func (n *testNode) configure(t testing.TB, peer *testNode) {
 func (n *testNode) open(t testing.TB, kind string) {
 	t.Helper()
 	plan := address.DefaultPlan()
+	plan.Identifiers = true
 	plan.Base = netip.PrefixFrom(n.prefix.Addr(), plan.Base.Bits()).Masked() // that of its region
 	must(t, n.ns.Do(func() (err error) {
 		n.datapath, err = Open(Config{

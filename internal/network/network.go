@@ -43,7 +43,7 @@ type Indexes interface {
 // Network is one network on one node. It receives records with its own attachments only. Calls for one endpoint are
 // sequential, and every call except Prepare is idempotent. Optional interfaces are MappingSink, DropCounter,
 // SwitchInfo, PolicyGuard, GatewayProvider, LocatorProvider,
-// AppProvider and Runner. A network that holds resources is an io.Closer; Close keeps
+// AppProvider, FormProvider, Located and Runner. A network that holds resources is an io.Closer; Close keeps
 // everything that packets need.
 type Network interface {
 	Addresses
@@ -116,6 +116,29 @@ type PolicyGuard interface {
 // route to this node.
 type LocatorProvider interface {
 	Locator() netip.Prefix // a /64
+	// OnFabric returns the address that the fabric sees of a container of this node.
+	OnFabric(endpoint.Attachment) netip.Addr
+}
+
+// FormProvider is a network with a choice of how addresses are written in packets on the fabric. Nodes with different
+// forms do not reach each other.
+type FormProvider interface {
+	Form() string // as flags of the agent
+}
+
+// Located is a network of which a trace reads where containers are.
+type Located interface {
+	// Locate returns what the tables in the kernel say about a container's address; false if they have nothing.
+	Locate(netip.Addr) (Location, bool, error)
+	// OnWire returns the addresses on the fabric of a packet between two locators.
+	OnWire(src, dst netip.Addr, from, to netip.Prefix) (wireSrc, wireDst netip.Addr)
+}
+
+// Location is where a container is.
+type Location struct {
+	Device, Endpoint uint32 // on this node; 0: on another one
+	Locator, Node    netip.Prefix
+	Entry            string // the table and its entry, as text
 }
 
 // AppProvider is a network that knows the apps of containers on other nodes.

@@ -258,6 +258,20 @@ func TestNimitz(t *testing.T) {
 	}
 }
 
+// TestILA: a node of network ila has an entry for each of its containers, and a mapping for each container elsewhere of
+// the tenants that it hosts: containers of a node times other nodes, which are 79,920 for 1,000 nodes with 80 each.
+func TestILA(t *testing.T) {
+	t.Parallel()
+	r := play(t, `{network: ila, nodes: 10, containersPerNode: 3, tenants: 2, events: [
+		{do: grow, by: 10%}, {do: restart-job, by: 5}, {do: crash, by: 3}, {do: reconnect},
+		{do: restart-orchestrator}, {do: shrink, by: 2}]}`)
+	const here, others = 3, 3 * 8
+	want := []Entries{{"ila-locals", here, here, here}, {"ila-mappings", others, others, others}}
+	if !slices.Equal(r.Entries, want) {
+		t.Errorf("got entries %+v, want %+v", r.Entries, want)
+	}
+}
+
 // TestTenantsMove: if a node's containers are replaced by containers of another tenant, the node no longer hosts the
 // old tenant and releases its subnet.
 func TestTenantsMove(t *testing.T) {

@@ -135,16 +135,41 @@ var breakagesOf = map[string][]breakage{
 	},
 }
 
+// breakagesOfILA are damages of an endpoint on network ila.
+var breakagesOfILA = []breakage{
+	{"ila, address", breakages[0].do, "address fd"},
+	{"ila, neighbour", breakages[2].do, "neighbour fe80::1"},
+	{"ila, entry", func(v victim) error {
+		a := netip.MustParseAddr(v.attachment().Address).As16()
+		return v.forget("ila_locals_v1", a[8:])
+	}, "the entry of fd70:696c:e100:"},
+	{"ila, program", func(v victim) error {
+		return v.host.FilterDel(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: v.peer.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1,
+			Protocol: unix.ETH_P_ALL,
+		}})
+	}, "program pil_ila is not on {}"},
+}
+
 // testCheck checks one breakage after another, each on a new endpoint. DEL must succeed after each breakage.
 func testCheck(t *testing.T, n *node) {
-	n.configure(t, "check", conflist(t, "1.1.0", "check", map[string]any{"tenant": "blue"}))
-	tool := newCNITool(t, n, "check")
+	detects(t, n, "blue", slices.Concat(breakages, breakagesOf[labtest.Device()]))
+	if labtest.Device() == endpoint.Veth {
+		detects(t, n, "silver", breakagesOfILA)
+	}
+}
+
+func detects(t *testing.T, n *node, tenant string, all []breakage) {
+	t.Helper()
+	name := "check-" + tenant
+	n.configure(t, name, conflist(t, "1.1.0", name, map[string]any{"tenant": tenant}))
+	tool := newCNITool(t, n, name)
 	outside, err := n.lab.Namespace(n.name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer outside.Close()
-	for _, b := range slices.Concat(breakages, breakagesOf[labtest.Device()]) {
+	for _, b := range all {
 		t.Run(b.name, func(t *testing.T) {
 			ctx := labtest.Context(t)
 			ns := n.container(t, "c1")

@@ -95,10 +95,14 @@ func conflist(t *testing.T, version, name string, plugin map[string]any) []byte 
 
 // TestCNITool covers the verbs and their failures. All subtests share one lab.
 func TestCNITool(t *testing.T) {
-	n := newNode(t, labtest.New(t, lab.Spec{
+	spec := lab.Spec{
 		Nodes:   []string{"n1"},
 		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "glass", Addressing: tenant.Clear}},
-	}), "n1")
+	}
+	if labtest.Device() != endpoint.Macvlan {
+		spec.Tenants = append(spec.Tenants, lab.Tenant{Name: "silver", Network: tenant.ILA})
+	}
+	n := newNode(t, labtest.New(t, spec), "n1")
 	t.Run("example", func(t *testing.T) { testExample(t, n) })
 	t.Run("result", func(t *testing.T) { testResult(t, n) })
 	t.Run("precedence", func(t *testing.T) { testPrecedence(t, n) })

@@ -45,6 +45,10 @@ func newNode(t *testing.T, mounted bool) *node {
 		Name: labtest.Name(t), Nodes: []string{name}, Tenants: []lab.Tenant{{Name: "blue"}},
 		Containers: []lab.Container{{Name: "b1", Node: name, Tenant: "blue"}, {Name: "b2", Node: name, Tenant: "blue"}},
 	}
+	if labtest.Device() != endpoint.Macvlan { // network ila has no macvlans
+		spec.Tenants = append(spec.Tenants, lab.Tenant{Name: "silver", Network: "ila"})
+		spec.Containers = append(spec.Containers, lab.Container{Name: "s1", Node: name, Tenant: "silver"})
+	}
 	folder := filepath.Join(lab.DefaultRoot, spec.Name)
 	n.bpffs = filepath.Join(folder, "bpf", name)
 	if mounted {

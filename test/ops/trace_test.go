@@ -130,7 +130,8 @@ func TestTrace(t *testing.T) {
 	l := tracingLab{labtest.New(t, lab.Spec{
 		Nodes: []string{"n1", "n2"}, Device: endpoint.Veth, // macvlans do not support network nimitz
 		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "clear", Addressing: "clear"},
-			{Name: "green", Network: "nimitz", CIDRs: overlay}, {Name: "lime", Network: "nimitz", CIDRs: overlay}},
+			{Name: "green", Network: "nimitz", CIDRs: overlay}, {Name: "lime", Network: "nimitz", CIDRs: overlay},
+			{Name: "silver", Network: "ila"}},
 		Containers: []lab.Container{
 			{Name: "b1", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "front"}},
 			{Name: "b2", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},
@@ -142,15 +143,19 @@ func TestTrace(t *testing.T) {
 			{Name: "g3", Node: "n1", Tenant: "green", Labels: map[string]string{"app": "db"}},
 			// with the addresses of g1 and g2
 			{Name: "l1", Node: "n1", Tenant: "lime"}, {Name: "l2", Node: "n2", Tenant: "lime"},
+			{Name: "s1", Node: "n1", Tenant: "silver", Labels: map[string]string{"app": "front"}},
+			{Name: "s2", Node: "n2", Tenant: "silver", Labels: map[string]string{"app": "web"}},
+			{Name: "s3", Node: "n1", Tenant: "silver", Labels: map[string]string{"app": "web"}},
 		},
 	}), labtest.Binary(t)}
 	ctx := labtest.Context(t)
-	for _, tenant := range []string{"blue", "green"} {
+	for _, tenant := range []string{"blue", "green", "silver"} {
 		_, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant,
 			Documents: []string{webOnly}}))
 		must(t, err)
 	}
-	for _, pair := range [][2]string{{"b1", "b3"}, {"g1", "g2"}} { // neighbours are known, and policies are in force
+	for _, pair := range [][2]string{{"b1", "b3"}, {"g1", "g2"}, {"s1", "s2"}} {
+		// Then neighbours are known, and policies are in force.
 		for {
 			echo, err := l.Ping(ctx, pair[0], pair[1], packet.PingOptions{Timeout: 100 * time.Millisecond})
 			if must(t, err); !echo.Reached() {
@@ -203,6 +208,18 @@ func TestTrace(t *testing.T) {
 		{"g1", "g3", "icmp", trace.Delivered, "",
 			"n1 container, n1 register, n1 forwarding, n1 policy, n1 policy, n1 deliver",
 			"n1 container, n1 policy, n1 policy, n1 forwarding, n1 deliver", "echo reply"},
+		{"s1", "s2", "tcp/80", trace.Delivered, "",
+			"n1 container, n1 translate, n1 next hop, n1 policy, " +
+				"n2 uplink, n2 endpoint, n2 policy, n2 translate, n2 deliver",
+			"n1 container, n1 policy, n1 translate, n1 uplink, n2 uplink, n2 policy, n2 deliver", "refused"},
+		{"s1", "s2", "tcp/81", trace.Dropped, "policy-denied",
+			"n1 container, n1 translate, n1 next hop, n1 policy, n2 uplink, n2 endpoint, n2 policy",
+			"n1 container, n1 policy, n1 translate, n1 uplink, n2 uplink, n2 policy", ""},
+		{"s1", "s3", "tcp/80", trace.Delivered, "",
+			"n1 container, n1 endpoint, n1 policy, n1 policy, n1 deliver",
+			"n1 container, n1 policy, n1 policy, n1 deliver", "refused"},
+		{"s1", "c2", "udp/53", trace.Dropped, "dst-not-private", "n1 container, n1 translate", "n1 container, n1 drop",
+			""},
 	} {
 		dry, dryStatus := l.trace(ctx, t, c.from, c.to, c.protocol, "--dry-run")
 		live, liveStatus := l.trace(ctx, t, c.from, c.to, c.protocol)
@@ -226,6 +243,17 @@ func TestTrace(t *testing.T) {
 			continue
 		}
 		l.sameAddresses(t, name, dry, live)
+	}
+	to, err := l.Address("s2")
+	must(t, err)
+	absent := to.As16()
+	absent[12] ^= 0xee
+	for _, flags := range [][]string{{"--dry-run"}, {}} {
+		args := append([]string{"s1", netip.AddrFrom16(absent).String(), "udp/53"}, flags...)
+		shown, status := l.trace(ctx, t, args...)
+		if shown.Drop != "no-mapping" || status != 1 {
+			t.Errorf("to no container %v: %s, exit %d; want no-mapping", flags, shown.Drop, status)
+		}
 	}
 }
 

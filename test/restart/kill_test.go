@@ -20,6 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
@@ -43,7 +44,7 @@ func TestKills(t *testing.T) {
 	builds := newBuilds(t)
 	l := labtest.New(t, lab.Spec{
 		Nodes:   []string{"n1", "n2"},
-		Tenants: []lab.Tenant{{Name: "blue"}},
+		Tenants: []lab.Tenant{{Name: "blue", Network: labtest.Network()}},
 		Containers: []lab.Container{
 			{Name: "left", Node: "n1", Tenant: "blue"},
 			{Name: "right", Node: "n2", Tenant: "blue"},
@@ -233,7 +234,10 @@ func (k *killer) ready(node string) {
 // counted checks that the node counted each datagram to an address without a container once, whichever build dropped
 // it.
 func (k *killer) counted(node string, sent uint64) {
-	const reason = "dst-undecryptable"
+	reason := "dst-undecryptable"
+	if labtest.Network() == tenant.ILA {
+		reason = "no-mapping"
+	}
 	status, err := k.lab.Agent(node).Status(k.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
 	k.must(err)
 	for _, d := range status.Msg.Drops {
@@ -289,6 +293,9 @@ func (k *killer) onlyOne(node string) {
 		}
 	}
 	want := map[string]uint32{"endpoints": 1, "tenants": 1, "sources": 1, "locals": 1}
+	if labtest.Network() == tenant.ILA {
+		want = map[string]uint32{"endpoints": 1, "tenants": 1, "ila-locals": 1, "ila-mappings": 1}
+	}
 	if labtest.Device() != endpoint.Macvlan {
 		want["devices"] = 1 // a macvlan is not in the node's namespace
 	}

@@ -12,6 +12,7 @@ import (
 
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 const (
@@ -57,7 +58,7 @@ func startStream(ctx context.Context, t *testing.T, l *lab.Lab, from, to string)
 // send runs on a thread in the sender's namespace.
 func (s *stream) send(ctx context.Context, address netip.Addr) error {
 	to := &unix.SockaddrInet6{Port: port, Addr: address.As16()}
-	nowhere := &unix.SockaddrInet6{Port: port, Addr: netip.MustParseAddr("fc12::1").As16()}
+	nowhere := &unix.SockaddrInet6{Port: port, Addr: withoutContainer(address).As16()}
 	fd, from := -1, firstPort
 	defer func() { unix.Close(fd) }()
 	next := time.Now()
@@ -86,6 +87,16 @@ func (s *stream) send(ctx context.Context, address netip.Addr) error {
 		}
 	}
 	return nil
+}
+
+// withoutContainer returns an address to which a container with such an address has a route.
+func withoutContainer(a netip.Addr) netip.Addr {
+	if labtest.Network() == tenant.ILA {
+		bytes := a.As16()
+		bytes[12] ^= 0xee // of its tenant
+		return netip.AddrFrom16(bytes)
+	}
+	return netip.MustParseAddr("fc12::1")
 }
 
 // note records the arrival of a datagram.

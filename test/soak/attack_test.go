@@ -20,6 +20,10 @@ func (s *soak) attack() {
 		return
 	}
 	victim := s.up[s.pick(everyone)]
+	if onILA {
+		s.attackILA(victim)
+		return
+	}
 	p := packet.Packet{Source: victim.Plaintext, Destination: victim.Plaintext,
 		Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: []byte("forged")}}
 	elsewhere := netip.MustParsePrefix(s.prefix(s.pick(slices.DeleteFunc(slices.Clone(nodes),
@@ -54,6 +58,51 @@ func (s *soak) attack() {
 		if netip.MustParsePrefix(s.prefix(g.node)).Contains(p.Source) {
 			return // the source is of the same node
 		}
+		s.forge("released address", "no-endpoint", g.node, p)
+	case 4:
+		s.steal(victim, p)
+	}
+}
+
+// attackILA is attack on network ila.
+func (s *soak) attackILA(victim *container) {
+	here := s.locator(s.prefix(victim.Node))
+	elsewhere := s.pick(slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == victim.Node }))
+	p := packet.Packet{Source: ila.ToWire(victim.Address, here), Destination: ila.ToWire(victim.Address, here),
+		Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: []byte("forged")}}
+	// of returns the address of a container that need not exist.
+	of := func(tenant string) netip.Addr {
+		b := ila.Range(address.TenantID(s.current[tenant])).Addr().As16()
+		b[12], b[15] = 0xee, 1
+		return netip.AddrFrom16(b)
+	}
+	others := slices.DeleteFunc(slices.Clone(tenants), func(t string) bool { return t == victim.Tenant })
+	switch s.random.IntN(5) {
+	case 0:
+		p.Source = ila.ToWire(of(s.pick(others)), s.locator(s.prefix(elsewhere)))
+		s.forge("another tenant", "tenant-mismatch", victim.Node, p)
+	case 1:
+		peers := s.names(func(c *container) bool { return c.Tenant == victim.Tenant && c.Node != victim.Node })
+		if len(peers) == 0 {
+			return
+		}
+		peer := s.up[s.pick(peers)]
+		third := slices.DeleteFunc(slices.Clone(nodes), func(n string) bool {
+			return n == victim.Node || n == peer.Node
+		})
+		p.Source = ila.ToWire(peer.Address, s.locator(s.prefix(third[0])))
+		s.forge("another locator", "locator-mismatch", victim.Node, p)
+	case 2:
+		s.forge("own prefix", "own-source", victim.Node, p)
+	case 3:
+		graves := slices.Sorted(maps.Keys(s.gone))
+		if len(graves) == 0 {
+			return
+		}
+		g := s.gone[s.pick(graves)]
+		elsewhere = s.pick(slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == g.node }))
+		p.Source = ila.ToWire(of(g.tenant), s.locator(s.prefix(elsewhere)))
+		p.Destination = ila.ToWire(g.plaintext, s.locator(s.prefix(g.node)))
 		s.forge("released address", "no-endpoint", g.node, p)
 	case 4:
 		s.steal(victim, p)

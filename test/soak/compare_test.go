@@ -21,6 +21,42 @@ func (s *soak) compare() {
 	s.compareReach()
 	s.compareReleased()
 	s.compareEntries()
+	s.compareMappings()
+}
+
+// compareMappings waits until each node has the mappings of the containers elsewhere of the tenants that it hosts, and
+// no others. Only network ila has mappings.
+func (s *soak) compareMappings() {
+	for _, node := range nodes {
+		if !onILA || slices.Contains(s.away, node) {
+			continue
+		}
+		want := 0
+		for _, tenant := range tenants {
+			here := len(s.names(func(c *container) bool { return c.Tenant == tenant && c.Node == node }))
+			if here > 0 {
+				want += len(s.names(func(c *container) bool { return c.Tenant == tenant })) - here
+			}
+		}
+		s.eventually(func() string {
+			if used := s.tables(node); used["ila-mappings"] != uint32(want) {
+				return fmt.Sprintf("%s has %d mappings, want %d", node, used["ila-mappings"], want)
+			}
+			return ""
+		})
+		s.answers["mappings"]++
+	}
+}
+
+// tables returns how many entries the tables of a node have.
+func (s *soak) tables(node string) map[string]uint32 {
+	status, err := s.lab.Agent(node).Status(s.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
+	s.must(err)
+	used := map[string]uint32{"endpoints": status.Msg.Endpoints}
+	for _, e := range status.Msg.Datapath.Entries {
+		used[e.Table] = e.Used
+	}
+	return used
 }
 
 // reaches is the model of the packet path. Two containers reach each other if they are of one tenant, unless they are
@@ -61,9 +97,12 @@ func (s *soak) compareNodes() {
 	for _, name := range s.names(func(*container) bool { return true }) {
 		c := s.up[name]
 		for _, node := range nodes {
-			echoes = append(echoes, &echo{from: node, to: c.Address, must: node == c.Node && !s.still(node)})
+			must := node == c.Node && !s.still(node) && !onILA
+			echoes = append(echoes, &echo{from: node, to: c.Address, must: must})
 		}
-		echoes = append(echoes, &echo{from: name, to: c.node})
+		if !onILA {
+			echoes = append(echoes, &echo{from: name, to: c.node})
+		}
 	}
 	group, ctx := errgroup.WithContext(s.Context())
 	group.SetLimit(16)
@@ -174,14 +213,12 @@ func (s *soak) compareEntries() {
 				}
 			}
 		}
-		status, err := s.lab.Agent(node).Status(s.Context(), connect.NewRequest(&pilasterv1.StatusRequest{}))
-		s.must(err)
-		used := map[string]uint32{"endpoints": status.Msg.Endpoints}
-		for _, e := range status.Msg.Datapath.Entries {
-			used[e.Table] = e.Used
+		used := s.tables(node)
+		all := map[string]int{"endpoints": here, "sources": here, "locals": here, "tenants": ids, "keys": keys}
+		if onILA {
+			all = map[string]int{"endpoints": here, "ila-locals": here, "sources": 0, "locals": 0, "keys": 0}
 		}
-		for table, want := range map[string]int{"endpoints": here, "sources": here, "locals": here, "tenants": ids,
-			"keys": keys} {
+		for table, want := range all {
 			s.answered("entries", used[table], want, "table %s of %s; all tables: %v", table, node, used)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
@@ -39,8 +40,11 @@ func (s *soak) add(c lab.Container) {
 	s.must(err)
 	s.did("add", "%s of %s on %s", c.Name, c.Tenant, c.Node)
 	s.answered("id of a new container", got.Msg.Endpoint.TenantId, s.current[c.Tenant], "%+v", status)
-	node, err := netip.ParseAddr(got.Msg.Endpoint.NodeAddress)
-	s.must(err)
+	var node netip.Addr // on network ila the node has none
+	if !onILA {
+		node, err = netip.ParseAddr(got.Msg.Endpoint.NodeAddress)
+		s.must(err)
+	}
 	s.up[c.Name] = &container{status, got.Msg.Endpoint.TenantId, node}
 }
 
@@ -49,6 +53,9 @@ func (s *soak) remove(name string) {
 	s.must(s.lab.RemoveContainer(s.Context(), name))
 	s.released[name] = c.Address
 	s.gone[name] = removed{c.Node, c.Tenant, c.Plaintext}
+	if onILA {
+		s.gone[name] = removed{c.Node, c.Tenant, c.Address}
+	}
 	delete(s.up, name)
 	s.did("remove", "%s of %s on %s", name, c.Tenant, c.Node)
 	s.retire(c.Tenant)
@@ -198,6 +205,10 @@ func (s *soak) partition() {
 
 // during makes changes while a node cannot reach the orchestrator.
 func (s *soak) during(node string) {
+	if onILA { // tenants have no keys, and the cluster allocates addresses
+		s.compareReach()
+		return
+	}
 	tenant := s.pick(tenants)
 	var announced uint32
 	if len(s.live[tenant]) < 4 {
@@ -294,10 +305,26 @@ func (s *soak) reset() {
 	now := s.prefix(node)
 	s.answered("prefix of a new node", now != was, true, "%s had %s, now has %s", node, was, now)
 	via := farSide(1 + slices.Index(nodes, node)).String()
-	s.command(lab.Router, "ip", "-6", "route", "del", was)
-	s.command(lab.Router, "ip", "-6", "rule", "del", "iif", node, "from", was)
-	s.command(lab.Router, "ip", "-6", "route", "replace", now, "via", via)
-	s.command(lab.Router, "ip", "-6", "rule", "add", "iif", node, "from", now, "lookup", "main", "priority", "1000")
+	for _, p := range [][2]string{{was, now}, {s.locator(was).String(), s.locator(now).String()}} {
+		s.command(lab.Router, "ip", "-6", "route", "del", p[0])
+		s.command(lab.Router, "ip", "-6", "rule", "del", "iif", node, "from", p[0])
+		s.command(lab.Router, "ip", "-6", "route", "replace", p[1], "via", via)
+		s.command(lab.Router, "ip", "-6", "rule", "add", "iif", node, "from", p[1], "lookup", "main", "priority",
+			"1000")
+		if !onILA {
+			break
+		}
+	}
+}
+
+// ila is the use of addresses by network ila in labs.
+var ila, _ = address.DefaultPlan().ILA()
+
+// locator returns the locator of a node with a prefix.
+func (s *soak) locator(prefix string) netip.Prefix {
+	l, err := ila.Locator(netip.MustParsePrefix(prefix))
+	s.must(err)
+	return l
 }
 
 func resetCommand(ns *netns.Namespace, binary string, flags ...string) ([]byte, error) {

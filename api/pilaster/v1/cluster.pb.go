@@ -76,15 +76,18 @@ func (Addressing) EnumDescriptor() ([]byte, []int) {
 	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{0}
 }
 
-// Plan has the prefixes of the cluster. It never changes after the first start.
+// Plan has the prefixes of the cluster. They never change after the first start.
 type Plan struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BasePrefix    string                 `protobuf:"bytes,1,opt,name=base_prefix,json=basePrefix,proto3" json:"base_prefix,omitempty"`          // "fd70:696c:6100::/40": node /64s are allocated from it
 	PrivatePrefix string                 `protobuf:"bytes,2,opt,name=private_prefix,json=privatePrefix,proto3" json:"private_prefix,omitempty"` // "fc00::/8": addresses in containers of encrypted tenants
 	// "100.64.0.0/10" and one of IPv6. Each node has a block of virtual addresses in each, derived from its prefix.
 	GatewayPrefixes []string `protobuf:"bytes,3,rep,name=gateway_prefixes,json=gatewayPrefixes,proto3" json:"gateway_prefixes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// A tenant has identifiers as addresses, or had: nodes reserve the prefix of identifiers and locators, which follows
+	// from the base prefix. Stays true.
+	Identifiers   bool `protobuf:"varint,4,opt,name=identifiers,proto3" json:"identifiers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Plan) Reset() {
@@ -138,6 +141,13 @@ func (x *Plan) GetGatewayPrefixes() []string {
 	return nil
 }
 
+func (x *Plan) GetIdentifiers() bool {
+	if x != nil {
+		return x.Identifiers
+	}
+	return false
+}
+
 // Node is a machine: a name, the UUID on its disk, and the /64 routed to it.
 type Node struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -152,9 +162,12 @@ type Node struct {
 	// Only Follow sets them; never stored.
 	Carries []string `protobuf:"bytes,8,rep,name=carries,proto3" json:"carries,omitempty"`
 	// It is an Edge Switch: it connects this region with others and has no containers.
-	Edge          bool     `protobuf:"varint,9,opt,name=edge,proto3" json:"edge,omitempty"`
-	Gateway       bool     `protobuf:"varint,10,opt,name=gateway,proto3" json:"gateway,omitempty"`  // of network nimitz: containers can be published there
-	Enforces      []string `protobuf:"bytes,11,rep,name=enforces,proto3" json:"enforces,omitempty"` // networks on which it enforces policies; builds without policies report none
+	Edge     bool     `protobuf:"varint,9,opt,name=edge,proto3" json:"edge,omitempty"`
+	Gateway  bool     `protobuf:"varint,10,opt,name=gateway,proto3" json:"gateway,omitempty"`  // of network nimitz: containers can be published there
+	Enforces []string `protobuf:"bytes,11,rep,name=enforces,proto3" json:"enforces,omitempty"` // networks on which it enforces policies; builds without policies report none
+	// How it writes addresses in packets on the fabric, if it has a network with a choice. Nodes with different forms do
+	// not reach each other.
+	Form          string `protobuf:"bytes,12,opt,name=form,proto3" json:"form,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -264,6 +277,13 @@ func (x *Node) GetEnforces() []string {
 		return x.Enforces
 	}
 	return nil
+}
+
+func (x *Node) GetForm() string {
+	if x != nil {
+		return x.Form
+	}
+	return ""
 }
 
 // TenantId is one 24-bit id a tenant owns, with its key. Ids are never reused.
@@ -1514,12 +1534,13 @@ var File_pilaster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x19pilaster/v1/cluster.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"y\n" +
+	"\x19pilaster/v1/cluster.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9b\x01\n" +
 	"\x04Plan\x12\x1f\n" +
 	"\vbase_prefix\x18\x01 \x01(\tR\n" +
 	"basePrefix\x12%\n" +
 	"\x0eprivate_prefix\x18\x02 \x01(\tR\rprivatePrefix\x12)\n" +
-	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\"\xc9\x02\n" +
+	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\x12 \n" +
+	"\videntifiers\x18\x04 \x01(\bR\videntifiers\"\xdd\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x16\n" +
@@ -1534,7 +1555,8 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x04edge\x18\t \x01(\bR\x04edge\x12\x18\n" +
 	"\agateway\x18\n" +
 	" \x01(\bR\agateway\x12\x1a\n" +
-	"\benforces\x18\v \x03(\tR\benforces\"Q\n" +
+	"\benforces\x18\v \x03(\tR\benforces\x12\x12\n" +
+	"\x04form\x18\f \x01(\tR\x04form\"Q\n" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +

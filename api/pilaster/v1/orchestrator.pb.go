@@ -614,6 +614,7 @@ type RegisterRequest struct {
 	Edge            bool                   `protobuf:"varint,6,opt,name=edge,proto3" json:"edge,omitempty"`        // it is an Edge Switch; a region has one
 	Gateway         bool                   `protobuf:"varint,7,opt,name=gateway,proto3" json:"gateway,omitempty"`  // it has a gateway; unknown at the first registration
 	Enforces        []string               `protobuf:"bytes,8,rep,name=enforces,proto3" json:"enforces,omitempty"` // networks on which it enforces policies; unknown at the first registration
+	Form            string                 `protobuf:"bytes,9,opt,name=form,proto3" json:"form,omitempty"`         // see Node; unknown at the first registration
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -702,6 +703,13 @@ func (x *RegisterRequest) GetEnforces() []string {
 		return x.Enforces
 	}
 	return nil
+}
+
+func (x *RegisterRequest) GetForm() string {
+	if x != nil {
+		return x.Form
+	}
+	return ""
 }
 
 // Held is what an agent already uses. The orchestrator then allocates only higher numbers, or returns an error on a
@@ -4095,7 +4103,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\fRenewRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\"1\n" +
 	"\rRenewResponse\x12 \n" +
-	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\x8f\x02\n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\xa3\x02\n" +
 	"\x0fRegisterRequest\x12#\n" +
 	"\rwanted_prefix\x18\x01 \x01(\tR\fwantedPrefix\x12)\n" +
 	"\x10uplink_addresses\x18\x02 \x03(\tR\x0fuplinkAddresses\x12\x18\n" +
@@ -4104,7 +4112,8 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x04held\x18\x05 \x01(\v2\x11.pilaster.v1.HeldR\x04held\x12\x12\n" +
 	"\x04edge\x18\x06 \x01(\bR\x04edge\x12\x18\n" +
 	"\agateway\x18\a \x01(\bR\agateway\x12\x1a\n" +
-	"\benforces\x18\b \x03(\tR\benforces\"\xab\x01\n" +
+	"\benforces\x18\b \x03(\tR\benforces\x12\x12\n" +
+	"\x04form\x18\t \x01(\tR\x04form\"\xab\x01\n" +
 	"\x04Held\x12-\n" +
 	"\atenants\x18\x01 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
 	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x120\n" +

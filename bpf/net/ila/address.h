@@ -12,6 +12,7 @@
 CONSTANT __u64 sir_prefix = 0;
 CONSTANT __u64 own_locator = 0; /* the /64 of this node's containers on the fabric */
 CONSTANT __u64 neutral_bit = 0; /* the C bit in an identifier on the fabric; 0 if the peers set none */
+CONSTANT bool source_stays = 0; /* as the kernel's ILA does it: only the destination has a locator on the fabric */
 
 #define IDENTIFIER_TYPE bpf_cpu_to_be64(3ULL << 61)
 #define IDENTIFIER_FORM bpf_cpu_to_be64(0xfULL << 60) /* type and C bit */
@@ -70,6 +71,14 @@ static __always_inline __u64 from_wire(const struct addr *a)
 		return 0;
 	*last_16(&identifier) = ones_add(*last_16(&identifier), ~neutral_change(a->hi));
 	return identifier & ~neutral_bit;
+}
+
+/* sender_of returns the identifier of the source of a packet from the fabric; 0 if it is none. */
+static __always_inline __u64 sender_of(const struct addr *a)
+{
+	if (source_stays)
+		return a->hi == sir_prefix ? a->lo : 0;
+	return from_wire(a);
 }
 
 static __always_inline struct addr sir_address(__u64 identifier)

@@ -60,7 +60,7 @@ static __always_inline int ila_from_container_slow(struct __sk_buff *skb, const 
 	peer = bpf_map_lookup_elem(&ila_peers_v1, &id);
 	if (!peer)
 		return drop(skb, REASON_NO_MAPPING, HOOK_CONTAINER);
-	src = to_wire(key->src.lo, own_locator);
+	src = source_stays ? key->src : to_wire(key->src.lo, own_locator);
 	dst = to_wire(id, peer->locator);
 	ila_begin(f, key, &src, &dst, from->app << 16 | (peer->app & 0xffff));
 	f->policy_ep[TX] = policed ? from->endpoint : 0;
@@ -113,7 +113,7 @@ static __always_inline bool ila_check_locator(const struct ila_peer *peer, __u64
 static __always_inline int ila_from_fabric_slow(struct __sk_buff *skb, const struct packet *p,
 						const struct flow_key *key, struct flow *f)
 {
-	__u64 from = from_wire(&key->src), to = from_wire(&key->dst);
+	__u64 from = sender_of(&key->src), to = from_wire(&key->dst);
 	struct addr src = sir_address(from), dst = sir_address(to);
 	struct ila_local *local;
 	struct ila_peer *peer;
@@ -126,11 +126,11 @@ static __always_inline int ila_from_fabric_slow(struct __sk_buff *skb, const str
 	peer = bpf_map_lookup_elem(&ila_peers_v1, &from);
 	if (!peer)
 		return drop(skb, REASON_NO_MAPPING, HOOK_UPLINK_IN);
-	if (!ila_check_locator(peer, key->src.hi))
+	if (!source_stays && !ila_check_locator(peer, key->src.hi))
 		return drop(skb, REASON_LOCATOR_MISMATCH, HOOK_UPLINK_IN);
 	ila_begin(f, key, &src, &dst, peer->app << 16 | (local->app & 0xffff));
 	ila_route_here(f, local, has_policies(identifier_vnid(to)));
-	if (peer->locator != key->src.hi)
+	if (!source_stays && peer->locator != key->src.hi)
 		f->egress = 0; /* no packet may be accepted by the flow after the former locator's time */
 	return ila_forward(skb, p, f, EGRESS_LOCAL, NULL, HOOK_UPLINK_IN);
 }

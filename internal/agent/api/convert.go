@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/networks"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 )
@@ -38,7 +38,7 @@ func toConnect(err error) error {
 	return connect.NewError(connect.CodeInternal, err)
 }
 
-func endpointToProto(r endpoint.Record) *pilasterv1.Endpoint {
+func endpointToProto(of *networks.Set, r endpoint.Record) *pilasterv1.Endpoint {
 	e := &pilasterv1.Endpoint{
 		Id: uint32(r.ID), ContainerId: r.ContainerID, Interface: r.Interface, Netns: r.Netns,
 		Tenant: r.Tenant, TenantId: uint32(r.TenantID), App: uint32(r.App), AppNow: uint32(r.AppNow), Labels: r.Labels,
@@ -54,8 +54,8 @@ func endpointToProto(r endpoint.Record) *pilasterv1.Endpoint {
 		if a.Plaintext.IsValid() {
 			p.Plaintext = a.Plaintext.String()
 		}
-		if a.Locator.IsValid() {
-			p.OnFabric = address.AtLocator(a.Address, a.Locator).String()
+		if onFabric := of.OnFabric(a); onFabric.IsValid() {
+			p.OnFabric = onFabric.String()
 		}
 		for _, route := range a.Routes {
 			p.Routes = append(p.Routes, route.String())
@@ -65,10 +65,10 @@ func endpointToProto(r endpoint.Record) *pilasterv1.Endpoint {
 	return e
 }
 
-func endpointsToProto(records []endpoint.Record) []*pilasterv1.Endpoint {
+func endpointsToProto(of *networks.Set, records []endpoint.Record) []*pilasterv1.Endpoint {
 	list := make([]*pilasterv1.Endpoint, len(records))
 	for i, r := range records {
-		list[i] = endpointToProto(r)
+		list[i] = endpointToProto(of, r)
 	}
 	return list
 }

@@ -117,7 +117,7 @@ func (s *Service) Why(
 			Audit:   ruleToProto(r.Audit),
 		}
 		if r.Endpoint != nil {
-			m.Endpoint = endpointToProto(*r.Endpoint)
+			m.Endpoint = endpointToProto(core.Networks(), *r.Endpoint)
 		}
 		resp.Reasons = append(resp.Reasons, m)
 	}

@@ -138,7 +138,7 @@ func (s *Service) AddEndpoint(
 	if err != nil {
 		return nil, toConnect(err)
 	}
-	return connect.NewResponse(&pilasterv1.AddEndpointResponse{Endpoint: endpointToProto(r)}), nil
+	return connect.NewResponse(&pilasterv1.AddEndpointResponse{Endpoint: endpointToProto(core.Networks(), r)}), nil
 }
 
 func (s *Service) DeleteEndpoint(
@@ -212,7 +212,9 @@ func (s *Service) CollectGarbage(
 	if err != nil {
 		return nil, toConnect(err)
 	}
-	return connect.NewResponse(&pilasterv1.CollectGarbageResponse{Removed: endpointsToProto(removed)}), nil
+	return connect.NewResponse(&pilasterv1.CollectGarbageResponse{
+		Removed: endpointsToProto(core.Networks(), removed),
+	}), nil
 }
 
 func (s *Service) ListEndpoints(
@@ -223,7 +225,9 @@ func (s *Service) ListEndpoints(
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&pilasterv1.ListEndpointsResponse{Endpoints: endpointsToProto(core.Endpoints())}), nil
+	return connect.NewResponse(&pilasterv1.ListEndpointsResponse{
+		Endpoints: endpointsToProto(core.Networks(), core.Endpoints()),
+	}), nil
 }
 
 func (s *Service) GetEndpoint(
@@ -238,7 +242,7 @@ func (s *Service) GetEndpoint(
 	if err != nil {
 		return nil, toConnect(err)
 	}
-	e := endpointToProto(r)
+	e := endpointToProto(core.Networks(), r)
 	if node, ok := core.NodeSeenBy(r); ok {
 		e.NodeAddress = node.String()
 	}
@@ -266,12 +270,12 @@ func (s *Service) Explain(
 		resp.App = &pilasterv1.App{Tenant: e.Tenant, Id: uint32(e.App.ID), Labels: e.App.Labels}
 	}
 	if e.Endpoint != nil {
-		resp.Endpoint = endpointToProto(*e.Endpoint)
+		resp.Endpoint = endpointToProto(core.Networks(), *e.Endpoint)
 	}
 	for _, o := range e.Overlays {
 		m := &pilasterv1.Overlaid{Tenant: o.Tenant, Cidr: o.CIDR.String(), Region: o.Region}
 		if o.Endpoint != nil {
-			m.Endpoint = endpointToProto(*o.Endpoint)
+			m.Endpoint = endpointToProto(core.Networks(), *o.Endpoint)
 		}
 		resp.Overlaid = append(resp.Overlaid, m)
 	}
@@ -381,5 +385,5 @@ func (s *Service) LabelEndpoint(
 	if err != nil {
 		return nil, toConnect(err)
 	}
-	return connect.NewResponse(&pilasterv1.LabelEndpointResponse{Endpoint: endpointToProto(r)}), nil
+	return connect.NewResponse(&pilasterv1.LabelEndpointResponse{Endpoint: endpointToProto(core.Networks(), r)}), nil
 }

@@ -41,7 +41,9 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	}
 	if m, ok := s.config.Node.Membership(); ok {
 		r.Node.Prefix = m.Prefix.String()
-		r.Plan = &pilasterv1.Plan{BasePrefix: m.Plan.Base.String(), PrivatePrefix: m.Plan.Private.String()}
+		r.Plan = &pilasterv1.Plan{
+			BasePrefix: m.Plan.Base.String(), PrivatePrefix: m.Plan.Private.String(), Identifiers: m.Plan.Identifiers,
+		}
 		for _, gateway := range []netip.Prefix{m.Plan.Gateway4, m.Plan.Gateway6} {
 			if gateway.IsValid() {
 				r.Plan.GatewayPrefixes = append(r.Plan.GatewayPrefixes, gateway.String())
@@ -71,7 +73,7 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 		addGateway(r, gateway)
 	}
 	if locator := core.Networks().Locator(); locator.IsValid() {
-		r.Locator = locator.String()
+		r.Locator, r.Plan.Identifiers = locator.String(), true
 	}
 	r.Problems = append(r.Problems, core.Problems()...)
 	for _, reason := range link.NotTaken {

@@ -71,6 +71,7 @@ type Config struct {
 	Edge            bool            // the node is an Edge Switch
 	Gateway         func() bool     // whether the node has a gateway, as known so far; nil means no
 	Enforces        func() []string // networks that enforce policies, as known so far; nil means none
+	Form            func() string   // see network.FormProvider, as known so far; nil means none
 	UplinkAddresses func() ([]netip.Addr, error)
 	// AddressesChanged receives a value when they may have changed; nil if they never change.
 	AddressesChanged <-chan struct{}

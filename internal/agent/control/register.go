@@ -69,8 +69,13 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 		if err != nil {
 			return nil, err
 		}
+		was, joined := l.config.Node.Membership()
 		if err := l.config.Node.Join(m); err != nil {
 			return nil, err
+		}
+		if joined && m.Plan.Identifiers && !was.Plan.Identifiers {
+			l.config.Log.Warn("the cluster has reserved a prefix for containers; this node protects it from the next "+
+				"start of its agent on", "prefix", m.Plan.ReservedPrefix())
 		}
 	}
 	l.uplink = addrs
@@ -123,6 +128,9 @@ func (l *Link) registration(uplinks []netip.Addr, sent map[heldMapping]bool) (re
 	}
 	if l.config.Enforces != nil {
 		req.Enforces = l.config.Enforces()
+	}
+	if l.config.Form != nil {
+		req.Form = l.config.Form()
 	}
 	for _, a := range uplinks {
 		req.UplinkAddresses = append(req.UplinkAddresses, a.String())

@@ -109,6 +109,7 @@ type daemon struct {
 	gateway bool
 
 	enforces []string // names of networks that enforce policies
+	form     string   // of packets on the fabric; known once networks are open
 }
 
 func newDaemon(o Options) (*daemon, error) {
@@ -135,6 +136,7 @@ func newDaemon(o Options) (*daemon, error) {
 		WantedPrefix: o.NodePrefix, Edge: o.Edge,
 		Gateway:  d.hasGateway,
 		Enforces: d.enforcing,
+		Form:     func() string { return d.form },
 		UplinkAddresses: func() ([]netip.Addr, error) {
 			m, _ := d.node.Membership()
 			return hostnet.UplinkAddresses(d.Uplink, m.Prefix)
@@ -390,6 +392,9 @@ func (d *daemon) serveTraces(core *agent.Core, m state.Membership, networks map[
 		if p, ok := n.(pipelined); ok {
 			c.Pipeline, c.Switch = p.Pipeline, p.Switch()
 		}
+		if located, ok := n.(network.Located); ok {
+			c.Located = located
+		}
 	}
 	d.service.ServeTraces(trace.New(c))
 }
@@ -421,6 +426,9 @@ func (d *daemon) networks(m state.Membership) (has map[string]agent.Network, abs
 		}
 		has[o.Name], d.opened = n, append(d.opened, n)
 		d.gateway = d.gateway || hasGateway(n)
+		if has, ok := n.(network.FormProvider); ok {
+			d.form = has.Form()
+		}
 		if networks.PolicyError(n) == nil {
 			d.enforces = append(d.enforces, o.Name)
 		}

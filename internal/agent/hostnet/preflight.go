@@ -18,19 +18,32 @@ func CheckPrivate(private netip.Prefix) error {
 // CheckBase refuses a base prefix of which this node has a part elsewhere than on the fabric: the uplink has the routes
 // to other nodes, lo the node's own address, and devices of networks, for which onFabric returns true, their tunnels.
 func CheckBase(base netip.Prefix, uplink string, onFabric func(device string) bool) error {
+	return checkElsewhere("base prefix", base, "set up the cluster with another --base-prefix",
+		func(device string) bool { return device == uplink || device == "lo" || onFabric(device) })
+}
+
+// CheckReserved refuses the prefix of locators and identifiers, which follows from the base prefix, if this node has a
+// part of it elsewhere than on the fabric. No address of the node is in it.
+func CheckReserved(reserved netip.Prefix, uplink string) error {
+	return checkElsewhere("prefix of locators", reserved, "set up the cluster with another --base-prefix",
+		func(device string) bool { return device == uplink })
+}
+
+// checkElsewhere refuses a prefix if a device has a part of it that may have none.
+func checkElsewhere(name string, prefix netip.Prefix, advice string, may func(device string) bool) error {
 	all, err := localPrefixes()
 	if err != nil {
 		return err
 	}
 	for _, f := range all {
-		if f.prefix.Bits() > 0 && f.prefix.Overlaps(base) && f.device != uplink && f.device != "lo" &&
-			!onFabric(f.device) {
+		if f.prefix.Bits() > 0 && f.prefix.Overlaps(prefix) && !may(f.device) {
 			return fmt.Errorf(
-				"base prefix %v overlaps %v on %s\n  nothing was changed; take that off this node, or set up the "+
-					"cluster with another --base-prefix",
-				base,
+				"%s %v overlaps %v on %s\n  nothing was changed; take that off this node, or %s",
+				name,
+				prefix,
 				f.prefix,
 				f.device,
+				advice,
 			)
 		}
 	}

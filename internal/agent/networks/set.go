@@ -161,6 +161,21 @@ func (s *Set) Locator() (locator netip.Prefix) {
 	return locator
 }
 
+// OnFabric returns the address that the fabric sees of a container's; zero if its network encapsulates packets, or if
+// the attachment has the address itself.
+func (s *Set) OnFabric(of endpoint.Attachment) (a netip.Addr) {
+	if s == nil || !of.Locator.IsValid() {
+		return a
+	}
+	_ = s.Each(func(name string, n network.Network) error {
+		if has, ok := n.(network.LocatorProvider); ok && name == of.Network {
+			a = has.OnFabric(of)
+		}
+		return nil
+	})
+	return a
+}
+
 // Delete removes a tenant, or some of its ids, from every network.
 func (s *Set) Delete(ctx context.Context, t tenant.Tenant) error {
 	return s.Each(func(_ string, n network.Network) error { return n.DeleteTenant(ctx, t) })

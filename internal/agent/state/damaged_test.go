@@ -46,3 +46,40 @@ func TestDamagedNodeFiles(t *testing.T) {
 		t.Error("a damaged node.json was accepted")
 	}
 }
+
+// TestReservation: a node keeps that the cluster reserves the prefix of identifiers, also if an older orchestrator does
+// not say so later, and accepts it after its first registration.
+func TestReservation(t *testing.T) {
+	dir := t.TempDir()
+	n, err := OpenNode(dir, "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	without := Membership{"cluster", netip.MustParsePrefix("fd70:696c:6100:1::/64"), address.DefaultPlan()}
+	with := without
+	with.Plan.Identifiers = true
+	for i, step := range []struct{ said, want Membership }{{without, without}, {with, with}, {without, with}} {
+		if err := n.Join(step.said); err != nil {
+			t.Fatalf("registration %d: %v", i, err)
+		}
+		if n, err = OpenNode(dir, "n1"); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := n.Membership(); got != step.want {
+			t.Errorf("after registration %d: %+v, want %+v", i, got, step.want)
+		}
+	}
+	if err := os.Truncate(filepath.Join(dir, reservedFileName), 5); err != nil {
+		t.Fatal(err)
+	}
+	damages := statefile.NewDamages(statefile.Disk{}, slog.New(slog.DiscardHandler), nil)
+	if n, err = OpenNodeWith(statefile.Disk{}, damages, dir, "n1"); err != nil || len(damages.Problems()) != 1 {
+		t.Fatalf("a damaged file: %v, problems %q", err, damages.Problems())
+	}
+	if err := n.Join(with); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := n.Membership(); got != with || len(damages.Problems()) > 0 {
+		t.Errorf("got %+v with problems %q, want %+v without", got, damages.Problems(), with)
+	}
+}

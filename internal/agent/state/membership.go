@@ -10,6 +10,7 @@ import (
 // MembershipFromProto decodes the answer to a registration.
 func MembershipFromProto(r *pilasterv1.RegisterResponse) (Membership, error) {
 	m := Membership{ClusterUUID: r.GetClusterUuid()}
+	m.Plan.Identifiers = r.GetPlan().GetIdentifiers()
 	for _, p := range []struct {
 		to   *netip.Prefix
 		text string

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,6 +28,7 @@ type Node struct {
 	mu       sync.Mutex
 	file     NodeFile
 	gateways gatewaysFile
+	reserved reservedFile
 
 	messages atomic.Uint32 // since this start
 }
@@ -107,6 +109,9 @@ func OpenNodeWith(disk statefile.Disk, damages *statefile.Damages, dir, name str
 			"them and is restarted, services and publications cannot be reached through this node"); err != nil {
 			return nil, err
 		}
+	}
+	if err := n.readReserved(); err != nil {
+		return nil, err
 	}
 	renamed := n.file.Name != name
 	if !renamed || n.file.Cluster == nil { // the name is not registered yet, as far as known
@@ -219,6 +224,7 @@ func (n *Node) Membership() (Membership, bool) {
 func (n *Node) membership() Membership {
 	m := n.file.Cluster.membership()
 	m.Plan.Gateway4, m.Plan.Gateway6 = n.gateways.V4, n.gateways.V6
+	m.Plan.Identifiers = n.reserved.Identifiers
 	return m
 }
 
@@ -230,11 +236,13 @@ func (n *Node) Join(m Membership) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	plan, has := &m.Plan, n.gateways
+	plan.Identifiers = plan.Identifiers || n.reserved.Identifiers
 	if !plan.Gateway4.IsValid() && !plan.Gateway6.IsValid() { // an older orchestrator does not send them
 		plan.Gateway4, plan.Gateway6 = has.V4, has.V6
 	}
 	if n.file.Cluster != nil {
 		held := n.membership()
+		held.Plan.Identifiers = plan.Identifiers
 		if has.Version == 0 { // not received before
 			held.Plan.Gateway4, held.Plan.Gateway6 = plan.Gateway4, plan.Gateway6
 		}
@@ -251,7 +259,7 @@ func (n *Node) Join(m Membership) error {
 			)
 		}
 	}
-	if err := n.joinGateways(m); err != nil || n.file.Cluster != nil {
+	if err := cmp.Or(n.joinReserved(m), n.joinGateways(m)); err != nil || n.file.Cluster != nil {
 		return err
 	}
 	f := n.file
@@ -295,6 +303,7 @@ func IsState(name string) bool {
 			endpoint.LastIDFile,
 			NodeFileName,
 			gatewaysFileName,
+			reservedFileName,
 			TenantsFolder,
 			PoliciesFolder,
 			join.MemberFile,

@@ -75,6 +75,7 @@ func FuzzMembership(f *testing.F) {
 		}
 		os.Remove(filepath.Join(dir, NodeFileName))
 		os.Remove(filepath.Join(dir, gatewaysFileName))
+		os.Remove(filepath.Join(dir, reservedFileName))
 		n, err := OpenNode(dir, "n1")
 		if err != nil {
 			t.Fatal(err)

@@ -11,10 +11,10 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
-	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
@@ -30,6 +30,8 @@ type Config struct {
 	// Pipeline returns the entries of network nimitz; nil if this node does not have the network.
 	Pipeline func(context.Context) ([]pipeline.Entry, error)
 	Switch   string // of network nimitz: ebpf, ovs
+	// Located reads the tables of a network with identifiers; nil if this node has none.
+	Located network.Located
 }
 
 // Tracer traces packets on this node. Its methods are safe for concurrent use.
@@ -71,8 +73,7 @@ func (t *Tracer) Trace(ctx context.Context, of agent.Connection) (*pilasterv1.Tr
 	case from.Plaintext.IsValid() && to.Plaintext.IsValid():
 		err = r.netpilaReceiver(from, to)
 	case t.hasIdentifiers(from.Overlays) || t.hasIdentifiers(to.Overlays):
-		err = refusal.New(refusal.ErrNever, "trace does not show the stages of network %s; nothing was sent: use "+
-			"`pilaster why`, `pilaster explain` and `pilaster monitor`", tenant.NetworksWith(tenant.Identifiers))
+		err = r.identified(from, to)
 	default:
 		err = r.nimitz(ctx, from.Overlays, to.Overlays)
 	}

@@ -31,7 +31,7 @@ func onILA(w *Wire) (p Pair, err error) {
 	var paths []*datapath.Datapath
 	for i, n := range w.Nodes {
 		peer := w.Nodes[1-i]
-		d, err := n.OpenDatapath(Variant{device: endpoint.Veth})
+		d, err := n.OpenDatapath(Variant{device: endpoint.Veth, identifiers: true})
 		if err != nil {
 			return p, err
 		}
@@ -39,13 +39,10 @@ func onILA(w *Wire) (p Pair, err error) {
 		if err != nil {
 			return p, err
 		}
-		err = OnDevice(n.NS, "eth0", func(h *netlink.Handle, _ netlink.Link) error {
-			return h.RouteAdd(&netlink.Route{Dst: IPNet(far), Gw: peer.Underlay.AsSlice()})
-		})
-		if err != nil {
+		if err := n.routeTo(far, peer); err != nil {
 			return p, err
 		}
-		end, a, err := n.addILA(d, use, i, peer)
+		end, a, err := n.addILA(d, ilaNode{use: use, number: i}, peer)
 		if err != nil {
 			return p, fmt.Errorf("add a container on network %s: %w", ila.Name, err)
 		}
@@ -79,16 +76,30 @@ func (g given) Allocate(context.Context, string, string, address.AppID) ([]netip
 	return []netip.Addr{g.address}, nil
 }
 
-// addILA adds the container of the i-th node, and the mapping of the other one.
-func (n *Node) addILA(d *datapath.Datapath, use address.ILA, i int, peer *Node) (_ *netns.Namespace, a netip.Addr,
-	err error,
-) {
-	ctx := context.Background()
+// routeTo adds the route of a prefix that the fabric routes to the other node.
+func (n *Node) routeTo(far netip.Prefix, peer *Node) error {
+	return OnDevice(n.NS, "eth0", func(h *netlink.Handle, _ netlink.Link) error {
+		return h.RouteAdd(&netlink.Route{Dst: IPNet(far), Gw: peer.Underlay.AsSlice()})
+	})
+}
+
+// ilaNode is how a node has network ila.
+type ilaNode struct {
+	use         address.ILA
+	number      int // of the node, from 0
+	sourceStays bool
+}
+
+// addILA adds the container of a node, and the mapping of the other one.
+func (n *Node) addILA(d *datapath.Datapath, of ilaNode, peer *Node) (_ *netns.Namespace, a netip.Addr, err error) {
+	ctx, use, i := context.Background(), of.use, of.number
 	locator, err := use.Locator(n.Prefix)
 	if err != nil {
 		return nil, a, err
 	}
-	maps, err := tables.Open(d, tables.Config{ILA: use, Locator: locator, Endpoints: 10, Mappings: 10})
+	maps, err := tables.Open(d, tables.Config{
+		ILA: use, Locator: locator, Endpoints: 10, Mappings: 10, SourceStays: of.sourceStays,
+	})
 	if err != nil {
 		return nil, a, err
 	}

@@ -21,12 +21,13 @@ import (
 
 // Variant describes how a scenario differs from the usual one on our datapath.
 type Variant struct {
-	device  string // device kind; "" means veth
-	clear   bool   // the tenant has clear addresses
-	noCache bool
-	local   bool // both containers on one node
-	direct  bool // the tunnel of network nimitz
-	rules   int  // number of rules of a policy whose last rule admits the client; 0: the tenant has no policies
+	identifiers bool   // nodes reserve the prefix of identifiers
+	device      string // device kind; "" means veth
+	clear       bool   // the tenant has clear addresses
+	noCache     bool
+	local       bool // both containers on one node
+	direct      bool // the tunnel of network nimitz
+	rules       int  // number of rules of a policy whose last rule admits the client; 0: the tenant has no policies
 	// Endpoints and Mappings are table sizes; 0 means enough for a pair.
 	Endpoints, Mappings int
 }
@@ -134,9 +135,11 @@ func (n *Node) addNetpila(
 
 func (n *Node) OpenDatapath(v Variant) (d *datapath.Datapath, err error) {
 	pins := filepath.Join(n.Wire.Dir, n.name+"-bpf")
+	plan := address.DefaultPlan()
+	plan.Identifiers = v.identifiers
 	err = n.NS.Do(func() error {
 		d, err = datapath.Open(datapath.Config{
-			Uplink: "eth0", NodePrefix: n.Prefix, Plan: address.DefaultPlan(), BPFFS: pins,
+			Uplink: "eth0", NodePrefix: n.Prefix, Plan: plan, BPFFS: pins,
 			MaxEndpoints: cmp.Or(v.Endpoints, 16),
 			Device:       v.device, NoCache: v.noCache, DirectTunnel: v.direct, MaxMappings: v.Mappings,
 			Log: slog.New(slog.DiscardHandler),

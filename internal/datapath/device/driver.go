@@ -40,6 +40,9 @@ type EntryProgram struct {
 // opens, before Restore.
 func (d *Devices) SetEntry(network string, p EntryProgram) { d.entries[network] = p }
 
+// Entries returns the entry programs that networks have set, by network.
+func (d *Devices) Entries() map[string]EntryProgram { return d.entries }
+
 // EntryFor returns the entry program for an endpoint: that of its network or, if it has several networks or its network
 // has no program of its own, pil_container, which hands packets on to the other networks.
 func (d *Devices) EntryFor(r endpoint.Record) EntryProgram {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -27,10 +28,11 @@ type Programs struct {
 }
 
 // Load loads the programs with the constants that set sets, and with the maps of the programs in whose place they will
-// be: packets are treated alike by both.
+// be: packets are treated alike by both. others are maps by symbol, of networks with object files of their own.
 func Load(
 	f dpapi.PacketFilter,
 	shared *bpfobj.PilasterObjects,
+	others map[string]*ebpf.Map,
 	set func(*ebpf.CollectionSpec) error,
 ) (*Programs, error) {
 	spec, err := loadObject()
@@ -49,7 +51,9 @@ func Load(
 	}
 	spec.Maps[objectMapPilTraceFrom].MaxEntries = uint32(max(1, len(f.Senders)))
 	replacements := map[string]*ebpf.Map{}
-	for name, m := range bpfobj.MapsBySymbol(shared) {
+	all := bpfobj.MapsBySymbol(shared)
+	maps.Copy(all, others)
+	for name, m := range all {
 		if own := spec.Maps[name]; own != nil {
 			own.MaxEntries = m.MaxEntries()
 			replacements[name] = m
@@ -79,11 +83,16 @@ func (p *Programs) Objects(of bpfobj.PilasterObjects) bpfobj.PilasterObjects {
 	return of
 }
 
+// OfNetworks returns, by name, the programs that stand in for those of networks with object files of their own.
+func (p *Programs) OfNetworks() map[string]*ebpf.Program {
+	return map[string]*ebpf.Program{objectProgPilIla: p.PilIla, objectProgPilIlaIn: p.PilIlaIn}
+}
+
 // IDs returns the ids of the programs.
 func (p *Programs) IDs() (ids []ebpf.ProgramID) {
-	for _, program := range []*ebpf.Program{
+	for _, program := range slices.AppendSeq([]*ebpf.Program{
 		p.PilContainer, p.PilUplinkIn, p.PilUplinkOut, p.PilNimitz, p.PilTunnelIn, p.PilTapped,
-	} {
+	}, maps.Values(p.OfNetworks())) {
 		if info, err := program.Info(); err == nil {
 			id, _ := info.ID()
 			ids = append(ids, id)

@@ -59,6 +59,9 @@ type objectPacketFilter struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	objectMapIlaChangesV1        = "ila_changes_v1"
+	objectMapIlaLocalsV1         = "ila_locals_v1"
+	objectMapIlaPeersV1          = "ila_peers_v1"
 	objectMapNimDirect           = "nim_direct"
 	objectMapNimDnatV1           = "nim_dnat_v1"
 	objectMapNimForeignV1        = "nim_foreign_v1"
@@ -101,6 +104,8 @@ const (
 	objectMapPolRangesV1         = "pol_ranges_v1"
 	objectMapPolSubjectsV1       = "pol_subjects_v1"
 	objectProgPilContainer       = "pil_container"
+	objectProgPilIla             = "pil_ila"
+	objectProgPilIlaIn           = "pil_ila_in"
 	objectProgPilNimitz          = "pil_nimitz"
 	objectProgPilTapped          = "pil_tapped"
 	objectProgPilTunnelIn        = "pil_tunnel_in"
@@ -115,15 +120,19 @@ const (
 	objectVarIlaMask             = "ila_mask"
 	objectVarIlaPrefix           = "ila_prefix"
 	objectVarMacvlan             = "macvlan"
+	objectVarNeutralBit          = "neutral_bit"
 	objectVarNoFlowCache         = "no_flow_cache"
 	objectVarNodeCookie          = "node_cookie"
 	objectVarNodeIfindex         = "node_ifindex"
+	objectVarOwnLocator          = "own_locator"
 	objectVarOwnNode             = "own_node"
 	objectVarPacketMark          = "packet_mark"
 	objectVarPrivateMask         = "private_mask"
 	objectVarPrivatePrefix       = "private_prefix"
 	objectVarSessionBuckets      = "session_buckets"
 	objectVarSessionSeed         = "session_seed"
+	objectVarSirPrefix           = "sir_prefix"
+	objectVarSourceStays         = "source_stays"
 	objectVarTunnelBits          = "tunnel_bits"
 	objectVarTunnelMark          = "tunnel_mark"
 	objectVarTunnelPorts         = "tunnel_ports"
@@ -178,6 +187,8 @@ type objectSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectProgramSpecs struct {
 	PilContainer *ebpf.ProgramSpec `ebpf:"pil_container"`
+	PilIla       *ebpf.ProgramSpec `ebpf:"pil_ila"`
+	PilIlaIn     *ebpf.ProgramSpec `ebpf:"pil_ila_in"`
 	PilNimitz    *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
 	PilTapped    *ebpf.ProgramSpec `ebpf:"pil_tapped"`
 	PilTunnelIn  *ebpf.ProgramSpec `ebpf:"pil_tunnel_in"`
@@ -189,6 +200,9 @@ type objectProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectMapSpecs struct {
+	IlaChangesV1        *ebpf.MapSpec `ebpf:"ila_changes_v1"`
+	IlaLocalsV1         *ebpf.MapSpec `ebpf:"ila_locals_v1"`
+	IlaPeersV1          *ebpf.MapSpec `ebpf:"ila_peers_v1"`
 	NimDirect           *ebpf.MapSpec `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
 	NimForeignV1        *ebpf.MapSpec `ebpf:"nim_foreign_v1"`
@@ -245,15 +259,19 @@ type objectVariableSpecs struct {
 	IlaMask           *ebpf.VariableSpec `ebpf:"ila_mask"`
 	IlaPrefix         *ebpf.VariableSpec `ebpf:"ila_prefix"`
 	Macvlan           *ebpf.VariableSpec `ebpf:"macvlan"`
+	NeutralBit        *ebpf.VariableSpec `ebpf:"neutral_bit"`
 	NoFlowCache       *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie        *ebpf.VariableSpec `ebpf:"node_cookie"`
 	NodeIfindex       *ebpf.VariableSpec `ebpf:"node_ifindex"`
+	OwnLocator        *ebpf.VariableSpec `ebpf:"own_locator"`
 	OwnNode           *ebpf.VariableSpec `ebpf:"own_node"`
 	PacketMark        *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask       *ebpf.VariableSpec `ebpf:"private_mask"`
 	PrivatePrefix     *ebpf.VariableSpec `ebpf:"private_prefix"`
 	SessionBuckets    *ebpf.VariableSpec `ebpf:"session_buckets"`
 	SessionSeed       *ebpf.VariableSpec `ebpf:"session_seed"`
+	SirPrefix         *ebpf.VariableSpec `ebpf:"sir_prefix"`
+	SourceStays       *ebpf.VariableSpec `ebpf:"source_stays"`
 	TunnelBits        *ebpf.VariableSpec `ebpf:"tunnel_bits"`
 	TunnelMark        *ebpf.VariableSpec `ebpf:"tunnel_mark"`
 	TunnelPorts       *ebpf.VariableSpec `ebpf:"tunnel_ports"`
@@ -285,6 +303,9 @@ func (o *objectObjects) Close() error {
 //
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectMaps struct {
+	IlaChangesV1        *ebpf.Map `ebpf:"ila_changes_v1"`
+	IlaLocalsV1         *ebpf.Map `ebpf:"ila_locals_v1"`
+	IlaPeersV1          *ebpf.Map `ebpf:"ila_peers_v1"`
 	NimDirect           *ebpf.Map `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.Map `ebpf:"nim_dnat_v1"`
 	NimForeignV1        *ebpf.Map `ebpf:"nim_foreign_v1"`
@@ -330,6 +351,9 @@ type objectMaps struct {
 
 func (m *objectMaps) Close() error {
 	return _ObjectClose(
+		m.IlaChangesV1,
+		m.IlaLocalsV1,
+		m.IlaPeersV1,
 		m.NimDirect,
 		m.NimDnatV1,
 		m.NimForeignV1,
@@ -387,15 +411,19 @@ type objectVariables struct {
 	IlaMask           *ebpf.Variable `ebpf:"ila_mask"`
 	IlaPrefix         *ebpf.Variable `ebpf:"ila_prefix"`
 	Macvlan           *ebpf.Variable `ebpf:"macvlan"`
+	NeutralBit        *ebpf.Variable `ebpf:"neutral_bit"`
 	NoFlowCache       *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie        *ebpf.Variable `ebpf:"node_cookie"`
 	NodeIfindex       *ebpf.Variable `ebpf:"node_ifindex"`
+	OwnLocator        *ebpf.Variable `ebpf:"own_locator"`
 	OwnNode           *ebpf.Variable `ebpf:"own_node"`
 	PacketMark        *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask       *ebpf.Variable `ebpf:"private_mask"`
 	PrivatePrefix     *ebpf.Variable `ebpf:"private_prefix"`
 	SessionBuckets    *ebpf.Variable `ebpf:"session_buckets"`
 	SessionSeed       *ebpf.Variable `ebpf:"session_seed"`
+	SirPrefix         *ebpf.Variable `ebpf:"sir_prefix"`
+	SourceStays       *ebpf.Variable `ebpf:"source_stays"`
 	TunnelBits        *ebpf.Variable `ebpf:"tunnel_bits"`
 	TunnelMark        *ebpf.Variable `ebpf:"tunnel_mark"`
 	TunnelPorts       *ebpf.Variable `ebpf:"tunnel_ports"`
@@ -412,6 +440,8 @@ type objectVariables struct {
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectPrograms struct {
 	PilContainer *ebpf.Program `ebpf:"pil_container"`
+	PilIla       *ebpf.Program `ebpf:"pil_ila"`
+	PilIlaIn     *ebpf.Program `ebpf:"pil_ila_in"`
 	PilNimitz    *ebpf.Program `ebpf:"pil_nimitz"`
 	PilTapped    *ebpf.Program `ebpf:"pil_tapped"`
 	PilTunnelIn  *ebpf.Program `ebpf:"pil_tunnel_in"`
@@ -422,6 +452,8 @@ type objectPrograms struct {
 func (p *objectPrograms) Close() error {
 	return _ObjectClose(
 		p.PilContainer,
+		p.PilIla,
+		p.PilIlaIn,
 		p.PilNimitz,
 		p.PilTapped,
 		p.PilTunnelIn,

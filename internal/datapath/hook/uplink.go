@@ -253,7 +253,8 @@ func (d *Hooks) isOurLink(h hook, p link.AttachedProgram) bool {
 }
 
 // BlockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64, the private prefix,
-// its locator and the SIR prefix unreachable: a packet that no program takes must not follow the default route.
+// its locator and the SIR prefix if they are reserved, unreachable: a packet that no program takes must not follow the
+// default route.
 func (d *Hooks) BlockUnclaimedPrefixes() error {
 	lo, err := d.Netlink.LinkByName("lo")
 	if err != nil {
@@ -264,7 +265,7 @@ func (d *Hooks) BlockUnclaimedPrefixes() error {
 		return fmt.Errorf("give lo the node address %v: %w", self.IPNet, err)
 	}
 	blocked := []netip.Prefix{d.NodePrefix, d.Plan.Private}
-	if ila, err := d.Plan.ILA(); err == nil {
+	if ila, reserved := d.Plan.ReservedILA(); reserved {
 		blocked = append(blocked, ila.SIR)
 		if locator, err := ila.Locator(d.NodePrefix); err == nil {
 			blocked = append(blocked, locator)

@@ -16,6 +16,7 @@ import (
 
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Patience is the timeout of New and of Context.
@@ -54,6 +55,9 @@ func New(t testing.TB, spec lab.Spec, options ...func(*lab.Options)) *lab.Lab {
 
 // Device is the kind of the containers' devices in tests: PILASTER_TEST_DEVICE, or veth.
 func Device() string { return cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), endpoint.Veth) }
+
+// Network is the network of the tenants in suites that run on each network: PILASTER_TEST_NETWORK, or the default.
+func Network() string { return cmp.Or(os.Getenv("PILASTER_TEST_NETWORK"), tenant.DefaultNetwork) }
 
 // Context ends with the test, or after Patience.
 func Context(t testing.TB) context.Context {

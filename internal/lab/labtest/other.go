@@ -82,21 +82,35 @@ func makeOther(tree string) (string, error) {
 	}
 	c, generated := filepath.Join(folder, "bpf"), filepath.Join(folder, "datapath")
 	datapath := filepath.Join(tree, "internal", "datapath")
-	if err := generate(filepath.Join(datapath, "bpfobj"), c, filepath.Join(generated, "bpfobj")); err != nil {
+	// The objects of networks share maps with that of the data path, by name.
+	tables, err := filepath.Glob(filepath.Join(tree, "internal", "network", "*", "tables"))
+	if err != nil || len(tables) == 0 {
+		return "", fmt.Errorf("no network has an object file of its own: %w", err)
+	}
+	folders := map[string]string{generated: datapath}
+	err = generate(filepath.Join(datapath, "bpfobj"), c, filepath.Join(generated, "bpfobj"))
+	for i, of := range tables {
+		out := filepath.Join(folder, fmt.Sprint("network", i))
+		folders[out] = of
+		err = errors.Join(err, os.MkdirAll(out, 0o755), generate(of, c, out))
+	}
+	if err != nil {
 		return "", err
 	}
 
 	replace := map[string]string{versionFile(tree): filepath.Join(folder, "version.go")}
-	err = filepath.WalkDir(generated, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
+	for from, to := range folders {
+		err = filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			name, err := filepath.Rel(from, path)
+			replace[filepath.Join(to, name)] = path
 			return err
+		})
+		if err != nil {
+			return "", err
 		}
-		name, err := filepath.Rel(generated, path)
-		replace[filepath.Join(datapath, name)] = path
-		return err
-	})
-	if err != nil {
-		return "", err
 	}
 	overlay := filepath.Join(folder, "overlay.json")
 	text, err := json.Marshal(map[string]map[string]string{"Replace": replace})
@@ -130,24 +144,27 @@ func otherSources(tree, folder string) error {
 	)
 }
 
-// generate runs the command of go generate, with the sources in c.
-func generate(bpfobj, c, out string) error {
-	doc, err := os.ReadFile(filepath.Join(bpfobj, "doc.go"))
+// generate runs the package's command of go generate, with the sources in c.
+func generate(of, c, out string) error {
+	doc, err := os.ReadFile(filepath.Join(of, "doc.go"))
 	if err != nil {
 		return err
 	}
 	_, rest, _ := strings.Cut(string(doc), "//go:generate ")
 	line, _, _ := strings.Cut(rest, "\n")
 	command := strings.Fields(line)
-	tool, source := slices.Index(command, "bpf2go"), slices.Index(command, "../../../bpf/pilaster.bpf.c")
-	include := slices.Index(command, "-I../../../bpf")
+	tool := slices.Index(command, "bpf2go")
+	source := slices.IndexFunc(command, func(w string) bool { return strings.HasSuffix(w, ".bpf.c") })
+	include := slices.IndexFunc(command, func(w string) bool {
+		return strings.HasPrefix(w, "-I") && strings.HasSuffix(w, "/bpf")
+	})
 	if tool < 0 || source < 0 || include < 0 {
-		return fmt.Errorf("%s/doc.go has an unexpected go:generate command: %q", bpfobj, command)
+		return fmt.Errorf("%s/doc.go has an unexpected go:generate command: %q", of, command)
 	}
-	command[source], command[include] = filepath.Join(c, "pilaster.bpf.c"), "-I"+c
+	command[source], command[include] = filepath.Join(c, filepath.Base(command[source])), "-I"+c
 	command = slices.Insert(command, tool+1, "-output-dir", out)
 	run := exec.Command(command[0], command[1:]...)
-	run.Dir = bpfobj
+	run.Dir = of
 	if said, err := run.CombinedOutput(); err != nil {
 		return fmt.Errorf("compile other programs: %w\n%s", err, said)
 	}
@@ -261,8 +278,11 @@ func (r *rewriter) otherGo(text string) string {
 }
 
 // IsShared reports whether OtherBinary's build has a map under the same name. The tests assume that a given binary of
-// another release shares all maps: pins change only with a layout.
-func IsShared(name string) bool { return OtherIsRelease() || isKept(name) }
+// another release shares all maps: pins change only with a layout. Networks with an object file of their own keep
+// their maps too.
+func IsShared(name string) bool {
+	return OtherIsRelease() || isKept(name) || !regexp.MustCompile(`^(pil|nim|pol)_`).MatchString(name)
+}
 
 func isKept(name string) bool { return kept.MatchString(name) }
 

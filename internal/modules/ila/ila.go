@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"pilaster.io/pilaster/internal/choice"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/modules/module"
@@ -38,16 +39,29 @@ type agent struct {
 	module.NoFlags
 	on        bool
 	mappings  int
+	source    string
+	cbit      string
 	endpoints int
 }
 
 const mappingsFlag = "ila-max-mappings"
+
+// Values of --ila-source and --ila-cbit, the defaults first.
+const (
+	sourceLocator, sourceSIR = "locator", "sir"
+	cbitOn, cbitOff          = "on", "off"
+)
 
 func (a *agent) Bind(c *cobra.Command) {
 	c.Flags().BoolVar(&a.on, Name, false, "host tenants of network "+Name+"; the fabric must then route this node's "+
 		"locator to it, the /64 that `pilaster status` shows")
 	c.Flags().IntVar(&a.mappings, mappingsFlag, ila.DefaultMaxMappings,
 		"maximum mappings of containers on other nodes, of tenants on network "+Name)
+	choice.Bind(c, &a.source, "ila-source", "source of packets on the fabric, network "+Name+": the sender's locator, "+
+		"which receivers compare with its mapping; or sir, the address that containers see, which only proves that "+
+		"the sender exists. The same on all nodes", []string{sourceLocator, sourceSIR})
+	choice.Bind(c, &a.cbit, "ila-cbit", "whether identifiers on the fabric have the C bit, network "+Name+
+		"; off for peers with the kernel's neutral-map-auto. The same on all nodes", []string{cbitOn, cbitOff})
 }
 
 func (a *agent) Check(s module.Settings) error {
@@ -68,7 +82,10 @@ func (a *agent) Enabled() bool { return a.on }
 
 func (a *agent) With() string { return "--" + Name }
 
-func (a *agent) Configure(c *datapath.Config) { a.endpoints = c.MaxEndpoints }
+func (a *agent) Configure(c *datapath.Config) {
+	a.endpoints = c.MaxEndpoints
+	c.Plan.Identifiers = a.on
+}
 
 // Open loads the programs and opens the tables.
 func (a *agent) Open(_ context.Context, host module.Host, on network.Node) (network.Network, error) {
@@ -76,9 +93,10 @@ func (a *agent) Open(_ context.Context, host module.Host, on network.Node) (netw
 	if err != nil {
 		return nil, err
 	}
-	c.MaxMappings = a.mappings
+	c.MaxMappings, c.SourceStays, c.ILA.NoCBit = a.mappings, a.source == sourceSIR, a.cbit == cbitOff
 	c.Tables, err = tables.Open(host.Path, tables.Config{
 		ILA: c.ILA, Locator: c.Locator, Endpoints: a.endpoints, Mappings: a.mappings,
+		SourceStays: c.SourceStays,
 	})
 	if err != nil {
 		return nil, err

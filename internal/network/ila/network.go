@@ -24,6 +24,7 @@ type Config struct {
 	Cluster     network.Cluster
 	Tables      Tables
 	MaxMappings int
+	SourceStays bool // the source of a packet on the fabric is the address that containers see
 }
 
 // Network is network ila on one node.
@@ -41,6 +42,8 @@ var (
 	_ network.MappingSink     = (*Network)(nil)
 	_ network.LocatorProvider = (*Network)(nil)
 	_ network.AppProvider     = (*Network)(nil)
+	_ network.FormProvider    = (*Network)(nil)
+	_ network.Located         = (*Network)(nil)
 	_ io.Closer               = (*Network)(nil)
 )
 
@@ -435,6 +438,23 @@ func (n *Network) repairPeers() error {
 
 // Locator returns this node's locator.
 func (n *Network) Locator() netip.Prefix { return n.config.Locator }
+
+// OnFabric returns the address to which other nodes send.
+func (n *Network) OnFabric(a endpoint.Attachment) netip.Addr {
+	return n.config.ILA.ToWire(a.Address, a.Locator)
+}
+
+// Form names the flags that all nodes must have alike.
+func (n *Network) Form() string {
+	source, cbit := "locator", "on"
+	if n.config.SourceStays {
+		source = "sir"
+	}
+	if n.config.ILA.NoCBit {
+		cbit = "off"
+	}
+	return "--ila-source " + source + " --ila-cbit " + cbit
+}
 
 // AppOf returns the app of a container of a tenant on another node; false if this node has no mapping of it.
 func (n *Network) AppOf(name string, a netip.Addr) (address.AppID, bool) {

@@ -13,6 +13,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Limits of the history from which a stream can resume: number of batches, and cost of their events (see eventCost).
@@ -41,6 +42,7 @@ type Cache struct {
 	edge            string                     // name of the node that is the Edge Switch
 	transit         map[string]map[string]bool // by node and tenant; see transitNodes
 	changedNodes    map[string]bool            // by the current batch: record or transit tenants may differ
+	identifiers     bool                       // a tenant has had identifiers since this process started
 	Sessions        map[string]store.Session   // by node, of all orchestrators
 	serving         map[string]int             // number of sessions per orchestrator
 	Self            string                     // id of this orchestrator in sessions
@@ -204,6 +206,7 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 	case e.Tenant != nil:
 		m.updateTransit(m.Tenants[e.Tenant.Name], e.Tenant)
 		m.Tenants[e.Tenant.Name] = e.Tenant
+		m.identifiers = m.identifiers || tenant.NetworkHas(e.Tenant.Network, tenant.Identifiers)
 		m.markUnreconciled(e.Tenant.Name)
 	case e.DeletedTenant != "":
 		m.updateTransit(m.Tenants[e.DeletedTenant], nil)
@@ -333,6 +336,13 @@ func copies[R proto.Message](m *Cache, has func() []R, node func(R) string, setS
 	}
 	slices.SortFunc(all, func(a, b R) int { return cmp.Compare(node(a), node(b)) })
 	return all
+}
+
+// HasIdentifiers reports whether a tenant has identifiers as addresses, or had since this process started.
+func (m *Cache) HasIdentifiers() bool {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	return m.identifiers
 }
 
 // AllNodes returns all nodes, sorted by name.

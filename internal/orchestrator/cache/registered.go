@@ -26,7 +26,7 @@ func (m *Cache) Registered(r store.Registration) *pilasterv1.Node {
 		uplinks[i] = a.String()
 	}
 	if n.Version != r.Version || n.Edge != r.Edge || n.Gateway != r.Gateway || !slices.Equal(n.Enforces, r.Enforces) ||
-		r.Published != 0 ||
+		r.Published != 0 || n.Form != r.Form ||
 		!slices.Equal(n.UplinkAddresses, uplinks) {
 		return nil
 	}
@@ -47,6 +47,21 @@ func (m *Cache) Registered(r store.Registration) *pilasterv1.Node {
 		}
 	}
 	return n
+}
+
+// OtherForm returns a connected node whose packets on the fabric have another form; nil if there is none.
+func (m *Cache) OtherForm(node, form string) *pilasterv1.Node {
+	if form == "" {
+		return nil
+	}
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	for name, n := range m.Nodes {
+		if n.Form != "" && n.Form != form && name != node && !m.Sessions[name].None() {
+			return n
+		}
+	}
+	return nil
 }
 
 // knowsTenant reports whether the tenant exists with all ids that the node holds.

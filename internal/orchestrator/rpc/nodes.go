@@ -27,6 +27,7 @@ import (
 const (
 	MaxVersion   = 256     // bytes
 	MaxUplinks   = 64      // addresses
+	MaxForm      = 128     // bytes
 	MaxProblem   = 1024    // bytes of the text of a problem
 	MaxTenants   = 65_535  // as many as tenant ids in a node's datapath
 	MaxApps      = 1 << 18 // of all tenants
@@ -125,9 +126,25 @@ func (s *NodeService) Register(
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
+	if err := s.checkUplinks(r.Uplinks); err != nil {
+		return nil, err
+	}
+	if other := s.Cache.OtherForm(r.Node.Name, r.Form); other != nil {
+		return nil, connect.NewError(
+			connect.CodeFailedPrecondition,
+			fmt.Errorf(
+				"this node's agent has %s, and that of node %s has %s, so their containers would not reach each "+
+					"other; nothing was changed: start all agents with the same flags (to change them, stop all "+
+					"agents first; packets flow meanwhile)",
+				r.Form,
+				other.Name,
+				other.Form,
+			),
+		)
+	}
 	if node := s.Cache.Registered(r); node != nil {
 		return connect.NewResponse(
-			&pilasterv1.RegisterResponse{Node: node, Plan: plan(cluster.Plan), ClusterUuid: cluster.UUID},
+			&pilasterv1.RegisterResponse{Node: node, Plan: plan(s.plan()), ClusterUuid: cluster.UUID},
 		), nil
 	}
 	if n := s.Cache.Claims(r.Node.Name, r.Mappings); n > 0 {
@@ -141,8 +158,36 @@ func (s *NodeService) Register(
 		return nil, err
 	}
 	return connect.NewResponse(
-		&pilasterv1.RegisterResponse{Node: node, Plan: plan(cluster.Plan), ClusterUuid: cluster.UUID},
+		&pilasterv1.RegisterResponse{Node: node, Plan: plan(s.plan()), ClusterUuid: cluster.UUID},
 	), nil
+}
+
+// plan returns the plan with what tenants have made the cluster reserve.
+func (s *NodeService) plan() address.Plan { return withReservations(s.Store.Cluster().Plan, s.Cache) }
+
+func withReservations(p address.Plan, c *cache.Cache) address.Plan {
+	p.Identifiers = c.HasIdentifiers()
+	return p
+}
+
+// checkUplinks refuses a node with an address on the fabric of which other nodes drop packets.
+func (s *NodeService) checkUplinks(all []netip.Addr) error {
+	reserved := s.plan().ReservedPrefix()
+	for _, a := range all {
+		if reserved.Contains(a) {
+			return connect.NewError(
+				connect.CodeFailedPrecondition,
+				fmt.Errorf(
+					"the node's uplink has address %v of %v, which this cluster reserves for tenants on network %s; "+
+						"nothing was changed: give the uplink another address",
+					a,
+					reserved,
+					tenant.NetworksWith(tenant.Identifiers),
+				),
+			)
+		}
+	}
+	return nil
 }
 
 // registration reads a node's request to register, and refuses one that exceeds a limit.
@@ -170,6 +215,9 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	slices.Sort(r.Enforces)
 	r.Enforces = slices.Compact(r.Enforces)
 	r.Edge, r.Gateway, r.Published = m.Edge, m.Gateway, m.Held.GetPublished()
+	if r.Form = printable(m.Form); len(r.Form) > MaxForm {
+		return r, fmt.Errorf("the node reports a form of packets of %d bytes; the maximum is %d", len(r.Form), MaxForm)
+	}
 	r.Version = printable(m.Version)
 	r.Tenants, r.Apps, r.Mappings = m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
 	if m.WantedPrefix != "" {
@@ -218,7 +266,9 @@ func checkHeld(held *pilasterv1.Held) error {
 }
 
 func plan(p address.Plan) *pilasterv1.Plan {
-	out := &pilasterv1.Plan{BasePrefix: p.Base.String(), PrivatePrefix: p.Private.String()}
+	out := &pilasterv1.Plan{
+		BasePrefix: p.Base.String(), PrivatePrefix: p.Private.String(), Identifiers: p.Identifiers,
+	}
 	for _, gateway := range []netip.Prefix{p.Gateway4, p.Gateway6} {
 		if gateway.IsValid() {
 			out.GatewayPrefixes = append(out.GatewayPrefixes, gateway.String())

@@ -213,7 +213,7 @@ func (s *OperatorService) ClusterStatus(
 	size := s.Cache.Size()
 	return connect.NewResponse(&pilasterv1.ClusterStatusResponse{
 		ClusterUuid:    s.Store.Cluster().UUID,
-		Plan:           plan(s.Store.Cluster().Plan),
+		Plan:           plan(withReservations(s.Store.Cluster().Plan, s.Cache)),
 		Version:        s.Version,
 		Revision:       size.Revision,
 		Nodes:          uint32(size.Nodes),

@@ -11,9 +11,11 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Cluster has the decisions of the first start. Only a restore changes it. The join token is not part of it, because
@@ -38,6 +40,8 @@ type clusterRecord struct {
 
 	Gateways *gatewayRecord `json:"gateways,omitempty"` // nil in a cluster of a build without gateway prefixes
 	VTEPs    netip.Prefix   `json:"vteps,omitzero"`     // see UseVTEPs
+
+	Identifiers bool `json:"identifiers,omitempty"` // see reserveIdentifiers
 }
 
 type gatewayRecord struct {
@@ -85,9 +89,7 @@ func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *
 			return err
 		}
 		made = true
-		text, err := json.Marshal(r)
-		t.put(keyCluster, string(text))
-		return err
+		return t.saveCluster(r)
 	})
 	if err != nil {
 		return nil, err
@@ -122,6 +124,24 @@ func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *
 		return nil, err
 	}
 	return s, s.grant(ctx)
+}
+
+// clusterRecord reads the record; the commit fails if it has changed since.
+func (t *txn) clusterRecord() (r clusterRecord, err error) {
+	value, err := t.get(keyCluster)
+	if err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal([]byte(value), &r); err != nil {
+		return r, fmt.Errorf("the store's cluster record is not readable: %w", err)
+	}
+	return r, nil
+}
+
+func (t *txn) saveCluster(r clusterRecord) error {
+	text, err := json.Marshal(r)
+	t.put(keyCluster, string(text))
+	return err
 }
 
 func newCluster(wanted address.Plan) (clusterRecord, error) {
@@ -193,22 +213,15 @@ func (s *Store) RotateToken(ctx context.Context) (join.Token, error) {
 	return s.token(ctx, func(t *txn, r *clusterRecord) error {
 		r.JoinSecret = make([]byte, len(join.Token{}.Secret))
 		rand.Read(r.JoinSecret)
-		text, err := json.Marshal(r)
-		t.put(keyCluster, string(text))
-		return err
+		return t.saveCluster(*r)
 	})
 }
 
 func (s *Store) token(ctx context.Context, change func(*txn, *clusterRecord) error) (join.Token, error) {
 	var r clusterRecord
-	err := s.change(ctx, func(t *txn) error {
-		value, err := t.get(keyCluster)
-		if err != nil {
+	err := s.change(ctx, func(t *txn) (err error) {
+		if r, err = t.clusterRecord(); err != nil {
 			return err
-		}
-		r = clusterRecord{}
-		if err := json.Unmarshal([]byte(value), &r); err != nil {
-			return fmt.Errorf("the store's cluster record is not readable: %w", err)
 		}
 		return change(t, &r)
 	})
@@ -222,13 +235,9 @@ func (s *Store) token(ctx context.Context, change func(*txn, *clusterRecord) err
 // node's address follows from the prefix and the node's number.
 func (s *Store) UseVTEPs(ctx context.Context, pool netip.Prefix) error {
 	return s.change(ctx, func(t *txn) error {
-		value, err := t.get(keyCluster)
+		r, err := t.clusterRecord()
 		if err != nil {
 			return err
-		}
-		var r clusterRecord
-		if err := json.Unmarshal([]byte(value), &r); err != nil {
-			return fmt.Errorf("the store's cluster record is not readable: %w", err)
 		}
 		switch {
 		case r.VTEPs == pool:
@@ -251,8 +260,116 @@ func (s *Store) UseVTEPs(ctx context.Context, pool netip.Prefix) error {
 			)
 		}
 		r.VTEPs = pool
-		text, err := json.Marshal(r)
-		t.put(keyCluster, string(text))
-		return err
+		return t.saveCluster(r)
 	})
+}
+
+// The prefix of identifiers and locators is reserved from the first tenant on that uses it, and for good: nodes then
+// drop packets of all others with its addresses. Before that, regions and the underlay may use it.
+
+// reserveIdentifiers reserves the prefix for a tenant, unless something of the cluster is in it.
+func (s *Store) reserveIdentifiers(t *txn, name string) error {
+	reserved, err := s.cluster.Plan.IdentifierPrefix()
+	if err != nil {
+		return err
+	}
+	r, err := t.clusterRecord()
+	if err != nil || r.Identifiers {
+		return err
+	}
+	inUse := func(what string, is netip.Prefix) error {
+		if !is.Overlaps(reserved) {
+			return nil
+		}
+		return refuse(
+			Refused,
+			"tenant %s: %v, which its network reserves because it follows from the base prefix %v, overlaps %v, %s; "+
+				"nothing was changed: remove that, or use another network",
+			name,
+			reserved,
+			s.cluster.Plan.Base,
+			is,
+			what,
+		)
+	}
+	regions, err := t.regions()
+	if err != nil {
+		return err
+	}
+	for _, other := range regions {
+		if base, err := netip.ParsePrefix(other.BasePrefix); err == nil {
+			if err := inUse("the base prefix of region "+other.Name, base); err != nil {
+				return err
+			}
+		}
+	}
+	if err := t.checkUnderlay(inUse); err != nil {
+		return err
+	}
+	r.Identifiers = true
+	return t.saveCluster(r)
+}
+
+// checkUnderlay calls check for the addresses of the underlay that the store knows: of nodes and of services.
+func (t *txn) checkUnderlay(check func(what string, is netip.Prefix) error) error {
+	nodes, err := t.list(dirNodes)
+	if err != nil {
+		return err
+	}
+	for _, kv := range nodes.Kvs {
+		n := new(pilasterv1.Node)
+		if err := decode(string(kv.Key), kv.Value, n); err != nil {
+			return err
+		}
+		for _, text := range n.UplinkAddresses {
+			if err := checkAddress(check, "an address of node "+n.Name, text); err != nil {
+				return err
+			}
+		}
+	}
+	tenants, err := t.list(dirTenants)
+	if err != nil {
+		return err
+	}
+	for _, kv := range tenants.Kvs {
+		of := new(pilasterv1.Tenant)
+		if err := decode(string(kv.Key), kv.Value, of); err != nil {
+			return err
+		}
+		for _, s := range of.Services {
+			what := fmt.Sprintf("the real address of service %s/%s", of.Name, s.Name)
+			if err := checkAddress(check, what, s.Real); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func checkAddress(check func(what string, is netip.Prefix) error, what, text string) error {
+	a, err := netip.ParseAddr(text)
+	if err != nil || !a.Is6() {
+		return nil
+	}
+	return check(what, netip.PrefixFrom(a, a.BitLen()))
+}
+
+// notReserved refuses a prefix or an address of something else if it is in the reserved prefix of identifiers.
+func (s *Store) notReserved(t *txn, what string, is netip.Prefix) error {
+	reserved, err := s.cluster.Plan.IdentifierPrefix()
+	if err != nil || !is.Overlaps(reserved) {
+		return nil
+	}
+	r, err := t.clusterRecord()
+	if err != nil || !r.Identifiers {
+		return err
+	}
+	return refuse(
+		Refused,
+		"%s %v overlaps %v, which this cluster reserves for tenants on network %s; nothing was changed: choose another",
+		what,
+		is,
+		reserved,
+		tenant.NetworksWith(tenant.Identifiers),
+	)
 }

@@ -111,7 +111,7 @@ func (s *Store) allocate(t *txn, n pki.Node, name string, of endpointOf, from hi
 			"first", n.Name, name)
 	}
 	network := tenant.Tenant{Network: found.Network}
-	if of.app != 0 && !network.HasIdentifiers() || of.app >= uint32(address.FirstReservedApp) {
+	if (of.app != 0) != network.HasIdentifiers() || of.app >= uint32(address.FirstReservedApp) {
 		return nil, refuse(Invalid, "tenant %s: app %#x in a request for an address; nothing was changed", name, of.app)
 	}
 	return s.complete(t, n, record, network, name, of, overlays, from)
@@ -333,7 +333,8 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 		return nil // the store agrees; the commit need not compare the key
 	}
 	// Without the tenant there is no address to protect.
-	if exists, err := t.get(dirTenants + held.Tenant); err != nil || exists == "" {
+	found := new(pilasterv1.Tenant)
+	if exists, err := t.load(dirTenants+held.Tenant, found); err != nil || !exists {
 		return err
 	}
 	overlays, err := t.overlays(held.Tenant)
@@ -344,7 +345,8 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 		return nil // the tenant has migrated to another network, so its addresses are of no use
 	}
 	i := slices.IndexFunc(overlays, func(o tenant.Overlay) bool { _, ok := o.Contains(to); return ok })
-	if i < 0 || (overlays[i].NodeBits != 0) != (held.Key == "") {
+	identifiers := tenant.NetworkHas(found.Network, tenant.Identifiers)
+	if i < 0 || (overlays[i].NodeBits != 0) != (held.Key == "") || identifiers && !overlays[i].Usable(to) {
 		return refuse(
 			Refused,
 			"this node holds %v of tenant %s, but in the cluster that is not a prefix of the tenant; %s",
@@ -354,7 +356,7 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 		)
 	}
 	// Every node of the tenant reads the mapping, and refuses all of them with one that is invalid.
-	if held.App >= uint32(address.FirstReservedApp) {
+	if (held.App != 0) != identifiers || held.App >= uint32(address.FirstReservedApp) {
 		return refuse(Refused, "this node holds %v of tenant %s with app %d, which no container can have; %s", to,
 			held.Tenant, held.App, heldAdvice)
 	}

@@ -436,6 +436,19 @@ func testIdentifiers(t *testing.T, etcd *clientv3.Client) {
 	app(8)
 	_, err = s.Allocate(ctx, node(1), "silver", "c1/eth0", 0xff00)
 	refused(t, err, store.Invalid, "app 0xff00")
+	_, err = s.Allocate(ctx, node(1), "silver", "c1/eth0", 0)
+	refused(t, err, store.Invalid, "app 0x0")
+	app(8)
+	for what, m := range map[string]*pilasterv1.Mapping{
+		"with app 0":           {To: fmt.Sprintf("fd70:696c:e100:0:6000:%x:0:99/128", id)},
+		"with app 65280":       {To: fmt.Sprintf("fd70:696c:e100:0:6000:%x:0:99/128", id), App: 0xff00},
+		"not a prefix of":      {To: fmt.Sprintf("fd70:696c:e100:0:6000:%x:2:0/128", id), App: 7}, // 16 zeros
+		"not a prefix of the ": {To: "fd70:696c:e100:0:6000:99:0:1/128", App: 7},
+	} {
+		m.Tenant, m.Key = "silver", "c9/eth0"
+		_, err := s.Register(ctx, store.Registration{Node: node(1), Mappings: []*pilasterv1.Mapping{m}})
+		refused(t, err, store.Refused, what)
+	}
 	app(8)
 
 	mark := "/pilaster/1/marks/overlay/silver/6"

@@ -24,6 +24,7 @@ type Registration struct {
 	Gateway bool         // it has a gateway
 
 	Enforces []string // networks on which it enforces policies, sorted
+	Form     string   // of its packets on the fabric; empty if it has no network with a choice
 
 	Instance string // identifies the machine from boot to shutdown
 
@@ -218,10 +219,11 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	}
 	if !isNew && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) &&
 		node.Gateway == r.Gateway &&
-		slices.Equal(node.Enforces, r.Enforces) {
+		slices.Equal(node.Enforces, r.Enforces) && node.Form == r.Form {
 		return node, nil
 	}
 	node.Version, node.UplinkAddresses, node.Gateway, node.Enforces = r.Version, uplinks, r.Gateway, r.Enforces
+	node.Form = r.Form
 	return node, t.save(dirNodes+node.Name, node)
 }
 

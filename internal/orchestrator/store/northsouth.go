@@ -27,6 +27,9 @@ func (s *Store) CreateService(ctx context.Context, name string, is tenant.Servic
 	}
 	made := &pilasterv1.Service{Name: is.Name, Virtual: is.Virtual.String(), Real: is.Real.String()}
 	err := s.changeOverlaid(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
+		if err := s.notReserved(t, "real address", netip.PrefixFrom(is.Real, is.Real.BitLen())); err != nil {
+			return err
+		}
 		switch {
 		case slices.ContainsFunc(found.Services, func(s *pilasterv1.Service) bool { return s.Name == is.Name }):
 			return refuse(

@@ -63,6 +63,10 @@ func (s *Store) ImportRegion(
 			return refuse(Refused, "this region has no Edge Switch, through which its nodes would reach another; "+
 				"nothing was changed: start an agent with --edge, then import")
 		}
+		base := netip.MustParsePrefix(kept.BasePrefix) // checkRegion has parsed it
+		if err := s.notReserved(t, "base prefix", base); err != nil {
+			return err
+		}
 		if err := t.checkBeside(s.cluster.Plan, kept, before, cidrs); err != nil {
 			return err
 		}

@@ -105,6 +105,9 @@ func (s *Store) createTenant(ctx context.Context, made *pilasterv1.Tenant) (*pil
 		}
 		made.Ids, made.Created, made.Changes = []*pilasterv1.TenantId{id}, timestamppb.New(time.Now()), 0
 		if tenant.NetworkHas(made.Network, tenant.Identifiers) {
+			if err := s.reserveIdentifiers(t, made.Name); err != nil {
+				return err
+			}
 			o, err := tenant.IdentifierRange(s.cluster.Plan, address.TenantID(id.Id))
 			if err != nil {
 				return err

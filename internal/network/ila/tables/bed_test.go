@@ -34,11 +34,16 @@ func must(t testing.TB, err error) {
 const green, gold = 7, 8
 
 var (
-	plan      = address.DefaultPlan()
+	plan      = reserving(address.DefaultPlan())
 	use, _    = plan.ILA()
 	fabricMAC = net.HardwareAddr{2, 0, 0, 0, 0, 9}
 	router    = netip.MustParseAddr("2001:db8::9")
 )
+
+func reserving(p address.Plan) address.Plan {
+	p.Identifiers = true
+	return p
+}
 
 // locator returns the locator of the n-th node.
 func locator(n uint64) netip.Prefix {
@@ -147,6 +152,11 @@ func (b *bed) pair(t testing.TB, beyond *netns.Namespace, name string, index int
 // newBed returns a node with these programs; nil means those of this build.
 func newBed(t testing.TB, spec *ebpf.CollectionSpec) *bed {
 	t.Helper()
+	return newBedWith(t, spec, Config{ILA: use, Locator: locator(1), Endpoints: 100, Mappings: 1000})
+}
+
+func newBedWith(t testing.TB, spec *ebpf.CollectionSpec, c Config) *bed {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
@@ -170,7 +180,7 @@ func newBed(t testing.TB, spec *ebpf.CollectionSpec) *bed {
 		spec, err = loadObject()
 		must(t, err)
 	}
-	b.Tables, err = open(path, spec, Config{ILA: use, Locator: locator(1), Endpoints: 100, Mappings: 1000})
+	b.Tables, err = open(path, spec, c)
 	if v := new(ebpf.VerifierError); errors.As(err, &v) {
 		t.Fatalf("%+v", v)
 	}

@@ -1,6 +1,8 @@
 package tables
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -14,7 +16,7 @@ func TestMutations(t *testing.T) {
 	type mutation bpftest.Mutation // a literal without the names of the fields
 	var all []bpftest.Mutation
 	for _, m := range []mutation{
-		{stages, "if (!ila_check_locator(peer, key->src.hi))", "if (0)",
+		{stages, "if (!source_stays && !ila_check_locator(peer, key->src.hi))", "if (0)",
 			[]string{"in, from another node's locator", "in, from a former locator later",
 				"in, error of a router about a packet to the wrong node"}},
 		{stages, " || from->ifindex != key->device", "",
@@ -40,8 +42,8 @@ func TestMutations(t *testing.T) {
 		{stages, " || (peer->former == locator && bpf_ktime_get_ns() < peer->until)", "",
 			[]string{"in, from a former locator"}},
 		{stages, " && bpf_ktime_get_ns() < peer->until", "", []string{"in, from a former locator later"}},
-		{stages, "	if (peer->locator != key->src.hi)\n		f->egress", "	if (0)\n		f->egress",
-			[]string{"in, from a former locator later"}},
+		{stages, "	if (!source_stays && peer->locator != key->src.hi)\n		f->egress",
+			"	if (0)\n		f->egress", []string{"in, from a former locator later"}},
 		{address, "!in_ila(a) || ", "", []string{"in, from a host with a container's identifier"}},
 		{address, " || !*last_16(&identifier)", "", []string{"in, to 0 instead of 0xffff"}},
 		{address, "(identifier & IDENTIFIER_FORM) != (IDENTIFIER_TYPE | neutral_bit) || ", "",
@@ -65,12 +67,23 @@ func TestMutations(t *testing.T) {
 			[]string{"in, error of a container about a packet to another on the fabric",
 				"out, error about another's packet"}},
 		{forward, "at + sizeof(quoted) > p->end || ", "", []string{"out, error with half a quote"}},
+		{address, "if (source_stays)", "if (0)", []string{"sir, UDP", "sir, UDP again, by a known flow",
+			"sir, error of a container", "sir, from a locator", "sir, from a container here",
+			"sir, from an unknown container"}},
+		{address, "a->hi == sir_prefix ? a->lo : 0", "a->lo",
+			[]string{"sir, from an identifier of another prefix", "sir, from a locator"}},
+		{stages, "source_stays ? key->src : to_wire", "0 ? key->src : to_wire", []string{"sir, to the fabric"}},
+		{stages, "!source_stays && !ila_check", "!ila_check", []string{"sir, UDP",
+			"sir, UDP again, by a known flow", "sir, error of a container"}},
 	} {
 		all = append(all, bpftest.Mutation(m))
 	}
 	bpftest.Mutations{
 		Root: "../../../../bpf", Source: "ila.bpf.c", Headers: "net/ila", All: all,
-	}.Each(t, func(t *testing.T, _ bpftest.Mutation, spec *ebpf.CollectionSpec) []string {
+	}.Each(t, func(t *testing.T, m bpftest.Mutation, spec *ebpf.CollectionSpec) []string {
+		if slices.ContainsFunc(m.Cases, func(name string) bool { return strings.HasPrefix(name, "sir, ") }) {
+			return newBedWith(t, spec, sirConfig()).wrongSIR(t)
+		}
 		return newBed(t, spec).wrong(t)
 	})
 }

@@ -84,6 +84,7 @@ const (
 	objectVarSessionBuckets      = "session_buckets"
 	objectVarSessionSeed         = "session_seed"
 	objectVarSirPrefix           = "sir_prefix"
+	objectVarSourceStays         = "source_stays"
 	objectVarUnusedDropEvent     = "unused_drop_event"
 	objectVarUplinkIfindex       = "uplink_ifindex"
 )
@@ -192,6 +193,7 @@ type objectVariableSpecs struct {
 	SessionBuckets  *ebpf.VariableSpec `ebpf:"session_buckets"`
 	SessionSeed     *ebpf.VariableSpec `ebpf:"session_seed"`
 	SirPrefix       *ebpf.VariableSpec `ebpf:"sir_prefix"`
+	SourceStays     *ebpf.VariableSpec `ebpf:"source_stays"`
 	UnusedDropEvent *ebpf.VariableSpec `ebpf:"unused_drop_event"`
 	UplinkIfindex   *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
 }
@@ -304,6 +306,7 @@ type objectVariables struct {
 	SessionBuckets  *ebpf.Variable `ebpf:"session_buckets"`
 	SessionSeed     *ebpf.Variable `ebpf:"session_seed"`
 	SirPrefix       *ebpf.Variable `ebpf:"sir_prefix"`
+	SourceStays     *ebpf.Variable `ebpf:"source_stays"`
 	UnusedDropEvent *ebpf.Variable `ebpf:"unused_drop_event"`
 	UplinkIfindex   *ebpf.Variable `ebpf:"uplink_ifindex"`
 }

@@ -22,6 +22,9 @@ type Config struct {
 	Locator   netip.Prefix
 	Endpoints int // maximum of containers
 	Mappings  int // maximum of mappings
+	// The source of a packet on the fabric is the address that containers see. Nodes then cannot compare the sender's
+	// locator with its mapping.
+	SourceStays bool
 }
 
 // Tables implements ila.Tables with pinned maps, which outlive this process.
@@ -43,11 +46,16 @@ func Open(path *datapath.Datapath, c Config) (*Tables, error) {
 }
 
 func open(path *datapath.Datapath, spec *ebpf.CollectionSpec, c Config) (*Tables, error) {
-	for name, value := range map[string]uint64{
-		"sir_prefix":  bpfobj.ToAddr(c.ILA.SIR.Addr()).Hi,
-		"own_locator": bpfobj.ToAddr(c.Locator.Addr()).Hi,
-		"neutral_bit": bpfobj.ToAddr(neutralBit).Lo,
-	} {
+	constants := map[string]any{
+		"sir_prefix":   bpfobj.ToAddr(c.ILA.SIR.Addr()).Hi,
+		"own_locator":  bpfobj.ToAddr(c.Locator.Addr()).Hi,
+		"neutral_bit":  bpfobj.ToAddr(neutralBit).Lo,
+		"source_stays": c.SourceStays,
+	}
+	if c.ILA.NoCBit {
+		constants["neutral_bit"] = uint64(0)
+	}
+	for name, value := range constants {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("set %s: %w", name, err)
 		}

@@ -1,0 +1,43 @@
+package state
+
+import (
+	"errors"
+	"io/fs"
+	"path/filepath"
+)
+
+// reservedFileName is a separate file: builds without it read the others.
+const reservedFileName = "reserved.json"
+
+// reservedFile has what the cluster reserves since it was created.
+type reservedFile struct {
+	Version     int  `json:"version"`
+	Identifiers bool `json:"identifiers,omitempty"` // see address.Plan
+}
+
+func (n *Node) reservedPath() string { return filepath.Join(n.Dir(), reservedFileName) }
+
+// readReserved reads the file; without it, nothing is reserved. After damage this is so until the next registration.
+func (n *Node) readReserved() error {
+	err := n.disk.Read(n.reservedPath(), Version, &n.reserved)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	n.reserved = reservedFile{}
+	return n.damages.SetAside(err, "the agent requests its content from the orchestrator again; until it has that and "+
+		"is restarted, packets of other hosts and interfaces may have addresses that are reserved for containers")
+}
+
+// joinReserved stores what is reserved. A reservation stays, because an older orchestrator does not send it.
+func (n *Node) joinReserved(m Membership) error {
+	if n.reserved.Identifiers || !m.Plan.Identifiers {
+		return nil
+	}
+	next := reservedFile{Version, true}
+	if err := n.disk.Write(n.reservedPath(), next, 0o600); err != nil {
+		return err
+	}
+	n.reserved = next
+	n.damages.Replaced(n.reservedPath())
+	return nil
+}

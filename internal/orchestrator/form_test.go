@@ -1,0 +1,70 @@
+package orchestrator
+
+import (
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// TestForms: a node whose packets on the fabric have another form than those of a connected one is refused.
+func TestForms(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	register := func(n int, form string) error {
+		_, err := dial(t, s, testNode(n)).Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{
+			Version: "test", Form: form,
+		}))
+		return err
+	}
+	c := dial(t, s, testNode(1))
+	if _, err := c.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{
+		Version: "test", Form: "--a on",
+	})); err != nil {
+		t.Fatal(err)
+	}
+	if err := register(2, "--a off"); err != nil {
+		t.Errorf("no node is connected with another form: %v", err)
+	}
+	connected := follow(t, c, hosting())
+	connected.next(t)
+	wantCode(t, register(2, "--a off"), connect.CodeFailedPrecondition)
+	for _, form := range []string{"", "--a on"} {
+		if err := register(2, form); err != nil {
+			t.Errorf("form %q: %v", form, err)
+		}
+	}
+}
+
+// TestReservedUplinks: the plan says that a prefix is reserved once a tenant has identifiers. Then no node may have an
+// uplink's address in it.
+func TestReservedUplinks(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	c := dial(t, s, testNode(1))
+	register := func(uplink string) (*pilasterv1.Plan, error) {
+		resp, err := c.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{
+			Version: "test", UplinkAddresses: []string{uplink},
+		}))
+		if err != nil {
+			return nil, err
+		}
+		return resp.Msg.Plan, nil
+	}
+	if p, err := register("2001:db8::1"); err != nil || p.Identifiers {
+		t.Errorf("plan %v, %v; want no reservation", p, err)
+	}
+	_, err := operator(s.config.RunDir).CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{
+		Name: "silver", Network: tenant.Networks(tenant.Identifiers)[0],
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p, err := register("2001:db8::1"); err != nil || !p.Identifiers {
+		t.Errorf("plan %v, %v; want a reservation", p, err)
+	}
+	_, err = register("fd70:696c:e1ff::1")
+	wantCode(t, err, connect.CodeFailedPrecondition)
+}
