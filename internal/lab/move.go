@@ -42,8 +42,8 @@ const formerInterface = Interface + "-former"
 const movedTimeout = 5 * time.Second
 
 // Move moves a container to another node. Its namespace stays, with processes and open connections. The new node's
-// agent attaches a second device with the same address, and then the former node's agent removes its own, so packets
-// are lost neither way. Before and after, the sessions of the container's connections under policies are copied. After
+// agent attaches a second device with the same address, the container's routes change to it, and then the former node's
+// agent removes its own, so packets are lost neither way. Before and after, the sessions of the container's connections under policies are copied. After
 // an error the container is on the node that its status shows.
 func (l *Lab) Move(ctx context.Context, name, to string) (m Moved, err error) {
 	c, err := l.Container(name)
@@ -60,9 +60,11 @@ func (l *Lab) Move(ctx context.Context, name, to string) (m Moved, err error) {
 	began := time.Now()
 	moved := c
 	moved.Node = to
-	if err := l.attachSecond(ctx, &moved); err != nil {
+	former, err := l.attachSecond(ctx, &moved)
+	if err != nil {
 		return m, fmt.Errorf("container %s: attach it to %s: %w; it stays on %s", name, to, err, c.Node)
 	}
+	defer former.close()
 	m.Attach = time.Since(began)
 	if err := l.replace(moved); err != nil {
 		return m, err
@@ -72,6 +74,9 @@ func (l *Lab) Move(ctx context.Context, name, to string) (m Moved, err error) {
 	if m.Later, m.Left, err = l.copySessions(ctx, c, to); err != nil {
 		return m, fmt.Errorf("container %s is on %s; copying the sessions that it began meanwhile failed: %w", name, to,
 			err)
+	}
+	if err := former.leave(); err != nil {
+		return m, fmt.Errorf("container %s is on %s; removing its routes to %s failed: %w", name, to, c.Node, err)
 	}
 	request := &pilasterv1.DeleteEndpointRequest{ContainerId: l.ContainerID(name), Interface: Interface}
 	if _, err := l.Agent(c.Node).DeleteEndpoint(ctx, connect.NewRequest(request)); err != nil {
@@ -122,16 +127,16 @@ func (l *Lab) copySessions(ctx context.Context, c ContainerStatus, to string) (a
 
 // attachSecond attaches a container to its new node, while its device to the former one keeps working. If it fails, the
 // container is as before.
-func (l *Lab) attachSecond(ctx context.Context, c *ContainerStatus) error {
-	restore, err := l.setAside(c.Name)
-	if err != nil {
-		return err
+func (l *Lab) attachSecond(ctx context.Context, c *ContainerStatus) (*formerDevice, error) {
+	former, err := l.setAside(c.Name)
+	if err == nil {
+		err = l.addTo(ctx, c)
 	}
-	err = l.addTo(ctx, c)
-	if err != nil {
-		err = errors.Join(err, restore())
+	if err != nil && former != nil {
+		err = errors.Join(err, former.restore())
+		former.close()
 	}
-	return err
+	return former, err
 }
 
 // addTo runs CNI ADD on the container's node and reads its new status.
@@ -158,64 +163,91 @@ func (l *Lab) addTo(ctx context.Context, c *ContainerStatus) error {
 	return nil
 }
 
-// setAside renames a container's device, and divides its routes into halves: the new device gets the same routes, of
-// which the halves are preferred as long as the former device exists. It returns a function that undoes this.
-func (l *Lab) setAside(name string) (restore func() error, err error) {
+// formerDevice is a container's device to the node that it leaves. The new device gets the same routes, of which this
+// one has the halves: they are preferred until it leaves.
+type formerDevice struct {
+	*netlink.Handle
+	device         netlink.Link
+	renamed        bool
+	routes, halves []netlink.Route // removed and added
+}
+
+func (d *formerDevice) close() { d.Handle.Close() }
+
+// setAside renames a container's device, and divides its routes into halves. After an error the result, if any, has to
+// be restored.
+func (l *Lab) setAside(name string) (*formerDevice, error) {
 	ns, err := l.Namespace(name)
 	if err != nil {
 		return nil, err
 	}
+	defer ns.Close()
 	h, err := ns.Netlink()
-	ns.Close()
 	if err != nil {
 		return nil, err
 	}
-	device, err := h.LinkByName(Interface)
+	d := &formerDevice{Handle: h}
+	if d.device, err = h.LinkByName(Interface); err != nil {
+		return d, fmt.Errorf("device %s: %w", Interface, err)
+	}
+	all, err := netns.List(func() ([]netlink.Route, error) { return h.RouteList(d.device, netlink.FAMILY_V6) })
 	if err != nil {
-		return nil, fmt.Errorf("device %s: %w", Interface, err)
+		return d, fmt.Errorf("routes of %s: %w", Interface, err)
 	}
-	all, err := netns.List(func() ([]netlink.Route, error) { return h.RouteList(device, netlink.FAMILY_V6) })
-	if err != nil {
-		return nil, fmt.Errorf("routes of %s: %w", Interface, err)
-	}
-	var undo []func() error
-	restore = func() error {
-		defer h.Close()
-		var errs []error
-		for len(undo) > 0 {
-			errs = append(errs, undo[len(undo)-1]())
-			undo = undo[:len(undo)-1]
-		}
-		return errors.Join(errs...)
-	}
-	fail := func(err error) (func() error, error) { return nil, errors.Join(err, restore()) }
 	for _, r := range all {
 		if r.Dst == nil || r.Gw == nil {
 			continue
 		}
-		r = netlink.Route{
+		if err := d.halve(netlink.Route{
 			LinkIndex: r.LinkIndex, Dst: r.Dst, Gw: r.Gw, Src: r.Src, Protocol: r.Protocol,
 			Flags: int(netlink.FLAG_ONLINK), Priority: r.Priority,
+		}); err != nil {
+			return d, err
 		}
-		for _, half := range halvesOf(r) {
-			if err := h.RouteReplace(&half); err != nil {
-				return fail(fmt.Errorf("route %v: %w", half.Dst, err))
-			}
-			undo = append(undo, func() error { return netns.DeleteRoute(h, &half) })
-		}
-		if err := netns.DeleteRoute(h, &r); err != nil {
-			return fail(fmt.Errorf("route %v: %w", r.Dst, err))
-		}
-		undo = append(undo, func() error { return h.RouteReplace(&r) })
 	}
-	if err := h.LinkSetName(device, formerInterface); err != nil {
+	if err := h.LinkSetName(d.device, formerInterface); err != nil {
 		if errors.Is(err, unix.EBUSY) {
 			err = fmt.Errorf("%w: this kernel renames no device that is up; Linux 6.2 and later do", err)
 		}
-		return fail(fmt.Errorf("rename %s: %w", Interface, err))
+		return d, fmt.Errorf("rename %s: %w", Interface, err)
 	}
-	undo = append(undo, func() error { return h.LinkSetName(device, Interface) })
-	return restore, nil
+	d.renamed = true
+	return d, nil
+}
+
+func (d *formerDevice) halve(r netlink.Route) error {
+	for _, half := range halvesOf(r) {
+		if err := d.RouteReplace(&half); err != nil {
+			return fmt.Errorf("route %v: %w", half.Dst, err)
+		}
+		d.halves = append(d.halves, half)
+	}
+	if err := netns.DeleteRoute(d.Handle, &r); err != nil {
+		return fmt.Errorf("route %v: %w", r.Dst, err)
+	}
+	d.routes = append(d.routes, r)
+	return nil
+}
+
+// leave removes the routes by the device, so that packets leave by the new one.
+func (d *formerDevice) leave() error {
+	var errs []error
+	for _, half := range d.halves {
+		errs = append(errs, netns.DeleteRoute(d.Handle, &half))
+	}
+	return errors.Join(errs...)
+}
+
+// restore undoes setAside.
+func (d *formerDevice) restore() error {
+	var errs []error
+	if d.renamed {
+		errs = append(errs, d.LinkSetName(d.device, Interface))
+	}
+	for _, r := range d.routes {
+		errs = append(errs, d.RouteReplace(&r))
+	}
+	return errors.Join(append(errs, d.leave())...)
 }
 
 // halvesOf returns the routes to both halves of a route's prefix.

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
@@ -103,9 +106,41 @@ func (n *Network) noteLeft(r endpoint.Record, a netip.Addr) {
 func (n *Network) formerHere(h *hosted, a netip.Addr) netip.Prefix {
 	_, here := h.here[a]
 	if since, left := n.left[a]; here || left && time.Since(since) <= FormerTime {
+		h.until = time.Now().Add(FormerTime)
 		return n.config.Locator
 	}
 	return netip.Prefix{}
+}
+
+// Run removes the mappings of tenants that have no more containers here, once this node no longer forwards for them.
+func (n *Network) Run(ctx context.Context, log *slog.Logger) {
+	ticks := time.NewTicker(FormerTime / 2)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticks.C:
+			if err := n.endForwarding(); err != nil {
+				log.Error("removing the mappings of a tenant that has left this node failed", "error", err)
+			}
+		}
+	}
+}
+
+func (n *Network) endForwarding() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name, h := range n.leaving {
+		if time.Now().Before(h.until) {
+			continue
+		}
+		if err := n.setPeers(h, nil, slices.Collect(maps.Keys(h.remote))); err != nil {
+			return err
+		}
+		delete(n.leaving, name)
+	}
+	return nil
 }
 
 // Moved reports whether an endpoint's address is on another node by now, as far as this node knows.

@@ -34,6 +34,7 @@ type Network struct {
 	mu       sync.Mutex // held while tables are changed, so that changes come one after the other
 	tenants  map[string]*hosted
 	moving   map[netip.Addr]bool      // addresses of other nodes' containers that Activate moves here
+	leaving  map[string]*hosted       // tenants without containers here, for which this node still forwards
 	left     map[netip.Addr]time.Time // when containers with an address key were removed from here; the last ones only
 	peers    int                      // entries of the peers' table
 	repaired bool                     // Repair has run
@@ -45,6 +46,7 @@ var (
 	_ network.LocatorProvider = (*Network)(nil)
 	_ network.AppProvider     = (*Network)(nil)
 	_ network.MoveReporter    = (*Network)(nil)
+	_ network.Runner          = (*Network)(nil)
 	_ io.Closer               = (*Network)(nil)
 )
 
@@ -52,7 +54,7 @@ var (
 func New(c Config) *Network {
 	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
 	return &Network{
-		config: c, tenants: map[string]*hosted{}, moving: map[netip.Addr]bool{}, left: map[netip.Addr]time.Time{},
+		config: c, tenants: map[string]*hosted{}, moving: map[netip.Addr]bool{}, leaving: map[string]*hosted{}, left: map[netip.Addr]time.Time{},
 	}
 }
 
@@ -134,6 +136,11 @@ func (n *Network) PutTenant(_ context.Context, t tenant.Tenant) error {
 	if h != nil && h.vnid == t.IDs[0].ID {
 		return nil
 	}
+	if is := n.leaving[t.Name]; is != nil && is.vnid == t.IDs[0].ID {
+		n.tenants[t.Name], is.synced = is, false
+		delete(n.leaving, t.Name)
+		return nil
+	}
 	if h != nil { // a tenant that was deleted had the name
 		if err := n.setPeers(h, nil, slices.Collect(maps.Keys(h.remote))); err != nil {
 			return err
@@ -151,7 +158,9 @@ func (n *Network) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	if !ok || !slices.ContainsFunc(t.IDs, func(id tenant.ID) bool { return id.ID == h.vnid }) {
 		return nil
 	}
-	if err := n.setPeers(h, nil, slices.Collect(maps.Keys(h.remote))); err != nil {
+	if time.Now().Before(h.until) && n.leaving[t.Name] == nil {
+		n.leaving[t.Name] = h
+	} else if err := n.setPeers(h, nil, slices.Collect(maps.Keys(h.remote))); err != nil {
 		return err
 	}
 	delete(n.tenants, t.Name)
