@@ -53,6 +53,7 @@ type traffic struct {
 	echoes               atomic.Int64 // on the connection
 	stall                atomic.Int64 // longest time until an echo, in ns
 	failed               chan error   // of the connection
+	begun                [2]int64     // sent and received before the measurement
 }
 
 // start begins the traffic; it ends with ctx.
@@ -130,11 +131,15 @@ func (f *traffic) echo(ctx context.Context, c net.Conn) {
 }
 
 // forget begins the measurement anew.
-func (f *traffic) forget() { f.gap.Store(0); f.stall.Store(0) }
+func (f *traffic) forget() {
+	f.gap.Store(0)
+	f.stall.Store(0)
+	f.begun = [2]int64{f.sent.Load(), f.received.Load()}
+}
 
 func (f *traffic) String() string {
-	return fmt.Sprintf("longest time without a datagram %v, longest time until an echo %v",
-		time.Duration(f.gap.Load()).Round(100*time.Microsecond), time.Duration(f.stall.Load()).Round(100*time.Microsecond))
+	return fmt.Sprintf("%d of %d datagrams lost, longest time without one %v, longest time until an echo %v",
+		f.sent.Load()-f.begun[0]-(f.received.Load()-f.begun[1]), f.sent.Load()-f.begun[0], time.Duration(f.gap.Load()).Round(100*time.Microsecond), time.Duration(f.stall.Load()).Round(100*time.Microsecond))
 }
 
 // until waits for a condition.

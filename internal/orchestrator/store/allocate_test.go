@@ -61,6 +61,7 @@ func TestStore(t *testing.T) {
 
 		"subnets":               testSubnets,
 		"identifiers":           testIdentifiers,
+		"address keys":          testAddressKeys,
 		"addresses":             testAddresses,
 		"quarantine":            testQuarantine,
 		"reclaim of mappings":   testReclaimMappings,
