@@ -366,8 +366,8 @@ func (c *Core) keepSessions(r endpoint.Record, all []dpapi.Session) (int, error)
 	}
 	for _, s := range all {
 		if s.Tenant != uint32(r.TenantID) || !slices.Contains(r.Addresses(), s.Local.Addr()) {
-			return 0, refusal.New(refusal.ErrInvalid, "a session of %v of tenant id %d, which endpoint %d does not have; "+
-				"no session was added", s.Local.Addr(), s.Tenant, r.ID)
+			return 0, refusal.New(refusal.ErrInvalid, "a session of %v of tenant id %d, which endpoint %d does "+
+				"not have; no session was added", s.Local.Addr(), s.Tenant, r.ID)
 		}
 	}
 	return mover.KeepSessions(r.ID, all)

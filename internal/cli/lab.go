@@ -96,8 +96,8 @@ func newLabCommand(env Env) *cobra.Command {
 		},
 	)
 	c.AddCommand(newLabUp(env, &flags), newLabDown(env, &flags), newLabStatus(env, &flags),
-		newLabExec(env, &flags), newLabMove(env, &flags), newLabPing(env, &flags), newLabTrace(env, &flags), newLabSupervise(env),
-		newLabHold(), newLabOVS())
+		newLabExec(env, &flags), newLabMove(env, &flags), newLabPing(env, &flags), newLabTrace(env, &flags),
+		newLabSupervise(env), newLabHold(), newLabOVS())
 	return c
 }
 

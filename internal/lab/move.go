@@ -43,8 +43,8 @@ const movedTimeout = 5 * time.Second
 
 // Move moves a container to another node. Its namespace stays, with processes and open connections. The new node's
 // agent attaches a second device with the same address, the container's routes change to it, and then the former node's
-// agent removes its own, so packets are lost neither way. Before and after, the sessions of the container's connections under policies are copied. After
-// an error the container is on the node that its status shows.
+// agent removes its own, so packets are lost neither way. Before and after, the sessions of the container's connections
+// under policies are copied. After an error the container is on the node that its status shows.
 func (l *Lab) Move(ctx context.Context, name, to string) (m Moved, err error) {
 	c, err := l.Container(name)
 	if err != nil {
@@ -92,15 +92,15 @@ func (l *Lab) checkMove(c ContainerStatus, to string) error {
 	network := tenant.Tenant{Network: l.tenant(c.Tenant).Network}.OnNetwork()
 	switch here, _ := l.state.Spec.RegionOf(c.Node); {
 	case !tenant.NetworkHas(network, tenant.AddressKeys):
-		return fmt.Errorf("container %s: tenant %s is on network %s, where a container's address or subnet says on which "+
-			"node it is, so the address cannot move; nothing was changed: containers of network %s can", c.Name, c.Tenant,
-			network, tenant.NetworksWith(tenant.AddressKeys))
+		return fmt.Errorf("container %s: tenant %s is on network %s, where an address stays on its node, because it or "+
+			"its subnet says which node that is; nothing was changed: containers of network %s can move", c.Name,
+			c.Tenant, network, tenant.NetworksWith(tenant.AddressKeys))
 	case c.AddressKey == "":
-		return fmt.Errorf("container %s has no address key, so another node would give it another address; nothing was "+
-			"changed: set addressKey in the lab's file", c.Name)
+		return fmt.Errorf("container %s has no address key, so another node would give it another address; nothing "+
+			"was changed: set addressKey in the lab's file", c.Name)
 	case !known || region.Edge == to:
-		return fmt.Errorf("lab %s has no node %q for containers; nothing was changed: pilaster lab status lists the nodes",
-			l.Name(), to)
+		return fmt.Errorf("lab %s has no node %q for containers; nothing was changed: pilaster lab status lists the "+
+			"nodes", l.Name(), to)
 	case here.Name != region.Name:
 		return fmt.Errorf("node %s is in another region than container %s; nothing was changed", to, c.Name)
 	case c.Node == to:

@@ -138,8 +138,10 @@ func (f *traffic) forget() {
 }
 
 func (f *traffic) String() string {
-	return fmt.Sprintf("%d of %d datagrams lost, longest time without one %v, longest time until an echo %v",
-		f.sent.Load()-f.begun[0]-(f.received.Load()-f.begun[1]), f.sent.Load()-f.begun[0], time.Duration(f.gap.Load()).Round(100*time.Microsecond), time.Duration(f.stall.Load()).Round(100*time.Microsecond))
+	ms := func(of *atomic.Int64) time.Duration { return time.Duration(of.Load()).Round(100 * time.Microsecond) }
+	sent, received := f.sent.Load()-f.begun[0], f.received.Load()-f.begun[1]
+	return fmt.Sprintf("%d datagrams sent, %d received, longest time without one %v, longest time until an echo %v",
+		sent, received, ms(&f.gap), ms(&f.stall))
 }
 
 // until waits for a condition.
@@ -260,8 +262,8 @@ const (
 	maxStall = 500 * time.Millisecond
 )
 
-// TestMoveGap: at 1,000 datagrams a second, a move takes at most 100 ms of delivery, and 500 ms from a connection. Other
-// processes can delay one move, so the test repeats it.
+// TestMoveGap: at 1,000 datagrams a second, a move delays delivery by at most 100 ms, and a connection by 500 ms.
+// Other processes can delay one move, so the test repeats it.
 func TestMoveGap(t *testing.T) {
 	b := newMoving(t)
 	ctx, cancel := context.WithCancel(labtest.Context(t))

@@ -82,8 +82,8 @@ func (l *Link) AllocateKeyed(
 		return is, err
 	}
 	if len(addrs) != 1 || resp.Sequence == 0 {
-		return is, fmt.Errorf("the orchestrator allocated %v with sequence %d for address key %q of tenant %s: it knows "+
-			"no address keys, or not enough of this one; upgrade the orchestrators", addrs, resp.Sequence,
+		return is, fmt.Errorf("the orchestrator allocated %v with sequence %d for address key %q of tenant %s: "+
+			"it knows no address keys; upgrade the orchestrators", addrs, resp.Sequence,
 			of.AddressKey, name)
 	}
 	is = network.KeyedAddress{Address: addrs[0], Sequence: resp.Sequence, Elsewhere: resp.Elsewhere}

@@ -96,6 +96,7 @@ func (n *Network) noteLeft(r endpoint.Record, a netip.Addr) {
 			delete(n.left, a)
 		}
 	}
+	delete(n.moving, a) // of an ADD that failed
 	if r.AddressKey != "" {
 		n.left[a] = time.Now()
 	}

@@ -54,7 +54,8 @@ var (
 func New(c Config) *Network {
 	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
 	return &Network{
-		config: c, tenants: map[string]*hosted{}, moving: map[netip.Addr]bool{}, leaving: map[string]*hosted{}, left: map[netip.Addr]time.Time{},
+		config: c, tenants: map[string]*hosted{}, leaving: map[string]*hosted{},
+		moving: map[netip.Addr]bool{}, left: map[netip.Addr]time.Time{},
 	}
 }
 

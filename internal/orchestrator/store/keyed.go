@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"net/netip"
@@ -20,6 +21,40 @@ import (
 // then on, calls of the former node about its container change nothing.
 //
 // While no container has the address, it is in quarantine, and the record of the key expires with it.
+
+// Endpoint is the endpoint that addresses are for; zero for a node's subnets.
+type Endpoint struct {
+	Key string
+	App uint32 // 0 unless mappings contain the apps
+	// only with an address key
+	AddressKey string
+	Sequence   uint64
+}
+
+// Allocation is what AllocateFor returns.
+type Allocation struct {
+	Prefixes []netip.Prefix
+	// only with an address key
+	Sequence   uint64
+	Elsewhere  bool
+	FormerNode string
+}
+
+// AllocateFor is Allocate for an endpoint that may have an address key.
+func (s *Store) AllocateFor(ctx context.Context, n pki.Node, name string, of Endpoint) (is Allocation, err error) {
+	if err := checkAllocation(name, of.Key); err != nil {
+		return is, err
+	}
+	if err := checkAddressKey(of); err != nil {
+		return is, err
+	}
+	from := hints{}
+	err = s.change(ctx, func(t *txn) (err error) {
+		is, err = s.allocate(t, n, name, of, from)
+		return err
+	})
+	return is, err
+}
 
 // keyedAddress is the record of an address key.
 type keyedAddress struct {

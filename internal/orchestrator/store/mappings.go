@@ -37,40 +37,6 @@ func (s *Store) Allocate(
 	return is.Prefixes, err
 }
 
-// Endpoint is the endpoint that addresses are for; zero for a node's subnets.
-type Endpoint struct {
-	Key string
-	App uint32 // 0 unless mappings contain the apps
-	// with an address key, see keyed.go
-	AddressKey string
-	Sequence   uint64
-}
-
-// Allocation is what AllocateFor returns.
-type Allocation struct {
-	Prefixes []netip.Prefix
-	// only with an address key, see keyed.go
-	Sequence   uint64
-	Elsewhere  bool
-	FormerNode string
-}
-
-// AllocateFor is Allocate for an endpoint that may have an address key.
-func (s *Store) AllocateFor(ctx context.Context, n pki.Node, name string, of Endpoint) (is Allocation, err error) {
-	if err := checkAllocation(name, of.Key); err != nil {
-		return is, err
-	}
-	if err := checkAddressKey(of); err != nil {
-		return is, err
-	}
-	from := hints{}
-	err = s.change(ctx, func(t *txn) (err error) {
-		is, err = s.allocate(t, n, name, of, from)
-		return err
-	})
-	return is, err
-}
-
 func checkAllocation(name, key string) error {
 	if len(key) > maxKey {
 		return refuse(

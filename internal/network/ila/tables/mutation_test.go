@@ -52,7 +52,7 @@ func TestMutations(t *testing.T) {
 		{stages, "!moved || moved->former != own_locator || ", "!moved || ",
 			[]string{"in, to a container that moved between other nodes"}},
 		{stages, "bpf_ktime_get_ns() >= moved->until || ", "", []string{"in, to a container that has moved, later"}},
-		{stages, " || is_error(p))\n		return drop(skb, REASON_NO_ENDPOINT", ")\n		return drop(skb, REASON_NO_ENDPOINT",
+		{stages, "bpf_ktime_get_ns() >= moved->until || is_error(p))", "bpf_ktime_get_ns() >= moved->until)",
 			[]string{"in, to a container that has moved, an error"}},
 		{stages, "if (peer->locator != key->src.hi)\n		return drop", "if (0)\n		return drop",
 			[]string{"in, to a container that has moved, forwarded already",
