@@ -10,6 +10,7 @@
 #include "net/nimitz/gateway.h"
 #include "net/nimitz/ovs_port.h"
 #include "net/nimitz/stages.h"
+#include "policy/ct_move.h"
 
 SEC("tc")
 int pil_container(struct __sk_buff *skb)
@@ -185,6 +186,29 @@ int pil_sweep(struct __sk_buff *skb)
 	for (int i = 0; i < SWEEP_BUCKETS; i++)
 		ct_sweep_bucket(&w, r.bucket + i);
 	return 0;
+}
+
+/* Stores a session of a container that moves here. The request is behind an Ethernet header, as that of pil_why. The
+ * result is 1 if there is no room, or if this build does not know the state's version. */
+struct keep_request {
+	struct session_key key;
+	struct session_state state;
+};
+const struct keep_request *unused_keep_request __attribute__((unused)); /* keeps the type in BTF */
+
+SEC("tc")
+int pil_keep_session(struct __sk_buff *skb)
+{
+	struct ct_ctx t = {.now = bpf_ktime_get_coarse_ns()};
+	struct keep_request r;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &r, sizeof(r)))
+		return -1;
+	if (r.state.version != STATE_VERSION || !r.key.endpoint)
+		return 1;
+	t.key = r.key;
+	t.result.state = r.state;
+	return !ct_keep(&t);
 }
 
 /* The decision of policy/ct.h alone, for tests. */

@@ -47,6 +47,8 @@ type Core struct {
 	ids    map[endpoint.ID]bool // in use, including endpoints being created
 	lastID endpoint.ID
 
+	staged sessionStage // sessions of containers that move here
+
 	migrationDue wakeup               // endpoints may have to migrate
 	migrated     map[endpoint.ID]bool // endpoints on two networks whose new attachment this process has verified
 }
@@ -112,6 +114,7 @@ type AddRequest struct {
 	Labels                 map[string]string // stored: the caller must not modify them
 	Pod                    string
 	CNINetwork             string
+	AddressKey             string // optional; networks with the capability AddressKeys keep the address for it
 }
 
 func (q AddRequest) validate() error {
@@ -133,6 +136,9 @@ func (q AddRequest) validate() error {
 		return refusal.New(refusal.ErrInvalid, "%w", err)
 	}
 	if err := tenant.CheckLabels(q.Labels); err != nil {
+		return refusal.New(refusal.ErrInvalid, "%w", err)
+	}
+	if err := tenant.CheckAddressKey(q.AddressKey); err != nil {
 		return refusal.New(refusal.ErrInvalid, "%w", err)
 	}
 	return nil
@@ -227,7 +233,7 @@ func (c *Core) prepare(
 	r := endpoint.Record{
 		ID: id, ContainerID: q.ContainerID, Interface: q.Interface, Netns: q.Netns, CNINetwork: q.CNINetwork,
 		Pod: q.Pod, Tenant: t.Name, TenantID: t.Current().ID, App: app, Labels: q.Labels,
-		State: endpoint.Preparing, Created: c.now().UTC(),
+		State: endpoint.Preparing, Created: c.now().UTC(), AddressKey: q.AddressKey,
 	}
 	if r.Attachments, err = c.networks.Prepare(ctx, t, app, r); err != nil {
 		return endpoint.Record{}, err
@@ -258,6 +264,9 @@ func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) erro
 		return err
 	}
 	if err := c.driver.Attach(active); err != nil {
+		return err
+	}
+	if err := c.keepStaged(active); err != nil {
 		return err
 	}
 	return c.networks.EachOf(active, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) })

@@ -96,8 +96,8 @@ func newLabCommand(env Env) *cobra.Command {
 		},
 	)
 	c.AddCommand(newLabUp(env, &flags), newLabDown(env, &flags), newLabStatus(env, &flags),
-		newLabExec(env, &flags), newLabPing(env, &flags), newLabTrace(env, &flags), newLabSupervise(env),
-		newLabHold(), newLabOVS())
+		newLabExec(env, &flags), newLabMove(env, &flags), newLabPing(env, &flags), newLabTrace(env, &flags),
+		newLabSupervise(env), newLabHold(), newLabOVS())
 	return c
 }
 
@@ -334,6 +334,50 @@ is the lab's own binary, and environment variables point it to the lab's daemons
 			return err
 		},
 	}
+}
+
+func newLabMove(env Env, flags *labFlags) *cobra.Command {
+	keyed := tenant.NetworksWith(tenant.AddressKeys)
+	var out output
+	var to string
+	c := &cobra.Command{
+		Use:               "move CONTAINER --to NODE",
+		ValidArgsFunction: flags.offer(1, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).ContainerNames),
+		Short:             "Move a container to another node, with its address and open connections",
+		Long: `Move a container to another node. Its processes, its address and its open connections stay: the new
+node's agent attaches a second device, the cluster moves the address, and the former node's agent removes its
+device. The sessions of connections under policies are copied to the new node.
+
+The container's tenant is on network ` + keyed + `, and the container has an addressKey in the lab's file.`,
+		Example: "  pilaster lab move s1 --to n3\n  pilaster lab move s1 --to n3 -o json",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if to == "" {
+				return usage("--to is missing: name the node to move the container to")
+			}
+			l, err := flags.open()
+			if err != nil {
+				return err
+			}
+			m, err := l.Move(c.Context(), args[0], to)
+			if err != nil {
+				return err
+			}
+			return out.print(env.Stdout, m, func(w io.Writer) {
+				fmt.Fprintf(w, "%s moved from %s to %s with address %v\n", m.Container, m.From, m.To, m.Address)
+				fmt.Fprintf(w, "  attached in\t%v\n  removed from %s in\t%v\n  sessions copied\t%d",
+					m.Attach.Round(time.Millisecond), m.From, m.Remove.Round(time.Millisecond), m.Later)
+				if m.Left > 0 {
+					fmt.Fprintf(w, ", and no room for %d", m.Left)
+				}
+				fmt.Fprintln(w)
+			})
+		},
+	}
+	c.Flags().StringVar(&to, "to", "", "the node to move it to")
+	_ = c.RegisterFlagCompletionFunc("to", cobra.NoFileCompletions)
+	out.bind(c)
+	return c
 }
 
 func newLabSupervise(env Env) *cobra.Command {

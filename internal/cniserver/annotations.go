@@ -16,6 +16,7 @@ const (
 	tenantAnnotation = "pilaster.io/tenant"
 	labelsAnnotation = "pilaster.io/labels" // "app=web,tier=front"
 	portsAnnotation  = "pilaster.io/ports"  // "http=80/TCP,dns=53/UDP": names of the pod's ports
+	keyAnnotation    = "pilaster.io/address-key"
 )
 
 // trust is what the configuration permits annotations to set, because the author of a pod need not have authority over
@@ -71,7 +72,7 @@ func (c Config) Ignored() (names []string) {
 	if c.file.decodeTrust() != nil || c.file.Annotations != trustNone {
 		return nil
 	}
-	for _, name := range []string{tenantAnnotation, labelsAnnotation, portsAnnotation} {
+	for _, name := range []string{tenantAnnotation, labelsAnnotation, portsAnnotation, keyAnnotation} {
 		if _, ok := c.file.RuntimeConfig.Annotations[name]; ok {
 			names = append(names, name)
 		}
@@ -183,4 +184,32 @@ func add(labels, more map[string]string, annotation string) (map[string]string, 
 		all[k] = more[k]
 	}
 	return all, nil
+}
+
+// AddressKey returns the address key of the container: that of the configuration, or that of the annotation.
+func (c Config) AddressKey() (string, error) {
+	if err := c.file.decodeTrust(); err != nil {
+		return "", err
+	}
+	trusted, err := c.file.trust()
+	if err != nil {
+		return "", err
+	}
+	key, annotated := c.file.RuntimeConfig.Annotations[keyAnnotation]
+	if !annotated || trusted == trustNone {
+		return c.file.AddressKey, tenant.CheckAddressKey(c.file.AddressKey)
+	}
+	if c.file.AddressKey != "" && key != c.file.AddressKey {
+		return "", fmt.Errorf(
+			"annotation %s: the key is %.200q there and %.200q in the network configuration; nothing was changed: "+
+				"remove it from the annotation, or from the network configuration",
+			keyAnnotation,
+			key,
+			c.file.AddressKey,
+		)
+	}
+	if err := tenant.CheckAddressKey(key); err != nil {
+		return "", fmt.Errorf("annotation %s: %w", keyAnnotation, err)
+	}
+	return key, nil
 }

@@ -195,3 +195,34 @@ func TestMistypedTrust(t *testing.T) {
 		}
 	}
 }
+
+// An address key comes from the configuration or from the annotation, if annotations have an effect.
+func TestAddressKey(t *testing.T) {
+	const db0 = `"addressKey":"db-0"`
+	for _, c := range []struct {
+		name, keys, pod, want, text string
+	}{
+		{"none", blue, "-", "", ""},
+		{"of the file", blue + "," + db0, "-", "db-0", ""},
+		{"of the pod", blue, "db-1", "db-1", ""},
+		{"the same twice", blue + "," + db0, "db-0", "db-0", ""},
+		{"two", blue + "," + db0, "db-1", "", `"db-1" there and "db-0"`},
+		{"ignored", blue + "," + none, "db-1", "", ""},
+		{"characters", blue, "db 1", "", "letters, digits"},
+		{"length", blue, strings.Repeat("k", 129), "", "at most 128"},
+	} {
+		annotations := map[string]string{}
+		if c.pod != "-" {
+			annotations[keyAnnotation] = c.pod
+		}
+		config, err := ParseConfig([]byte(`{"name":"n",`+c.keys+","+annotated(t, annotations)+"}"), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := config.AddressKey()
+		if got != c.want && c.text == "" || (err != nil) != (c.text != "") ||
+			err != nil && !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %q, %v; want %q, %q", c.name, got, err, c.want, c.text)
+		}
+	}
+}

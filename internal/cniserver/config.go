@@ -29,6 +29,7 @@ type fileConfig struct {
 	Tenant      string            `json:"tenant"`
 	Labels      map[string]string `json:"labels"`
 	AgentSocket string            `json:"agentSocket"` // used by the plugin
+	AddressKey  string            `json:"addressKey"`  // of a configuration for one container, as of a lab
 	// Beside Tenant, those that an annotation may name. Both keys are decoded by decodeTrust, because only an ADD may
 	// fail for them.
 	RawAllowed     json.RawMessage `json:"allowedTenants"`

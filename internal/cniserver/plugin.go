@@ -84,6 +84,10 @@ func (p plugin) add(ctx context.Context, c call, config Config, stdout io.Writer
 	if err != nil {
 		return unusable(err)
 	}
+	key, err := config.AddressKey()
+	if err != nil {
+		return unusable(err)
+	}
 	if ignored := config.Ignored(); len(ignored) > 0 {
 		p.log.Debug("annotations of the pod are ignored: the network configuration has \"annotations\": \"none\"",
 			"pod", config.Pod, "container", c.containerID, "annotations", ignored)
@@ -91,6 +95,7 @@ func (p plugin) add(ctx context.Context, c call, config Config, stdout io.Writer
 	resp, err := p.agent.AddEndpoint(ctx, connect.NewRequest(&pilasterv1.AddEndpointRequest{
 		ContainerId: c.containerID, Interface: c.name, Netns: c.netns,
 		Tenant: name, Labels: labels, Pod: config.Pod, CniNetwork: config.Network,
+		AddressKey: key,
 	}))
 	if err != nil {
 		return toCNI(err)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/bits"
+	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -242,4 +243,59 @@ const slotsPerBucket = len(bpfobj.PilasterSessionBucket{}.Entries)
 // sessionBuckets returns a power of 2, so that the programs find a bucket with a mask.
 func (d *Datapath) sessionBuckets() int {
 	return 1 << bits.Len(uint((d.config.MaxSessions-1)/slotsPerBucket))
+}
+
+// EndpointSessions returns the sessions of an endpoint.
+func (d *Datapath) EndpointSessions(id endpoint.ID) ([]dpapi.Session, error) {
+	now, err := host.Monotonic()
+	if err != nil {
+		return nil, err
+	}
+	var all []dpapi.Session
+	err = forEachBucket(d.Objects.PilSessionsV1, func(b *bpfobj.PilasterSessionBucket) {
+		for i, tag := range b.Tags {
+			is := &b.Entries[i]
+			if tag == 0 || is.Until <= now || is.Key.Endpoint != uint32(id) {
+				continue
+			}
+			k := is.Key
+			all = append(all, dpapi.Session{
+				Local:  netip.AddrPortFrom(k.Local.Addr(), k.LocalPort),
+				Remote: netip.AddrPortFrom(k.Remote.Addr(), k.RemotePort),
+				Tenant: k.Tenant, Protocol: k.Proto, Direction: k.Dir,
+				State: dpapi.SessionState{
+					Version: is.State.Version, First: is.State.First, Seen: is.State.Seen, Protocol: is.State.Proto,
+					NAT: is.State.Nat,
+				},
+			})
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("endpoint %d: read its sessions: %w", id, err)
+	}
+	return all, nil
+}
+
+// KeepSessions adds sessions to an endpoint, except those that it has already. It returns how many there was no room
+// for.
+func (d *Datapath) KeepSessions(id endpoint.ID, all []dpapi.Session) (left int, err error) {
+	for _, s := range all {
+		r := bpfobj.PilasterKeepRequest{
+			Key: bpfobj.PilasterSessionKey{
+				Local: bpfobj.ToAddr(s.Local.Addr()), Remote: bpfobj.ToAddr(s.Remote.Addr()),
+				LocalPort: s.Local.Port(), RemotePort: s.Remote.Port(),
+				Endpoint: uint32(id), Tenant: s.Tenant, Proto: s.Protocol, Dir: s.Direction,
+			},
+			State: bpfobj.PilasterSessionState{
+				Version: s.State.Version, First: s.State.First, Seen: s.State.Seen, Proto: s.State.Protocol,
+				Nat: s.State.NAT,
+			},
+		}
+		result, err := bpfobj.TryRequest(d.Objects.PilKeepSession, &r)
+		if err != nil || result > 1 {
+			return left, fmt.Errorf("endpoint %d: add a session: result %d, %w", id, result, err)
+		}
+		left += int(result)
+	}
+	return left, nil
 }

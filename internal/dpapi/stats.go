@@ -1,6 +1,8 @@
 package dpapi
 
 import (
+	"net/netip"
+
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 )
@@ -55,4 +57,28 @@ type Sessions struct {
 type Drops struct {
 	Reason  string
 	Packets uint64
+}
+
+// SessionMover is a driver whose sessions of an endpoint can be copied to another node.
+type SessionMover interface {
+	// EndpointSessions returns the sessions of an endpoint.
+	EndpointSessions(id endpoint.ID) ([]Session, error)
+	// KeepSessions adds sessions to an endpoint, except those that it has already. Their timeouts begin anew. It
+	// returns how many there was no room for.
+	KeepSessions(id endpoint.ID, all []Session) (left int, err error)
+}
+
+// Session is one connection of an endpoint under policies, as the packet path has it.
+type Session struct {
+	Local, Remote netip.AddrPort // as the session table has them; of a fragment, the identification is in the ports
+	Tenant        uint32         // id or VNI
+	Protocol      uint8
+	Direction     uint8 // of a fragment; else 0
+	State         SessionState
+}
+
+// SessionState is struct session_state of bpf/policy/ct.h.
+type SessionState struct {
+	Version, First, Seen, Protocol uint8
+	NAT                            uint32
 }

@@ -45,6 +45,8 @@ type Record struct {
 	Left    []netip.Addr `json:"left,omitempty"`
 	Device  Device       `json:"device"`
 	Created time.Time    `json:"created"`
+	// The addresses belong to this key; the container that has it next gets them, also on another node.
+	AddressKey string `json:"addressKey,omitempty"`
 }
 
 // Lives reports whether the runtime has added the endpoint and has not deleted it.
@@ -112,6 +114,8 @@ type Attachment struct {
 	Overhead int          `json:"overhead,omitempty"` // bytes of the outer headers
 	// the /64 that replaces the first half of the address on the fabric, in a network that does so
 	Locator netip.Prefix `json:"locator,omitzero"`
+	// how often the address has been on another node before, counted by the cluster; only with an address key
+	Sequence uint64 `json:"sequence,omitempty"`
 }
 
 // Device connects the container to the node. All attachments use it, so its MAC is that of all their addresses.

@@ -20,13 +20,16 @@ const (
 	withNetworks  = 2 // attachments without a plaintext address, with IPv4, a subnet or an overhead
 	withLeft      = 3 // addresses in Left
 	withAppNow    = 4 // a current app (AppNow) that differs from the one in the addresses
-	recordVersion = 5 // attachments with a locator
+	withLocator   = 5 // attachments with a locator
+	recordVersion = 6 // an address key
 )
 
 func (r Record) version() int {
 	switch {
-	case slices.ContainsFunc(r.Attachments, func(a Attachment) bool { return a.Locator.IsValid() }):
+	case r.AddressKey != "":
 		return recordVersion
+	case slices.ContainsFunc(r.Attachments, func(a Attachment) bool { return a.Locator.IsValid() }):
+		return withLocator
 	case r.AppNow != 0:
 		return withAppNow
 	case len(r.Left) > 0:
@@ -73,6 +76,9 @@ func (r Record) validate() error {
 	for _, a := range r.Attachments {
 		if err := a.validate(); err != nil {
 			return err
+		}
+		if (a.Sequence != 0) != (r.AddressKey != "") {
+			return fmt.Errorf("attachment %v has sequence %d with address key %q", a.Address, a.Sequence, r.AddressKey)
 		}
 	}
 	for _, a := range r.Left {

@@ -101,13 +101,14 @@ func TestRecords(t *testing.T) {
 func TestRecordVersions(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	s := open(t, dir, c)
-	plain, changed, located := record(1, 1), record(2, 2), record(3, 3)
+	plain, changed, located, keyed := record(1, 1), record(2, 2), record(3, 3), record(4, 4)
 	changed.AppNow = 9
 	located.Attachments[0].Locator = netip.MustParsePrefix("fd70:696c:6200:1::/64")
+	keyed.AddressKey, keyed.Attachments[0].Sequence = "db-0", 2
 	for id, want := range map[ID]struct {
 		Record
 		version int
-	}{1: {plain, 1}, 2: {changed, 4}, 3: {located, 5}} {
+	}{1: {plain, 1}, 2: {changed, 4}, 3: {located, 5}, 4: {keyed, 6}} {
 		if err := s.Put(want.Record); err != nil {
 			t.Fatal(err)
 		}
@@ -143,6 +144,7 @@ func TestPutRefusesInvalidRecords(t *testing.T) {
 		"plaintext of IPv4":      func(a *Attachment) { a.Plaintext = netip.MustParseAddr("10.0.0.1") },
 		"not of its subnet":      func(a *Attachment) { a.Subnet = netip.MustParsePrefix("2001:db8::/64") },
 		"subnet not masked":      func(a *Attachment) { a.Subnet = netip.PrefixFrom(a.Address, 64) },
+		"sequence without a key": func(a *Attachment) { a.Sequence = 2 },
 		"locator of 63 bits":     func(a *Attachment) { a.Locator = netip.MustParsePrefix("fd00::/63") },
 		"locator of IPv4":        func(a *Attachment) { a.Locator = netip.MustParsePrefix("10.0.0.0/8") },
 		"locator not masked":     func(a *Attachment) { a.Locator = netip.MustParsePrefix("fd00::1/64") },

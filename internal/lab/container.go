@@ -167,12 +167,14 @@ func (l *Lab) CNIConfig(c Container) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	plugin := map[string]any{
+		"type": cniPlugin, "tenant": c.Tenant, "labels": labels, "agentSocket": l.AgentSocket(c.Node),
+	}
+	if c.AddressKey != "" {
+		plugin["addressKey"] = c.AddressKey
+	}
 	return json.MarshalIndent(map[string]any{
-		"cniVersion": cniVersion,
-		"name":       cniNetwork,
-		"plugins": []map[string]any{{
-			"type": cniPlugin, "tenant": c.Tenant, "labels": labels, "agentSocket": l.AgentSocket(c.Node),
-		}},
+		"cniVersion": cniVersion, "name": cniNetwork, "plugins": []map[string]any{plugin},
 	}, "", "  ")
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -112,6 +113,8 @@ type Container struct {
 	Node   string            `yaml:"node"   json:"node"`
 	Tenant string            `yaml:"tenant" json:"tenant"`
 	Labels map[string]string `yaml:"labels" json:"labels,omitempty"`
+	// The container has the address of this key, which it keeps on another node; see Lab.Move.
+	AddressKey string `yaml:"addressKey" json:"addressKey,omitempty"`
 
 	// Besides labels, policies select containers by these fields.
 	Namespace       string            `yaml:"namespace"       json:"namespace,omitempty"`
@@ -191,6 +194,7 @@ func (s Spec) Validate() error {
 		if _, err := c.identity(); err != nil {
 			v.fail(at, "%v", err)
 		}
+		v.addressKey(at+".addressKey", s.Containers[:i], c, tenants)
 	}
 	if v.err == nil {
 		return nil
@@ -292,6 +296,22 @@ func (v *validator) place(at string, s Spec, c Container, tenants map[string]Ten
 	}
 }
 
+// addressKey checks that a container can have its address key.
+func (v *validator) addressKey(at string, before []Container, c Container, tenants map[string]Tenant) {
+	if err := tenant.CheckAddressKey(c.AddressKey); err != nil {
+		v.fail(at, "%v", err)
+	}
+	network := cmp.Or(tenants[c.Tenant].Network, tenant.DefaultNetwork)
+	if err := tenant.CheckKeyed(c.Tenant, network, c.AddressKey); err != nil {
+		v.fail(at, "%v", err)
+	}
+	for _, o := range before {
+		if c.AddressKey != "" && o.AddressKey == c.AddressKey && o.Tenant == c.Tenant {
+			v.fail(at, "container %q has the address key %q already", o.Name, c.AddressKey)
+		}
+	}
+}
+
 func (v *validator) tenant(at string, s Spec, t Tenant) {
 	with, without := tenant.NetworksWith(tenant.OwnCIDRs), tenant.NetworksWithout(tenant.OwnCIDRs)
 	on, known := tenant.TraitsOf(t.Network)
@@ -390,4 +410,35 @@ func (v *validator) unique(path, name, what string) {
 		v.fail(path, "%s is already called %q", bearer, name)
 	}
 	v.names[name] = what
+}
+
+// ReadSpec reads a lab's YAML file. The file's name is the default name of the lab.
+func ReadSpec(path string) (Spec, error) {
+	b, err := specfile.Read("lab", path)
+	if err != nil {
+		return Spec{}, err
+	}
+	return ParseSpec(path, b)
+}
+
+// ParseSpec parses YAML. The file's name is the default name of the lab. Errors name the file and the line.
+func ParseSpec(file string, b []byte) (Spec, error) {
+	s, f, err := specfile.Parse[Spec](file, b)
+	if err != nil {
+		return Spec{}, err
+	}
+	if s.Name == "" {
+		s.Name = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
+	}
+	err = s.Validate()
+	if err == nil && s.Device == "" && f.Has("$.device") {
+		err = &specfile.Error{
+			Path: "$.device",
+			Text: fmt.Sprintf("device is empty: use %s, or omit it", strings.Join(device.DeviceChoices(), ", ")),
+		}
+	}
+	if err != nil {
+		return Spec{}, f.Wrong(err)
+	}
+	return s, nil
 }

@@ -102,7 +102,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 			`lab.yaml:12: switch "vpp" of node n2: use ebpf or ovs`},
 		{"unknown key", strings.Replace(good, "tenant: red", "tennant: red", 1),
 			`lab.yaml:9: unknown key "tennant": ` +
-				`the keys here are name, node, tenant, labels, namespace, namespaceLabels, ports`},
+				`the keys here are name, node, tenant, labels, addressKey, namespace, namespaceLabels, ports`},
 		{"unknown key at the top", good + "colour: blue\n",
 			`lab.yaml:10: unknown key "colour": ` +
 				`the keys here are name, nodes, regions, device, nimitz, switches, ila, tenants, containers`},
@@ -131,6 +131,10 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 			`lab.yaml:6: port "tcp": use 80/TCP`},
 		{"names of ports", strings.Replace(good, "app: web}", "app: web}, ports: {HTTP: 80}", 1),
 			`lab.yaml:6: "HTTP" is no name of a port`},
+		{"address key", strings.Replace(good, "app: web}", "app: web}, addressKey: db-0", 1),
+			`lab.yaml:6: address key "db-0": tenant blue is on network netpila, where an address stays on its node`},
+		{"characters of an address key", strings.Replace(good, "app: web}", "app: web}, addressKey: 'db 0'", 1),
+			`lab.yaml:6: address key "db 0": at most 128 letters, digits or . _ - / are allowed`},
 		{"addressing", strings.Replace(good, "clear", "secret", 1), `lab.yaml:4: addressing "secret"`},
 		{"device", good + "device: bond\n", `lab.yaml:10: device "bond": use veth, macvlan, netkit, auto`},
 		{"macvlans and nimitz", good + "device: macvlan\nnimitz: ebpf\n", "lab.yaml:10: device macvlan does not work " +

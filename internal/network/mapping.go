@@ -44,3 +44,27 @@ type Cluster interface {
 	// Free releases the addresses of a key.
 	Free(ctx context.Context, tenant, key string) error
 }
+
+// KeyedCluster allocates addresses that belong to an address key (capability AddressKeys): the endpoint that has the
+// key last has the address.
+type KeyedCluster interface {
+	// AllocateKeyed returns the address of an address key for an endpoint, and allocates it if no endpoint has it. A
+	// sequence above that of the address moves it from the other node's endpoint to this one.
+	AllocateKeyed(ctx context.Context, tenant string, of KeyedEndpoint) (KeyedAddress, error)
+}
+
+// KeyedEndpoint is an endpoint with an address key.
+type KeyedEndpoint struct {
+	Key        string // "container id/interface"
+	AddressKey string
+	App        address.AppID
+	Sequence   uint64 // 0: do not move the address
+}
+
+// KeyedAddress is the address of an address key.
+type KeyedAddress struct {
+	Address   netip.Addr
+	Sequence  uint64       // of the address; if it is elsewhere, the one with which it can move here
+	Elsewhere bool         // an endpoint of another node has it
+	Former    netip.Prefix // the /64 of the node from which the call has moved it; zero: none
+}

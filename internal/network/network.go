@@ -43,7 +43,7 @@ type Indexes interface {
 // Network is one network on one node. It receives records with its own attachments only. Calls for one endpoint are
 // sequential, and every call except Prepare is idempotent. Optional interfaces are MappingSink, DropCounter,
 // SwitchInfo, PolicyGuard, GatewayProvider, LocatorProvider,
-// AppProvider, FormProvider, Located and Runner. A network that holds resources is an io.Closer; Close keeps
+// AppProvider, MoveReporter, FormProvider, Located and Runner. A network that holds resources is an io.Closer; Close keeps
 // everything that packets need.
 type Network interface {
 	Addresses
@@ -145,6 +145,12 @@ type Location struct {
 type AppProvider interface {
 	// AppOf returns the app of a tenant's container on another node; false if there is none.
 	AppOf(tenant string, a netip.Addr) (address.AppID, bool)
+}
+
+// MoveReporter is a network whose addresses move between nodes.
+type MoveReporter interface {
+	// Moved reports whether the address of an endpoint of this node belongs to a container of another node by now.
+	Moved(r endpoint.Record) bool
 }
 
 // GatewayProvider is a network with a gateway between its containers and hosts outside of the network.

@@ -33,6 +33,8 @@ const (
 	Tunnels
 	// HostDevices: packets are forwarded at the containers' devices on the node, which macvlans do not have.
 	HostDevices
+	// AddressKeys: a container can have an address key, with which its address moves to another node.
+	AddressKeys
 	// Announced: orchestrators with BGP peers announce the tenants' containers and nodes (EVPN), and import routes.
 	Announced
 )
@@ -198,4 +200,25 @@ func (t Tenant) CheckNetwork() error {
 		return nil
 	}
 	return CheckOverlays(address.Plan{}, t.Overlays) // The orchestrator also checks the overlays against the plan.
+}
+
+// maxAddressKey is the maximum length of an address key in bytes.
+const maxAddressKey = 128
+
+// CheckAddressKey refuses an address key that cannot be transmitted unchanged. Without a key, "", it accepts all.
+func CheckAddressKey(key string) error {
+	if len(key) > maxAddressKey || strings.IndexFunc(key, notInKey) >= 0 {
+		return fmt.Errorf("address key %.200q: at most %d letters, digits or . _ - / are allowed; nothing was changed",
+			key, maxAddressKey)
+	}
+	return nil
+}
+
+// CheckKeyed refuses an address key of a container of a tenant on a network without address keys.
+func CheckKeyed(name, network, key string) error {
+	if key == "" || NetworkHas(network, AddressKeys) {
+		return nil
+	}
+	return fmt.Errorf("address key %q: tenant %s is on network %s, where an address stays on its node; nothing was "+
+		"changed: remove the key, or use a tenant on network %s", key, name, network, NetworksWith(AddressKeys))
 }

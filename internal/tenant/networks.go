@@ -30,7 +30,7 @@ var networks = []Traits{
 	{
 		Name:         ILA,
 		Addressings:  []Addressing{Clear},
-		Capabilities: Identifiers | Mappings | HostDevices,
+		Capabilities: Identifiers | Mappings | HostDevices | AddressKeys,
 		About:        "a container's address says nothing about its location, and nodes look it up",
 	},
 }

@@ -57,7 +57,7 @@ func table(t *testing.T) map[string][]mutation {
 	add(icmpError(), "common/icmp_error.h", "net/netpila/icmp.h")
 	add(tunnel(), "common/tunnel.h")
 	add(conntrack(), "policy/ct.h")
-	add(conntrackTable(), "policy/ct_table.h", "policy/ct_evict.h", "policy/ct_session.h")
+	add(conntrackTable(), "policy/ct_table.h", "policy/ct_evict.h", "policy/ct_session.h", "policy/ct_move.h")
 	add(policyCheck(), "policy/policy.h", "net/netpila/policy.h")
 	add(rules(), "policy/rules.h")
 	add(crypto(), "net/netpila/crypto.h")

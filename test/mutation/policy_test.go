@@ -222,6 +222,14 @@ func conntrack() []mutation {
 func conntrackTable() []mutation {
 	return []mutation{
 		{
+			name: "sessions that move twice",
+			old: `	if (ct_has(t, t->slot.first) || ct_has(t, t->slot.second))
+		return true;
+`,
+			test:  "TestKeepSessions",
+			cases: []string{"a session that is known is added again"},
+		},
+		{
 			name: "time",
 			old: `b->entries[i].until > t->now &&
 		    `,

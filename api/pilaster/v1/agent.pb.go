@@ -31,6 +31,7 @@ type AddEndpointRequest struct {
 	Labels        map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Pod           string                 `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`                                 // "namespace/name" for display; may be empty
 	CniNetwork    string                 `protobuf:"bytes,7,opt,name=cni_network,json=cniNetwork,proto3" json:"cni_network,omitempty"` // name of the CNI network, the scope of GC
+	AddressKey    string                 `protobuf:"bytes,8,opt,name=address_key,json=addressKey,proto3" json:"address_key,omitempty"` // the same key gets the same address, also on another node; may be empty
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -114,6 +115,13 @@ func (x *AddEndpointRequest) GetCniNetwork() string {
 	return ""
 }
 
+func (x *AddEndpointRequest) GetAddressKey() string {
+	if x != nil {
+		return x.AddressKey
+	}
+	return ""
+}
+
 type AddEndpointResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Endpoint      *Endpoint              `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
@@ -181,6 +189,8 @@ type Endpoint struct {
 	NodeAddress   string                 `protobuf:"bytes,18,opt,name=node_address,json=nodeAddress,proto3" json:"node_address,omitempty"` // of GetEndpoint: address of the node for the container
 	DeviceKind    string                 `protobuf:"bytes,19,opt,name=device_kind,json=deviceKind,proto3" json:"device_kind,omitempty"`    // veth, macvlan, netkit; empty before there is a device
 	AppNow        uint32                 `protobuf:"varint,20,opt,name=app_now,json=appNow,proto3" json:"app_now,omitempty"`               // the app that policies use, if the labels have changed; else 0
+	AddressKey    string                 `protobuf:"bytes,21,opt,name=address_key,json=addressKey,proto3" json:"address_key,omitempty"`    // the key that its address belongs to; empty: none
+	Moved         bool                   `protobuf:"varint,22,opt,name=moved,proto3" json:"moved,omitempty"`                               // of GetEndpoint: its address is on another node by now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -355,6 +365,20 @@ func (x *Endpoint) GetAppNow() uint32 {
 	return 0
 }
 
+func (x *Endpoint) GetAddressKey() string {
+	if x != nil {
+		return x.AddressKey
+	}
+	return ""
+}
+
+func (x *Endpoint) GetMoved() bool {
+	if x != nil {
+		return x.Moved
+	}
+	return false
+}
+
 // Attachment is one network's part of an endpoint.
 type Attachment struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -440,6 +464,323 @@ func (x *Attachment) GetOnFabric() string {
 	return ""
 }
 
+type ExportSessionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportSessionsRequest) Reset() {
+	*x = ExportSessionsRequest{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportSessionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportSessionsRequest) ProtoMessage() {}
+
+func (x *ExportSessionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportSessionsRequest.ProtoReflect.Descriptor instead.
+func (*ExportSessionsRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ExportSessionsRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type ExportSessionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sessions      []*Session             `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportSessionsResponse) Reset() {
+	*x = ExportSessionsResponse{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportSessionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportSessionsResponse) ProtoMessage() {}
+
+func (x *ExportSessionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportSessionsResponse.ProtoReflect.Descriptor instead.
+func (*ExportSessionsResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ExportSessionsResponse) GetSessions() []*Session {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+type ImportSessionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	Interface     string                 `protobuf:"bytes,2,opt,name=interface,proto3" json:"interface,omitempty"`
+	Sessions      []*Session             `protobuf:"bytes,3,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportSessionsRequest) Reset() {
+	*x = ImportSessionsRequest{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportSessionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportSessionsRequest) ProtoMessage() {}
+
+func (x *ImportSessionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportSessionsRequest.ProtoReflect.Descriptor instead.
+func (*ImportSessionsRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ImportSessionsRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *ImportSessionsRequest) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *ImportSessionsRequest) GetSessions() []*Session {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+type ImportSessionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Waiting       bool                   `protobuf:"varint,1,opt,name=waiting,proto3" json:"waiting,omitempty"` // for the ADD
+	Left          uint32                 `protobuf:"varint,2,opt,name=left,proto3" json:"left,omitempty"`       // sessions for which there was no room
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportSessionsResponse) Reset() {
+	*x = ImportSessionsResponse{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportSessionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportSessionsResponse) ProtoMessage() {}
+
+func (x *ImportSessionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportSessionsResponse.ProtoReflect.Descriptor instead.
+func (*ImportSessionsResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ImportSessionsResponse) GetWaiting() bool {
+	if x != nil {
+		return x.Waiting
+	}
+	return false
+}
+
+func (x *ImportSessionsResponse) GetLeft() uint32 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+// Session is a connection of an endpoint under policies, as the packet path has it. Its timeout begins anew.
+type Session struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Local         string                 `protobuf:"bytes,1,opt,name=local,proto3" json:"local,omitempty"` // "[fd70:…]:80"; the byte order of ports is that of the session table
+	Remote        string                 `protobuf:"bytes,2,opt,name=remote,proto3" json:"remote,omitempty"`
+	Tenant        uint32                 `protobuf:"varint,3,opt,name=tenant,proto3" json:"tenant,omitempty"` // id or VNI
+	Protocol      uint32                 `protobuf:"varint,4,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Direction     uint32                 `protobuf:"varint,5,opt,name=direction,proto3" json:"direction,omitempty"`
+	Version       uint32                 `protobuf:"varint,6,opt,name=version,proto3" json:"version,omitempty"` // the rest is the state, whose meaning depends on the version
+	First         uint32                 `protobuf:"varint,7,opt,name=first,proto3" json:"first,omitempty"`
+	Seen          uint32                 `protobuf:"varint,8,opt,name=seen,proto3" json:"seen,omitempty"`
+	StateProtocol uint32                 `protobuf:"varint,9,opt,name=state_protocol,json=stateProtocol,proto3" json:"state_protocol,omitempty"`
+	Nat           uint32                 `protobuf:"varint,10,opt,name=nat,proto3" json:"nat,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Session) Reset() {
+	*x = Session{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Session) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Session) ProtoMessage() {}
+
+func (x *Session) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Session.ProtoReflect.Descriptor instead.
+func (*Session) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Session) GetLocal() string {
+	if x != nil {
+		return x.Local
+	}
+	return ""
+}
+
+func (x *Session) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+func (x *Session) GetTenant() uint32 {
+	if x != nil {
+		return x.Tenant
+	}
+	return 0
+}
+
+func (x *Session) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *Session) GetDirection() uint32 {
+	if x != nil {
+		return x.Direction
+	}
+	return 0
+}
+
+func (x *Session) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Session) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *Session) GetSeen() uint32 {
+	if x != nil {
+		return x.Seen
+	}
+	return 0
+}
+
+func (x *Session) GetStateProtocol() uint32 {
+	if x != nil {
+		return x.StateProtocol
+	}
+	return 0
+}
+
+func (x *Session) GetNat() uint32 {
+	if x != nil {
+		return x.Nat
+	}
+	return 0
+}
+
 type DeleteEndpointRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
@@ -450,7 +791,7 @@ type DeleteEndpointRequest struct {
 
 func (x *DeleteEndpointRequest) Reset() {
 	*x = DeleteEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[4]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -462,7 +803,7 @@ func (x *DeleteEndpointRequest) String() string {
 func (*DeleteEndpointRequest) ProtoMessage() {}
 
 func (x *DeleteEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[4]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -475,7 +816,7 @@ func (x *DeleteEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteEndpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeleteEndpointRequest) GetContainerId() string {
@@ -500,7 +841,7 @@ type DeleteEndpointResponse struct {
 
 func (x *DeleteEndpointResponse) Reset() {
 	*x = DeleteEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[5]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -512,7 +853,7 @@ func (x *DeleteEndpointResponse) String() string {
 func (*DeleteEndpointResponse) ProtoMessage() {}
 
 func (x *DeleteEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[5]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -525,7 +866,7 @@ func (x *DeleteEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteEndpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 type CheckEndpointRequest struct {
@@ -540,7 +881,7 @@ type CheckEndpointRequest struct {
 
 func (x *CheckEndpointRequest) Reset() {
 	*x = CheckEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[6]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -552,7 +893,7 @@ func (x *CheckEndpointRequest) String() string {
 func (*CheckEndpointRequest) ProtoMessage() {}
 
 func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[6]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -565,7 +906,7 @@ func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CheckEndpointRequest) GetContainerId() string {
@@ -604,7 +945,7 @@ type CheckEndpointResponse struct {
 
 func (x *CheckEndpointResponse) Reset() {
 	*x = CheckEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[7]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -616,7 +957,7 @@ func (x *CheckEndpointResponse) String() string {
 func (*CheckEndpointResponse) ProtoMessage() {}
 
 func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[7]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -629,7 +970,7 @@ func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 type CollectGarbageRequest struct {
@@ -642,7 +983,7 @@ type CollectGarbageRequest struct {
 
 func (x *CollectGarbageRequest) Reset() {
 	*x = CollectGarbageRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[8]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +995,7 @@ func (x *CollectGarbageRequest) String() string {
 func (*CollectGarbageRequest) ProtoMessage() {}
 
 func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[8]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +1008,7 @@ func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CollectGarbageRequest) GetCniNetwork() string {
@@ -693,7 +1034,7 @@ type CollectGarbageResponse struct {
 
 func (x *CollectGarbageResponse) Reset() {
 	*x = CollectGarbageResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[9]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -705,7 +1046,7 @@ func (x *CollectGarbageResponse) String() string {
 func (*CollectGarbageResponse) ProtoMessage() {}
 
 func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[9]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -718,7 +1059,7 @@ func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageResponse.ProtoReflect.Descriptor instead.
 func (*CollectGarbageResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CollectGarbageResponse) GetRemoved() []*Endpoint {
@@ -736,7 +1077,7 @@ type ListEndpointsRequest struct {
 
 func (x *ListEndpointsRequest) Reset() {
 	*x = ListEndpointsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[10]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +1089,7 @@ func (x *ListEndpointsRequest) String() string {
 func (*ListEndpointsRequest) ProtoMessage() {}
 
 func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[10]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +1102,7 @@ func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 type ListEndpointsResponse struct {
@@ -773,7 +1114,7 @@ type ListEndpointsResponse struct {
 
 func (x *ListEndpointsResponse) Reset() {
 	*x = ListEndpointsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[11]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -785,7 +1126,7 @@ func (x *ListEndpointsResponse) String() string {
 func (*ListEndpointsResponse) ProtoMessage() {}
 
 func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[11]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -798,7 +1139,7 @@ func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListEndpointsResponse) GetEndpoints() []*Endpoint {
@@ -817,7 +1158,7 @@ type GetEndpointRequest struct {
 
 func (x *GetEndpointRequest) Reset() {
 	*x = GetEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[12]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -829,7 +1170,7 @@ func (x *GetEndpointRequest) String() string {
 func (*GetEndpointRequest) ProtoMessage() {}
 
 func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[12]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -842,7 +1183,7 @@ func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointRequest.ProtoReflect.Descriptor instead.
 func (*GetEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetEndpointRequest) GetKey() string {
@@ -861,7 +1202,7 @@ type GetEndpointResponse struct {
 
 func (x *GetEndpointResponse) Reset() {
 	*x = GetEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[13]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -873,7 +1214,7 @@ func (x *GetEndpointResponse) String() string {
 func (*GetEndpointResponse) ProtoMessage() {}
 
 func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[13]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -886,7 +1227,7 @@ func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointResponse.ProtoReflect.Descriptor instead.
 func (*GetEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetEndpointResponse) GetEndpoint() *Endpoint {
@@ -907,7 +1248,7 @@ type LabelEndpointRequest struct {
 
 func (x *LabelEndpointRequest) Reset() {
 	*x = LabelEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -919,7 +1260,7 @@ func (x *LabelEndpointRequest) String() string {
 func (*LabelEndpointRequest) ProtoMessage() {}
 
 func (x *LabelEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -932,7 +1273,7 @@ func (x *LabelEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelEndpointRequest.ProtoReflect.Descriptor instead.
 func (*LabelEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LabelEndpointRequest) GetKey() string {
@@ -965,7 +1306,7 @@ type LabelEndpointResponse struct {
 
 func (x *LabelEndpointResponse) Reset() {
 	*x = LabelEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -977,7 +1318,7 @@ func (x *LabelEndpointResponse) String() string {
 func (*LabelEndpointResponse) ProtoMessage() {}
 
 func (x *LabelEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -990,7 +1331,7 @@ func (x *LabelEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelEndpointResponse.ProtoReflect.Descriptor instead.
 func (*LabelEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LabelEndpointResponse) GetEndpoint() *Endpoint {
@@ -1008,7 +1349,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1020,7 +1361,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1033,7 +1374,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 type StatusResponse struct {
@@ -1060,7 +1401,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +1413,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +1426,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StatusResponse) GetNode() *Node {
@@ -1214,7 +1555,7 @@ type Policies struct {
 
 func (x *Policies) Reset() {
 	*x = Policies{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1567,7 @@ func (x *Policies) String() string {
 func (*Policies) ProtoMessage() {}
 
 func (x *Policies) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1580,7 @@ func (x *Policies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policies.ProtoReflect.Descriptor instead.
 func (*Policies) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Policies) GetTenants() uint32 {
@@ -1296,7 +1637,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1308,7 +1649,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1321,7 +1662,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Sessions) GetCapacity() uint32 {
@@ -1412,7 +1753,7 @@ type RuleHits struct {
 
 func (x *RuleHits) Reset() {
 	*x = RuleHits{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1765,7 @@ func (x *RuleHits) String() string {
 func (*RuleHits) ProtoMessage() {}
 
 func (x *RuleHits) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1778,7 @@ func (x *RuleHits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleHits.ProtoReflect.Descriptor instead.
 func (*RuleHits) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RuleHits) GetTenant() string {
@@ -1470,7 +1811,7 @@ type ListRuleHitsRequest struct {
 
 func (x *ListRuleHitsRequest) Reset() {
 	*x = ListRuleHitsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1823,7 @@ func (x *ListRuleHitsRequest) String() string {
 func (*ListRuleHitsRequest) ProtoMessage() {}
 
 func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1836,7 @@ func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRuleHitsRequest.ProtoReflect.Descriptor instead.
 func (*ListRuleHitsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListRuleHitsRequest) GetTenant() string {
@@ -1514,7 +1855,7 @@ type ListRuleHitsResponse struct {
 
 func (x *ListRuleHitsResponse) Reset() {
 	*x = ListRuleHitsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1526,7 +1867,7 @@ func (x *ListRuleHitsResponse) String() string {
 func (*ListRuleHitsResponse) ProtoMessage() {}
 
 func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1539,7 +1880,7 @@ func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRuleHitsResponse.ProtoReflect.Descriptor instead.
 func (*ListRuleHitsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListRuleHitsResponse) GetHits() []*RuleHits {
@@ -1563,7 +1904,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +1916,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +1929,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Gateway) GetOwn() string {
@@ -1640,7 +1981,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1652,7 +1993,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1665,7 +2006,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Limit) GetName() string {
@@ -1716,7 +2057,7 @@ type OrchestratorLink struct {
 
 func (x *OrchestratorLink) Reset() {
 	*x = OrchestratorLink{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +2069,7 @@ func (x *OrchestratorLink) String() string {
 func (*OrchestratorLink) ProtoMessage() {}
 
 func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +2082,7 @@ func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrchestratorLink.ProtoReflect.Descriptor instead.
 func (*OrchestratorLink) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *OrchestratorLink) GetUrl() string {
@@ -1796,7 +2137,7 @@ type DatapathStatus struct {
 
 func (x *DatapathStatus) Reset() {
 	*x = DatapathStatus{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1808,7 +2149,7 @@ func (x *DatapathStatus) String() string {
 func (*DatapathStatus) ProtoMessage() {}
 
 func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1821,7 +2162,7 @@ func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatapathStatus.ProtoReflect.Descriptor instead.
 func (*DatapathStatus) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DatapathStatus) GetDeviceKind() string {
@@ -1899,7 +2240,7 @@ type Entries struct {
 
 func (x *Entries) Reset() {
 	*x = Entries{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +2252,7 @@ func (x *Entries) String() string {
 func (*Entries) ProtoMessage() {}
 
 func (x *Entries) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2265,7 @@ func (x *Entries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entries.ProtoReflect.Descriptor instead.
 func (*Entries) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Entries) GetTable() string {
@@ -1966,7 +2307,7 @@ type DropCount struct {
 
 func (x *DropCount) Reset() {
 	*x = DropCount{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1978,7 +2319,7 @@ func (x *DropCount) String() string {
 func (*DropCount) ProtoMessage() {}
 
 func (x *DropCount) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1991,7 +2332,7 @@ func (x *DropCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCount.ProtoReflect.Descriptor instead.
 func (*DropCount) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DropCount) GetReason() string {
@@ -2024,7 +2365,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2377,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2390,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExplainRequest) GetAddress() string {
@@ -2075,7 +2416,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2087,7 +2428,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2100,7 +2441,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExplainResponse) GetPlaintext() string {
@@ -2172,7 +2513,7 @@ type Overlaid struct {
 
 func (x *Overlaid) Reset() {
 	*x = Overlaid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2184,7 +2525,7 @@ func (x *Overlaid) String() string {
 func (*Overlaid) ProtoMessage() {}
 
 func (x *Overlaid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2197,7 +2538,7 @@ func (x *Overlaid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlaid.ProtoReflect.Descriptor instead.
 func (*Overlaid) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Overlaid) GetTenant() string {
@@ -2242,7 +2583,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2254,7 +2595,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2267,7 +2608,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WhyRequest) GetSource() string {
@@ -2321,7 +2662,7 @@ type WhyResponse struct {
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2333,7 +2674,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2346,7 +2687,7 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WhyResponse) GetReasons() []*Reason {
@@ -2376,7 +2717,7 @@ type Reason struct {
 
 func (x *Reason) Reset() {
 	*x = Reason{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2388,7 +2729,7 @@ func (x *Reason) String() string {
 func (*Reason) ProtoMessage() {}
 
 func (x *Reason) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2401,7 +2742,7 @@ func (x *Reason) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reason.ProtoReflect.Descriptor instead.
 func (*Reason) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Reason) GetDirection() string {
@@ -2492,7 +2833,7 @@ type RuleName struct {
 
 func (x *RuleName) Reset() {
 	*x = RuleName{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2504,7 +2845,7 @@ func (x *RuleName) String() string {
 func (*RuleName) ProtoMessage() {}
 
 func (x *RuleName) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2517,7 +2858,7 @@ func (x *RuleName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleName.ProtoReflect.Descriptor instead.
 func (*RuleName) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RuleName) GetPolicy() string {
@@ -2555,7 +2896,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2567,7 +2908,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2580,7 +2921,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TraceRequest) GetSource() string {
@@ -2644,7 +2985,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2656,7 +2997,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2669,7 +3010,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *TraceResponse) GetNode() string {
@@ -2766,7 +3107,7 @@ type TraceEnd struct {
 
 func (x *TraceEnd) Reset() {
 	*x = TraceEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2778,7 +3119,7 @@ func (x *TraceEnd) String() string {
 func (*TraceEnd) ProtoMessage() {}
 
 func (x *TraceEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2791,7 +3132,7 @@ func (x *TraceEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEnd.ProtoReflect.Descriptor instead.
 func (*TraceEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TraceEnd) GetAddress() string {
@@ -2866,7 +3207,7 @@ type TraceStep struct {
 
 func (x *TraceStep) Reset() {
 	*x = TraceStep{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2878,7 +3219,7 @@ func (x *TraceStep) String() string {
 func (*TraceStep) ProtoMessage() {}
 
 func (x *TraceStep) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2891,7 +3232,7 @@ func (x *TraceStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceStep.ProtoReflect.Descriptor instead.
 func (*TraceStep) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TraceStep) GetStage() string {
@@ -2950,7 +3291,7 @@ type FollowPacketsRequest struct {
 
 func (x *FollowPacketsRequest) Reset() {
 	*x = FollowPacketsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2962,7 +3303,7 @@ func (x *FollowPacketsRequest) String() string {
 func (*FollowPacketsRequest) ProtoMessage() {}
 
 func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2975,7 +3316,7 @@ func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsRequest.ProtoReflect.Descriptor instead.
 func (*FollowPacketsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *FollowPacketsRequest) GetSources() []string {
@@ -3029,7 +3370,7 @@ type FollowPacketsResponse struct {
 
 func (x *FollowPacketsResponse) Reset() {
 	*x = FollowPacketsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3041,7 +3382,7 @@ func (x *FollowPacketsResponse) String() string {
 func (*FollowPacketsResponse) ProtoMessage() {}
 
 func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3054,7 +3395,7 @@ func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsResponse.ProtoReflect.Descriptor instead.
 func (*FollowPacketsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *FollowPacketsResponse) GetEvent() *PacketEvent {
@@ -3095,7 +3436,7 @@ type PacketEvent struct {
 
 func (x *PacketEvent) Reset() {
 	*x = PacketEvent{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3107,7 +3448,7 @@ func (x *PacketEvent) String() string {
 func (*PacketEvent) ProtoMessage() {}
 
 func (x *PacketEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3120,7 +3461,7 @@ func (x *PacketEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEvent.ProtoReflect.Descriptor instead.
 func (*PacketEvent) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PacketEvent) GetTime() uint64 {
@@ -3290,7 +3631,7 @@ type SendProbeRequest struct {
 
 func (x *SendProbeRequest) Reset() {
 	*x = SendProbeRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3643,7 @@ func (x *SendProbeRequest) String() string {
 func (*SendProbeRequest) ProtoMessage() {}
 
 func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3656,7 @@ func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeRequest.ProtoReflect.Descriptor instead.
 func (*SendProbeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SendProbeRequest) GetSource() string {
@@ -3364,7 +3705,7 @@ type SendProbeResponse struct {
 
 func (x *SendProbeResponse) Reset() {
 	*x = SendProbeResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3376,7 +3717,7 @@ func (x *SendProbeResponse) String() string {
 func (*SendProbeResponse) ProtoMessage() {}
 
 func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3389,7 +3730,7 @@ func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeResponse.ProtoReflect.Descriptor instead.
 func (*SendProbeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SendProbeResponse) GetAnswered() bool {
@@ -3421,7 +3762,7 @@ type RecentEventsRequest struct {
 
 func (x *RecentEventsRequest) Reset() {
 	*x = RecentEventsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3433,7 +3774,7 @@ func (x *RecentEventsRequest) String() string {
 func (*RecentEventsRequest) ProtoMessage() {}
 
 func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3446,7 +3787,7 @@ func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
 func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 type RecentEventsResponse struct {
@@ -3458,7 +3799,7 @@ type RecentEventsResponse struct {
 
 func (x *RecentEventsResponse) Reset() {
 	*x = RecentEventsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3470,7 +3811,7 @@ func (x *RecentEventsResponse) String() string {
 func (*RecentEventsResponse) ProtoMessage() {}
 
 func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3483,7 +3824,7 @@ func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
 func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
@@ -3502,7 +3843,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3514,7 +3855,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3527,7 +3868,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -3564,7 +3905,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3576,7 +3917,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3589,7 +3930,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -3737,7 +4078,7 @@ type PacketEnd struct {
 
 func (x *PacketEnd) Reset() {
 	*x = PacketEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3749,7 +4090,7 @@ func (x *PacketEnd) String() string {
 func (*PacketEnd) ProtoMessage() {}
 
 func (x *PacketEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3762,7 +4103,7 @@ func (x *PacketEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEnd.ProtoReflect.Descriptor instead.
 func (*PacketEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PacketEnd) GetEndpoint() string {
@@ -3796,7 +4137,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3808,7 +4149,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3821,7 +4162,7 @@ func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest_Valid.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest_Valid) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{8, 0}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{13, 0}
 }
 
 func (x *CollectGarbageRequest_Valid) GetContainerId() string {
@@ -3842,7 +4183,7 @@ var File_pilaster_v1_agent_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x17pilaster/v1/agent.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\"\xb6\x02\n" +
+	"\x17pilaster/v1/agent.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\"\xd7\x02\n" +
 	"\x12AddEndpointRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x14\n" +
@@ -3851,12 +4192,14 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x06labels\x18\x05 \x03(\v2+.pilaster.v1.AddEndpointRequest.LabelsEntryR\x06labels\x12\x10\n" +
 	"\x03pod\x18\x06 \x01(\tR\x03pod\x12\x1f\n" +
 	"\vcni_network\x18\a \x01(\tR\n" +
-	"cniNetwork\x1a9\n" +
+	"cniNetwork\x12\x1f\n" +
+	"\vaddress_key\x18\b \x01(\tR\n" +
+	"addressKey\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"H\n" +
 	"\x13AddEndpointResponse\x121\n" +
-	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xc0\x05\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xf7\x05\n" +
 	"\bEndpoint\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12!\n" +
 	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x1c\n" +
@@ -3881,7 +4224,10 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\fnode_address\x18\x12 \x01(\tR\vnodeAddress\x12\x1f\n" +
 	"\vdevice_kind\x18\x13 \x01(\tR\n" +
 	"deviceKind\x12\x17\n" +
-	"\aapp_now\x18\x14 \x01(\rR\x06appNow\x1a9\n" +
+	"\aapp_now\x18\x14 \x01(\rR\x06appNow\x12\x1f\n" +
+	"\vaddress_key\x18\x15 \x01(\tR\n" +
+	"addressKey\x12\x14\n" +
+	"\x05moved\x18\x16 \x01(\bR\x05moved\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xad\x01\n" +
@@ -3892,7 +4238,30 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x18\n" +
 	"\agateway\x18\x04 \x01(\tR\agateway\x12\x16\n" +
 	"\x06routes\x18\x05 \x03(\tR\x06routes\x12\x1b\n" +
-	"\ton_fabric\x18\x06 \x01(\tR\bonFabric\"X\n" +
+	"\ton_fabric\x18\x06 \x01(\tR\bonFabric\")\n" +
+	"\x15ExportSessionsRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\"J\n" +
+	"\x16ExportSessionsResponse\x120\n" +
+	"\bsessions\x18\x01 \x03(\v2\x14.pilaster.v1.SessionR\bsessions\"\x8a\x01\n" +
+	"\x15ImportSessionsRequest\x12!\n" +
+	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x1c\n" +
+	"\tinterface\x18\x02 \x01(\tR\tinterface\x120\n" +
+	"\bsessions\x18\x03 \x03(\v2\x14.pilaster.v1.SessionR\bsessions\"F\n" +
+	"\x16ImportSessionsResponse\x12\x18\n" +
+	"\awaiting\x18\x01 \x01(\bR\awaiting\x12\x12\n" +
+	"\x04left\x18\x02 \x01(\rR\x04left\"\x86\x02\n" +
+	"\aSession\x12\x14\n" +
+	"\x05local\x18\x01 \x01(\tR\x05local\x12\x16\n" +
+	"\x06remote\x18\x02 \x01(\tR\x06remote\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\rR\x06tenant\x12\x1a\n" +
+	"\bprotocol\x18\x04 \x01(\rR\bprotocol\x12\x1c\n" +
+	"\tdirection\x18\x05 \x01(\rR\tdirection\x12\x18\n" +
+	"\aversion\x18\x06 \x01(\rR\aversion\x12\x14\n" +
+	"\x05first\x18\a \x01(\rR\x05first\x12\x12\n" +
+	"\x04seen\x18\b \x01(\rR\x04seen\x12%\n" +
+	"\x0estate_protocol\x18\t \x01(\rR\rstateProtocol\x12\x10\n" +
+	"\x03nat\x18\n" +
+	" \x01(\rR\x03nat\"X\n" +
 	"\x15DeleteEndpointRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\"\x18\n" +
@@ -4182,8 +4551,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\tPacketEnd\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
-	"\tplaintext\x18\x03 \x01(\tR\tplaintext2\x8b\n" +
-	"\n" +
+	"\tplaintext\x18\x03 \x01(\tR\tplaintext2\xc1\v\n" +
 	"\fAgentService\x12P\n" +
 	"\vAddEndpoint\x12\x1f.pilaster.v1.AddEndpointRequest\x1a .pilaster.v1.AddEndpointResponse\x12Y\n" +
 	"\x0eDeleteEndpoint\x12\".pilaster.v1.DeleteEndpointRequest\x1a#.pilaster.v1.DeleteEndpointResponse\x12V\n" +
@@ -4198,7 +4566,9 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\rFollowPackets\x12!.pilaster.v1.FollowPacketsRequest\x1a\".pilaster.v1.FollowPacketsResponse0\x01\x12J\n" +
 	"\tSendProbe\x12\x1d.pilaster.v1.SendProbeRequest\x1a\x1e.pilaster.v1.SendProbeResponse\x12S\n" +
 	"\fListRuleHits\x12 .pilaster.v1.ListRuleHitsRequest\x1a!.pilaster.v1.ListRuleHitsResponse\x12V\n" +
-	"\rLabelEndpoint\x12!.pilaster.v1.LabelEndpointRequest\x1a\".pilaster.v1.LabelEndpointResponse\x12F\n" +
+	"\rLabelEndpoint\x12!.pilaster.v1.LabelEndpointRequest\x1a\".pilaster.v1.LabelEndpointResponse\x12Y\n" +
+	"\x0eExportSessions\x12\".pilaster.v1.ExportSessionsRequest\x1a#.pilaster.v1.ExportSessionsResponse\x12Y\n" +
+	"\x0eImportSessions\x12\".pilaster.v1.ImportSessionsRequest\x1a#.pilaster.v1.ImportSessionsResponse\x12F\n" +
 	"\aMonitor\x12\x1b.pilaster.v1.MonitorRequest\x1a\x1c.pilaster.v1.MonitorResponse0\x01\x12S\n" +
 	"\fRecentEvents\x12 .pilaster.v1.RecentEventsRequest\x1a!.pilaster.v1.RecentEventsResponseB1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
 
@@ -4214,155 +4584,166 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
 	(*Endpoint)(nil),                    // 2: pilaster.v1.Endpoint
 	(*Attachment)(nil),                  // 3: pilaster.v1.Attachment
-	(*DeleteEndpointRequest)(nil),       // 4: pilaster.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),      // 5: pilaster.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),        // 6: pilaster.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),       // 7: pilaster.v1.CheckEndpointResponse
-	(*CollectGarbageRequest)(nil),       // 8: pilaster.v1.CollectGarbageRequest
-	(*CollectGarbageResponse)(nil),      // 9: pilaster.v1.CollectGarbageResponse
-	(*ListEndpointsRequest)(nil),        // 10: pilaster.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),       // 11: pilaster.v1.ListEndpointsResponse
-	(*GetEndpointRequest)(nil),          // 12: pilaster.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),         // 13: pilaster.v1.GetEndpointResponse
-	(*LabelEndpointRequest)(nil),        // 14: pilaster.v1.LabelEndpointRequest
-	(*LabelEndpointResponse)(nil),       // 15: pilaster.v1.LabelEndpointResponse
-	(*StatusRequest)(nil),               // 16: pilaster.v1.StatusRequest
-	(*StatusResponse)(nil),              // 17: pilaster.v1.StatusResponse
-	(*Policies)(nil),                    // 18: pilaster.v1.Policies
-	(*Sessions)(nil),                    // 19: pilaster.v1.Sessions
-	(*RuleHits)(nil),                    // 20: pilaster.v1.RuleHits
-	(*ListRuleHitsRequest)(nil),         // 21: pilaster.v1.ListRuleHitsRequest
-	(*ListRuleHitsResponse)(nil),        // 22: pilaster.v1.ListRuleHitsResponse
-	(*Gateway)(nil),                     // 23: pilaster.v1.Gateway
-	(*Limit)(nil),                       // 24: pilaster.v1.Limit
-	(*OrchestratorLink)(nil),            // 25: pilaster.v1.OrchestratorLink
-	(*DatapathStatus)(nil),              // 26: pilaster.v1.DatapathStatus
-	(*Entries)(nil),                     // 27: pilaster.v1.Entries
-	(*DropCount)(nil),                   // 28: pilaster.v1.DropCount
-	(*ExplainRequest)(nil),              // 29: pilaster.v1.ExplainRequest
-	(*ExplainResponse)(nil),             // 30: pilaster.v1.ExplainResponse
-	(*Overlaid)(nil),                    // 31: pilaster.v1.Overlaid
-	(*WhyRequest)(nil),                  // 32: pilaster.v1.WhyRequest
-	(*WhyResponse)(nil),                 // 33: pilaster.v1.WhyResponse
-	(*Reason)(nil),                      // 34: pilaster.v1.Reason
-	(*RuleName)(nil),                    // 35: pilaster.v1.RuleName
-	(*TraceRequest)(nil),                // 36: pilaster.v1.TraceRequest
-	(*TraceResponse)(nil),               // 37: pilaster.v1.TraceResponse
-	(*TraceEnd)(nil),                    // 38: pilaster.v1.TraceEnd
-	(*TraceStep)(nil),                   // 39: pilaster.v1.TraceStep
-	(*FollowPacketsRequest)(nil),        // 40: pilaster.v1.FollowPacketsRequest
-	(*FollowPacketsResponse)(nil),       // 41: pilaster.v1.FollowPacketsResponse
-	(*PacketEvent)(nil),                 // 42: pilaster.v1.PacketEvent
-	(*SendProbeRequest)(nil),            // 43: pilaster.v1.SendProbeRequest
-	(*SendProbeResponse)(nil),           // 44: pilaster.v1.SendProbeResponse
-	(*RecentEventsRequest)(nil),         // 45: pilaster.v1.RecentEventsRequest
-	(*RecentEventsResponse)(nil),        // 46: pilaster.v1.RecentEventsResponse
-	(*MonitorRequest)(nil),              // 47: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 48: pilaster.v1.MonitorResponse
-	(*PacketEnd)(nil),                   // 49: pilaster.v1.PacketEnd
-	nil,                                 // 50: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 51: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 52: pilaster.v1.CollectGarbageRequest.Valid
-	nil,                                 // 53: pilaster.v1.LabelEndpointRequest.SetEntry
-	nil,                                 // 54: pilaster.v1.DatapathStatus.SwitchesEntry
-	nil,                                 // 55: pilaster.v1.TraceEnd.LabelsEntry
-	(*timestamppb.Timestamp)(nil),       // 56: google.protobuf.Timestamp
-	(*Node)(nil),                        // 57: pilaster.v1.Node
-	(*Plan)(nil),                        // 58: pilaster.v1.Plan
-	(*App)(nil),                         // 59: pilaster.v1.App
-	(*Service)(nil),                     // 60: pilaster.v1.Service
+	(*ExportSessionsRequest)(nil),       // 4: pilaster.v1.ExportSessionsRequest
+	(*ExportSessionsResponse)(nil),      // 5: pilaster.v1.ExportSessionsResponse
+	(*ImportSessionsRequest)(nil),       // 6: pilaster.v1.ImportSessionsRequest
+	(*ImportSessionsResponse)(nil),      // 7: pilaster.v1.ImportSessionsResponse
+	(*Session)(nil),                     // 8: pilaster.v1.Session
+	(*DeleteEndpointRequest)(nil),       // 9: pilaster.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),      // 10: pilaster.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),        // 11: pilaster.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),       // 12: pilaster.v1.CheckEndpointResponse
+	(*CollectGarbageRequest)(nil),       // 13: pilaster.v1.CollectGarbageRequest
+	(*CollectGarbageResponse)(nil),      // 14: pilaster.v1.CollectGarbageResponse
+	(*ListEndpointsRequest)(nil),        // 15: pilaster.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),       // 16: pilaster.v1.ListEndpointsResponse
+	(*GetEndpointRequest)(nil),          // 17: pilaster.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),         // 18: pilaster.v1.GetEndpointResponse
+	(*LabelEndpointRequest)(nil),        // 19: pilaster.v1.LabelEndpointRequest
+	(*LabelEndpointResponse)(nil),       // 20: pilaster.v1.LabelEndpointResponse
+	(*StatusRequest)(nil),               // 21: pilaster.v1.StatusRequest
+	(*StatusResponse)(nil),              // 22: pilaster.v1.StatusResponse
+	(*Policies)(nil),                    // 23: pilaster.v1.Policies
+	(*Sessions)(nil),                    // 24: pilaster.v1.Sessions
+	(*RuleHits)(nil),                    // 25: pilaster.v1.RuleHits
+	(*ListRuleHitsRequest)(nil),         // 26: pilaster.v1.ListRuleHitsRequest
+	(*ListRuleHitsResponse)(nil),        // 27: pilaster.v1.ListRuleHitsResponse
+	(*Gateway)(nil),                     // 28: pilaster.v1.Gateway
+	(*Limit)(nil),                       // 29: pilaster.v1.Limit
+	(*OrchestratorLink)(nil),            // 30: pilaster.v1.OrchestratorLink
+	(*DatapathStatus)(nil),              // 31: pilaster.v1.DatapathStatus
+	(*Entries)(nil),                     // 32: pilaster.v1.Entries
+	(*DropCount)(nil),                   // 33: pilaster.v1.DropCount
+	(*ExplainRequest)(nil),              // 34: pilaster.v1.ExplainRequest
+	(*ExplainResponse)(nil),             // 35: pilaster.v1.ExplainResponse
+	(*Overlaid)(nil),                    // 36: pilaster.v1.Overlaid
+	(*WhyRequest)(nil),                  // 37: pilaster.v1.WhyRequest
+	(*WhyResponse)(nil),                 // 38: pilaster.v1.WhyResponse
+	(*Reason)(nil),                      // 39: pilaster.v1.Reason
+	(*RuleName)(nil),                    // 40: pilaster.v1.RuleName
+	(*TraceRequest)(nil),                // 41: pilaster.v1.TraceRequest
+	(*TraceResponse)(nil),               // 42: pilaster.v1.TraceResponse
+	(*TraceEnd)(nil),                    // 43: pilaster.v1.TraceEnd
+	(*TraceStep)(nil),                   // 44: pilaster.v1.TraceStep
+	(*FollowPacketsRequest)(nil),        // 45: pilaster.v1.FollowPacketsRequest
+	(*FollowPacketsResponse)(nil),       // 46: pilaster.v1.FollowPacketsResponse
+	(*PacketEvent)(nil),                 // 47: pilaster.v1.PacketEvent
+	(*SendProbeRequest)(nil),            // 48: pilaster.v1.SendProbeRequest
+	(*SendProbeResponse)(nil),           // 49: pilaster.v1.SendProbeResponse
+	(*RecentEventsRequest)(nil),         // 50: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),        // 51: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),              // 52: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 53: pilaster.v1.MonitorResponse
+	(*PacketEnd)(nil),                   // 54: pilaster.v1.PacketEnd
+	nil,                                 // 55: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 56: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 57: pilaster.v1.CollectGarbageRequest.Valid
+	nil,                                 // 58: pilaster.v1.LabelEndpointRequest.SetEntry
+	nil,                                 // 59: pilaster.v1.DatapathStatus.SwitchesEntry
+	nil,                                 // 60: pilaster.v1.TraceEnd.LabelsEntry
+	(*timestamppb.Timestamp)(nil),       // 61: google.protobuf.Timestamp
+	(*Node)(nil),                        // 62: pilaster.v1.Node
+	(*Plan)(nil),                        // 63: pilaster.v1.Plan
+	(*App)(nil),                         // 64: pilaster.v1.App
+	(*Service)(nil),                     // 65: pilaster.v1.Service
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	50, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	55, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	51, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	56, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	56, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	52, // 5: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
-	2,  // 6: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
-	2,  // 7: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
-	2,  // 8: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	53, // 9: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
-	2,  // 10: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	57, // 11: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	58, // 12: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
-	25, // 13: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
-	26, // 14: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
-	28, // 15: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
-	24, // 16: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
-	23, // 17: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
-	18, // 18: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
-	27, // 19: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
-	19, // 20: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
-	20, // 21: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
-	35, // 22: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
-	20, // 23: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
-	56, // 24: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
-	27, // 25: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	54, // 26: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
-	59, // 27: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
-	2,  // 28: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	31, // 29: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	60, // 30: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
-	2,  // 31: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
-	34, // 32: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
-	2,  // 33: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
-	35, // 34: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
-	35, // 35: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
-	38, // 36: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
-	38, // 37: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
-	39, // 38: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
-	55, // 39: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
-	42, // 40: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
-	35, // 41: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
-	48, // 42: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	56, // 43: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	35, // 44: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
-	49, // 45: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
-	49, // 46: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
-	0,  // 47: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	4,  // 48: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	6,  // 49: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	8,  // 50: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	10, // 51: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	12, // 52: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	16, // 53: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	29, // 54: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	32, // 55: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
-	36, // 56: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
-	40, // 57: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
-	43, // 58: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
-	21, // 59: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
-	14, // 60: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
-	47, // 61: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	45, // 62: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 63: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	5,  // 64: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	7,  // 65: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	9,  // 66: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	11, // 67: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	13, // 68: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	17, // 69: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	30, // 70: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	33, // 71: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
-	37, // 72: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
-	41, // 73: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
-	44, // 74: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
-	22, // 75: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
-	15, // 76: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
-	48, // 77: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	46, // 78: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	63, // [63:79] is the sub-list for method output_type
-	47, // [47:63] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	61, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	8,  // 5: pilaster.v1.ExportSessionsResponse.sessions:type_name -> pilaster.v1.Session
+	8,  // 6: pilaster.v1.ImportSessionsRequest.sessions:type_name -> pilaster.v1.Session
+	57, // 7: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	2,  // 8: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
+	2,  // 9: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
+	2,  // 10: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	58, // 11: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
+	2,  // 12: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	62, // 13: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	63, // 14: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	30, // 15: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
+	31, // 16: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
+	33, // 17: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
+	29, // 18: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
+	28, // 19: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
+	23, // 20: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
+	32, // 21: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
+	24, // 22: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
+	25, // 23: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
+	40, // 24: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
+	25, // 25: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
+	61, // 26: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	32, // 27: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
+	59, // 28: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
+	64, // 29: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	2,  // 30: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	36, // 31: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
+	65, // 32: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
+	2,  // 33: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
+	39, // 34: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
+	2,  // 35: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
+	40, // 36: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
+	40, // 37: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
+	43, // 38: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
+	43, // 39: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
+	44, // 40: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
+	60, // 41: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
+	47, // 42: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
+	40, // 43: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
+	53, // 44: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	61, // 45: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	40, // 46: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
+	54, // 47: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
+	54, // 48: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
+	0,  // 49: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	9,  // 50: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	11, // 51: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	13, // 52: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	15, // 53: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	17, // 54: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	21, // 55: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	34, // 56: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	37, // 57: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	41, // 58: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
+	45, // 59: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
+	48, // 60: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
+	26, // 61: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
+	19, // 62: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
+	4,  // 63: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
+	6,  // 64: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
+	52, // 65: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	50, // 66: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 67: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	10, // 68: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	12, // 69: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	14, // 70: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	16, // 71: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	18, // 72: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	22, // 73: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	35, // 74: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	38, // 75: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	42, // 76: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
+	46, // 77: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
+	49, // 78: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
+	27, // 79: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
+	20, // 80: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
+	5,  // 81: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
+	7,  // 82: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
+	53, // 83: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	51, // 84: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	67, // [67:85] is the sub-list for method output_type
+	49, // [49:67] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -4377,7 +4758,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   56,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -913,16 +913,17 @@ func (x *Overlay) GetGiven() uint64 {
 type Mapping struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`                             // "10.0.3.0/24", "10.0.0.5/32"
-	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`                         // prefix: "fd70:696c:6100:1::/64"; may be empty if there are next hops
-	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`                         // of the node
-	Key           string                 `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`                           // of an address: key of the endpoint that has it
-	NextHops      []string               `protobuf:"bytes,6,rep,name=next_hops,json=nextHops,proto3" json:"next_hops,omitempty"` // tunnel addresses, of which any leads there; empty: the node's own
-	Locator       string                 `protobuf:"bytes,7,opt,name=locator,proto3" json:"locator,omitempty"`                   // prefix, a /64 that replaces the first half of the destination
-	Mac           string                 `protobuf:"bytes,8,opt,name=mac,proto3" json:"mac,omitempty"`                           // of the container or router there
-	App           uint32                 `protobuf:"varint,9,opt,name=app,proto3" json:"app,omitempty"`                          // of the container
-	Sequence      uint64                 `protobuf:"varint,10,opt,name=sequence,proto3" json:"sequence,omitempty"`               // increases each time that the address moves
-	Origin        string                 `protobuf:"bytes,11,opt,name=origin,proto3" json:"origin,omitempty"`                    // who announced it; empty: this cluster
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`                                    // "10.0.3.0/24", "10.0.0.5/32"
+	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`                                // prefix: "fd70:696c:6100:1::/64"; may be empty if there are next hops
+	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`                                // of the node
+	Key           string                 `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`                                  // of an address: key of the endpoint that has it
+	NextHops      []string               `protobuf:"bytes,6,rep,name=next_hops,json=nextHops,proto3" json:"next_hops,omitempty"`        // tunnel addresses, of which any leads there; empty: the node's own
+	Locator       string                 `protobuf:"bytes,7,opt,name=locator,proto3" json:"locator,omitempty"`                          // prefix, a /64 that replaces the first half of the destination
+	Mac           string                 `protobuf:"bytes,8,opt,name=mac,proto3" json:"mac,omitempty"`                                  // of the container or router there
+	App           uint32                 `protobuf:"varint,9,opt,name=app,proto3" json:"app,omitempty"`                                 // of the container
+	Sequence      uint64                 `protobuf:"varint,10,opt,name=sequence,proto3" json:"sequence,omitempty"`                      // increases each time that the address moves
+	Origin        string                 `protobuf:"bytes,11,opt,name=origin,proto3" json:"origin,omitempty"`                           // who announced it; empty: this cluster
+	AddressKey    string                 `protobuf:"bytes,12,opt,name=address_key,json=addressKey,proto3" json:"address_key,omitempty"` // of an address that stays with this key; nodes report it and do not receive it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1030,6 +1031,13 @@ func (x *Mapping) GetSequence() uint64 {
 func (x *Mapping) GetOrigin() string {
 	if x != nil {
 		return x.Origin
+	}
+	return ""
+}
+
+func (x *Mapping) GetAddressKey() string {
+	if x != nil {
+		return x.AddressKey
 	}
 	return ""
 }
@@ -1614,7 +1622,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\aOverlay\x12\x12\n" +
 	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x1b\n" +
 	"\tnode_bits\x18\x02 \x01(\rR\bnodeBits\x12\x14\n" +
-	"\x05given\x18\x03 \x01(\x04R\x05given\"\xfa\x01\n" +
+	"\x05given\x18\x03 \x01(\x04R\x05given\"\x9b\x02\n" +
 	"\aMapping\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x12\n" +
@@ -1627,7 +1635,9 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x03app\x18\t \x01(\rR\x03app\x12\x1a\n" +
 	"\bsequence\x18\n" +
 	" \x01(\x04R\bsequence\x12\x16\n" +
-	"\x06origin\x18\v \x01(\tR\x06origin\"\xe1\x02\n" +
+	"\x06origin\x18\v \x01(\tR\x06origin\x12\x1f\n" +
+	"\vaddress_key\x18\f \x01(\tR\n" +
+	"addressKey\"\xe1\x02\n" +
 	"\aHosting\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x18\n" +

@@ -75,10 +75,14 @@ func (PolicyChange) EnumDescriptor() ([]byte, []int) {
 }
 
 type AllocateRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`  // of the endpoint; empty if the tenant has node subnets
-	App           uint32                 `protobuf:"varint,3,opt,name=app,proto3" json:"app,omitempty"` // of the endpoint, if the tenant's mappings contain apps; a repeated call may change it
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Tenant     string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Key        string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`                                 // of the endpoint; empty if the tenant has node subnets
+	App        uint32                 `protobuf:"varint,3,opt,name=app,proto3" json:"app,omitempty"`                                // of the endpoint, if the tenant's mappings contain apps; a repeated call may change it
+	AddressKey string                 `protobuf:"bytes,4,opt,name=address_key,json=addressKey,proto3" json:"address_key,omitempty"` // the address belongs to this key, wherever its container is; empty: to the endpoint
+	// With an address key: 0 returns the address, and allocates it if no container has it. A number above the mapping's
+	// sequence moves the address to this endpoint.
+	Sequence      uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -134,9 +138,27 @@ func (x *AllocateRequest) GetApp() uint32 {
 	return 0
 }
 
+func (x *AllocateRequest) GetAddressKey() string {
+	if x != nil {
+		return x.AddressKey
+	}
+	return ""
+}
+
+func (x *AllocateRequest) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
 type AllocateResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Prefixes      []string               `protobuf:"bytes,1,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Prefixes []string               `protobuf:"bytes,1,rep,name=prefixes,proto3" json:"prefixes,omitempty"` // in the order of the tenant's overlays
+	// With an address key: the mapping's sequence, or the one with which the address can move here.
+	Sequence      uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Elsewhere     bool   `protobuf:"varint,3,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`                    // a container of another node has the address
+	FormerNode    string `protobuf:"bytes,4,opt,name=former_node,json=formerNode,proto3" json:"former_node,omitempty"` // prefix of the node from which this call has moved the address; empty: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -176,6 +198,27 @@ func (x *AllocateResponse) GetPrefixes() []string {
 		return x.Prefixes
 	}
 	return nil
+}
+
+func (x *AllocateResponse) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *AllocateResponse) GetElsewhere() bool {
+	if x != nil {
+		return x.Elsewhere
+	}
+	return false
+}
+
+func (x *AllocateResponse) GetFormerNode() string {
+	if x != nil {
+		return x.FormerNode
+	}
+	return ""
 }
 
 type FreeRequest struct {
@@ -4071,13 +4114,20 @@ var File_pilaster_v1_orchestrator_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\n" +
-	"\x1epilaster/v1/orchestrator.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\"M\n" +
+	"\x1epilaster/v1/orchestrator.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\"\x8a\x01\n" +
 	"\x0fAllocateRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x10\n" +
-	"\x03app\x18\x03 \x01(\rR\x03app\".\n" +
+	"\x03app\x18\x03 \x01(\rR\x03app\x12\x1f\n" +
+	"\vaddress_key\x18\x04 \x01(\tR\n" +
+	"addressKey\x12\x1a\n" +
+	"\bsequence\x18\x05 \x01(\x04R\bsequence\"\x89\x01\n" +
 	"\x10AllocateResponse\x12\x1a\n" +
-	"\bprefixes\x18\x01 \x03(\tR\bprefixes\"7\n" +
+	"\bprefixes\x18\x01 \x03(\tR\bprefixes\x12\x1a\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x1c\n" +
+	"\telsewhere\x18\x03 \x01(\bR\telsewhere\x12\x1f\n" +
+	"\vformer_node\x18\x04 \x01(\tR\n" +
+	"formerNode\"7\n" +
 	"\vFreeRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\"\x0e\n" +

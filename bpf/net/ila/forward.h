@@ -80,7 +80,7 @@ static __always_inline int ila_forward(struct __sk_buff *skb, const struct packe
 	if (leaves_node(egress)) {
 		why = dec_hop_limit(skb, h, p, f);
 		if (why)
-			return ila_error_send(skb, p, f, why);
+			return hook == HOOK_CONTAINER ? ila_error_send(skb, p, f, why) : drop(skb, why, hook);
 	}
 	address_frame(skb, h, f, egress);
 	*src_of(h) = f->src;

@@ -41,7 +41,7 @@ static __always_inline int ila_from_container_slow(struct __sk_buff *skb, const 
 	int why;
 
 	id = key->src.lo;
-	from = bpf_map_lookup_elem(&ila_locals_v1, &id);
+	from = bpf_map_lookup_elem(&ila_locals_v2, &id);
 	if (key->src.hi != sir_prefix || !from || from->ifindex != key->device)
 		return drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);
 	id = key->dst.lo;
@@ -50,7 +50,7 @@ static __always_inline int ila_from_container_slow(struct __sk_buff *skb, const 
 	if (identifier_vnid(id) != identifier_vnid(key->src.lo))
 		return drop(skb, REASON_TENANT_MISMATCH, HOOK_CONTAINER);
 	policed = has_policies(identifier_vnid(id));
-	to = bpf_map_lookup_elem(&ila_locals_v1, &id);
+	to = bpf_map_lookup_elem(&ila_locals_v2, &id);
 	if (to) {
 		ila_begin(f, key, &key->src, &key->dst, from->app << 16 | (to->app & 0xffff));
 		f->policy_ep[TX] = policed ? from->endpoint : 0;
@@ -103,10 +103,47 @@ static __always_inline int ila_from_container(struct __sk_buff *skb)
 	return ila_from_container_slow(skb, &p, &key, f);
 }
 
-/* ila_check_locator accepts packets from where the sender's mapping says that the sender is, or was until just now. */
-static __always_inline bool ila_check_locator(const struct ila_peer *peer, __u64 locator)
+/* ila_check_locator accepts packets from where the sender's mapping says that the sender is, or was until just now. It
+ * also accepts those of any sender from the node where the receiver was until just now: that node has checked the
+ * sender's locator and forwards what was sent to it (ila_forward_moved). */
+static __always_inline bool ila_check_locator(const struct ila_peer *peer, const struct ila_local *local, __u64 locator)
 {
-	return peer->locator == locator || (peer->former == locator && bpf_ktime_get_ns() < peer->until);
+	return peer->locator == locator || (peer->former == locator && bpf_ktime_get_ns() < peer->until) ||
+	       (local->former == locator && bpf_ktime_get_ns() < local->until);
+}
+
+/* ila_forward_moved forwards a packet from the fabric to a container that has moved from here to another node. Its
+ * sender's node does not have the new mapping yet. Other nodes accept packets from this node's locator only, so this is
+ * the source. A forwarded packet is not forwarded again, because its locator is not that of its sender: no packet can
+ * circle. The caller has checked that both ends are of one tenant. ICMP errors, which quote addresses of the fabric,
+ * are not forwarded. */
+static __always_inline int ila_forward_moved(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key,
+					     struct flow *f, __u64 from, __u64 to)
+{
+	struct addr next_hop = {}, src, dst, *hop = NULL;
+	struct ila_peer *peer, *moved;
+	int why;
+
+	moved = bpf_map_lookup_elem(&ila_peers_v1, &to);
+	if (!moved || moved->former != own_locator || bpf_ktime_get_ns() >= moved->until || is_error(p))
+		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
+	peer = bpf_map_lookup_elem(&ila_peers_v1, &from);
+	if (!peer)
+		return drop(skb, REASON_NO_MAPPING, HOOK_UPLINK_IN);
+	if (!source_stays && peer->locator != key->src.hi)
+		return drop(skb, REASON_LOCATOR_MISMATCH, HOOK_UPLINK_IN);
+	src = source_stays ? key->src : to_wire(from, own_locator);
+	dst = to_wire(to, moved->locator);
+	ila_begin(f, key, &src, &dst, 0);
+	why = find_next_hop(skb, f, wire_length(skb, p), &next_hop);
+	if (why)
+		return drop(skb, why, HOOK_UPLINK_IN);
+	if (f->egress == EGRESS_UPLINK)
+		hop = &next_hop;
+	asm volatile("" : "+r"(hop)); /* see ila_from_container_slow */
+	/* The next packet is checked anew. */
+	f->egress = 0;
+	return ila_forward(skb, p, f, EGRESS_NEIGHBOUR, hop, HOOK_UPLINK_IN);
 }
 
 /* The stages of a packet from the fabric: identity of the receiver and of the sender, route. */
@@ -118,7 +155,9 @@ static __always_inline int ila_from_fabric_slow(struct __sk_buff *skb, const str
 	struct ila_local *local;
 	struct ila_peer *peer;
 
-	local = bpf_map_lookup_elem(&ila_locals_v1, &to);
+	local = bpf_map_lookup_elem(&ila_locals_v2, &to);
+	if (!local && identifier_vnid(from) == identifier_vnid(to))
+		return ila_forward_moved(skb, p, key, f, from, to);
 	if (!local)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
 	if (identifier_vnid(from) != identifier_vnid(to))
@@ -126,7 +165,7 @@ static __always_inline int ila_from_fabric_slow(struct __sk_buff *skb, const str
 	peer = bpf_map_lookup_elem(&ila_peers_v1, &from);
 	if (!peer)
 		return drop(skb, REASON_NO_MAPPING, HOOK_UPLINK_IN);
-	if (!source_stays && !ila_check_locator(peer, key->src.hi))
+	if (!source_stays && !ila_check_locator(peer, local, key->src.hi))
 		return drop(skb, REASON_LOCATOR_MISMATCH, HOOK_UPLINK_IN);
 	ila_begin(f, key, &src, &dst, peer->app << 16 | (local->app & 0xffff));
 	ila_route_here(f, local, has_policies(identifier_vnid(to)));

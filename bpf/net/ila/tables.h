@@ -10,8 +10,10 @@ struct ila_local {
 	__u32 endpoint;
 	__u32 app;
 	__u32 zero;
+	__u64 former; /* the locator from which the container moved here; 0: none */
+	__u64 until;  /* CLOCK_MONOTONIC, ns: that node forwards packets before */
 };
-_Static_assert(sizeof(struct ila_local) == 16, "no implicit padding");
+_Static_assert(sizeof(struct ila_local) == 32, "no implicit padding");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -19,7 +21,7 @@ struct {
 	__type(key, __u64);
 	__type(value, struct ila_local);
 	__uint(max_entries, 1); /* set at load */
-} ila_locals_v1 SEC(".maps");
+} ila_locals_v2 SEC(".maps");
 
 /* The mapping of an identifier elsewhere. */
 struct ila_peer {

@@ -44,7 +44,7 @@ func endpointToProto(of *networks.Set, r endpoint.Record) *pilasterv1.Endpoint {
 		Tenant: r.Tenant, TenantId: uint32(r.TenantID), App: uint32(r.App), AppNow: uint32(r.AppNow), Labels: r.Labels,
 		Pod: r.Pod, State: string(r.State), DeviceKind: r.Device.Kind, HostDevice: r.Device.HostName,
 		ContainerMac: r.Device.ContainerMAC.String(), Mtu: uint32(r.Device.MTU),
-		Created: timestamppb.New(r.Created), CniNetwork: r.CNINetwork,
+		Created: timestamppb.New(r.Created), CniNetwork: r.CNINetwork, AddressKey: r.AddressKey,
 	}
 	if e.HostDevice != "" { // otherwise the index is internal to the packet path
 		e.HostIfindex = uint32(r.Device.HostIfindex)

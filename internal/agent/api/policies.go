@@ -3,12 +3,15 @@ package api
 import (
 	"context"
 	"fmt"
+	"math"
+	"net/netip"
 
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/policy"
 )
 
@@ -129,4 +132,68 @@ func ruleToProto(n *policy.RuleName) *pilasterv1.RuleName {
 		return nil
 	}
 	return &pilasterv1.RuleName{Policy: n.Policy, Rule: n.String(), Audit: n.Audit}
+}
+
+func (s *Service) ExportSessions(
+	_ context.Context,
+	req *connect.Request[pilasterv1.ExportSessionsRequest],
+) (*connect.Response[pilasterv1.ExportSessionsResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	all, err := core.ExportSessions(req.Msg.Key)
+	if err != nil {
+		return nil, toConnect(err)
+	}
+	resp := &pilasterv1.ExportSessionsResponse{}
+	for _, is := range all {
+		resp.Sessions = append(resp.Sessions, &pilasterv1.Session{
+			Local: is.Local.String(), Remote: is.Remote.String(), Tenant: is.Tenant, Protocol: uint32(is.Protocol),
+			Direction: uint32(is.Direction), Version: uint32(is.State.Version), First: uint32(is.State.First),
+			Seen: uint32(is.State.Seen), StateProtocol: uint32(is.State.Protocol), Nat: is.State.NAT,
+		})
+	}
+	return connect.NewResponse(resp), nil
+}
+
+func (s *Service) ImportSessions(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.ImportSessionsRequest],
+) (*connect.Response[pilasterv1.ImportSessionsResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	var all []dpapi.Session
+	for _, p := range req.Msg.Sessions {
+		is, err := sessionFromProto(p)
+		if err != nil {
+			return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%w; no session was added", err))
+		}
+		all = append(all, is)
+	}
+	left, waiting, err := core.ImportSessions(ctx, req.Msg.ContainerId, req.Msg.Interface, all)
+	if err != nil {
+		return nil, toConnect(err)
+	}
+	return connect.NewResponse(&pilasterv1.ImportSessionsResponse{Waiting: waiting, Left: uint32(left)}), nil
+}
+
+func sessionFromProto(p *pilasterv1.Session) (is dpapi.Session, err error) {
+	if is.Local, err = netip.ParseAddrPort(p.Local); err != nil {
+		return is, fmt.Errorf("session from %.60q: %w", p.Local, err)
+	}
+	if is.Remote, err = netip.ParseAddrPort(p.Remote); err != nil {
+		return is, fmt.Errorf("session to %.60q: %w", p.Remote, err)
+	}
+	if max(p.Protocol, p.Direction, p.Version, p.First, p.Seen, p.StateProtocol) > math.MaxUint8 {
+		return is, fmt.Errorf("session %v has fields that are no bytes", p)
+	}
+	is.Tenant, is.Protocol, is.Direction = p.Tenant, uint8(p.Protocol), uint8(p.Direction)
+	is.State = dpapi.SessionState{
+		Version: uint8(p.Version), First: uint8(p.First), Seen: uint8(p.Seen), Protocol: uint8(p.StateProtocol),
+		NAT: p.Nat,
+	}
+	return is, nil
 }

@@ -134,6 +134,7 @@ func (s *Service) AddEndpoint(
 		ContainerID: req.Msg.ContainerId, Interface: req.Msg.Interface,
 		Netns: req.Msg.Netns, OpenNetns: fdPath(netns),
 		Tenant: req.Msg.Tenant, Labels: req.Msg.Labels, Pod: req.Msg.Pod, CNINetwork: req.Msg.CniNetwork,
+		AddressKey: req.Msg.AddressKey,
 	})
 	if err != nil {
 		return nil, toConnect(err)
@@ -246,6 +247,7 @@ func (s *Service) GetEndpoint(
 	if node, ok := core.NodeSeenBy(r); ok {
 		e.NodeAddress = node.String()
 	}
+	e.Moved = core.Moved(r)
 	return connect.NewResponse(&pilasterv1.GetEndpointResponse{Endpoint: e}), nil
 }
 

@@ -17,7 +17,10 @@ import (
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
-var _ network.Cluster = (*Link)(nil)
+var (
+	_ network.Cluster      = (*Link)(nil)
+	_ network.KeyedCluster = (*Link)(nil)
+)
 
 // allocation identifies the addresses of one endpoint of a tenant.
 type allocation struct{ tenant, key string }
@@ -27,7 +30,11 @@ func (l *Link) NodeCIDRs(ctx context.Context, name string) ([]netip.Prefix, erro
 	if has := l.config.Tenants.Subnets(name); len(has) > 0 {
 		return has, nil
 	}
-	subnets, err := l.allocate(ctx, name, "", 0)
+	resp, err := l.allocate(ctx, &pilasterv1.AllocateRequest{Tenant: name})
+	if err != nil {
+		return nil, err
+	}
+	subnets, err := prefixesOf(resp)
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +43,15 @@ func (l *Link) NodeCIDRs(ctx context.Context, name string) ([]netip.Prefix, erro
 
 // Allocate implements network.Cluster.
 func (l *Link) Allocate(ctx context.Context, name, key string, app address.AppID) ([]netip.Addr, error) {
-	prefixes, err := l.allocate(ctx, name, key, app)
+	resp, err := l.allocate(ctx, &pilasterv1.AllocateRequest{Tenant: name, Key: key, App: uint32(app)})
+	if err != nil {
+		return nil, err
+	}
+	return addressesOf(name, resp)
+}
+
+func addressesOf(name string, resp *pilasterv1.AllocateResponse) ([]netip.Addr, error) {
+	prefixes, err := prefixesOf(resp)
 	if err != nil {
 		return nil, err
 	}
@@ -50,13 +65,46 @@ func (l *Link) Allocate(ctx context.Context, name, key string, app address.AppID
 	return addrs, nil
 }
 
-func (l *Link) allocate(ctx context.Context, name, key string, app address.AppID) ([]netip.Prefix, error) {
+// AllocateKeyed implements network.KeyedCluster.
+func (l *Link) AllocateKeyed(
+	ctx context.Context,
+	name string,
+	of network.KeyedEndpoint,
+) (is network.KeyedAddress, err error) {
+	resp, err := l.allocate(ctx, &pilasterv1.AllocateRequest{
+		Tenant: name, Key: of.Key, App: uint32(of.App), AddressKey: of.AddressKey, Sequence: of.Sequence,
+	})
+	if err != nil {
+		return is, err
+	}
+	addrs, err := addressesOf(name, resp)
+	if err != nil {
+		return is, err
+	}
+	if len(addrs) != 1 || resp.Sequence == 0 {
+		return is, fmt.Errorf("the orchestrator allocated %v with sequence %d for address key %q of tenant %s: "+
+			"it knows no address keys; upgrade the orchestrators", addrs, resp.Sequence,
+			of.AddressKey, name)
+	}
+	is = network.KeyedAddress{Address: addrs[0], Sequence: resp.Sequence, Elsewhere: resp.Elsewhere}
+	if resp.FormerNode != "" {
+		if is.Former, err = netip.ParsePrefix(resp.FormerNode); err != nil {
+			return is, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
+		}
+	}
+	return is, nil
+}
+
+func (l *Link) allocate(
+	ctx context.Context,
+	request *pilasterv1.AllocateRequest,
+) (*pilasterv1.AllocateResponse, error) {
+	name, key := request.Tenant, request.Key
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	client, err := l.dial(ctx)
 	var resp *connect.Response[pilasterv1.AllocateResponse]
 	if err == nil {
-		request := &pilasterv1.AllocateRequest{Tenant: name, Key: key, App: uint32(app)}
 		resp, err = client.Allocate(ctx, connect.NewRequest(request))
 	}
 	if err != nil {
@@ -65,8 +113,12 @@ func (l *Link) allocate(ctx context.Context, name, key string, app address.AppID
 		}
 		return nil, l.resolveError(err, fmt.Sprintf("the orchestrator allocates addresses of tenant %s", name))
 	}
+	return resp.Msg, nil
+}
+
+func prefixesOf(resp *pilasterv1.AllocateResponse) ([]netip.Prefix, error) {
 	var prefixes []netip.Prefix
-	for _, text := range resp.Msg.Prefixes {
+	for _, text := range resp.Prefixes {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {
 			return nil, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)

@@ -282,9 +282,10 @@ func heldAddresses(records []endpoint.Record) []*pilasterv1.Mapping {
 		for _, a := range r.Attachments {
 			if _, _, drawn := r.AllocatedIndex(a); !drawn {
 				held := &pilasterv1.Mapping{
-					Tenant: r.Tenant,
-					To:     netip.PrefixFrom(a.Address, a.Address.BitLen()).String(),
-					Key:    agent.EndpointKey(r.ContainerID, r.Interface),
+					Tenant:     r.Tenant,
+					To:         netip.PrefixFrom(a.Address, a.Address.BitLen()).String(),
+					Key:        agent.EndpointKey(r.ContainerID, r.Interface),
+					AddressKey: r.AddressKey, Sequence: a.Sequence,
 				}
 				if tenant.NetworkHas(a.Network, tenant.Identifiers) {
 					held.App = uint32(cmp.Or(r.AppNow, r.App))

@@ -43,6 +43,9 @@ func (s *Set) Prepare(
 	if !ok {
 		return nil, s.missing(t)
 	}
+	if err := tenant.CheckKeyed(t.Name, Of(t), r.AddressKey); err != nil {
+		return nil, refusal.New(refusal.ErrInvalid, "%w", err)
+	}
 	a, err := n.Prepare(ctx, t, app, r)
 	if errors.Is(err, endpoint.ErrExhausted) {
 		return nil, refusal.New(refusal.ErrExhausted, "%w", err)

@@ -234,6 +234,12 @@ type PilasterFlowTuple struct {
 	Zero       [7]uint8
 }
 
+type PilasterKeepRequest struct {
+	_     structs.HostLayout
+	Key   PilasterSessionKey
+	State PilasterSessionState
+}
+
 type PilasterKeyRequest struct {
 	_        structs.HostLayout
 	TenantId uint32
@@ -518,6 +524,7 @@ const (
 	PilasterProgPilGatewayIn       = "pil_gateway_in"
 	PilasterProgPilGuardIn         = "pil_guard_in"
 	PilasterProgPilGuardOut        = "pil_guard_out"
+	PilasterProgPilKeepSession     = "pil_keep_session"
 	PilasterProgPilNimitz          = "pil_nimitz"
 	PilasterProgPilNode            = "pil_node"
 	PilasterProgPilPortIn          = "pil_port_in"
@@ -554,6 +561,7 @@ const (
 	PilasterVarTunnelMark          = "tunnel_mark"
 	PilasterVarTunnelPorts         = "tunnel_ports"
 	PilasterVarUnusedDropEvent     = "unused_drop_event"
+	PilasterVarUnusedKeepRequest   = "unused_keep_request"
 	PilasterVarUnusedSweepRequest  = "unused_sweep_request"
 	PilasterVarUnusedWhyRequest    = "unused_why_request"
 	PilasterVarUplinkClasses       = "uplink_classes"
@@ -610,6 +618,7 @@ type PilasterProgramSpecs struct {
 	PilGatewayIn    *ebpf.ProgramSpec `ebpf:"pil_gateway_in"`
 	PilGuardIn      *ebpf.ProgramSpec `ebpf:"pil_guard_in"`
 	PilGuardOut     *ebpf.ProgramSpec `ebpf:"pil_guard_out"`
+	PilKeepSession  *ebpf.ProgramSpec `ebpf:"pil_keep_session"`
 	PilNimitz       *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
 	PilNode         *ebpf.ProgramSpec `ebpf:"pil_node"`
 	PilPortIn       *ebpf.ProgramSpec `ebpf:"pil_port_in"`
@@ -696,6 +705,7 @@ type PilasterVariableSpecs struct {
 	TunnelMark         *ebpf.VariableSpec `ebpf:"tunnel_mark"`
 	TunnelPorts        *ebpf.VariableSpec `ebpf:"tunnel_ports"`
 	UnusedDropEvent    *ebpf.VariableSpec `ebpf:"unused_drop_event"`
+	UnusedKeepRequest  *ebpf.VariableSpec `ebpf:"unused_keep_request"`
 	UnusedSweepRequest *ebpf.VariableSpec `ebpf:"unused_sweep_request"`
 	UnusedWhyRequest   *ebpf.VariableSpec `ebpf:"unused_why_request"`
 	UplinkClasses      *ebpf.VariableSpec `ebpf:"uplink_classes"`
@@ -832,6 +842,7 @@ type PilasterVariables struct {
 	TunnelMark         *ebpf.Variable `ebpf:"tunnel_mark"`
 	TunnelPorts        *ebpf.Variable `ebpf:"tunnel_ports"`
 	UnusedDropEvent    *ebpf.Variable `ebpf:"unused_drop_event"`
+	UnusedKeepRequest  *ebpf.Variable `ebpf:"unused_keep_request"`
 	UnusedSweepRequest *ebpf.Variable `ebpf:"unused_sweep_request"`
 	UnusedWhyRequest   *ebpf.Variable `ebpf:"unused_why_request"`
 	UplinkClasses      *ebpf.Variable `ebpf:"uplink_classes"`
@@ -850,6 +861,7 @@ type PilasterPrograms struct {
 	PilGatewayIn    *ebpf.Program `ebpf:"pil_gateway_in"`
 	PilGuardIn      *ebpf.Program `ebpf:"pil_guard_in"`
 	PilGuardOut     *ebpf.Program `ebpf:"pil_guard_out"`
+	PilKeepSession  *ebpf.Program `ebpf:"pil_keep_session"`
 	PilNimitz       *ebpf.Program `ebpf:"pil_nimitz"`
 	PilNode         *ebpf.Program `ebpf:"pil_node"`
 	PilPortIn       *ebpf.Program `ebpf:"pil_port_in"`
@@ -875,6 +887,7 @@ func (p *PilasterPrograms) Close() error {
 		p.PilGatewayIn,
 		p.PilGuardIn,
 		p.PilGuardOut,
+		p.PilKeepSession,
 		p.PilNimitz,
 		p.PilNode,
 		p.PilPortIn,

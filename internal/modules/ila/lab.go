@@ -13,7 +13,9 @@ const labHelp = `Containers of a tenant on network ila keep their addresses wher
 
   ila: true                      # default if a tenant uses it; nodes host tenants of network ila
   tenants:
-    - {name: silver, network: ila}`
+    - {name: silver, network: ila}
+  containers:
+    - {name: s1, node: n1, tenant: silver, addressKey: db-0}   # pilaster lab move s1 --to n2`
 
 // Keys are the network's keys of a lab's spec.
 type Keys struct {

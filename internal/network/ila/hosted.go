@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -20,6 +21,7 @@ type hosted struct {
 	remote map[netip.Addr]Peer
 	synced bool                         // the cluster has sent all mappings
 	apps   map[netip.Addr]address.AppID // of containers here, as the cluster has them in its mappings
+	until  time.Time                    // this node forwards for a container that has moved before
 }
 
 func newHosted(t tenant.Tenant) *hosted {

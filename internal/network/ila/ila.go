@@ -23,6 +23,8 @@ type Local struct {
 	Device   uint32 // index of its device on the node
 	Endpoint uint32
 	App      address.AppID
+	// Former is where the container was until it moved here; that node forwards packets for some time. Zero: nowhere.
+	Former netip.Prefix
 }
 
 // Peer is a container on another node.
@@ -41,7 +43,7 @@ const FormerTime = 2 * time.Second
 type Tables interface {
 	Locals() (map[netip.Addr]Local, error)
 	Peers() (map[netip.Addr]Peer, error)
-	// SetLocal writes an entry, nil removes it.
+	// SetLocal writes an entry, nil removes it. FormerTime begins now.
 	SetLocal(a netip.Addr, to *Local) error
 	// SetPeers writes entries and removes others. FormerTime begins now.
 	SetPeers(put map[netip.Addr]Peer, remove []netip.Addr) error

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -33,8 +34,11 @@ type Network struct {
 
 	mu       sync.Mutex // held while tables are changed, so that changes come one after the other
 	tenants  map[string]*hosted
-	peers    int  // entries of the peers' table
-	repaired bool // Repair has run
+	moving   map[netip.Addr]bool      // addresses of other nodes' containers that Activate moves here
+	leaving  map[string]*hosted       // tenants without containers here, for which this node still forwards
+	left     map[netip.Addr]time.Time // when containers with an address key were removed from here; the last ones only
+	peers    int                      // entries of the peers' table
+	repaired bool                     // Repair has run
 }
 
 var (
@@ -44,13 +48,18 @@ var (
 	_ network.AppProvider     = (*Network)(nil)
 	_ network.FormProvider    = (*Network)(nil)
 	_ network.Located         = (*Network)(nil)
+	_ network.MoveReporter    = (*Network)(nil)
+	_ network.Runner          = (*Network)(nil)
 	_ io.Closer               = (*Network)(nil)
 )
 
 // New returns the network of a node. It changes nothing in the tables before Repair.
 func New(c Config) *Network {
 	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
-	return &Network{config: c, tenants: map[string]*hosted{}}
+	return &Network{
+		config: c, tenants: map[string]*hosted{}, leaving: map[string]*hosted{},
+		moving: map[netip.Addr]bool{}, left: map[netip.Addr]time.Time{},
+	}
 }
 
 // Close releases the tables' handles. Packets keep flowing.
@@ -73,6 +82,9 @@ func (n *Network) Prepare(
 ) ([]endpoint.Attachment, error) {
 	if app >= address.FirstReservedApp {
 		return nil, fmt.Errorf("app %#x is reserved and never belongs to a container", app)
+	}
+	if r.AddressKey != "" {
+		return n.prepareKeyed(ctx, t, app, r)
 	}
 	all, err := n.config.Cluster.Allocate(ctx, t.Name, keyOf(r), app)
 	if err != nil {
@@ -128,6 +140,11 @@ func (n *Network) PutTenant(_ context.Context, t tenant.Tenant) error {
 	if h != nil && h.vnid == t.IDs[0].ID {
 		return nil
 	}
+	if is := n.leaving[t.Name]; is != nil && is.vnid == t.IDs[0].ID {
+		n.tenants[t.Name], is.synced = is, false
+		delete(n.leaving, t.Name)
+		return nil
+	}
 	if h != nil { // a tenant that was deleted had the name
 		if err := n.setPeers(h, nil, slices.Collect(maps.Keys(h.remote))); err != nil {
 			return err
@@ -145,7 +162,9 @@ func (n *Network) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	if !ok || !slices.ContainsFunc(t.IDs, func(id tenant.ID) bool { return id.ID == h.vnid }) {
 		return nil
 	}
-	if err := n.setPeers(h, nil, slices.Collect(maps.Keys(h.remote))); err != nil {
+	if time.Now().Before(h.until) && n.leaving[t.Name] == nil {
+		n.leaving[t.Name] = h
+	} else if err := n.setPeers(h, nil, slices.Collect(maps.Keys(h.remote))); err != nil {
 		return err
 	}
 	delete(n.tenants, t.Name)
@@ -162,11 +181,14 @@ func (n *Network) hosted(r endpoint.Record) (*hosted, error) {
 // Activate writes the endpoint's entry. If its app is no longer the one in the cluster's mapping, it changes that too.
 func (n *Network) Activate(ctx context.Context, r endpoint.Record) error {
 	for _, a := range r.Attachments {
-		if err := n.publish(ctx, r, a.Address); err != nil {
+		if err := n.publish(ctx, r, a); err != nil {
 			return fmt.Errorf("endpoint %d: %w", r.ID, err)
 		}
-		if err := n.setLocal(r, a.Address, true); err != nil {
+		if err := n.setLocal(r, a.Address, localOf(r)); err != nil {
 			return err
+		}
+		if err := n.moveHere(ctx, r, a); err != nil {
+			return fmt.Errorf("endpoint %d: %w", r.ID, err)
 		}
 	}
 	return nil
@@ -174,7 +196,8 @@ func (n *Network) Activate(ctx context.Context, r endpoint.Record) error {
 
 // publish changes the app in the cluster's mapping. Prepare and the registration of the node have published the first
 // one.
-func (n *Network) publish(ctx context.Context, r endpoint.Record, a netip.Addr) error {
+func (n *Network) publish(ctx context.Context, r endpoint.Record, at endpoint.Attachment) error {
+	a := at.Address
 	n.mu.Lock()
 	h, err := n.hosted(r)
 	var known address.AppID
@@ -185,7 +208,11 @@ func (n *Network) publish(ctx context.Context, r endpoint.Record, a netip.Addr) 
 	if err != nil || known == appOf(r) {
 		return err
 	}
-	_, err = n.config.Cluster.Allocate(ctx, r.Tenant, keyOf(r), appOf(r))
+	if r.AddressKey != "" {
+		_, err = n.allocateKeyed(ctx, r, appOf(r), at.Sequence)
+	} else {
+		_, err = n.config.Cluster.Allocate(ctx, r.Tenant, keyOf(r), appOf(r))
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	h.apps[a] = appOf(r)
@@ -199,7 +226,8 @@ func (n *Network) publish(ctx context.Context, r endpoint.Record, a netip.Addr) 
 // so the next Activate sends one again, whatever the endpoint's app is.
 const unknownApp = address.FirstReservedApp
 
-func (n *Network) setLocal(r endpoint.Record, a netip.Addr, there bool) error {
+// setLocal writes the entry of an endpoint, or removes it with a zero entry.
+func (n *Network) setLocal(r endpoint.Record, a netip.Addr, is Local) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	h, err := n.hosted(r)
@@ -208,11 +236,11 @@ func (n *Network) setLocal(r endpoint.Record, a netip.Addr, there bool) error {
 	}
 	delete(h.here, a)
 	var entry *Local
-	if there {
-		l := localOf(r)
-		h.here[a], entry = l, &l
+	if is != (Local{}) {
+		h.here[a], entry = is, &is
 	} else {
 		delete(h.apps, a)
+		n.noteLeft(r, a)
 	}
 	if !n.repaired {
 		return nil
@@ -233,7 +261,7 @@ func (n *Network) Deactivate(_ context.Context, r endpoint.Record) error {
 		if !own {
 			continue
 		}
-		if err := n.setLocal(r, a.Address, false); err != nil {
+		if err := n.setLocal(r, a.Address, Local{}); err != nil {
 			return err
 		}
 	}
@@ -252,7 +280,8 @@ func (n *Network) Check(_ context.Context, r endpoint.Record) error {
 		return err
 	}
 	for _, a := range r.Attachments {
-		if is, there := all[a.Address]; !there || is != localOf(r) {
+		is, there := all[a.Address]
+		if is.Former = (netip.Prefix{}); !there || is != localOf(r) {
 			return fmt.Errorf("endpoint %d: the entry of %v is %+v (there: %v)", r.ID, a.Address, is, there)
 		}
 	}
@@ -315,6 +344,7 @@ func (n *Network) setPeers(h *hosted, peers map[netip.Addr]Peer, gone []netip.Ad
 	for a, is := range peers {
 		was, known := h.remote[a]
 		if is = move(was, is); !known {
+			is.Former = n.formerHere(h, a)
 			more++
 		} else if is == (Peer{Locator: was.Locator, App: was.App}) {
 			continue
@@ -384,7 +414,7 @@ func (n *Network) repairLocals(found []endpoint.Record) error {
 		for a, l := range h.here {
 			is, known := there[a]
 			delete(there, a)
-			if known && is == l {
+			if is.Former = l.Former; known && is == l {
 				continue
 			}
 			if err := n.config.Tables.SetLocal(a, &l); err != nil {

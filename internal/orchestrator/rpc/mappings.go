@@ -12,6 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
 // retryAfter, in seconds, is when a node may query a tenant beyond its rate again: by then the limiter has a full
@@ -29,12 +30,16 @@ func (s *NodeService) Allocate(
 	if err := s.Cache.CheckRoom(node.Name, 1); err != nil {
 		return nil, err
 	}
-	given, err := s.Store.Allocate(ctx, node, req.Msg.Tenant, req.Msg.Key, req.Msg.App)
+	given, err := s.Store.AllocateFor(ctx, node, req.Msg.Tenant, store.Endpoint{
+		Key: req.Msg.Key, App: req.Msg.App, AddressKey: req.Msg.AddressKey, Sequence: req.Msg.Sequence,
+	})
 	if err != nil {
 		return nil, err
 	}
-	var resp pilasterv1.AllocateResponse
-	for _, to := range given {
+	resp := pilasterv1.AllocateResponse{
+		Sequence: given.Sequence, Elsewhere: given.Elsewhere, FormerNode: given.FormerNode,
+	}
+	for _, to := range given.Prefixes {
 		resp.Prefixes = append(resp.Prefixes, to.String())
 	}
 	return connect.NewResponse(&resp), nil

@@ -62,6 +62,7 @@ func TestStore(t *testing.T) {
 		"subnets":               testSubnets,
 		"identifiers":           testIdentifiers,
 		"reserved prefix":       testReservation,
+		"address keys":          testAddressKeys,
 		"addresses":             testAddresses,
 		"quarantine":            testQuarantine,
 		"reclaim of mappings":   testReclaimMappings,

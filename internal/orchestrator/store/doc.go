@@ -28,6 +28,7 @@
 //	                         whose app differs from the one in their address
 //	mappings/TENANT/PREFIX   Mapping: the node that has a subnet or address of a tenant with mappings
 //	given/TENANT/NODE/KEY    prefixes of an endpoint of the node, or, with KEY "node", of the node
+//	address-keys/TENANT/HASH address of an address key and its sequence; with a lease while no container has it
 //	resting/TENANT/PREFIX    UUID of the last owner, in quarantine; with a lease
 //	edge                     name of the node that is the Edge Switch
 //	regions/NAME             Region: the export of another region

@@ -33,15 +33,8 @@ func (s *Store) Allocate(
 	name, key string,
 	app uint32,
 ) (prefixes []netip.Prefix, err error) {
-	if err := checkAllocation(name, key); err != nil {
-		return nil, err
-	}
-	from := hints{}
-	err = s.change(ctx, func(t *txn) (err error) {
-		prefixes, err = s.allocate(t, n, name, endpointOf{key, app}, from)
-		return err
-	})
-	return prefixes, err
+	is, err := s.AllocateFor(ctx, n, name, Endpoint{Key: key, App: app})
+	return is.Prefixes, err
 }
 
 func checkAllocation(name, key string) error {
@@ -56,28 +49,22 @@ func checkAllocation(name, key string) error {
 	return checkTenant(name)
 }
 
-// endpointOf is the endpoint that addresses are for; zero for a node's subnets.
-type endpointOf struct {
-	key string
-	app uint32 // 0 unless mappings contain the apps
-}
-
-func (s *Store) allocate(t *txn, n pki.Node, name string, of endpointOf, from hints) ([]netip.Prefix, error) {
-	key := of.key
+func (s *Store) allocate(t *txn, n pki.Node, name string, of Endpoint, from hints) (is Allocation, err error) {
+	key := of.Key
 	keys := append(nodeKeys(n), dirTenants+name, hostingKey(name, n.Name), allocationKey(name, n.Name, key))
 	if err := t.fetch(keys...); err != nil {
-		return nil, err
+		return is, err
 	}
 	record, err := t.member(n)
 	if err != nil {
-		return nil, err
+		return is, err
 	}
 	overlays, err := t.overlays(name)
 	if err != nil {
-		return nil, err
+		return is, err
 	}
 	if overlays == nil {
-		return nil, refuse(
+		return is, refuse(
 			Refused,
 			"tenant %s has no CIDRs of its own, or does not exist; nothing was changed",
 			name,
@@ -85,10 +72,10 @@ func (s *Store) allocate(t *txn, n pki.Node, name string, of endpointOf, from hi
 	}
 	found := new(pilasterv1.Tenant) // compared at the commit: an allocation must not outlive its overlay
 	if _, err := t.load(dirTenants+name, found); err != nil {
-		return nil, err
+		return is, err
 	}
 	if found.Leaving != "" {
-		return nil, refuse(
+		return is, refuse(
 			Refused,
 			"tenant %s is migrating from network %s, so no more of its addresses are allocated; nothing was changed",
 			name,
@@ -96,7 +83,7 @@ func (s *Store) allocate(t *txn, n pki.Node, name string, of endpointOf, from hi
 		)
 	}
 	if has := overlays[0].NodeBits != 0; has != (key == "") {
-		return nil, refuse(
+		return is, refuse(
 			Invalid,
 			"tenant %s: nodes have subnets: %v, request has a key: %v; nothing was changed",
 			name,
@@ -105,16 +92,23 @@ func (s *Store) allocate(t *txn, n pki.Node, name string, of endpointOf, from hi
 		)
 	}
 	if _, hosts, err := t.hosting(name, n.Name); err != nil {
-		return nil, err
+		return is, err
 	} else if !hosts {
-		return nil, refuse(Refused, "node %s does not host tenant %s; nothing was changed: resolve it "+
+		return is, refuse(Refused, "node %s does not host tenant %s; nothing was changed: resolve it "+
 			"first", n.Name, name)
 	}
 	network := tenant.Tenant{Network: found.Network}
-	if (of.app != 0) != network.HasIdentifiers() || of.app >= uint32(address.FirstReservedApp) {
-		return nil, refuse(Invalid, "tenant %s: app %#x in a request for an address; nothing was changed", name, of.app)
+	if (of.App != 0) != network.HasIdentifiers() || of.App >= uint32(address.FirstReservedApp) {
+		return is, refuse(Invalid, "tenant %s: app %#x in a request for an address; nothing was changed", name, of.App)
 	}
-	return s.complete(t, n, record, network, name, of, overlays, from)
+	if of.AddressKey == "" {
+		is.Prefixes, err = s.complete(t, n, record, network, name, of, overlays, from)
+		return is, err
+	}
+	if !tenant.NetworkHas(found.Network, tenant.AddressKeys) {
+		return is, refuse(Invalid, "%v", tenant.CheckKeyed(name, network.OnNetwork(), of.AddressKey))
+	}
+	return s.completeKeyed(t, n, record, name, of, overlays[0], from)
 }
 
 // complete returns the prefixes of an endpoint, one per overlay, and allocates those that it lacks: usually all or
@@ -125,11 +119,11 @@ func (s *Store) complete(
 	record *pilasterv1.Node,
 	on tenant.Tenant,
 	name string,
-	of endpointOf,
+	of Endpoint,
 	overlays []tenant.Overlay,
 	from hints,
 ) ([]netip.Prefix, error) {
-	key := of.key
+	key := of.Key
 	has, err := t.allocated(name, n.Name, key)
 	if err != nil {
 		return nil, err
@@ -225,10 +219,14 @@ func (t *txn) overlays(name string) ([]tenant.Overlay, error) {
 
 // recordAllocation writes the prefixes of a key, and then the mappings of the new ones: a reader that finds a mapping
 // also finds the allocation.
-func (t *txn) recordAllocation(node *pilasterv1.Node, name string, of endpointOf, all, added []netip.Prefix) error {
-	t.put(allocationKey(name, node.Name, of.key), joinPrefixes(all))
+func (t *txn) recordAllocation(node *pilasterv1.Node, name string, of Endpoint, all, added []netip.Prefix) error {
+	t.put(allocationKey(name, node.Name, of.Key), joinPrefixes(all))
 	for _, to := range added {
-		m := &pilasterv1.Mapping{Node: node.Prefix, Name: node.Name, Key: of.key, App: of.app}
+		m := &pilasterv1.Mapping{Node: node.Prefix, Name: node.Name, Key: of.Key, App: of.App}
+		if of.AddressKey != "" {
+			m.AddressKey, m.Sequence = of.AddressKey, of.Sequence
+			t.put(addressKeyKey(name, of.AddressKey), keyedAddress{to, of.Sequence}.String())
+		}
 		if err := t.save(mappingKey(name, to), m); err != nil {
 			return err
 		}
@@ -237,13 +235,13 @@ func (t *txn) recordAllocation(node *pilasterv1.Node, name string, of endpointOf
 }
 
 // setApp changes the app in the mappings of an endpoint, whose labels may have changed.
-func (t *txn) setApp(name string, of endpointOf, all []netip.Prefix) error {
+func (t *txn) setApp(name string, of Endpoint, all []netip.Prefix) error {
 	for _, to := range all {
 		is := new(pilasterv1.Mapping)
-		if exists, err := t.load(mappingKey(name, to), is); err != nil || !exists || is.App == of.app {
+		if exists, err := t.load(mappingKey(name, to), is); err != nil || !exists || is.App == of.App {
 			return err
 		}
-		is.App = of.app
+		is.App = of.App
 		if err := t.save(mappingKey(name, to), is); err != nil {
 			return err
 		}
@@ -314,6 +312,9 @@ func (s *Store) release(t *txn, n pki.Node, name, key string) error {
 }
 
 func (s *Store) quarantineMapping(t *txn, n pki.Node, name string, to netip.Prefix) error {
+	if err := s.reserveKeyed(t, name, to); err != nil {
+		return err
+	}
 	t.delete(mappingKey(name, to))
 	return s.quarantine(t, quarantineKey(name, to), n.UUID)
 }
@@ -323,13 +324,16 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 	if err := checkAllocation(held.Tenant, held.Key); err != nil {
 		return err
 	}
+	if err := checkAddressKey(Endpoint{AddressKey: held.AddressKey, Sequence: held.Sequence}); err != nil {
+		return err
+	}
 	to, err := netip.ParsePrefix(held.To)
 	if err != nil {
 		return refuse(Invalid, "held prefix %.50q of tenant %s is invalid", held.To, held.Tenant)
 	}
 	at := mappingKey(held.Tenant, to)
 	if is, err := decodeMapping(at, []byte(t.readings[at].value)); err == nil && is.Name == node.Name &&
-		is.Key == held.Key && is.App == held.App {
+		is.Key == held.Key && is.App == held.App && is.AddressKey == held.AddressKey {
 		return nil // the store agrees; the commit need not compare the key
 	}
 	// Without the tenant there is no address to protect.
@@ -365,6 +369,8 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 		return err
 	}
 	switch {
+	case is.Name != "" && is.Name != node.Name && is.AddressKey != "" && is.AddressKey == held.AddressKey:
+		return t.reclaimKeyed(node, held, is, to)
 	case is.Name != "" && is.Name != node.Name:
 		return refuse(
 			Refused,
@@ -375,7 +381,7 @@ func (s *Store) reclaimMapping(t *txn, node *pilasterv1.Node, n pki.Node, held *
 			heldAdvice,
 		)
 	case is.Name != "" && is.Key == held.Key:
-		return t.setApp(held.Tenant, endpointOf{held.Key, held.App}, []netip.Prefix{to})
+		return t.setApp(held.Tenant, Endpoint{Key: held.Key, App: held.App}, []netip.Prefix{to})
 	case is.Name != "":
 		// The node reports another endpoint for the prefix, so the one that the store has is deleted.
 		if err := s.release(t, n, held.Tenant, allocationKey(held.Tenant, node.Name, is.Key)); err != nil {
@@ -428,7 +434,10 @@ func (s *Store) claimMapping(
 			return err
 		}
 	}
-	of := endpointOf{held.Key, held.App}
+	of, err := t.claimKey(held, to)
+	if err != nil {
+		return err
+	}
 	return t.recordAllocation(node, held.Tenant, of, claimed, []netip.Prefix{to})
 }
 

@@ -25,17 +25,26 @@ type quarantineLease struct {
 
 // quarantine writes a key that expires after quarantineTTL.
 func (s *Store) quarantine(t *txn, key, uuid string) error {
+	lease, err := s.currentQuarantine(t)
+	if err != nil {
+		return err
+	}
+	t.write(key, clientv3.OpPut(key, uuid, clientv3.WithLease(lease)))
+	return nil
+}
+
+// currentQuarantine returns the lease of what enters quarantine now.
+func (s *Store) currentQuarantine(t *txn) (clientv3.LeaseID, error) {
 	lease := s.quarantineLease.Load()
 	if lease == nil || time.Now().After(lease.until) {
 		granted, err := s.etcd.Grant(t.ctx, quarantineTTL)
 		if err != nil {
-			return unavailable(err)
+			return 0, unavailable(err)
 		}
 		lease = &quarantineLease{granted.ID, time.Now().Add(leaseReuse)}
 		s.quarantineLease.Store(lease)
 	}
-	t.write(key, clientv3.OpPut(key, uuid, clientv3.WithLease(lease.id)))
-	return nil
+	return lease.id, nil
 }
 
 // quarantinedOf returns the quarantined prefixes that a node had of a tenant.

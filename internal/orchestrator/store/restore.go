@@ -177,7 +177,26 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 			}
 		}
 	}
-	return raisePublished(records, skip)
+	return errors.Join(dropReservations(records), raisePublished(records, skip))
+}
+
+// dropReservations drops the records of address keys that no container has: their lease is lost.
+func dropReservations(records map[string]string) error {
+	for key, text := range records {
+		of, is := strings.CutPrefix(key, dirAddressKeys)
+		if !is {
+			continue
+		}
+		name, _, _ := strings.Cut(of, "/")
+		k, err := parseKeyedAddress(text)
+		if err != nil {
+			return err
+		}
+		if records[mappingKey(name, k.to)] == "" {
+			delete(records, key)
+		}
+	}
+	return nil
 }
 
 // raiseTenant raises the tenant's change counter above the values that nodes may have received since the backup, and

@@ -30,6 +30,7 @@ const (
 	dirSessions      = root + "sessions/"
 	dirMappings      = root + "mappings/"
 	dirAllocations   = root + "given/"
+	dirAddressKeys   = root + "address-keys/"
 	dirQuarantine    = root + "resting/"
 	keyEdge          = root + "edge"
 	dirRegions       = root + "regions/"

@@ -174,7 +174,8 @@ func (t *txn) deleteTenant(name string) error {
 	t.delete(dirAppMarks + name)
 	t.delete(dirRoundMarks + name)
 	for _, dir := range []string{
-		dirAppQuarantine, dirPolicies, dirMappings, dirAllocations, dirQuarantine, dirOverlayMarks,
+		dirAppQuarantine, dirPolicies, dirMappings, dirAllocations, dirAddressKeys, dirQuarantine,
+		dirOverlayMarks,
 	} {
 		t.deleteAll(dir + name + "/")
 	}
@@ -227,4 +228,12 @@ func (s *Store) Resolve(
 		return nil, nil, err
 	}
 	return found, app, nil
+}
+
+// checkTenant refuses an invalid name.
+func checkTenant(name string) error {
+	if err := tenant.CheckName(name); err != nil {
+		return refuse(Invalid, "%v", err)
+	}
+	return nil
 }

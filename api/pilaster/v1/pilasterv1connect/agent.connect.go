@@ -70,6 +70,12 @@ const (
 	// AgentServiceLabelEndpointProcedure is the fully-qualified name of the AgentService's
 	// LabelEndpoint RPC.
 	AgentServiceLabelEndpointProcedure = "/pilaster.v1.AgentService/LabelEndpoint"
+	// AgentServiceExportSessionsProcedure is the fully-qualified name of the AgentService's
+	// ExportSessions RPC.
+	AgentServiceExportSessionsProcedure = "/pilaster.v1.AgentService/ExportSessions"
+	// AgentServiceImportSessionsProcedure is the fully-qualified name of the AgentService's
+	// ImportSessions RPC.
+	AgentServiceImportSessionsProcedure = "/pilaster.v1.AgentService/ImportSessions"
 	// AgentServiceMonitorProcedure is the fully-qualified name of the AgentService's Monitor RPC.
 	AgentServiceMonitorProcedure = "/pilaster.v1.AgentService/Monitor"
 	// AgentServiceRecentEventsProcedure is the fully-qualified name of the AgentService's RecentEvents
@@ -103,6 +109,12 @@ type AgentServiceClient interface {
 	// LabelEndpoint changes the labels of a running container. Its address stays; all nodes apply policies by the new
 	// labels.
 	LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error)
+	// ExportSessions returns the sessions of an endpoint, which another node's agent can import when its container moves
+	// there.
+	ExportSessions(context.Context, *connect.Request[v1.ExportSessionsRequest]) (*connect.Response[v1.ExportSessionsResponse], error)
+	// ImportSessions adds sessions to an endpoint. If there is no such endpoint yet, the ADD that creates it within a
+	// minute adds them.
+	ImportSessions(context.Context, *connect.Request[v1.ImportSessionsRequest]) (*connect.Response[v1.ImportSessionsResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error)
 	// RecentEvents returns the last events that Monitor would have sent, oldest first.
 	RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error)
@@ -203,6 +215,18 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("LabelEndpoint")),
 			connect.WithClientOptions(opts...),
 		),
+		exportSessions: connect.NewClient[v1.ExportSessionsRequest, v1.ExportSessionsResponse](
+			httpClient,
+			baseURL+AgentServiceExportSessionsProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ExportSessions")),
+			connect.WithClientOptions(opts...),
+		),
+		importSessions: connect.NewClient[v1.ImportSessionsRequest, v1.ImportSessionsResponse](
+			httpClient,
+			baseURL+AgentServiceImportSessionsProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ImportSessions")),
+			connect.WithClientOptions(opts...),
+		),
 		monitor: connect.NewClient[v1.MonitorRequest, v1.MonitorResponse](
 			httpClient,
 			baseURL+AgentServiceMonitorProcedure,
@@ -234,6 +258,8 @@ type agentServiceClient struct {
 	sendProbe      *connect.Client[v1.SendProbeRequest, v1.SendProbeResponse]
 	listRuleHits   *connect.Client[v1.ListRuleHitsRequest, v1.ListRuleHitsResponse]
 	labelEndpoint  *connect.Client[v1.LabelEndpointRequest, v1.LabelEndpointResponse]
+	exportSessions *connect.Client[v1.ExportSessionsRequest, v1.ExportSessionsResponse]
+	importSessions *connect.Client[v1.ImportSessionsRequest, v1.ImportSessionsResponse]
 	monitor        *connect.Client[v1.MonitorRequest, v1.MonitorResponse]
 	recentEvents   *connect.Client[v1.RecentEventsRequest, v1.RecentEventsResponse]
 }
@@ -308,6 +334,16 @@ func (c *agentServiceClient) LabelEndpoint(ctx context.Context, req *connect.Req
 	return c.labelEndpoint.CallUnary(ctx, req)
 }
 
+// ExportSessions calls pilaster.v1.AgentService.ExportSessions.
+func (c *agentServiceClient) ExportSessions(ctx context.Context, req *connect.Request[v1.ExportSessionsRequest]) (*connect.Response[v1.ExportSessionsResponse], error) {
+	return c.exportSessions.CallUnary(ctx, req)
+}
+
+// ImportSessions calls pilaster.v1.AgentService.ImportSessions.
+func (c *agentServiceClient) ImportSessions(ctx context.Context, req *connect.Request[v1.ImportSessionsRequest]) (*connect.Response[v1.ImportSessionsResponse], error) {
+	return c.importSessions.CallUnary(ctx, req)
+}
+
 // Monitor calls pilaster.v1.AgentService.Monitor.
 func (c *agentServiceClient) Monitor(ctx context.Context, req *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error) {
 	return c.monitor.CallServerStream(ctx, req)
@@ -344,6 +380,12 @@ type AgentServiceHandler interface {
 	// LabelEndpoint changes the labels of a running container. Its address stays; all nodes apply policies by the new
 	// labels.
 	LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error)
+	// ExportSessions returns the sessions of an endpoint, which another node's agent can import when its container moves
+	// there.
+	ExportSessions(context.Context, *connect.Request[v1.ExportSessionsRequest]) (*connect.Response[v1.ExportSessionsResponse], error)
+	// ImportSessions adds sessions to an endpoint. If there is no such endpoint yet, the ADD that creates it within a
+	// minute adds them.
+	ImportSessions(context.Context, *connect.Request[v1.ImportSessionsRequest]) (*connect.Response[v1.ImportSessionsResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error
 	// RecentEvents returns the last events that Monitor would have sent, oldest first.
 	RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error)
@@ -440,6 +482,18 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("LabelEndpoint")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceExportSessionsHandler := connect.NewUnaryHandler(
+		AgentServiceExportSessionsProcedure,
+		svc.ExportSessions,
+		connect.WithSchema(agentServiceMethods.ByName("ExportSessions")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceImportSessionsHandler := connect.NewUnaryHandler(
+		AgentServiceImportSessionsProcedure,
+		svc.ImportSessions,
+		connect.WithSchema(agentServiceMethods.ByName("ImportSessions")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceMonitorHandler := connect.NewServerStreamHandler(
 		AgentServiceMonitorProcedure,
 		svc.Monitor,
@@ -482,6 +536,10 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceListRuleHitsHandler.ServeHTTP(w, r)
 		case AgentServiceLabelEndpointProcedure:
 			agentServiceLabelEndpointHandler.ServeHTTP(w, r)
+		case AgentServiceExportSessionsProcedure:
+			agentServiceExportSessionsHandler.ServeHTTP(w, r)
+		case AgentServiceImportSessionsProcedure:
+			agentServiceImportSessionsHandler.ServeHTTP(w, r)
 		case AgentServiceMonitorProcedure:
 			agentServiceMonitorHandler.ServeHTTP(w, r)
 		case AgentServiceRecentEventsProcedure:
@@ -549,6 +607,14 @@ func (UnimplementedAgentServiceHandler) ListRuleHits(context.Context, *connect.R
 
 func (UnimplementedAgentServiceHandler) LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.LabelEndpoint is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ExportSessions(context.Context, *connect.Request[v1.ExportSessionsRequest]) (*connect.Response[v1.ExportSessionsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.ExportSessions is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ImportSessions(context.Context, *connect.Request[v1.ImportSessionsRequest]) (*connect.Response[v1.ImportSessionsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.ImportSessions is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error {

@@ -99,6 +99,8 @@ var (
 	far, moved, alien  = sir(green, 0x20005), sir(green, 6), sir(gold, 9)
 	absent             = sir(green, 0x7777)
 	cold               = sir(green, 0x30003)                   // elsewhere; no packet to it leaves
+	gone               = sir(green, 0x40004)                   // elsewhere, until just now here
+	guest              = sir(green, 0x50005)                   // here, until just now elsewhere
 	edge               = sirOf(withLast(wire(own, 1), 0xffff)) // 0xffff there is as good as 0 for checksums
 )
 
@@ -188,18 +190,21 @@ func newBedWith(t testing.TB, spec *ebpf.CollectionSpec, c Config) *bed {
 	t.Cleanup(func() { b.Close() })
 	must(t, path.AttachUplinkPrograms())
 	b.route(t, eth0)
-	for i, a := range []netip.Addr{own, beside, other, edge} {
+	for i, a := range []netip.Addr{own, beside, other, edge, guest} {
 		l := b.pair(t, beyond, "c"+string(rune('1'+i)), 200+i)
 		b.device[a] = uint32(l.Attrs().Index)
-		must(t, b.SetLocal(a, &ila.Local{
-			Device: b.device[a], Endpoint: uint32(i + 1), App: appOwn + address.AppID(i),
-		}))
+		local := ila.Local{Device: b.device[a], Endpoint: uint32(i + 1), App: appOwn + address.AppID(i)}
+		if a == guest {
+			local.Former = locator(3)
+		}
+		must(t, b.SetLocal(a, &local))
 	}
 	must(t, b.SetPeers(map[netip.Addr]ila.Peer{
 		far:   {Locator: locator(2), App: appFar},
 		alien: {Locator: locator(2), App: appFar},
 		cold:  {Locator: locator(2), App: appFar},
 		moved: {Locator: locator(3), Former: locator(2), App: appFar},
+		gone:  {Locator: locator(3), Former: locator(1), App: appFar},
 	}, nil))
 	return b
 }

@@ -19,6 +19,8 @@ type objectIlaLocal struct {
 	Endpoint uint32
 	App      uint32
 	Zero     uint32
+	Former   uint64
+	Until    uint64
 }
 
 type objectIlaPeer struct {
@@ -35,7 +37,7 @@ type objectIlaPeer struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	objectMapIlaChangesV1        = "ila_changes_v1"
-	objectMapIlaLocalsV1         = "ila_locals_v1"
+	objectMapIlaLocalsV2         = "ila_locals_v2"
 	objectMapIlaPeersV1          = "ila_peers_v1"
 	objectMapPilDropsV1          = "pil_drops_v1"
 	objectMapPilEventsV2         = "pil_events_v2"
@@ -140,7 +142,7 @@ type objectProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectMapSpecs struct {
 	IlaChangesV1        *ebpf.MapSpec `ebpf:"ila_changes_v1"`
-	IlaLocalsV1         *ebpf.MapSpec `ebpf:"ila_locals_v1"`
+	IlaLocalsV2         *ebpf.MapSpec `ebpf:"ila_locals_v2"`
 	IlaPeersV1          *ebpf.MapSpec `ebpf:"ila_peers_v1"`
 	PilDropsV1          *ebpf.MapSpec `ebpf:"pil_drops_v1"`
 	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
@@ -219,7 +221,7 @@ func (o *objectObjects) Close() error {
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectMaps struct {
 	IlaChangesV1        *ebpf.Map `ebpf:"ila_changes_v1"`
-	IlaLocalsV1         *ebpf.Map `ebpf:"ila_locals_v1"`
+	IlaLocalsV2         *ebpf.Map `ebpf:"ila_locals_v2"`
 	IlaPeersV1          *ebpf.Map `ebpf:"ila_peers_v1"`
 	PilDropsV1          *ebpf.Map `ebpf:"pil_drops_v1"`
 	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
@@ -252,7 +254,7 @@ type objectMaps struct {
 func (m *objectMaps) Close() error {
 	return _ObjectClose(
 		m.IlaChangesV1,
-		m.IlaLocalsV1,
+		m.IlaLocalsV2,
 		m.IlaPeersV1,
 		m.PilDropsV1,
 		m.PilEventsV2,

@@ -144,6 +144,14 @@ func (b *bed) fabricSteps() []step {
 			out: packet.Packet{Source: moved, Destination: own, Body: gram}},
 		{name: "from the new locator", frame: p(wire(moved, 3), here, gram),
 			out: packet.Packet{Source: moved, Destination: own, Body: gram}},
+		{name: "to a container that has moved", frame: p(there, wire(gone, 1), gram), out: packet.Packet{
+			Source: wire(far, 1), Destination: wire(gone, 3), HopLimit: 63, Body: gram}},
+		{name: "TCP to a container that has moved", frame: p(there, wire(gone, 1), segment), out: packet.Packet{
+			Source: wire(far, 1), Destination: wire(gone, 3), HopLimit: 63, Body: segment}},
+		{name: "forwarded by the receiver's former node", frame: p(wire(far, 3), wire(guest, 1), gram),
+			out: packet.Packet{Source: far, Destination: guest, Body: gram}},
+		{name: "to a container that came, from its sender's node", frame: p(there, wire(guest, 1), gram),
+			out: packet.Packet{Source: far, Destination: guest, Body: gram}},
 		{name: "error of a container", frame: p(there, here, quoting(packet.DestinationUnreachable, own, far)),
 			out: comes(quoting(packet.DestinationUnreachable, own, far))},
 		{name: "error of a container about the packet on the fabric",
@@ -158,6 +166,29 @@ func (b *bed) fabricSteps() []step {
 				Extensions: []packet.Extension{packet.Fragment(64, false, 9)}}.Marshal()}),
 			out: comes(packet.ICMP{Type: packet.TimeExceeded, Payload: packet.Packet{Source: own, Destination: far,
 				Body: later, Extensions: []packet.Extension{packet.Fragment(64, false, 9)}}.Marshal()})},
+
+		{name: "to a container that has moved, forwarded already", frame: p(wire(far, 3), wire(gone, 1), gram),
+			reason: "locator-mismatch"},
+		{name: "to a container that has moved, from the sender's former node",
+			frame: p(wire(moved, 2), wire(gone, 1), gram), reason: "locator-mismatch"},
+		{name: "to a container that has moved, from an unknown one", frame: p(wire(absent, 2), wire(gone, 1), gram),
+			reason: "no-mapping"},
+		{name: "to a container that has moved, from another tenant", frame: p(wire(alien, 2), wire(gone, 1), gram),
+			reason: "no-endpoint"},
+		{name: "to a container that has moved, on its last hop", frame: b.coming(packet.Packet{
+			Source: there, Destination: wire(gone, 1), HopLimit: 1, Body: gram}), reason: "hop-limit"},
+		{name: "to a container that has moved, an error",
+			frame:  p(there, wire(gone, 1), quoting(packet.DestinationUnreachable, gone, far)),
+			reason: "no-endpoint"},
+		{name: "to a container that was never here", frame: p(there, wire(cold, 1), gram), reason: "no-endpoint"},
+		{name: "to a container that moved between other nodes", frame: p(there, wire(moved, 1), gram),
+			reason: "no-endpoint"},
+		{name: "to a container that came, from a third node", frame: p(wire(far, 4), wire(guest, 1), gram),
+			reason: "locator-mismatch"},
+		{name: "from another tenant by the receiver's former node", frame: p(wire(alien, 3), wire(guest, 1), gram),
+			reason: "tenant-mismatch"},
+		{name: "from an unknown container by the receiver's former node",
+			frame: p(wire(absent, 3), wire(guest, 1), gram), reason: "no-mapping"},
 
 		{name: "to an absent container", frame: p(there, wire(absent, 1), gram), reason: "no-endpoint"},
 		{name: "without the C bit", frame: p(there, withPrefix(own, locator(1).Addr()), gram),
@@ -228,6 +259,12 @@ func (b *bed) wrong(t testing.TB) (names []string) {
 	if !b.formerEnds(t) {
 		names = append(names, "in, from a former locator later")
 	}
+	if !b.forwardingEnds(t) {
+		names = append(names, "in, to a container that has moved, later")
+	}
+	if !b.guestsFormerEnds(t) {
+		names = append(names, "in, forwarded by the receiver's former node later")
+	}
 	return names
 }
 
@@ -249,6 +286,32 @@ func (b *bed) formerEnds(t testing.TB) bool {
 	must(t, b.peers().Lookup(identifier(moved), &p))
 	p.Until = 1 // long ago
 	must(t, b.peers().Put(identifier(moved), p))
+	verdict, _, why := b.fromFabric(t, frame)
+	return verdict == verdictDrop && why["locator-mismatch"] == 1
+}
+
+// forwardingEnds reports whether packets to a container that has moved are forwarded for a time, and then no more.
+func (b *bed) forwardingEnds(t testing.TB) bool {
+	t.Helper()
+	frame := b.coming(packet.Packet{Source: wire(far, 2), Destination: wire(gone, 1), Body: gram})
+	b.fromFabric(t, frame)
+	var p objectIlaPeer
+	must(t, b.peers().Lookup(identifier(gone), &p))
+	p.Until = 1 // long ago
+	must(t, b.peers().Put(identifier(gone), p))
+	verdict, _, why := b.fromFabric(t, frame)
+	return verdict == verdictDrop && why["no-endpoint"] == 1
+}
+
+// guestsFormerEnds reports whether packets from the receiver's former node are accepted for a time, and then no more.
+func (b *bed) guestsFormerEnds(t testing.TB) bool {
+	t.Helper()
+	frame := b.coming(packet.Packet{Source: wire(far, 3), Destination: wire(guest, 1), Body: gram})
+	b.fromFabric(t, frame)
+	var l objectIlaLocal
+	must(t, b.locals().Lookup(identifier(guest), &l))
+	l.Until = 1 // long ago
+	must(t, b.locals().Put(identifier(guest), l))
 	verdict, _, why := b.fromFabric(t, frame)
 	return verdict == verdictDrop && why["locator-mismatch"] == 1
 }
@@ -294,13 +357,17 @@ func TestTables(t *testing.T) {
 	b := newBed(t, nil)
 	locals, err := b.Locals()
 	must(t, err)
-	if want := (ila.Local{Device: b.device[beside], Endpoint: 2, App: appBeside}); len(locals) != 4 ||
+	if want := (ila.Local{Device: b.device[beside], Endpoint: 2, App: appBeside}); len(locals) != 5 ||
 		locals[beside] != want {
 		t.Errorf("locals %+v", locals)
 	}
+	if want := (ila.Local{Device: b.device[guest], Endpoint: 5, App: appOwn + 4, Former: locator(3)}); locals[guest] !=
+		want {
+		t.Errorf("after a move: %+v, want %+v", locals[guest], want)
+	}
 	peers, err := b.Peers()
 	must(t, err)
-	if want := (ila.Peer{Locator: locator(3), Former: locator(2), App: appFar}); len(peers) != 4 ||
+	if want := (ila.Peer{Locator: locator(3), Former: locator(2), App: appFar}); len(peers) != 5 ||
 		peers[moved] != want {
 		t.Errorf("peers %+v", peers)
 	}

@@ -126,7 +126,7 @@ func TestForgedPackets(t *testing.T) {
 	r := rand.New(rand.NewPCG(23, 2))
 	peers := b.peersAt(t, r, 100)
 	peers[far] = ila.Peer{Locator: locator(2)}
-	must(t, b.SetPeers(peers, []netip.Addr{moved, alien}))
+	must(t, b.SetPeers(peers, []netip.Addr{moved, alien, gone}))
 	here := []netip.Addr{own, beside, other, edge}
 	valid := map[[2]netip.Addr]bool{}
 	var there, locators []netip.Addr

@@ -73,7 +73,7 @@ func open(path *datapath.Datapath, spec *ebpf.CollectionSpec, c Config) (*Tables
 
 // Symbols of the object file.
 const (
-	localsMap  = "ila_locals_v1"
+	localsMap  = "ila_locals_v2"
 	peersMap   = "ila_peers_v1"
 	changesMap = "ila_changes_v1"
 	entry      = "pil_ila"
@@ -125,7 +125,9 @@ func prefixOf(half uint64) netip.Prefix {
 func (t *Tables) Locals() (map[netip.Addr]ila.Local, error) {
 	all := map[netip.Addr]ila.Local{}
 	err := bpfobj.ForEachEntry(t.locals(), func(id uint64, v objectIlaLocal) {
-		all[t.address(id)] = ila.Local{Device: v.Ifindex, Endpoint: v.Endpoint, App: address.AppID(v.App)}
+		all[t.address(id)] = ila.Local{
+			Device: v.Ifindex, Endpoint: v.Endpoint, App: address.AppID(v.App), Former: prefixOf(v.Former),
+		}
 	})
 	return all, err
 }
@@ -153,7 +155,16 @@ func (t *Tables) SetLocal(a netip.Addr, to *ila.Local) error {
 		}
 		return t.changed()
 	}
-	value := objectIlaLocal{Ifindex: to.Device, Endpoint: to.Endpoint, App: uint32(to.App)}
+	value := objectIlaLocal{
+		Ifindex: to.Device, Endpoint: to.Endpoint, App: uint32(to.App), Former: half(to.Former),
+	}
+	if to.Former.IsValid() {
+		now, err := monotonic()
+		if err != nil {
+			return err
+		}
+		value.Until = now + uint64(ila.FormerTime)
+	}
 	if err := t.locals().Put(identifier(a), value); err != nil {
 		return fmt.Errorf("write the entry of %v: %w", a, err)
 	}
