@@ -120,11 +120,11 @@ func TestDerive(t *testing.T) {
 		t.Errorf("skipped: %v", d.skipped)
 	}
 	shop := d.own[1]
-	if shop.Tenant.Number != 7 || shop.Tenant.VNI != 7 || shop.Tenant.L3VNI != 7|1<<23 || len(shop.Tenant.Allow) != 2 {
+	if shop.Tenant.Number != 7 || shop.Tenant.L3VNI != 7 || shop.Tenant.VNI != 7|1<<23 || len(shop.Tenant.Allow) != 2 {
 		t.Errorf("tenant: %+v", shop.Tenant)
 	}
 	first := shop.Containers[0]
-	if first.MAC != evpn.ContainerMAC(true, 6) || len(first.Addrs) != 2 || first.Node.VTEP.String() != "10.1.0.1" {
+	if first.MAC != evpn.ContainerMAC(netip.MustParseAddr("10.0.0.6")) || len(first.Addrs) != 2 || first.Node.VTEP.String() != "10.1.0.1" {
 		t.Errorf("container with two addresses: %+v", first)
 	}
 	if last := shop.Containers[2]; last.MAC.String() != "02:00:00:00:01:08" || last.Sequence != 5 {
