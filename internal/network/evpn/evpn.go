@@ -5,6 +5,7 @@ package evpn
 
 import (
 	"net/netip"
+	"slices"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/evpn"
@@ -68,16 +69,12 @@ func (u underlay) Accepts(overlays []netip.Prefix, m network.Mapping) bool {
 		return nimitz.Allocated(overlays, m.To) && u.plan.ContainsNode(m.Node) && has
 	}
 	return len(m.NextHops) == 1 && m.NextHops[0].Is4() && !u.pool.Contains(m.NextHops[0]) && len(m.MAC) == 6 &&
-		m.To == m.To.Masked() && (!overlaps(overlays, m.To) || inSegment(overlays, m.To))
+		m.To == m.To.Masked() && (!inside(overlays, m.To) || inSegment(overlays, m.To))
 }
 
-func overlaps(overlays []netip.Prefix, to netip.Prefix) bool {
-	for _, o := range overlays {
-		if o.Overlaps(to) {
-			return true
-		}
-	}
-	return false
+// inside reports whether a prefix is one of these, or part of one.
+func inside(overlays []netip.Prefix, to netip.Prefix) bool {
+	return slices.Contains(overlays, to) || nimitz.Allocated(overlays, to)
 }
 
 // inSegment reports whether an address is in the tenant's Ethernet segment: packets to it are bridged.

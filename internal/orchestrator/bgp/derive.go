@@ -29,6 +29,27 @@ type placed struct {
 	mac     evpn.MAC
 }
 
+// without removes containers, by name.
+func (d *derivation) without(names map[string]bool) {
+	if len(names) == 0 {
+		return
+	}
+	macs := map[uint32]map[evpn.MAC]bool{}
+	d.moved = slices.DeleteFunc(d.moved, func(p placed) bool {
+		if names[p.name()] {
+			if macs[p.vni] == nil {
+				macs[p.vni] = map[evpn.MAC]bool{}
+			}
+			macs[p.vni][p.mac] = true
+		}
+		return names[p.name()]
+	})
+	for i := range d.own {
+		o := &d.own[i]
+		o.Containers = slices.DeleteFunc(o.Containers, func(c evpn.Container) bool { return macs[o.Tenant.VNI][c.MAC] })
+	}
+}
+
 func (p placed) name() string { return p.mapping.Tenant + " " + p.mapping.To }
 
 // names returns the names of all containers.

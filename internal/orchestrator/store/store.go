@@ -29,6 +29,7 @@ const (
 	dirHosting       = root + "hosting/"
 	dirSessions      = root + "sessions/"
 	dirMappings      = root + "mappings/"
+	dirImporter      = root + "importer/" // the orchestrator that writes imported mappings
 	dirAllocations   = root + "given/"
 	dirQuarantine    = root + "resting/"
 	keyEdge          = root + "edge"
