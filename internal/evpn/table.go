@@ -89,7 +89,8 @@ func (t *Table) SetOwn(own []Own) {
 		}
 	}
 	for key := range t.groups {
-		if key.Kind == RecordHost && contains(subnets[key.VNI], key.Prefix) != contains(t.subnets[key.VNI], key.Prefix) {
+		had, has := contains(subnets[key.VNI], key.Prefix), contains(t.subnets[key.VNI], key.Prefix)
+		if key.Kind == RecordHost && had != has {
 			t.decide(key)
 		}
 	}

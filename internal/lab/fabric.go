@@ -150,8 +150,8 @@ func (r *fabric) route(name string, prefix netip.Prefix, via netip.Addr) error {
 	return errors.Join(r.allowSource(name, prefix), r.reportNoRoute(name, prefix))
 }
 
-// route4 adds the route to a node's IPv4 tunnel address, and the rules for packets from the node: other IPv4 sources are
-// refused.
+// route4 adds the route to a node's IPv4 tunnel address, and the rules for packets from the node: other IPv4 sources
+// are refused.
 func (r *fabric) route4(name string, prefix netip.Prefix, via netip.Addr) error {
 	if err := route4(r.handle, name, prefix, via); err != nil {
 		return err

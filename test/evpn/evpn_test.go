@@ -74,8 +74,8 @@ type bed struct {
 // bgpArguments are the orchestrator's.
 func bgpArguments(o *lab.Options) {
 	o.OrchestratorArgs = append(o.OrchestratorArgs,
-		"--evpn-peer", fmt.Sprintf("%s=%d", frrAddress, frrASN), "--evpn-asn", fmt.Sprint(ourASN), "--evpn-vtep-pool", pool,
-		"--evpn-allow-vtep", frrVTEPs, "--evpn-allow", "bronze=172.20.0.0/16", "--evpn-stale", stale.String())
+		"--evpn-peer", fmt.Sprintf("%s=%d", frrAddress, frrASN), "--evpn-asn", fmt.Sprint(ourASN),
+		"--evpn-vtep-pool", pool, "--evpn-allow-vtep", frrVTEPs, "--evpn-allow", "bronze=172.20.0.0/16", "--evpn-stale", stale.String())
 }
 
 func newBed(t *testing.T) bed {
@@ -107,7 +107,8 @@ func (b bed) isolated(when string) {
 func pings(ns *netns.Namespace, to string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	r, err := packet.Ping(ctx, ns, netip.MustParseAddr(to), packet.PingOptions{Count: 3, Timeout: 300 * time.Millisecond})
+	few := packet.PingOptions{Count: 3, Timeout: 300 * time.Millisecond}
+	r, err := packet.Ping(ctx, ns, netip.MustParseAddr(to), few)
 	return err == nil && r.Received > 0
 }
 
@@ -132,7 +133,7 @@ func TestTenants(t *testing.T) {
 	n := newFRRNode(t, b.Lab, b.id, orchestrator)
 	t.Run("both ways", func(t *testing.T) { b.with(t).bothWays(n) })
 	t.Run("other tenant", func(t *testing.T) { b.with(t).otherTenant(n) })
-	t.Run("moves", func(t *testing.T) { b.with(t).moves(n) })
+	t.Run("withdrawal", func(t *testing.T) { b.with(t).withdrawn(n) })
 	t.Run("stale", func(t *testing.T) { b.with(t).lost(n) })
 }
 
@@ -165,11 +166,12 @@ func (b bed) otherTenant(*frrNode) {
 	b.isolated("with a router")
 }
 
-// moves has FRR take a prefix away and give it back.
-func (b bed) moves(n *frrNode) {
-	n.Run("configure terminal", fmt.Sprintf("router bgp %d", frrASN), "address-family ipv4 unicast", "no network "+routed)
+// withdrawn has FRR withdraw a prefix and announce it again.
+func (b bed) withdrawn(n *frrNode) {
+	family := []string{"configure terminal", fmt.Sprintf("router bgp %d", frrASN), "address-family ipv4 unicast"}
+	n.Run(append(family, "no network "+routed)...)
 	until(b.T, "without the routed host", func() bool { return !b.reaches("c1", routedHost) })
-	n.Run("configure terminal", fmt.Sprintf("router bgp %d", frrASN), "address-family ipv4 unicast", "network "+routed)
+	n.Run(append(family, "network "+routed)...)
 	until(b.T, "with the routed host again", func() bool { return b.reaches("c1", routedHost) })
 }
 

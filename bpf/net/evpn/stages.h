@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Network evpn: NIMITZ's stages with tunnels over IPv4, as other EVPN speakers have them. Packets between nodes of the
- * cluster are routed (symmetric IRB, RFC 9135): their VNI is the tenant's L3 VNI, and VXLAN's group policy field has the
- * sender's app. Packets of other speakers' VTEPs have no app. They may be routed or bridged, and only sources that the
- * VTEP has announced are accepted from it (lookup_remote_sender). */
+ * cluster are routed (symmetric IRB, RFC 9135): their VNI is the tenant's L3 VNI, and VXLAN's group policy field has
+ * the sender's app. Packets of other speakers' VTEPs have no app. They may be routed or bridged, and only sources that
+ * the VTEP has announced are accepted from it (lookup_remote_sender). */
 #pragma once
 #include "net/evpn/tables.h"
 #include "net/nimitz/stages.h"

@@ -150,8 +150,8 @@ static __always_inline int check_egress(struct __sk_buff *skb, struct pkt_ctx *j
 	return j->bridged ? 0 : dec_ttl(skb, j);
 }
 
-/* set_route_macs writes the MACs of a packet that leaves by a route. In a tunnel over IPv4, other speakers see them: a routed
- * packet is from this node's router, a bridged one from the container. */
+/* set_route_macs writes the MACs of a packet that leaves by a route. In a tunnel over IPv4, other speakers see them: a
+ * routed packet is from this node's router, a bridged one from the container. */
 static __always_inline int set_route_macs(struct __sk_buff *skb, const struct pkt_ctx *j, const struct route *r)
 {
 	__u64 macs[2] = {};

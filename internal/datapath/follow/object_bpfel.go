@@ -119,6 +119,7 @@ const (
 	objectVarNodeCookie          = "node_cookie"
 	objectVarNodeIfindex         = "node_ifindex"
 	objectVarOwnNode             = "own_node"
+	objectVarOwnVtep4            = "own_vtep4"
 	objectVarPacketMark          = "packet_mark"
 	objectVarPrivateMask         = "private_mask"
 	objectVarPrivatePrefix       = "private_prefix"
@@ -131,6 +132,7 @@ const (
 	objectVarUnusedPacketEvent   = "unused_packet_event"
 	objectVarUplinkClasses       = "uplink_classes"
 	objectVarUplinkIfindex       = "uplink_ifindex"
+	objectVarUplinkVtep4         = "uplink_vtep4"
 	objectVarVtep4Mask           = "vtep4_mask"
 	objectVarVtep4Prefix         = "vtep4_prefix"
 )
@@ -249,6 +251,7 @@ type objectVariableSpecs struct {
 	NodeCookie        *ebpf.VariableSpec `ebpf:"node_cookie"`
 	NodeIfindex       *ebpf.VariableSpec `ebpf:"node_ifindex"`
 	OwnNode           *ebpf.VariableSpec `ebpf:"own_node"`
+	OwnVtep4          *ebpf.VariableSpec `ebpf:"own_vtep4"`
 	PacketMark        *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask       *ebpf.VariableSpec `ebpf:"private_mask"`
 	PrivatePrefix     *ebpf.VariableSpec `ebpf:"private_prefix"`
@@ -261,6 +264,7 @@ type objectVariableSpecs struct {
 	UnusedPacketEvent *ebpf.VariableSpec `ebpf:"unused_packet_event"`
 	UplinkClasses     *ebpf.VariableSpec `ebpf:"uplink_classes"`
 	UplinkIfindex     *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
+	UplinkVtep4       *ebpf.VariableSpec `ebpf:"uplink_vtep4"`
 	Vtep4Mask         *ebpf.VariableSpec `ebpf:"vtep4_mask"`
 	Vtep4Prefix       *ebpf.VariableSpec `ebpf:"vtep4_prefix"`
 }
@@ -391,6 +395,7 @@ type objectVariables struct {
 	NodeCookie        *ebpf.Variable `ebpf:"node_cookie"`
 	NodeIfindex       *ebpf.Variable `ebpf:"node_ifindex"`
 	OwnNode           *ebpf.Variable `ebpf:"own_node"`
+	OwnVtep4          *ebpf.Variable `ebpf:"own_vtep4"`
 	PacketMark        *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask       *ebpf.Variable `ebpf:"private_mask"`
 	PrivatePrefix     *ebpf.Variable `ebpf:"private_prefix"`
@@ -403,6 +408,7 @@ type objectVariables struct {
 	UnusedPacketEvent *ebpf.Variable `ebpf:"unused_packet_event"`
 	UplinkClasses     *ebpf.Variable `ebpf:"uplink_classes"`
 	UplinkIfindex     *ebpf.Variable `ebpf:"uplink_ifindex"`
+	UplinkVtep4       *ebpf.Variable `ebpf:"uplink_vtep4"`
 	Vtep4Mask         *ebpf.Variable `ebpf:"vtep4_mask"`
 	Vtep4Prefix       *ebpf.Variable `ebpf:"vtep4_prefix"`
 }

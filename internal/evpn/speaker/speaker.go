@@ -209,7 +209,8 @@ type State struct {
 	Version  uint64 // of the records; it increases
 }
 
-// State returns the state of the records. A peer is late when its routes would have expired if it was lost at the start.
+// State returns the state of the records. A peer is late when its routes would have expired if it had been lost at the
+// start.
 func (s *Speaker) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()

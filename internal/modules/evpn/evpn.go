@@ -45,9 +45,9 @@ type agent struct {
 const mappingsFlag = "evpn-max-mappings"
 
 func (a *agent) Bind(c *cobra.Command) {
-	c.Flags().StringVar(&a.text, Name, "", "host tenants of network "+Name+", with a tunnel address of this IPv4 prefix: "+
-		"that of the orchestrators' --evpn-vtep-pool. The fabric must route the node's address to it, which "+
-		"`pilaster status` shows (default: the node hosts none)")
+	c.Flags().StringVar(&a.text, Name, "", "host tenants of network "+Name+", with a tunnel address of this IPv4 "+
+		"prefix, which is the orchestrators' --evpn-vtep-pool. The fabric must route the address to the node "+
+		"(default: the node hosts no such tenants)")
 	c.Flags().IntVar(&a.mappings, mappingsFlag, evpn.DefaultMaxMappings,
 		"maximum subnets and addresses of tenants on network "+Name+", this node's own and other speakers' included")
 }

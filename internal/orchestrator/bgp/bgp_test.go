@@ -124,7 +124,8 @@ func TestDerive(t *testing.T) {
 		t.Errorf("tenant: %+v", shop.Tenant)
 	}
 	first := shop.Containers[0]
-	if first.MAC != evpn.ContainerMAC(netip.MustParseAddr("10.0.0.6")) || len(first.Addrs) != 2 || first.Node.VTEP.String() != "10.1.0.1" {
+	if first.MAC != evpn.ContainerMAC(netip.MustParseAddr("10.0.0.6")) || len(first.Addrs) != 2 ||
+		first.Node.VTEP.String() != "10.1.0.1" {
 		t.Errorf("container with two addresses: %+v", first)
 	}
 	if last := shop.Containers[2]; last.MAC.String() != "02:00:00:00:01:08" || last.Sequence != 5 {
