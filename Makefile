@@ -275,4 +275,4 @@ mutation: export MUTATION := all
 mutation: ## remove each check of the datapath, plant a bug for every fuzz target and faults for the simulation: tests must detect them
 	@$(as_root)
 	@$(MAKE) deps build
-	$(call suite) $(go_test) -timeout 0 ./test/mutation ./internal/tunnel ./internal/oncache ./internal/network/ila/tables
+	$(call suite) $(go_test) -timeout 0 ./test/mutation ./internal/tunnel ./internal/oncache ./internal/network/ila/tables ./internal/network/evpn/tables

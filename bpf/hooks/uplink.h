@@ -63,6 +63,8 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	}
 	if (in_vlan(skb) || skb->pkt_type == PACKET_OTHERHOST)
 		return TCX_NEXT;
+	if (uplink_vtep4 && skb->protocol == bpf_htons(ETH_P_IP))
+		return from_fabric4(skb);
 	h = eth_ip6_of(skb);
 	if (!h)
 		return TCX_NEXT;

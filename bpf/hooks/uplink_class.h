@@ -4,6 +4,7 @@
 #pragma once
 #include "common/border.h"
 #include "common/event.h"
+#include "common/packet4.h"
 #include "common/tunnel.h"
 
 enum uplink_action {
@@ -12,12 +13,17 @@ enum uplink_action {
 	CLASS_PROGRAM = 2, /* to a program of the network */
 };
 
+/* this node's IPv4 tunnel address, in the programs of the uplink; 0: it has none */
+CONSTANT __be32 uplink_vtep4 = 0;
+
 struct uplink_class {
 	__u64 hi, hi_mask, lo, lo_mask; /* of the destination, in network byte order */
 	__u32 action;
 	__u32 program; /* index in pil_uplinks_v1; of CLASS_TUNNEL 0: none */
 };
 _Static_assert(sizeof(struct uplink_class) == 40, "no implicit padding");
+
+#define UPLINK_TUNNEL4 3 /* in pil_uplinks_v1: the program of tunnels over IPv4 */
 
 #define UPLINK_CLASSES 4
 CONSTANT struct uplink_class uplink_classes[UPLINK_CLASSES] = {};
@@ -29,6 +35,29 @@ struct {
 	__type(value, __u32);
 	__uint(max_entries, 8);
 } pil_uplinks_v1 SEC(".maps");
+
+/* from_fabric4 marks tunnel packets over IPv4 to this node's address, as classify does. The tunnel device has one
+ * program, which finds the network. A later fragment needs no mark: the packet gets that of its first one. */
+static __always_inline int from_fabric4(struct __sk_buff *skb)
+{
+	struct eth_ip4 *h = eth_ip4_of(skb);
+	__be32 src, dst;
+	__be16 port = 0;
+	__u32 at;
+
+	if (!h || h->eth.h_proto != bpf_htons(ETH_P_IP) || h->version_length >> 4 != 4 || h->proto != NEXTHDR_UDP)
+		return TCX_NEXT;
+	src = h->src;
+	dst = h->dst;
+	at = ETH_HLEN + (h->version_length & 15) * 4;
+	if (dst != uplink_vtep4 || h->fragment & bpf_htons(IP4_FRAGMENT_OFFSET) ||
+	    bpf_skb_load_bytes(skb, at + 2, &port, sizeof(port)) || !is_tunnel_port(port))
+		return TCX_NEXT;
+	if (src == uplink_vtep4)
+		return drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);
+	skb->mark = tunnel_mark;
+	return TCX_NEXT;
+}
 
 /* classify hands a packet, whose addresses have been checked, to its network. A packet of no class goes to the node's
  * stack. */

@@ -224,6 +224,7 @@ func (d *Datapath) constants(mark uint32, cookie uint64) map[string]any {
 		bpfobj.PilasterVarAcceptMark:     mark,
 		bpfobj.PilasterVarVtep4Prefix:    vtep4,
 		bpfobj.PilasterVarVtep4Mask:      vtep4Mask,
+		bpfobj.PilasterVarUplinkVtep4:    d.ownVTEP4Word(),
 		bpfobj.PilasterVarMacvlan:        d.config.Device == endpoint.Macvlan,
 		bpfobj.PilasterVarNodeCookie:     cookie,
 		bpfobj.PilasterVarSessionBuckets: uint32(d.sessionBuckets()),
@@ -242,6 +243,15 @@ func prefixWords(p netip.Prefix) (prefix, mask uint64) {
 	ones := netip.MustParseAddr("ffff:ffff:ffff:ffff::")
 	m, _ := ones.Prefix(p.Bits())
 	return bpfobj.ToAddr(p.Masked().Addr()).Hi, bpfobj.ToAddr(m.Addr()).Hi
+}
+
+// ownVTEP4Word returns this node's IPv4 tunnel address as the programs compare it; 0 if it has none.
+func (d *Datapath) ownVTEP4Word() uint32 {
+	own, ok := d.OwnVTEP4()
+	if !ok {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(own.AsSlice())
 }
 
 // prefix4 returns an IPv4 prefix and its mask as the programs compare them; zeros without a prefix.

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/datapath/hook"
@@ -23,7 +25,10 @@ import (
 // Nimitz is the eBPF switch of network nimitz: the stages in bpf/net/nimitz around a VXLAN device of the kernel. Its
 // maps are pinned and outlive the process.
 type Nimitz struct {
-	d *Datapath
+	d      *Datapath
+	maps   []pipelineMap
+	tables bpfobj.PilasterObjects // whose maps are those of maps
+	over4  bool                   // the tunnels are over IPv4, and there is no gateway
 
 	mu    sync.Mutex
 	used  map[*ebpf.Map]int
@@ -32,42 +37,90 @@ type Nimitz struct {
 
 // Nimitz makes the VXLAN device, if it does not exist yet, and the switch that uses it.
 func (d *Datapath) Nimitz() (*Nimitz, error) {
+	if err := d.openTunnel(tenant.Nimitz); err != nil {
+		return nil, err
+	}
+	d.SetEntry(tenant.Nimitz, device.EntryProgram{Program: d.Objects.PilNimitz, Name: bpfobj.PilasterProgPilNimitz})
+	return newSwitch(&Nimitz{d: d, maps: pipelineMaps, tables: d.Objects})
+}
+
+// TunnelTables are the tables of a network with the pipeline of network nimitz and tunnels over IPv4.
+type TunnelTables struct{ Senders, Foreign, Forward *ebpf.Map }
+
+// Switch4 makes the VXLAN device, if it does not exist yet, and a switch that uses it for tunnels over IPv4: packets
+// from there go to a program of the network. The node gets its tunnel address.
+func (d *Datapath) Switch4(name string, entry device.EntryProgram, fromTunnel *ebpf.Program, t TunnelTables,
+) (*Nimitz, error) {
+	if err := d.openTunnel(name); err != nil {
+		return nil, err
+	}
+	own, ok := d.OwnVTEP4()
+	if !ok {
+		return nil, fmt.Errorf("the prefix %v has no tunnel address for node %v; nothing was changed: use a shorter "+
+			"prefix", d.config.VTEP4, d.config.NodePrefix)
+	}
+	if err := d.AddTunnelAddress(own); err != nil {
+		return nil, err
+	}
+	d.SetEntry(name, entry)
+	d.UplinkPrograms[hook.UplinkTunnel4] = fromTunnel
+	n := &Nimitz{d: d, tables: d.Objects, over4: true}
+	n.tables.NimSendersV1, n.tables.NimForeignV1, n.tables.NimForwardV1 = t.Senders, t.Foreign, t.Forward
+	for _, m := range pipelineMaps {
+		if m.mapOf(&n.tables) != m.mapOf(&d.Objects) {
+			n.maps = append(n.maps, m)
+		}
+	}
+	return newSwitch(n)
+}
+
+// OwnVTEP4 returns this node's IPv4 tunnel address; false if it has none.
+func (d *Datapath) OwnVTEP4() (netip.Addr, bool) {
+	return address.VTEP4(d.config.VTEP4, d.config.Plan.NodeNumber(d.config.NodePrefix))
+}
+
+// openTunnel makes the VXLAN device, if it does not exist yet, for a network.
+func (d *Datapath) openTunnel(name string) error {
 	if d.config.Device == endpoint.Macvlan {
-		return nil, fmt.Errorf("network nimitz does not work with macvlans, which have no device on the node; "+
-			"nothing was changed: start the agent with --device %s or %s", endpoint.Veth, endpoint.Netkit)
+		return fmt.Errorf("network %s does not work with macvlans, which have no device on the node; "+
+			"nothing was changed: start the agent with --device %s or %s", name, endpoint.Veth, endpoint.Netkit)
 	}
 	if _, err := d.Netlink.LinkByName(pipeline.NodeSide); err == nil {
-		return nil, fmt.Errorf(
+		return fmt.Errorf(
 			"%s exists: this node's tunnels are Open vSwitch's; nothing was changed: "+
 				"start the agent with --nimitz ovs, or drain the node and run `pilaster node reset`",
 			pipeline.NodeSide,
 		)
 	} else if !errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil, fmt.Errorf("find %s: %w", pipeline.NodeSide, err)
+		return fmt.Errorf("find %s: %w", pipeline.NodeSide, err)
 	}
 	if err := d.CreateTunnel(); err != nil {
-		return nil, err
+		return err
 	}
 	// Restore replaces programs that are already attached, once all maps are complete.
 	switch err := d.Objects.PilNetworksV1.Lookup(hook.NetworkNimitz, new(uint32)); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		if err := d.AttachTunnel(); err != nil {
-			return nil, err
+			return err
 		}
 	case err != nil:
-		return nil, fmt.Errorf("look up the program of network nimitz: %w", err)
+		return fmt.Errorf("look up the program of network nimitz: %w", err)
 	}
-	d.SetEntry(tenant.Nimitz, device.EntryProgram{Program: d.Objects.PilNimitz, Name: bpfobj.PilasterProgPilNimitz})
-	n := &Nimitz{d: d, used: map[*ebpf.Map]int{}, ports: map[pipeline.Port]uint32{}}
-	for _, t := range pipelineMaps {
-		keys, _, err := bpfobj.RawEntries(t.mapOf(&d.Objects))
+	return nil
+}
+
+// newSwitch counts the entries of a switch and finds its ports.
+func newSwitch(n *Nimitz) (*Nimitz, error) {
+	n.used, n.ports = map[*ebpf.Map]int{}, map[pipeline.Port]uint32{}
+	for _, t := range n.maps {
+		keys, _, err := bpfobj.RawEntries(t.mapOf(&n.tables))
 		if err != nil {
 			return nil, fmt.Errorf("count the entries of %s: %w", t.name, err)
 		}
-		n.used[t.mapOf(&d.Objects)] = len(keys)
+		n.used[t.mapOf(&n.tables)] = len(keys)
 	}
 	err := bpfobj.ForEachEntry(
-		d.Objects.PilPortsV1,
+		n.d.Objects.PilPortsV1,
 		func(device uint32, p bpfobj.PilasterDevEp) { n.ports[pipeline.Port(p.Endpoint)] = device },
 	)
 	return n, err
@@ -116,6 +169,9 @@ func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, is pipeline.Device)
 func (n *Nimitz) Unplug(_ context.Context, port pipeline.Port) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if port == pipeline.Gateway && n.over4 {
+		return nil // that of network nimitz
+	}
 	if port == pipeline.Gateway {
 		delete(n.ports, port)
 		return n.d.SetTunnelNode(func(v *bpfobj.PilasterNimitzNode) { v.Gateway = 0 })
@@ -156,8 +212,8 @@ func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 			return fmt.Errorf("%w; nothing was changed", err)
 		}
 	}
-	for _, t := range pipelineMaps {
-		m := t.mapOf(&n.d.Objects)
+	for _, t := range n.maps {
+		m := t.mapOf(&n.tables)
 		if used, more, room := n.used[m], c.added[m], int(m.MaxEntries()); used+more > room {
 			return fmt.Errorf("the map of %s has room for %d entries, holds %d and would get %d more; nothing was "+
 				"changed: raise the agent's limit, or run tenants with fewer mappings and services here",
@@ -276,8 +332,8 @@ func (n *Nimitz) SetMTU(mtu int) error { return n.d.SetTunnelMTU(mtu) }
 // Entries reads the entries from the kernel.
 func (n *Nimitz) Entries(context.Context) ([]pipeline.Entry, error) {
 	var all []pipeline.Entry
-	for _, t := range pipelineMaps {
-		err := t.forEachEntry(t.mapOf(&n.d.Objects), func(e pipeline.Entry) { all = append(all, e) })
+	for _, t := range n.maps {
+		err := t.forEachEntry(t.mapOf(&n.tables), func(e pipeline.Entry) { all = append(all, e) })
 		if err != nil {
 			return nil, err
 		}
@@ -288,8 +344,8 @@ func (n *Nimitz) Entries(context.Context) ([]pipeline.Entry, error) {
 // Usage reads from the kernel how full the maps are.
 func (n *Nimitz) Usage() ([]network.Entries, error) {
 	var all []network.Entries
-	for _, t := range pipelineMaps {
-		m := t.mapOf(&n.d.Objects)
+	for _, t := range n.maps {
+		m := t.mapOf(&n.tables)
 		keys, _, err := bpfobj.RawEntries(m)
 		if err != nil {
 			return nil, fmt.Errorf("count the entries of %s: %w", t.name, err)

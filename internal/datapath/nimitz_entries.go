@@ -110,7 +110,7 @@ func addrKey(a netip.Addr, vni pipeline.VNI) bpfobj.PilasterScopedAddr {
 
 // encode returns the map entry of a pipeline entry, or an error if the entry is invalid.
 func (n *Nimitz) encode(e pipeline.Entry) (mapEntry, error) {
-	o := &n.d.Objects
+	o := &n.tables
 	switch e := e.(type) {
 	case pipeline.Peer:
 		if !e.Nodes.IsValid() || !e.Nodes.Addr().Is6() {
@@ -149,14 +149,18 @@ func encodeForeign(m *ebpf.Map, e pipeline.Foreign) (mapEntry, error) {
 	if err := errors.Join(valid(e.Theirs, e.Source.Addr()), valid(e.VNI, e.Source.Addr())); err != nil {
 		return mapEntry{}, err
 	}
-	if !e.Edge.Addr().Is6() || e.Edge.Bits() != address.NodeBits {
+	edge := bpfobj.ToAddr(e.Edge.Addr())
+	switch {
+	case e.Edge.Addr().Is4() && e.Edge.IsSingleIP():
+		edge.Hi = edge.Lo // of the IPv4-mapped address; see evpn_decap
+	case !e.Edge.Addr().Is6() || e.Edge.Bits() != address.NodeBits:
 		return mapEntry{}, fmt.Errorf("%v is not a node's prefix", e.Edge)
 	}
 	source := prefixKey(e.Source, e.Theirs)
 	key := bpfobj.PilasterRemoteSenderKey{
 		Bits:   address.NodeBits + source.Bits,
 		Scope:  source.Scope,
-		Edge:   bpfobj.ToAddr(e.Edge.Addr()).Hi,
+		Edge:   edge.Hi,
 		Source: source.Address,
 	}
 	return newMapEntry(m, key, bpfobj.PilasterRemoteSender{Bits: key.Bits, Vni: uint32(e.VNI)}), nil
@@ -170,10 +174,13 @@ func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
 	value := bpfobj.PilasterRoute{Bits: key.Bits, Port: uint32(e.Port)}
 	switch {
 	case e.Port == pipeline.VXLAN:
-		if !pipeline.IsVTEP(e.VTEP) {
+		if !pipeline.IsVTEP(e.VTEP) && (!n.over4 || !e.VTEP.Is4()) {
 			return mapEntry{}, fmt.Errorf("%v is not a node's tunnel address", e.VTEP)
 		}
 		value.Vtep, value.Outside = bpfobj.ToAddr(e.VTEP), bpfobj.BoolToUint32(e.Outside)
+		if e.VTEP.Is4() {
+			value.Vtep.Hi, value.Ifindex = macWords(e.MAC).Hi, uint32(e.Wire)
+		}
 	case e.Port != 0 && e.Port != pipeline.Gateway:
 		index, there := n.ports[e.Port]
 		if !there {
@@ -181,7 +188,7 @@ func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
 		}
 		value.Ifindex, value.Vtep = index, macWords(e.MAC)
 	}
-	return newMapEntry(n.d.Objects.NimForwardV1, key, value), nil
+	return newMapEntry(n.tables.NimForwardV1, key, value), nil
 }
 
 func translationEntry(
@@ -256,6 +263,9 @@ func decodeForeign(key, value []byte) (pipeline.Entry, error) {
 		bpfobj.PilasterScopedPrefix{Bits: k.Bits - address.NodeBits, Scope: k.Scope, Address: k.Source},
 	)
 	edge := netip.PrefixFrom(bpfobj.PilasterAddr{Hi: k.Edge}.Addr(), address.NodeBits)
+	if a := (bpfobj.PilasterAddr{Lo: k.Edge}).Addr(); a.Is4In6() {
+		edge = netip.PrefixFrom(a.Unmap(), 32)
+	}
 	return pipeline.Foreign{
 			Edge:   edge,
 			Theirs: theirs,
@@ -297,10 +307,12 @@ func decodeForward(key, value []byte) (pipeline.Entry, error) {
 	switch f.Port {
 	case pipeline.VXLAN:
 		f.VTEP, f.Outside = v.Vtep.Addr(), v.Outside != 0
+		if a := (bpfobj.PilasterAddr{Lo: v.Vtep.Lo}).Addr(); a.Is4In6() {
+			f.VTEP, f.Wire, f.MAC = a.Unmap(), pipeline.VNI(v.Ifindex), macFrom(v.Vtep)
+		}
 	case 0, pipeline.Gateway:
 	default:
-		b := v.Vtep.Addr().As16()
-		f.MAC = pipeline.MAC(b[:len(f.MAC)])
+		f.MAC = macFrom(v.Vtep)
 	}
 	return f, errors.Join(err, err2)
 }
@@ -311,6 +323,12 @@ func macWords(m pipeline.MAC) bpfobj.PilasterAddr {
 	var b [16]byte
 	copy(b[:], m[:])
 	return bpfobj.ToAddr(netip.AddrFrom16(b))
+}
+
+// macFrom reverses macWords.
+func macFrom(a bpfobj.PilasterAddr) (m pipeline.MAC) {
+	b := a.Addr().As16()
+	return pipeline.MAC(b[:len(m)])
 }
 
 func scopedPrefix(k bpfobj.PilasterScopedPrefix) (pipeline.VNI, netip.Prefix) {

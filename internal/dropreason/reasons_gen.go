@@ -40,6 +40,7 @@ const (
 	HopOptions       Reason = 35
 	NoMapping        Reason = 36
 	LocatorMismatch  Reason = 37
+	MacMismatch      Reason = 38
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -80,4 +81,5 @@ var reasons = [...]struct{ name, text string }{
 	35: {"hop-options", "The packet has hop-by-hop options, which every router of the fabric would have to handle in software. Let the sender leave them out; BIG TCP's, which the kernel adds and removes, pass."},
 	36: {"no-mapping", "Network ila: this node has no mapping of the address at the other end. The container there has gone or is just being made; if it persists, see `pilaster status`."},
 	37: {"locator-mismatch", "Network ila: a packet did not come from the node where its sender is. A machine on the fabric forges it, or the sender moved a moment ago."},
+	38: {"mac-mismatch", "Network evpn: a frame from a tunnel over IPv4 is neither for the MAC of this node's router nor, in the tenant's Ethernet segment, for that of the container. Its sender has an old route, or forges."},
 }

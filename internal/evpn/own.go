@@ -1,10 +1,11 @@
 package evpn
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"pilaster.io/pilaster/internal/address"
 )
 
 // MaxVNI is the highest VXLAN network identifier.
@@ -126,41 +127,31 @@ func (t Tenant) subnet(asn uint32, s Subnet) Route {
 // HostPrefix returns the prefix with one address.
 func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// The second byte of the MACs that are derived from numbers; the first one, 2, says "locally administered".
-const (
-	macOfContainer4 = 0x50
-	macOfContainer6 = 0x51
-	macOfRouter     = 0x52
-)
+// macOfRouter is the second byte of routers' MACs. Those of containers (address.SegmentMAC) have others.
+const macOfRouter = 0x52
 
-// ContainerMAC returns the MAC of the container with the n-th address of its tenant's CIDR of a family. No other
-// container of the tenant has it, and no table is needed.
-func ContainerMAC(is4 bool, n uint32) MAC {
-	if is4 {
-		return derivedMAC(macOfContainer4, n)
-	}
-	return derivedMAC(macOfContainer6, n)
-}
+// segment is added to a tenant's id in the VNI of its Ethernet segment. The id itself is the L3 VNI, as the VNI is on
+// network nimitz.
+const segment = 1 << 23
+
+// MaxTenantID is the highest id of a tenant whose VNIs and route distinguishers do not conflict with others'.
+const MaxTenantID = 1<<16 - 1
+
+// SegmentVNI returns the VNI of the Ethernet segment of a tenant with this L3 VNI.
+func SegmentVNI(l3 uint32) uint32 { return segment | l3 }
+
+// ContainerMAC returns the MAC of the container with an address, or with an IPv4 and an IPv6 address of which this is
+// the IPv4 one. No other container of the tenant has it, and no table is needed.
+func ContainerMAC(a netip.Addr) MAC { return MAC(address.SegmentMAC(a)) }
 
 // RouterMAC returns the MAC to which other speakers send packets that they route to a VTEP.
 func RouterMAC(vtep netip.Addr) MAC {
 	a := vtep.As4()
-	return derivedMAC(macOfRouter, binary.BigEndian.Uint32(a[:]))
-}
-
-func derivedMAC(kind byte, n uint32) (m MAC) {
-	m[0], m[1] = 2, kind
-	binary.BigEndian.PutUint32(m[2:], n)
-	return m
+	return MAC{2, macOfRouter, a[0], a[1], a[2], a[3]}
 }
 
 // VTEP returns the VTEP address of the node with a number; false if the pool has none for it. The first and the last
 // address of a pool are not used.
 func VTEP(pool netip.Prefix, number uint64) (netip.Addr, bool) {
-	if !pool.IsValid() || !pool.Addr().Is4() || number == 0 || number >= 1<<(32-pool.Bits())-1 {
-		return netip.Addr{}, false
-	}
-	a := pool.Masked().Addr().As4()
-	binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(a[:])+uint32(number))
-	return netip.AddrFrom4(a), true
+	return address.VTEP4(pool, number)
 }

@@ -65,7 +65,8 @@ func (t *Table) decide(key RecordKey) {
 		t.decideMember(key, len(g) > 0)
 		return
 	}
-	t.write(key, len(g) > 0 && !t.own[key])
+	inSubnet := key.Kind == RecordHost && contains(t.subnets[key.VNI], key.Prefix)
+	t.write(key, len(g) > 0 && !t.own[key] && !inSubnet)
 }
 
 // decideMember keeps the order of a segment's VTEPs, and moves the boundary at MaxMembers.

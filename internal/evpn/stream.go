@@ -3,11 +3,13 @@ package evpn
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 )
 
 // Stream sends the changes of a table to subscribers. A slow subscriber gets the last state of each record, and delays
 // neither the table nor others.
 type Stream struct {
+	version     atomic.Uint64
 	mu          sync.Mutex
 	subscribers map[*Subscription]bool
 }
@@ -37,6 +39,7 @@ func (s *Stream) Publish(t *Table) {
 	if len(keys) == 0 {
 		return
 	}
+	s.version.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for sub := range s.subscribers {
@@ -51,6 +54,9 @@ func (s *Stream) Publish(t *Table) {
 		}
 	}
 }
+
+// Version increases with each change.
+func (s *Stream) Version() uint64 { return s.version.Load() }
 
 // Next waits for changes and returns them in order.
 func (s *Subscription) Next(ctx context.Context) ([]Change, error) {

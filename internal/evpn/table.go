@@ -15,6 +15,7 @@ type Table struct {
 	groups  map[RecordKey]group
 	members map[uint32][]RecordKey // by VNI, in order
 	own     map[RecordKey]bool
+	subnets map[uint32][]netip.Prefix // of nodes, by VNI of the segment
 	records map[RecordKey]Record
 	changed map[RecordKey]bool // since the last Changes
 }
@@ -71,17 +72,26 @@ func (t *Table) Configure(s Settings) error {
 	return nil
 }
 
-// SetOwn sets the containers of this cluster. While a container exists, no record has its MAC or address, whatever
-// other speakers announce.
+// SetOwn sets the containers and subnets of this cluster. While they exist, no record has a container's MAC or address,
+// or an address in a node's subnet, whatever other speakers announce.
 func (t *Table) SetOwn(own []Own) {
-	before := t.own
-	t.own = map[RecordKey]bool{}
+	before, subnets := t.own, t.subnets
+	t.own, t.subnets = map[RecordKey]bool{}, map[uint32][]netip.Prefix{}
 	for _, o := range own {
+		for _, s := range o.Subnets {
+			t.subnets[o.Tenant.VNI] = append(t.subnets[o.Tenant.VNI], s.Prefix)
+		}
 		for _, c := range o.Containers {
 			t.own[RecordKey{Kind: RecordMAC, VNI: o.Tenant.VNI, MAC: c.MAC}] = true
 			for _, a := range c.Addrs {
 				t.own[RecordKey{Kind: RecordHost, VNI: o.Tenant.VNI, Prefix: HostPrefix(a)}] = true
 			}
+		}
+	}
+	for key := range t.groups {
+		had, has := contains(subnets[key.VNI], key.Prefix), contains(t.subnets[key.VNI], key.Prefix)
+		if key.Kind == RecordHost && had != has {
+			t.decide(key)
 		}
 	}
 	for _, keys := range []map[RecordKey]bool{before, t.own} {

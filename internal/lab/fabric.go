@@ -28,7 +28,11 @@ func underlay(link int) netip.Prefix {
 }
 
 func routerSide(link int) netip.Addr { return underlay(link).Addr().Next() }
-func farSide(link int) netip.Addr    { return routerSide(link).Next() }
+
+// routerOf returns the router's side of the link whose other side has an address.
+func routerOf(far netip.Addr) netip.Addr { return far.Prev() }
+
+func farSide(link int) netip.Addr { return routerSide(link).Next() }
 
 // firstIndex is the lowest index of the router's devices. Their peers in the other namespaces have index 2. If a veth
 // device and its peer had the same index, the kernel would assume that there is no peer and delay the first packets by
@@ -79,6 +83,10 @@ func createRouter(f folder) error {
 		return err
 	}
 	defer ns.Close()
+	err = ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) })
+	if err != nil {
+		return fmt.Errorf("forward IPv4 in %s: %w", ns.Path(), err)
+	}
 	return setSysctls(
 		ns,
 		map[string]string{"all/forwarding": "1", "default/forwarding": "1", "default/accept_dad": "0"},
@@ -142,6 +150,37 @@ func (r *fabric) route(name string, prefix netip.Prefix, via netip.Addr) error {
 	return errors.Join(r.allowSource(name, prefix), r.reportNoRoute(name, prefix))
 }
 
+// route4 adds the route to a node's IPv4 tunnel address, and the rules for packets from the node: other IPv4 sources
+// are refused.
+func (r *fabric) route4(name string, prefix netip.Prefix, via netip.Addr) error {
+	if err := route4(r.handle, name, prefix, via); err != nil {
+		return err
+	}
+	return errors.Join(
+		r.rule4(name, func(rule *netlink.Rule) {
+			rule.Priority, rule.Src, rule.Table = ruleOwnSource, ipNet(prefix), routeMain
+		}),
+		r.rule4(name, func(rule *netlink.Rule) { rule.Priority, rule.Type = ruleNoOther, ruleBlackhole }),
+	)
+}
+
+// route4 adds an IPv4 route by an IPv6 next hop.
+func route4(h *netlink.Handle, device string, to netip.Prefix, via netip.Addr) error {
+	link, err := h.LinkByName(device)
+	if err == nil {
+		err = netns.Retry(func() error {
+			return h.RouteReplace(&netlink.Route{
+				LinkIndex: link.Attrs().Index, Dst: ipNet(to),
+				Via: &netlink.Via{AddrFamily: unix.AF_INET6, Addr: via.AsSlice()},
+			})
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("route %v via %v: %w", to, via, err)
+	}
+	return nil
+}
+
 func (r *fabric) allowSource(device string, source netip.Prefix) error {
 	return r.rule(device, func(rule *netlink.Rule) {
 		rule.Priority, rule.Src, rule.Table = ruleOwnSource, ipNet(source), routeMain
@@ -159,8 +198,16 @@ func (r *fabric) refuseOtherSources(device string) error {
 }
 
 func (r *fabric) rule(device string, set func(*netlink.Rule)) error {
+	return r.addRule(unix.AF_INET6, device, set)
+}
+
+func (r *fabric) rule4(device string, set func(*netlink.Rule)) error {
+	return r.addRule(unix.AF_INET, device, set)
+}
+
+func (r *fabric) addRule(family int, device string, set func(*netlink.Rule)) error {
 	rule := netlink.NewRule()
-	rule.Family, rule.IifName = unix.AF_INET6, device
+	rule.Family, rule.IifName = family, device
 	set(rule)
 	err := netns.Retry(func() error { return r.handle.RuleAdd(rule) })
 	if err != nil && !errors.Is(err, unix.EEXIST) {
@@ -196,5 +243,5 @@ func setSysctls(ns *netns.Namespace, values map[string]string) error {
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 128)}
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

@@ -107,6 +107,9 @@ func (s Spec) networkArguments(node, ovsDir string) (all []string) {
 	return all
 }
 
+// hasTunnels4 reports whether a node has an IPv4 tunnel address.
+func (s Spec) hasTunnels4(node string) bool { return s.Pool.Enabled(node, s.uses(tenant.EVPN)) }
+
 // Container is a namespace on a node, attached to a tenant's network by the CNI plugin.
 type Container struct {
 	Name   string            `yaml:"name"   json:"name"`

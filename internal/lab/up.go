@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/netns"
@@ -288,6 +289,34 @@ func (l *Lab) locator(node string, prefix netip.Prefix) (netip.Prefix, bool) {
 	return locator, err == nil
 }
 
+// routeTunnel adds the routes of a node's IPv4 tunnel address, if it has one. The fabric's links have IPv6 addresses
+// only, which are the next hops (RFC 5549).
+func (l *Lab) routeTunnel(r *fabric, node string, prefix netip.Prefix, via netip.Addr) error {
+	if !l.state.Spec.hasTunnels4(node) {
+		return nil
+	}
+	region, _ := l.state.Spec.RegionOf(node)
+	pool := l.state.Spec.Pool.Prefix()
+	vtep, ok := address.VTEP4(pool, region.plan().NodeNumber(prefix))
+	if !ok {
+		return fmt.Errorf("node %s: %v has no tunnel address for it", node, pool)
+	}
+	if err := r.route4(node, netip.PrefixFrom(vtep, 32), via); err != nil {
+		return err
+	}
+	ns, err := l.Namespace(node)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	inside, err := ns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	return route4(inside, Uplink, pool, routerOf(via))
+}
+
 // routeNodes adds the nodes' routes, as the orchestrators list them, to the fabric.
 func (l *Lab) routeNodes(ctx context.Context) error {
 	var nodes []*pilasterv1.Node
@@ -325,6 +354,9 @@ func (l *Lab) routeNodes(ctx context.Context) error {
 			if err := r.route(n.Name, locator, via); err != nil {
 				return err
 			}
+		}
+		if err := l.routeTunnel(r, n.Name, prefix, via); err != nil {
+			return err
 		}
 		prefixes[n.Name] = prefix
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"pilaster.io/pilaster/internal/modules/evpn"
 	"pilaster.io/pilaster/internal/modules/ila"
 	"pilaster.io/pilaster/internal/modules/module"
 	"pilaster.io/pilaster/internal/modules/netpila"
@@ -18,6 +19,7 @@ func All() []module.Module {
 		netpila.Module(),
 		nimitz.Module(),
 		ila.Module(),
+		evpn.Module(),
 	}
 }
 
@@ -26,11 +28,12 @@ func All() []module.Module {
 type LabKeys struct {
 	nimitz.LabKeys `yaml:",inline"`
 	ila.Keys       `yaml:",inline"`
+	evpn.Pool      `yaml:",inline"`
 }
 
 // LabParts returns the parts of networks, by name.
 func (k LabKeys) LabParts() map[string]module.LabKeys {
-	return map[string]module.LabKeys{nimitz.Name: k.LabKeys, ila.Name: k.Keys}
+	return map[string]module.LabKeys{nimitz.Name: k.LabKeys, ila.Name: k.Keys, evpn.Name: k.Pool}
 }
 
 // Of returns the module of a network; false if there is none.

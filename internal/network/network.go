@@ -155,10 +155,14 @@ type MoveReporter interface {
 
 // GatewayProvider is a network with a gateway between its containers and hosts outside of the network.
 type GatewayProvider interface {
+	MTUFollower
 	// Gateway describes this node's gateway.
 	Gateway() Gateway
-	// FollowMTU sets the MTUs of the gateway and of the network's other devices after the uplink's MTU, in bytes,
-	// changed.
+}
+
+// MTUFollower is a network with devices whose MTU depends on the uplink's.
+type MTUFollower interface {
+	// FollowMTU sets the MTUs of the network's devices after the uplink's MTU, in bytes, changed.
 	FollowMTU(mtu int) error
 }
 

@@ -171,7 +171,7 @@ func TestOrchestratorsAnnounceTheSame(t *testing.T) {
 		t.Errorf("routes without the node's VTEP:\n%s", strings.Join(first, "\n"))
 	}
 
-	mac := evpn.ContainerMAC(true, 3) // of the next container
+	mac := evpn.ContainerMAC(netip.MustParseAddr("10.0.0.3")) // of the next container
 	peer1.Send(foreignHost(t, vni, mac, 4))
 	peer2.Send(foreignHost(t, vni, mac, 4))
 	for _, s := range []*Server{s1, s2} {

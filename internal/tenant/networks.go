@@ -8,6 +8,7 @@ const (
 	Netpila = "netpila"
 	Nimitz  = "nimitz"
 	ILA     = "ila"
+	EVPN    = "evpn"
 )
 
 // DefaultNetwork is the network of a tenant that names none.
@@ -32,6 +33,12 @@ var networks = []Traits{
 		Addressings:  []Addressing{Clear},
 		Capabilities: Identifiers | Mappings | HostDevices | AddressKeys,
 		About:        "a container's address says nothing about its location, and nodes look it up",
+	},
+	{
+		Name:         EVPN,
+		Addressings:  []Addressing{Own},
+		Capabilities: OwnCIDRs | Mappings | PolicyAtReceiver | HostDevices | Announced,
+		About:        "a tenant has addresses of its own, which BGP announces to other EVPN speakers",
 	},
 }
 

@@ -12,7 +12,7 @@ func nimitzTables() []mutation {
 	return []mutation{
 		{
 			name: "MAC of a container",
-			old:  "r->port < FIRST_DEVICE && r->vtep.hi ? r->vtep.hi : ",
+			old:  "(own_vtep4 || r->port < FIRST_DEVICE) && r->vtep.hi ? r->vtep.hi : ",
 			test: "TestNimitzPackets",
 			cases: both("b, the other tenant's arrives, TCP", "b, the other tenant's arrives, UDP",
 				"b, the other tenant's arrives, UDP without a checksum", "b, the other tenant's arrives, ICMP",

@@ -82,11 +82,19 @@ func unreachable() map[string]map[string]string {
 			`return verdict == TC_ACT_SHOT ? drop(skb, REASON_MALFORMED, j->hook) : verdict;`: within,
 			`return tunnel_pull(skb, t) ? REASON_MALFORMED : 0;`:                              within,
 		},
+		"hooks/uplink_class.h": {
+			`		return drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);`: "see internal/network/evpn/tables",
+		},
 		"net/nimitz/stages.h": {
 			`if (encap(skb, j, vtep))
 		return drop(skb, REASON_MALFORMED, j->hook);`: "the kernel takes every key and policy of the right size",
-			`|| set_both_macs(skb, mac_to(r)))
+			`|| set_route_macs(skb, j, r))
 		return drop(skb, REASON_MALFORMED, j->hook);`: within,
+			`if (bpf_skb_load_bytes(skb, 0, &to, ETH_ALEN))
+		return REASON_MALFORMED;`: within,
+			`		return REASON_MAC_MISMATCH;`: "only with tunnels over IPv4; see internal/network/evpn/tables",
+			`		return drop(skb, REASON_PEER_UNKNOWN, HOOK_TUNNEL); /* no network has tunnels over IPv4 */`: "a " +
+				"node without network evpn has no such prefix",
 			`if (!own)
 		return drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);`: verifier,
 		},

@@ -20,7 +20,9 @@ struct pkt_ctx {
 	__u32 translated;  /* 1: src is valid in the underlay */
 	__u32 why;	   /* reason of a drop that its sender may get an ICMP error about */
 	__u32 mtu;	   /* of the egress device, if the packet is too long for it */
-	__u64 remote_edge; /* the /64 of the other region's Edge Switch that sent it, or 0 */
+	__u64 remote_edge; /* the /64 of the other region's Edge Switch that sent it, or 0; over IPv4 see evpn_decap */
+	__u32 bridged;	   /* 1: in the tunnel it has the VNI of an Ethernet segment, so it was not routed */
+	__u32 zero;
 };
 
 /* parse_any parses a frame of either IP version and returns 0 or a reason. */

@@ -7,6 +7,7 @@
 #include "net/nimitz/gateway.h"
 #include "net/nimitz/icmp.h"
 #include "net/nimitz/policy.h"
+#include "net/nimitz/router.h"
 
 /* decap accepts packets that came by the uplink from the tunnel addresses of known nodes. The uplink's program marks
  * packets to this node's VTEP and drops those that claim this node as their source. Other interfaces drop tunnel
@@ -123,6 +124,12 @@ static __always_inline int encap(struct __sk_buff *skb, const struct pkt_ctx *j,
 	struct vxlan_metadata policy = {.gbp = j->identity};
 	struct addr own = {.hi = own_node, .lo = VTEP_HOST};
 
+	if (own_vtep4) {
+		key.remote_ipv4 = bpf_ntohl(ip4_unmapped(vtep));
+		key.local_ipv4 = bpf_ntohl(own_vtep4);
+		return bpf_skb_set_tunnel_key(skb, &key, sizeof(key), BPF_F_ZERO_CSUM_TX | BPF_F_DONT_FRAGMENT) ||
+		       bpf_skb_set_tunnel_opt(skb, &policy, sizeof(policy));
+	}
 	__builtin_memcpy(key.remote_ipv6, vtep, sizeof(*vtep));
 	__builtin_memcpy(key.local_ipv6, &own, sizeof(own));
 	return bpf_skb_set_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6) ||
@@ -140,7 +147,37 @@ static __always_inline int check_egress(struct __sk_buff *skb, struct pkt_ctx *j
 	if (fits)
 		return REASON_TOO_BIG;
 	j->mtu = 0;
-	return dec_ttl(skb, j);
+	return j->bridged ? 0 : dec_ttl(skb, j);
+}
+
+/* set_route_macs writes the MACs of a packet that leaves by a route. In a tunnel over IPv4, other speakers see them: a
+ * routed packet is from this node's router, a bridged one from the container. */
+static __always_inline int set_route_macs(struct __sk_buff *skb, const struct pkt_ctx *j, const struct route *r)
+{
+	__u64 macs[2] = {};
+
+	if (!own_vtep4 || r->port != PORT_VXLAN)
+		return set_both_macs(skb, mac_to(r));
+	macs[0] = mac_to(r);
+	if (j->bridged)
+		mac_of(device_of(skb), (__u8 *)&macs[1]);
+	else
+		macs[1] = router_mac(own_vtep4);
+	return bpf_skb_store_bytes(skb, 0, &macs[0], ETH_ALEN, 0) ||
+	       bpf_skb_store_bytes(skb, ETH_ALEN, &macs[1], ETH_ALEN, 0);
+}
+
+/* check_routed checks the inner frame of a tunnel over IPv4: it is for this node's router, which decrements the hop
+ * limit (RFC 9135 §4), or in the Ethernet segment for the container's own MAC. */
+static __always_inline int check_routed(struct __sk_buff *skb, const struct pkt_ctx *j, const struct route *r)
+{
+	__u64 to = 0;
+
+	if (bpf_skb_load_bytes(skb, 0, &to, ETH_ALEN))
+		return REASON_MALFORMED;
+	if (to != (j->bridged ? mac_to(r) : router_mac(own_vtep4)))
+		return REASON_MAC_MISMATCH;
+	return j->bridged ? 0 : dec_ttl(skb, j);
 }
 
 /* tunnel_xmit sends a packet to the node with a tunnel address. */
@@ -172,16 +209,27 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 	if (r->port == PORT_NONE)
 		return drop(skb, REASON_NO_ENDPOINT, j->hook);
 	/* Tunnel packets pass only between this region and another one, and packets from the gateway do not go back. */
-	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && in_base(&r->vtep) == !j->remote_edge) ||
+	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && (own_vtep4 || in_base(&r->vtep) == !j->remote_edge)) ||
 	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 	/* On the underlay an overlay address is unknown, or belongs to another host. */
 	if (r->port == PORT_GATEWAY && !j->translated)
 		return drop(skb, REASON_UNTRANSLATED, j->hook);
+	if (own_vtep4 && j->from == PORT_VXLAN) {
+		j->why = check_routed(skb, j, r);
+		if (j->why)
+			return TC_ACT_SHOT;
+	}
 	if (nimitz_policy(skb, p, j, &from, vni, r))
 		return TC_ACT_SHOT;
 	trace_pipeline(skb, j->vni);
 	if (r->port == PORT_VXLAN) {
+		if (own_vtep4) {
+			j->bridged = r->ifindex != 0;
+			j->vni = wire_vni(r, j->vni);
+			if (r->outside) /* identities mean nothing to other speakers */
+				j->identity = 0;
+		}
 		j->why = check_egress(skb, j, node->vxlan);
 		if (j->why)
 			return TC_ACT_SHOT;
@@ -189,7 +237,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 
 	if (is_any_error(p, j->family) && !quote_matches(skb, p, j, &from))
 		return drop(skb, REASON_ICMP_QUOTE, j->hook);
-	if ((is_translated(j) && translate(skb, p, j, &from)) || set_both_macs(skb, mac_to(r)))
+	if ((is_translated(j) && translate(skb, p, j, &from)) || set_route_macs(skb, j, r))
 		return drop(skb, REASON_MALFORMED, j->hook);
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
@@ -197,7 +245,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		int sent = 0;
 
 		vtep = r->vtep;
-		if (direct_port)
+		if (direct_port && !own_vtep4)
 			sent = direct_xmit(skb, j, &vtep, node->vxlan);
 		return sent ? sent : tunnel_xmit(skb, j, &vtep, node->vxlan);
 	}
@@ -252,7 +300,12 @@ static __always_inline int nimitz_decapped(struct __sk_buff *skb, struct pkt_ctx
 static __always_inline int nimitz_from_tunnel(struct __sk_buff *skb)
 {
 	struct pkt_ctx j = {.hook = HOOK_TUNNEL, .from = PORT_VXLAN};
+	struct bpf_tunnel_key key = {};
 
+	if (vtep4_mask && !bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0)) {
+		bpf_tail_call(skb, &pil_uplinks_v1, UPLINK_TUNNEL4);
+		return drop(skb, REASON_PEER_UNKNOWN, HOOK_TUNNEL); /* no network has tunnels over IPv4 */
+	}
 	return nimitz_decapped(skb, &j, decap(skb, &j));
 }
 

@@ -134,9 +134,9 @@ struct {
 struct route {
 	__u32 bits;
 	__u32 port;
-	__u32 ifindex;	  /* if the port is a container's */
+	__u32 ifindex;	  /* if the port is a container's; else see wire_vni */
 	__u32 outside;	  /* 1: the port is VXLAN and no container of the region is there */
-	struct addr vtep; /* if the port is VXLAN; see mac_to */
+	struct addr vtep; /* if the port is VXLAN; see mac_to and vtep4_of */
 };
 _Static_assert(sizeof(struct route) == 32, "no implicit padding");
 
@@ -149,11 +149,27 @@ static __always_inline __u64 mac_word(const __u8 *mac)
 	return word;
 }
 
+/* own_vtep4 is this node's tunnel address if the tunnels are over IPv4, in the programs of network evpn alone. Then a
+ * route to another VTEP has the MAC that the inner frame gets, and the VNI on the wire if that is not the packet's own:
+ * the frame then goes to a host in the tenant's Ethernet segment, and not to a router. */
+CONSTANT __be32 own_vtep4 = 0;
+
+static __always_inline __be32 vtep4_of(const struct route *r)
+{
+	return ip4_unmapped(&r->vtep);
+}
+
+/* wire_vni returns the VNI of a packet in the tunnel. */
+static __always_inline __u32 wire_vni(const struct route *r, __u32 vni)
+{
+	return own_vtep4 && r->ifindex ? r->ifindex : vni;
+}
+
 /* mac_to returns the MAC that a packet gets. If the port is a container's, vtep begins with its MAC, or with zeros if
  * that is container_mac. */
 static __always_inline __u64 mac_to(const struct route *r)
 {
-	return r->port < FIRST_DEVICE && r->vtep.hi ? r->vtep.hi : mac_word(container_mac);
+	return (own_vtep4 || r->port < FIRST_DEVICE) && r->vtep.hi ? r->vtep.hi : mac_word(container_mac);
 }
 
 struct {

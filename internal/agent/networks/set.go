@@ -132,9 +132,14 @@ func (s *Set) AddStatus(ctx context.Context, to *dpapi.Status) error {
 	})
 }
 
-// FollowMTU sets the MTU of every gateway.
+// FollowMTU sets the MTU of the networks' gateways and tunnels.
 func (s *Set) FollowMTU(mtu int) error {
-	return s.eachGateway(func(n network.GatewayProvider) error { return n.FollowMTU(mtu) })
+	return s.Each(func(_ string, n network.Network) error {
+		if follower, ok := n.(network.MTUFollower); ok {
+			return follower.FollowMTU(mtu)
+		}
+		return nil
+	})
 }
 
 // eachGateway calls do for each network that has a gateway to the underlay.

@@ -552,6 +552,7 @@ const (
 	PilasterVarNodeCookie          = "node_cookie"
 	PilasterVarNodeIfindex         = "node_ifindex"
 	PilasterVarOwnNode             = "own_node"
+	PilasterVarOwnVtep4            = "own_vtep4"
 	PilasterVarPacketMark          = "packet_mark"
 	PilasterVarPrivateMask         = "private_mask"
 	PilasterVarPrivatePrefix       = "private_prefix"
@@ -566,6 +567,7 @@ const (
 	PilasterVarUnusedWhyRequest    = "unused_why_request"
 	PilasterVarUplinkClasses       = "uplink_classes"
 	PilasterVarUplinkIfindex       = "uplink_ifindex"
+	PilasterVarUplinkVtep4         = "uplink_vtep4"
 	PilasterVarVtep4Mask           = "vtep4_mask"
 	PilasterVarVtep4Prefix         = "vtep4_prefix"
 )
@@ -696,6 +698,7 @@ type PilasterVariableSpecs struct {
 	NodeCookie         *ebpf.VariableSpec `ebpf:"node_cookie"`
 	NodeIfindex        *ebpf.VariableSpec `ebpf:"node_ifindex"`
 	OwnNode            *ebpf.VariableSpec `ebpf:"own_node"`
+	OwnVtep4           *ebpf.VariableSpec `ebpf:"own_vtep4"`
 	PacketMark         *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask        *ebpf.VariableSpec `ebpf:"private_mask"`
 	PrivatePrefix      *ebpf.VariableSpec `ebpf:"private_prefix"`
@@ -710,6 +713,7 @@ type PilasterVariableSpecs struct {
 	UnusedWhyRequest   *ebpf.VariableSpec `ebpf:"unused_why_request"`
 	UplinkClasses      *ebpf.VariableSpec `ebpf:"uplink_classes"`
 	UplinkIfindex      *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
+	UplinkVtep4        *ebpf.VariableSpec `ebpf:"uplink_vtep4"`
 	Vtep4Mask          *ebpf.VariableSpec `ebpf:"vtep4_mask"`
 	Vtep4Prefix        *ebpf.VariableSpec `ebpf:"vtep4_prefix"`
 }
@@ -833,6 +837,7 @@ type PilasterVariables struct {
 	NodeCookie         *ebpf.Variable `ebpf:"node_cookie"`
 	NodeIfindex        *ebpf.Variable `ebpf:"node_ifindex"`
 	OwnNode            *ebpf.Variable `ebpf:"own_node"`
+	OwnVtep4           *ebpf.Variable `ebpf:"own_vtep4"`
 	PacketMark         *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask        *ebpf.Variable `ebpf:"private_mask"`
 	PrivatePrefix      *ebpf.Variable `ebpf:"private_prefix"`
@@ -847,6 +852,7 @@ type PilasterVariables struct {
 	UnusedWhyRequest   *ebpf.Variable `ebpf:"unused_why_request"`
 	UplinkClasses      *ebpf.Variable `ebpf:"uplink_classes"`
 	UplinkIfindex      *ebpf.Variable `ebpf:"uplink_ifindex"`
+	UplinkVtep4        *ebpf.Variable `ebpf:"uplink_vtep4"`
 	Vtep4Mask          *ebpf.Variable `ebpf:"vtep4_mask"`
 	Vtep4Prefix        *ebpf.Variable `ebpf:"vtep4_prefix"`
 }

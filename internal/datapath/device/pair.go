@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 
 	"github.com/cilium/ebpf"
@@ -15,6 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // PairDevice is two connected devices, one of them on the node, with a program between them.
@@ -80,7 +82,7 @@ func (d PairDevice) create(r endpoint.Record, in *ContainerNS, mtu int) (_ endpo
 	name := host.DeviceName(r.ID)
 	node, container := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
 	node.Name, node.MTU, node.HardwareAddr = name, mtu, host.GatewayMAC
-	mac := address.MAC(d.Cluster, d.Plan.NodeNumber(d.NodePrefix), uint16(r.ID))
+	mac := d.macFor(r)
 	container.Name, container.MTU, container.HardwareAddr = r.Interface, mtu, mac
 	container.Namespace = netlink.NsFd(in.Netns.FD())
 	pair := d.link(node, container)
@@ -116,6 +118,21 @@ func (d PairDevice) create(r endpoint.Record, in *ContainerNS, mtu int) (_ endpo
 		return endpoint.Device{}, fmt.Errorf("host side: %w", err)
 	}
 	return r.Device, nil
+}
+
+// macFor returns the MAC of an endpoint's device. Where other speakers see it (tenant.Announced), it follows from the
+// address, so that it is the same on every node.
+func (d PairDevice) macFor(r endpoint.Record) net.HardwareAddr {
+	var announced netip.Addr
+	for _, a := range r.Attachments {
+		if tenant.NetworkHas(a.Network, tenant.Announced) && (!announced.IsValid() || a.Address.Is4()) {
+			announced = a.Address
+		}
+	}
+	if announced.IsValid() {
+		return address.SegmentMAC(announced)
+	}
+	return address.MAC(d.Cluster, d.Plan.NodeNumber(d.NodePrefix), uint16(r.ID))
 }
 
 func hasDevice(r endpoint.Record, err error) error {

@@ -126,6 +126,7 @@ const (
 	objectVarNodeIfindex         = "node_ifindex"
 	objectVarOwnLocator          = "own_locator"
 	objectVarOwnNode             = "own_node"
+	objectVarOwnVtep4            = "own_vtep4"
 	objectVarPacketMark          = "packet_mark"
 	objectVarPrivateMask         = "private_mask"
 	objectVarPrivatePrefix       = "private_prefix"
@@ -140,6 +141,7 @@ const (
 	objectVarUnusedPacketEvent   = "unused_packet_event"
 	objectVarUplinkClasses       = "uplink_classes"
 	objectVarUplinkIfindex       = "uplink_ifindex"
+	objectVarUplinkVtep4         = "uplink_vtep4"
 	objectVarVtep4Mask           = "vtep4_mask"
 	objectVarVtep4Prefix         = "vtep4_prefix"
 )
@@ -265,6 +267,7 @@ type objectVariableSpecs struct {
 	NodeIfindex       *ebpf.VariableSpec `ebpf:"node_ifindex"`
 	OwnLocator        *ebpf.VariableSpec `ebpf:"own_locator"`
 	OwnNode           *ebpf.VariableSpec `ebpf:"own_node"`
+	OwnVtep4          *ebpf.VariableSpec `ebpf:"own_vtep4"`
 	PacketMark        *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask       *ebpf.VariableSpec `ebpf:"private_mask"`
 	PrivatePrefix     *ebpf.VariableSpec `ebpf:"private_prefix"`
@@ -279,6 +282,7 @@ type objectVariableSpecs struct {
 	UnusedPacketEvent *ebpf.VariableSpec `ebpf:"unused_packet_event"`
 	UplinkClasses     *ebpf.VariableSpec `ebpf:"uplink_classes"`
 	UplinkIfindex     *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
+	UplinkVtep4       *ebpf.VariableSpec `ebpf:"uplink_vtep4"`
 	Vtep4Mask         *ebpf.VariableSpec `ebpf:"vtep4_mask"`
 	Vtep4Prefix       *ebpf.VariableSpec `ebpf:"vtep4_prefix"`
 }
@@ -417,6 +421,7 @@ type objectVariables struct {
 	NodeIfindex       *ebpf.Variable `ebpf:"node_ifindex"`
 	OwnLocator        *ebpf.Variable `ebpf:"own_locator"`
 	OwnNode           *ebpf.Variable `ebpf:"own_node"`
+	OwnVtep4          *ebpf.Variable `ebpf:"own_vtep4"`
 	PacketMark        *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask       *ebpf.Variable `ebpf:"private_mask"`
 	PrivatePrefix     *ebpf.Variable `ebpf:"private_prefix"`
@@ -431,6 +436,7 @@ type objectVariables struct {
 	UnusedPacketEvent *ebpf.Variable `ebpf:"unused_packet_event"`
 	UplinkClasses     *ebpf.Variable `ebpf:"uplink_classes"`
 	UplinkIfindex     *ebpf.Variable `ebpf:"uplink_ifindex"`
+	UplinkVtep4       *ebpf.Variable `ebpf:"uplink_vtep4"`
 	Vtep4Mask         *ebpf.Variable `ebpf:"vtep4_mask"`
 	Vtep4Prefix       *ebpf.Variable `ebpf:"vtep4_prefix"`
 }

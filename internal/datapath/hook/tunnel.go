@@ -100,6 +100,19 @@ func VtepAddress(node netip.Prefix) *netlink.Addr {
 	}
 }
 
+// AddTunnelAddress gives the node its IPv4 tunnel address.
+func (d *Hooks) AddTunnelAddress(a netip.Addr) error {
+	lo, err := d.Netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	own := &netlink.Addr{IPNet: host.HostNet(a), Scope: unix.RT_SCOPE_UNIVERSE}
+	if err := netns.Retry(func() error { return d.Netlink.AddrReplace(lo, own) }); err != nil {
+		return fmt.Errorf("give lo the tunnel address %v: %w", a, err)
+	}
+	return nil
+}
+
 // IsTunnel reports whether the link is our VXLAN device, not another device of that name.
 func IsTunnel(l netlink.Link) bool {
 	v, ok := l.(*netlink.Vxlan)
@@ -216,4 +229,5 @@ const (
 	UplinkGateway = uint32(0)
 	UplinkTunnel  = uint32(1)
 	UplinkILA     = uint32(2)
+	UplinkTunnel4 = uint32(3)
 )

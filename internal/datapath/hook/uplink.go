@@ -94,7 +94,7 @@ func (d *Hooks) AttachUplink() error {
 // AttachUplinkPrograms replaces the programs that those of the uplink hand packets of other networks to, where the
 // network has an object file of its own. Without the network its packets are dropped.
 func (d *Hooks) AttachUplinkPrograms() error {
-	for _, index := range []uint32{UplinkILA} {
+	for _, index := range []uint32{UplinkILA, UplinkTunnel4} {
 		var err error
 		if p := d.UplinkPrograms[index]; p != nil {
 			err = d.Objects.PilUplinksV1.Put(index, p)

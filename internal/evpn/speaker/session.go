@@ -19,6 +19,7 @@ type session struct {
 	reason   string    // why the session is down
 	excess   string    // the exceeded limit; empty while the peer may be up
 	restart  time.Time // with excess: when the peer is started again
+	synced   bool      // it has sent all of its routes since the speaker started
 	hidden   int       // routes that GoBGP keeps but does not report
 	flaps    uint64    // how often a session ended
 	excesses uint64
@@ -112,6 +113,9 @@ func (s *Speaker) onEndOfRIB(path *apiutil.Path, _ time.Time) {
 	defer s.mu.Unlock()
 	if path.Family == bgp.RF_EVPN {
 		s.table.EndOfRIB(path.PeerAddress)
+		if p := s.peers[path.PeerAddress]; p != nil && p.up {
+			p.synced = true
+		}
 		s.stream.Publish(s.table)
 	}
 }

@@ -62,6 +62,7 @@ type Speaker struct {
 	connected bool
 	expiry    *time.Timer
 
+	started    time.Time
 	announcing sync.Mutex // serializes Announce
 	running    sync.WaitGroup
 	background context.Context // of goroutines
@@ -85,7 +86,7 @@ func Start(ctx context.Context, c Config) (*Speaker, error) {
 		table:      evpn.NewTable(),
 		peers:      map[netip.Addr]*session{},
 		announced:  map[evpn.Key]evpn.Route{},
-		background: background, stop: stop,
+		background: background, stop: stop, started: time.Now(),
 	}
 	for _, p := range c.Peers {
 		s.peers[p.Addr] = &session{Peer: p, since: time.Now(), reason: "not connected yet"}
@@ -186,11 +187,40 @@ func (s *Speaker) NextSequence(vni uint32, mac evpn.MAC) uint32 {
 	return s.table.NextSequence(vni, mac)
 }
 
+// RecordsNow returns the records in order.
+func (s *Speaker) RecordsNow() []evpn.Record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.table.Records()
+}
+
 // Records returns the records in order, and a subscription to the changes after them.
 func (s *Speaker) Records() ([]evpn.Record, *evpn.Subscription) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.table.Records(), s.stream.Subscribe()
+}
+
+// State says how far the records can be relied on.
+type State struct {
+	AllUp    bool   // every peer is up and has sent all of its routes
+	Complete bool   // no record is missing because of the start: every peer has sent its routes, or is late
+	Flaps    uint64 // sessions that ended
+	Version  uint64 // of the records; it increases
+}
+
+// State returns the state of the records. A peer is late when its routes would have expired if it had been lost at the
+// start.
+func (s *Speaker) State() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	state := State{AllUp: true, Complete: true, Version: s.stream.Version()}
+	for _, p := range s.peers {
+		state.AllUp = state.AllUp && p.up && p.synced
+		state.Complete = state.Complete && (p.synced || time.Since(s.started) > s.config.Stale)
+		state.Flaps += p.flaps
+	}
+	return state
 }
 
 // Close ends the sessions. Peers delete the routes of this speaker.

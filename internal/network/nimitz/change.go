@@ -122,7 +122,7 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 		n.tenants[t.Name] = h
 	}
 	was := *h
-	h.set(t)
+	h.set(n.config.Underlay, t)
 	err := n.reconcile(ctx, h)
 	if errors.Is(err, endpoint.ErrExhausted) { // before the switch was changed
 		if *h = was; !known {
@@ -185,33 +185,34 @@ func (n *Network) Apply(ctx context.Context, name string, add, remove []network.
 		return err
 	}
 	var matches []any
+	for _, m := range slices.Concat(remove, add) {
+		matches = append(matches, h.remoteMatches(m.To)...)
+	}
 	for _, m := range remove {
 		delete(h.remote, m.To)
-		matches = append(matches, h.forwardMatch(m.To))
 	}
 	n.place(h, add)
 	for _, m := range add {
-		matches = append(matches, h.forwardMatch(m.To))
+		matches = append(matches, h.remoteMatches(m.To)...)
 	}
 	return n.change(ctx, h, matches)
 }
 
-// place stores the mappings to other nodes. This node's own come from its containers.
+// place stores the mappings to other places. This node's own come from its containers.
 func (n *Network) place(h *hosted, all []network.Mapping) {
 	for _, m := range all {
-		if m.Node != n.config.Node {
-			h.remote[m.To] = m.Node
+		if p, elsewhere := n.config.Underlay.Place(h.overlays, m); elsewhere {
+			h.remote[m.To] = p
 		} else {
 			delete(h.remote, m.To)
 		}
 	}
 }
 
-// check refuses mappings of prefixes that are not the tenant's, and to what is not a node. Tunnels end at the addresses
-// of nodes, so it refuses other next hops.
+// check refuses mappings that the underlay does not accept.
 func (n *Network) check(h *hosted, all []network.Mapping) error {
 	for _, m := range all {
-		if !h.has(m.To) || !n.config.Plan.ContainsNode(m.Node) || len(m.NextHops) > 0 {
+		if !n.config.Underlay.Accepts(h.overlays, m) {
 			return fmt.Errorf(
 				"tenant %s: a mapping of %v to node %v cannot be used; nothing was changed",
 				m.Tenant,
@@ -235,7 +236,7 @@ func (n *Network) Repair(ctx context.Context, _, found []endpoint.Record) error 
 	for _, r := range found {
 		h, ok := n.tenants[r.Tenant]
 		if !ok {
-			return fmt.Errorf("endpoint %d: tenant %s is not known to network %s", r.ID, r.Tenant, Name)
+			return fmt.Errorf("endpoint %d: tenant %s is not known to network %s", r.ID, r.Tenant, n.config.Name)
 		}
 		h.add(r)
 	}
@@ -257,10 +258,10 @@ func (n *Network) Run(ctx context.Context, log *slog.Logger) {
 	s, ok := n.config.Switch.(Forgetful)
 	for ok && s.Forgets(ctx) == nil {
 		if err := n.refill(ctx); err != nil {
-			log.Error("the switch of network nimitz lacks entries", "error", err)
+			log.Error("the switch lacks entries", "network", n.config.Name, "error", err)
 			continue
 		}
-		log.Warn("the switch of network nimitz restarted and has its entries again")
+		log.Warn("the switch restarted and has its entries again", "network", n.config.Name)
 	}
 }
 
@@ -300,7 +301,7 @@ func (n *Network) adopt(there []pipeline.Entry) {
 		if of == nil {
 			of = n.region
 		}
-		of.adopt(e)
+		of.adopt(n.config.Underlay, e)
 	}
 }
 

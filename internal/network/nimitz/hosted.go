@@ -15,11 +15,12 @@ import (
 type hosted struct {
 	name     string
 	vni      pipeline.VNI
+	segment  pipeline.VNI // of its Ethernet segment
 	overlays []netip.Prefix
 	here     map[netip.Addr]port
-	remote   map[netip.Prefix]netip.Prefix // by subnet or address on another node: that node
-	synced   bool                          // the cluster has sent all mappings
-	sealed   bool                          // its containers here may neither send nor receive
+	remote   map[netip.Prefix]Place // by subnet or address elsewhere
+	synced   bool                   // the cluster has sent all mappings
+	sealed   bool                   // its containers here may neither send nor receive
 
 	services  []tenant.Service
 	published []tenant.Publication
@@ -38,15 +39,16 @@ type port struct {
 func newHosted() *hosted {
 	return &hosted{
 		here:      map[netip.Addr]port{},
-		remote:    map[netip.Prefix]netip.Prefix{},
+		remote:    map[netip.Prefix]Place{},
 		beyond:    map[any]pipeline.Entry{},
 		installed: map[any]pipeline.Entry{},
 	}
 }
 
 // set stores the tenant's current state. The VNI is the tenant's oldest id, which stays when the tenant gets more ids.
-func (h *hosted) set(t tenant.Tenant) {
+func (h *hosted) set(u Underlay, t tenant.Tenant) {
 	h.name, h.vni, h.overlays = t.Name, pipeline.VNI(t.IDs[0].ID), nil
+	h.segment = u.Segment(h.vni)
 	for _, o := range t.Overlays {
 		h.overlays = append(h.overlays, o.CIDR)
 	}
@@ -106,7 +108,7 @@ func (h *hosted) allMatches() []any {
 		all = append(all, h.forwardMatch(cidr))
 	}
 	for to := range h.remote {
-		all = append(all, h.forwardMatch(to))
+		all = append(all, h.remoteMatches(to)...)
 	}
 	for a, p := range h.here {
 		all = append(all, senderMatch(p.Port, a), h.forwardMatch(host(a)))
@@ -135,6 +137,11 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 		if p, ok := h.here[m.Address]; ok && p.Port == m.Port && !h.sealed {
 			return pipeline.Sender{Port: p.Port, Address: m.Address, VNI: h.vni, Identity: uint16(p.app)}
 		}
+	case pipeline.Foreign:
+		if p := h.remote[m.Source]; p.Outside && m.Edge == host(p.VTEP) {
+			m.VNI = h.vni
+			return m
+		}
 	case pipeline.Forward:
 		if m.VNI != h.vni {
 			return nil // the entry of a former container
@@ -145,8 +152,11 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 			}
 			return m
 		}
-		if node, ok := h.remote[m.To]; ok {
-			m.Port, m.VTEP = pipeline.VXLAN, pipeline.VTEP(node)
+		if p, ok := h.remote[m.To]; ok {
+			m.Port, m.VTEP, m.MAC, m.Outside = pipeline.VXLAN, p.VTEP, p.MAC, p.Outside
+			if p.Bridged {
+				m.Wire = h.segment
+			}
 			return m
 		}
 		if slices.Contains(h.overlays, m.To) {
@@ -156,19 +166,40 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 	return nil
 }
 
-// has reports whether a prefix can be an allocation of the tenant's overlays.
-func (h *hosted) has(to netip.Prefix) bool {
-	return to == to.Masked() && slices.ContainsFunc(h.overlays, func(cidr netip.Prefix) bool {
+// accepted returns the VNIs in which packets from a place outside may come. A host of the segment may be behind a
+// router too.
+func (p Place) accepted(h *hosted) []pipeline.VNI {
+	if p.Bridged {
+		return []pipeline.VNI{h.vni, h.segment}
+	}
+	return []pipeline.VNI{h.vni}
+}
+
+// remoteMatches returns the matches of the entries of a prefix elsewhere, as it is known at the moment.
+func (h *hosted) remoteMatches(to netip.Prefix) []any {
+	all := []any{h.forwardMatch(to)}
+	if p := h.remote[to]; p.Outside {
+		for _, vni := range p.accepted(h) {
+			all = append(all, pipeline.Foreign{Edge: host(p.VTEP), Theirs: vni, Source: to}.Match())
+		}
+	}
+	return all
+}
+
+// Allocated reports whether a prefix can be an allocation of these overlays.
+func Allocated(overlays []netip.Prefix, to netip.Prefix) bool {
+	return to == to.Masked() && slices.ContainsFunc(overlays, func(cidr netip.Prefix) bool {
 		return cidr.Contains(to.Addr()) && to.Bits() > cidr.Bits()
 	})
 }
 
 // adopt takes over an entry of the switch until the cluster sends mappings.
-func (h *hosted) adopt(e pipeline.Entry) {
+func (h *hosted) adopt(u Underlay, e pipeline.Entry) {
 	h.installed[e.Match()] = e
-	if f, ok := e.(pipeline.Forward); ok && f.Port == pipeline.VXLAN && !h.synced && h.has(f.To) &&
-		pipeline.IsVTEP(f.VTEP) {
-		h.remote[f.To] = netip.PrefixFrom(f.VTEP, address.NodeBits).Masked()
+	if f, ok := e.(pipeline.Forward); ok && f.Port == pipeline.VXLAN && !h.synced {
+		if p, valid := u.Adopt(h.overlays, f); valid {
+			h.remote[f.To] = p
+		}
 	}
 }
 

@@ -23,6 +23,8 @@ const DefaultMaxMappings = 65536
 
 // Config configures a Network.
 type Config struct {
+	Name        string // of the network; empty means Name
+	Underlay    Underlay
 	Plan        address.Plan
 	Node        netip.Prefix // this node's /64
 	Indexes     network.Indexes
@@ -61,7 +63,10 @@ var (
 
 // New returns the network of a node. It changes nothing in the switch before Repair.
 func New(c Config) *Network {
-	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
+	c.MaxMappings, c.Name = cmp.Or(c.MaxMappings, DefaultMaxMappings), cmp.Or(c.Name, Name)
+	if c.Underlay == nil {
+		c.Underlay = region{c.Plan, c.Node}
+	}
 	return &Network{config: c, tenants: map[string]*hosted{}, sealed: map[string]bool{}, region: newHosted()}
 }
 
@@ -146,7 +151,7 @@ func (n *Network) allocateFromSubnets(ctx context.Context, t tenant.Tenant,
 			return all, fmt.Errorf("tenant %s subnet %v: %w%s", t.Name, subnet, err, hint)
 		}
 		addr, _ := endpoint.AddressIn(subnet, i)
-		all = append(all, attachment(addr, subnet))
+		all = append(all, n.attachment(addr, subnet))
 	}
 	return all, nil
 }
@@ -158,7 +163,7 @@ func (n *Network) allocate(
 ) (all []endpoint.Attachment, err error) {
 	addrs, err := n.config.Cluster.Allocate(ctx, t.Name, clusterKey(r), 0)
 	for _, addr := range addrs {
-		all = append(all, attachment(addr, netip.Prefix{}))
+		all = append(all, n.attachment(addr, netip.Prefix{}))
 	}
 	return all, err
 }
@@ -166,13 +171,13 @@ func (n *Network) allocate(
 // clusterKey identifies an endpoint's addresses in the cluster.
 func clusterKey(r endpoint.Record) string { return r.ContainerID + "/" + r.Interface }
 
-func attachment(addr netip.Addr, subnet netip.Prefix) endpoint.Attachment {
+func (n *Network) attachment(addr netip.Addr, subnet netip.Prefix) endpoint.Attachment {
 	all := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	if addr.Is4() {
 		all = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	}
 	return endpoint.Attachment{
-		Network: Name, Address: addr, Gateway: gateways[addr.Is4()], Routes: []netip.Prefix{all}, Subnet: subnet,
+		Network: n.config.Name, Address: addr, Gateway: gateways[addr.Is4()], Routes: []netip.Prefix{all}, Subnet: subnet,
 		Overhead: pipeline.Overhead,
 	}
 }
@@ -213,7 +218,7 @@ func (n *Network) Validate(r endpoint.Record) error {
 	for _, a := range r.Attachments {
 		_, i, drawn := r.AllocatedIndex(a)
 		if a.Plaintext.IsValid() || a.Gateway != gateways[a.Address.Is4()] || drawn && i == 0 {
-			return fmt.Errorf("attachment %+v is none of network %s", a, Name)
+			return fmt.Errorf("attachment %+v is none of network %s", a, n.config.Name)
 		}
 	}
 	return nil
@@ -230,7 +235,7 @@ func (n *Network) Activate(ctx context.Context, r endpoint.Record) error {
 	defer n.mu.Unlock()
 	h, ok := n.tenants[r.Tenant]
 	if !ok {
-		return fmt.Errorf("endpoint %d: tenant %s is not known to network %s", r.ID, r.Tenant, Name)
+		return fmt.Errorf("endpoint %d: tenant %s is not known to network %s", r.ID, r.Tenant, n.config.Name)
 	}
 	if err := n.config.Switch.Plug(ctx, pipeline.Port(r.ID), deviceOf(r)); err != nil {
 		return fmt.Errorf("endpoint %d: %w", r.ID, err)
@@ -266,7 +271,7 @@ func (n *Network) Check(ctx context.Context, r endpoint.Record) error {
 	defer n.mu.Unlock()
 	h, ok := n.tenants[r.Tenant]
 	if !ok {
-		return fmt.Errorf("endpoint %d: tenant %s is not known to network %s", r.ID, r.Tenant, Name)
+		return fmt.Errorf("endpoint %d: tenant %s is not known to network %s", r.ID, r.Tenant, n.config.Name)
 	}
 	var wanted []pipeline.Entry
 	for _, match := range append(h.matches(r), h.translations(r)...) {
@@ -275,7 +280,7 @@ func (n *Network) Check(ctx context.Context, r endpoint.Record) error {
 			continue
 		}
 		if want == nil {
-			return fmt.Errorf("endpoint %d: network %s has no entry for %v", r.ID, Name, match)
+			return fmt.Errorf("endpoint %d: network %s has no entry for %v", r.ID, n.config.Name, match)
 		}
 		wanted = append(wanted, want)
 	}
@@ -345,7 +350,7 @@ func (n *Network) Entries(ctx context.Context) ([]network.Entries, error) {
 	counts := pipeline.Count(there)
 	var all []network.Entries
 	for _, s := range pipeline.Stages {
-		e := network.Entries{Table: Name + "-" + s.String(), Used: counts[s]}
+		e := network.Entries{Table: n.config.Name + "-" + s.String(), Used: counts[s]}
 		if s == pipeline.Forwarding {
 			e.Capacity = n.config.MaxMappings
 		}

@@ -126,8 +126,10 @@ func (n *Network) client(node netip.Prefix) netip.Prefix {
 // renewRegion computes the wanted entries that belong to no tenant: the peers.
 func (n *Network) renewRegion() {
 	clear(n.region.beyond)
-	peer := pipeline.Peer{Nodes: n.config.Plan.Base}
-	n.region.beyond[peer.Match()] = peer
+	if nodes := n.config.Underlay.Peers(); nodes.IsValid() {
+		peer := pipeline.Peer{Nodes: nodes}
+		n.region.beyond[peer.Match()] = peer
+	}
 	for _, h := range n.tenants {
 		for _, e := range h.beyond {
 			if e, is := e.(pipeline.Foreign); is {

@@ -120,11 +120,12 @@ func TestDerive(t *testing.T) {
 		t.Errorf("skipped: %v", d.skipped)
 	}
 	shop := d.own[1]
-	if shop.Tenant.Number != 7 || shop.Tenant.VNI != 7 || shop.Tenant.L3VNI != 7|1<<23 || len(shop.Tenant.Allow) != 2 {
+	if shop.Tenant.Number != 7 || shop.Tenant.L3VNI != 7 || shop.Tenant.VNI != 7|1<<23 || len(shop.Tenant.Allow) != 2 {
 		t.Errorf("tenant: %+v", shop.Tenant)
 	}
 	first := shop.Containers[0]
-	if first.MAC != evpn.ContainerMAC(true, 6) || len(first.Addrs) != 2 || first.Node.VTEP.String() != "10.1.0.1" {
+	if first.MAC != evpn.ContainerMAC(netip.MustParseAddr("10.0.0.6")) || len(first.Addrs) != 2 ||
+		first.Node.VTEP.String() != "10.1.0.1" {
 		t.Errorf("container with two addresses: %+v", first)
 	}
 	if last := shop.Containers[2]; last.MAC.String() != "02:00:00:00:01:08" || last.Sequence != 5 {
@@ -195,17 +196,53 @@ func TestMapping(t *testing.T) {
 		Tenant:    "shop", VTEP: netip.MustParseAddr("10.2.0.7"), HostMAC: evpn.MAC{2, 1},
 		RouterMAC: evpn.MAC{2, 2}, Sequence: 4,
 	}
-	m := Mapping(r)
+	own := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}
+	m := Mapping(r, own)
 	if m.Tenant != "shop" || m.To != "10.0.2.7/32" || m.NextHops[0] != "10.2.0.7" || m.Mac != "02:01:00:00:00:00" ||
 		m.Sequence != 4 || m.Origin != Origin {
 		t.Errorf("host: %v", m)
 	}
+	if m := Mapping(r, nil); m != nil {
+		t.Errorf("host of another subnet without an L3 VNI: %v", m)
+	}
+	r.L3VNI = 8
+	if m := Mapping(r, nil); m.Mac != "02:02:00:00:00:00" {
+		t.Errorf("host of another subnet: %v", m)
+	}
 	r.Kind = evpn.RecordPrefix
-	if m := Mapping(r); m.Mac != "02:02:00:00:00:00" {
+	if m := Mapping(r, own); m.Mac != "02:02:00:00:00:00" {
 		t.Errorf("prefix: %v", m)
 	}
 	r.Kind = evpn.RecordMAC
-	if m := Mapping(r); m != nil {
+	if m := Mapping(r, own); m != nil {
 		t.Errorf("MAC: %v", m)
+	}
+}
+
+// The store gets what is new or different, and loses what is gone; allocations of the cluster stay.
+func TestImportChanges(t *testing.T) {
+	mapping := func(to, hop, origin string) *pilasterv1.Mapping {
+		return &pilasterv1.Mapping{Tenant: "shop", To: to, NextHops: []string{hop}, Origin: origin}
+	}
+	is := []cache.Placement{{
+		Tenant: &pilasterv1.Tenant{Name: "shop"},
+		Mappings: []*pilasterv1.Mapping{
+			mapping("10.0.0.2/32", "", ""), mapping("10.0.0.3/32", "10.2.0.7", Origin),
+			mapping("10.0.0.4/32", "10.2.0.7", Origin), mapping("10.0.0.5/32", "10.2.0.7", Origin),
+		},
+	}}
+	wanted := map[mappingName]*pilasterv1.Mapping{}
+	for _, m := range []*pilasterv1.Mapping{
+		mapping("10.0.0.2/32", "10.2.0.7", Origin), mapping("10.0.0.3/32", "10.2.0.7", Origin),
+		mapping("10.0.0.4/32", "10.2.0.8", Origin), mapping("10.0.0.6/32", "10.2.0.7", Origin),
+	} {
+		wanted[nameOf(m)] = m
+	}
+	put, remove := importChanges(is, wanted)
+	if len(put) != 2 || put[0].To != "10.0.0.4/32" || put[0].NextHops[0] != "10.2.0.8" || put[1].To != "10.0.0.6/32" {
+		t.Errorf("put %v", put)
+	}
+	if len(remove) != 1 || remove[0].To != "10.0.0.5/32" {
+		t.Errorf("removed %v", remove)
 	}
 }

@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -26,6 +27,7 @@ type Control struct {
 	store   *store.Store
 	log     *slog.Logger
 	speaker *speaker.Speaker
+	self    string // identifies this orchestrator
 
 	announced map[string]bool // containers, by name; only Run uses it
 	settings  evpn.Settings   // of the speaker; only Run uses it
@@ -57,7 +59,7 @@ func Start(ctx context.Context, c Config, s *store.Store, m *cache.Cache, identi
 		return nil, err
 	}
 	return &Control{
-		config: c, plan: s.Cluster().Plan, cache: m, store: s, log: log, speaker: is,
+		config: c, plan: s.Cluster().Plan, cache: m, store: s, log: log, speaker: is, self: m.Self,
 		announced: map[string]bool{},
 	}, nil
 }
@@ -65,6 +67,9 @@ func Start(ctx context.Context, c Config, s *store.Store, m *cache.Cache, identi
 // Run announces the cluster's routes, and again after each change, until ctx ends.
 func (c *Control) Run(ctx context.Context) {
 	defer c.speaker.Close()
+	var imports sync.WaitGroup
+	defer imports.Wait()
+	imports.Go(func() { c.runImports(ctx) })
 	last := int64(0)
 	for c.cache.Await(ctx, func() bool { return c.cache.Revision > last }) == nil {
 		began := time.Now()
@@ -92,12 +97,12 @@ func (c *Control) announce(ctx context.Context, tenants []cache.Placement) error
 		settings.Tenants = append(settings.Tenants, o.Tenant)
 	}
 	err := c.configure(settings)
-	raised := false
 	if err == nil {
-		raised, err = c.raiseSequences(ctx, d)
-	}
-	if err == nil && !raised { // a raised sequence is a change of the store, and so of the cache
-		if err = c.speaker.Announce(ctx, d.own); err == nil {
+		// A raised sequence is a change of the store, and so of the cache: the next run announces it. Until then the
+		// containers concerned are not announced, and all others are.
+		raised, failed := c.raiseSequences(ctx, d)
+		d.without(raised)
+		if err = errors.Join(failed, c.speaker.Announce(ctx, d.own)); err == nil {
 			c.announced = d.names()
 		}
 	}
@@ -121,23 +126,25 @@ func (c *Control) configure(s evpn.Settings) error {
 
 // raiseSequences gives a container that appears while others announce its MAC the next mobility sequence. All
 // orchestrators do so, and the store keeps the highest. Containers that were there before keep theirs: then others have
-// moved the MAC away, or claim it wrongly.
-func (c *Control) raiseSequences(ctx context.Context, d derivation) (raised bool, err error) {
+// moved the MAC away, or claim it wrongly. It returns the names of those that must not be announced yet.
+func (c *Control) raiseSequences(ctx context.Context, d derivation) (raised map[string]bool, err error) {
+	raised = map[string]bool{}
 	for _, p := range d.moved {
 		next := c.speaker.NextSequence(p.vni, p.mac)
 		if c.announced[p.name()] || uint64(next) <= p.mapping.Sequence {
 			continue
 		}
-		to, err := netip.ParsePrefix(p.mapping.To)
-		if err != nil {
+		to, invalid := netip.ParsePrefix(p.mapping.To)
+		if invalid != nil {
 			continue
 		}
-		if err := c.store.RaiseSequence(ctx, p.mapping.Tenant, to, uint64(next)); err != nil {
-			return raised, fmt.Errorf("record sequence %d of %s of tenant %s: %w", next, to, p.mapping.Tenant, err)
+		raised[p.name()] = true
+		if failed := c.store.RaiseSequence(ctx, p.mapping.Tenant, to, uint64(next)); failed != nil {
+			failed = fmt.Errorf("record sequence %d of %s of tenant %s: %w", next, to, p.mapping.Tenant, failed)
+			err = errors.Join(err, failed)
 		}
-		raised = true
 	}
-	return raised, nil
+	return raised, err
 }
 
 // Records returns the imported records in order, and a subscription to the changes after them.

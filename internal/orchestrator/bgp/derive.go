@@ -15,12 +15,6 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// l3 is added to a tenant's VNI for its routed traffic. The VNI is its id, which is at most maxID.
-const (
-	l3    = 1 << 23
-	maxID = math.MaxUint16
-)
-
 // derivation is what follows from the store.
 type derivation struct {
 	own     []evpn.Own
@@ -33,6 +27,27 @@ type placed struct {
 	mapping *pilasterv1.Mapping
 	vni     uint32
 	mac     evpn.MAC
+}
+
+// without removes containers, by name.
+func (d *derivation) without(names map[string]bool) {
+	if len(names) == 0 {
+		return
+	}
+	macs := map[uint32]map[evpn.MAC]bool{}
+	d.moved = slices.DeleteFunc(d.moved, func(p placed) bool {
+		if names[p.name()] {
+			if macs[p.vni] == nil {
+				macs[p.vni] = map[evpn.MAC]bool{}
+			}
+			macs[p.vni][p.mac] = true
+		}
+		return names[p.name()]
+	})
+	for i := range d.own {
+		o := &d.own[i]
+		o.Containers = slices.DeleteFunc(o.Containers, func(c evpn.Container) bool { return macs[o.Tenant.VNI][c.MAC] })
+	}
 }
 
 func (p placed) name() string { return p.mapping.Tenant + " " + p.mapping.To }
@@ -79,11 +94,13 @@ func (c Config) tenant(t *pilasterv1.Tenant) (own evpn.Own, err error) {
 	if err != nil {
 		return own, err
 	}
-	if len(t.Ids) == 0 || t.Ids[0].Id > maxID {
-		return own, fmt.Errorf("its id is above %d, and does not fit into a route distinguisher", maxID)
+	if len(t.Ids) == 0 || t.Ids[0].Id > evpn.MaxTenantID {
+		return own, fmt.Errorf("its id is above %d, and does not fit into a route distinguisher", evpn.MaxTenantID)
 	}
 	id := t.Ids[0].Id
-	own.Tenant = evpn.Tenant{Name: t.Name, Number: uint16(id), VNI: id, L3VNI: l3 | id, Allow: c.Allow[t.Name]}
+	own.Tenant = evpn.Tenant{
+		Name: t.Name, Number: uint16(id), VNI: evpn.SegmentVNI(id), L3VNI: id, Allow: c.Allow[t.Name],
+	}
 	for _, o := range overlays {
 		own.Tenant.CIDRs = append(own.Tenant.CIDRs, o.CIDR)
 	}
@@ -142,8 +159,7 @@ func container(overlays []tenant.Overlay, of []*pilasterv1.Mapping) (c evpn.Cont
 		if err != nil {
 			continue
 		}
-		i := slices.IndexFunc(overlays, func(o tenant.Overlay) bool { return o.CIDR.Contains(to.Addr()) })
-		if i < 0 {
+		if !slices.ContainsFunc(overlays, func(o tenant.Overlay) bool { return o.CIDR.Contains(to.Addr()) }) {
 			continue
 		}
 		c.Addrs = append(c.Addrs, to.Addr())
@@ -152,8 +168,8 @@ func container(overlays []tenant.Overlay, of []*pilasterv1.Mapping) (c evpn.Cont
 			c.MAC = mac
 		}
 		// A container's IPv4 address decides before its IPv6 address does.
-		if n, _ := overlays[i].Contains(to); c.MAC == (evpn.MAC{}) || m.Mac == "" && to.Addr().Is4() {
-			c.MAC = evpn.ContainerMAC(to.Addr().Is4(), uint32(n))
+		if c.MAC == (evpn.MAC{}) || m.Mac == "" && to.Addr().Is4() {
+			c.MAC = evpn.ContainerMAC(to.Addr())
 		}
 	}
 	return c, len(c.Addrs) > 0

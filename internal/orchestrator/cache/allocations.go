@@ -162,7 +162,10 @@ func (g allocations) counted(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	if of == nil {
 		return t
 	}
-	for to := range of.mappings {
+	for to, is := range of.mappings {
+		if is.Origin != "" { // not the cluster's
+			continue
+		}
 		prefix, err := netip.ParsePrefix(to)
 		for _, o := range t.Overlays {
 			if cidr, wrong := netip.ParsePrefix(o.Cidr); err == nil && wrong == nil && cidr.Contains(prefix.Addr()) {

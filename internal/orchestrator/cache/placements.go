@@ -36,3 +36,10 @@ func (m *Cache) Placements(on func(network string) bool) (all []Placement, revis
 	}
 	return all, m.Revision
 }
+
+// CurrentRevision returns the revision of the cache.
+func (m *Cache) CurrentRevision() int64 {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	return m.Revision
+}

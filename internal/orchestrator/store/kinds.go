@@ -90,6 +90,7 @@ var kinds = []kind{
 		return Event{Session: &NodeSession{name, parseSession(string(kv.Value))}}, nil
 	}},
 	{dir: dirQuarantine, leased: true},
+	{dir: dirImporter, leased: true},
 }
 
 // kindOf returns the kind of a key and the rest of the key; the zero kind for other keys.

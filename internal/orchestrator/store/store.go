@@ -29,6 +29,7 @@ const (
 	dirHosting       = root + "hosting/"
 	dirSessions      = root + "sessions/"
 	dirMappings      = root + "mappings/"
+	dirImporter      = root + "importer/" // the orchestrator that writes imported mappings
 	dirAllocations   = root + "given/"
 	dirAddressKeys   = root + "address-keys/"
 	dirQuarantine    = root + "resting/"

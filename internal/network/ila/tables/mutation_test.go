@@ -94,7 +94,7 @@ func TestMutations(t *testing.T) {
 			"sir, from an unknown container"}},
 		{address, "a->hi == sir_prefix ? a->lo : 0", "a->lo",
 			[]string{"sir, from an identifier of another prefix", "sir, from a locator"}},
-		{stages, "source_stays ? key->src : to_wire", "0 ? key->src : to_wire", []string{"sir, to the fabric"}},
+		{stages, "source_stays ? key->src : to_wire(key->src.lo", "0 ? key->src : to_wire(key->src.lo", []string{"sir, to the fabric"}},
 		{stages, "!source_stays && !ila_check", "!ila_check", []string{"sir, UDP",
 			"sir, UDP again, by a known flow", "sir, error of a container"}},
 	} {

@@ -77,7 +77,7 @@ type Sender struct {
 // (§3.1, cross-region traffic). The Edge Switch sends with the VNI that the tenant has there, and only these sources
 // are accepted. The identities in these packets are the other region's, so they mean nothing here.
 type Foreign struct {
-	Edge   netip.Prefix // the /64 of the other region's Edge Switch
+	Edge   netip.Prefix // the /64 of the other region's Edge Switch, or the IPv4 address of another speaker's VTEP
 	Theirs VNI
 	Source netip.Prefix
 	VNI    VNI // the tenant's VNI here
@@ -120,7 +120,10 @@ type Forward struct {
 	// applies the policies of such packets, because the other node does not
 	Outside bool
 
-	MAC MAC // of the container, where the port is one
+	// of the container, where the port is one; of the router or host there, where the VTEP is an IPv4 address
+	MAC MAC
+	// where the VTEP is an IPv4 address: the VNI on the wire, if not the packet's own
+	Wire VNI
 }
 
 func (Peer) Stage() Stage       { return Decap }
@@ -161,6 +164,12 @@ func (e Forward) String() string {
 		to = "no port"
 	case VXLAN:
 		to = fmt.Sprintf("node at %v", e.VTEP)
+		if e.VTEP.Is4() {
+			to = fmt.Sprintf("VTEP %v with MAC %v", e.VTEP, e.MAC)
+		}
+		if e.Wire != 0 {
+			to += fmt.Sprintf(" in VNI %d", e.Wire)
+		}
 		if e.Outside {
 			to = "outside, by the " + to
 		}

@@ -1,0 +1,257 @@
+// Package evpn_test tests tenants of network evpn in a lab (EV1): containers of two tenants with the same addresses,
+// beside a router with FRR, whose hosts are in a tenant's Ethernet segment and behind the router.
+package evpn_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/modules"
+	"pilaster.io/pilaster/internal/modules/evpn"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+const (
+	pool     = "10.71.0.0/16"
+	ourASN   = 65001
+	patience = 90 * time.Second // for what takes a second on an idle machine
+	stale    = 6 * time.Second
+)
+
+var spec = lab.Spec{
+	Nodes:   []string{"n1", "n2"},
+	LabKeys: modules.LabKeys{Pool: evpn.Pool{EVPN: pool}},
+	Tenants: []lab.Tenant{
+		{Name: "bronze", Network: tenant.EVPN, NoNodeCIDRs: true, CIDRs: prefixes("10.0.0.0/16", "fd12::/48")},
+		{Name: "brass", Network: tenant.EVPN, CIDRs: prefixes("10.0.0.0/16")},
+		{Name: "green"},
+	},
+	Containers: []lab.Container{
+		{Name: "c1", Node: "n1", Tenant: "bronze"}, {Name: "c2", Node: "n2", Tenant: "bronze"},
+		{Name: "c3", Node: "n1", Tenant: "bronze"}, {Name: "d1", Node: "n1", Tenant: "brass"},
+		{Name: "d2", Node: "n2", Tenant: "brass"}, {Name: "g1", Node: "n1", Tenant: "green"},
+	},
+}
+
+func prefixes(texts ...string) (all []netip.Prefix) {
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func writeSysctl(name, value string) error {
+	return os.WriteFile("/proc/sys/net/"+name, []byte(value), 0)
+}
+
+type bed struct {
+	*lab.Lab
+	*testing.T
+	id uint32 // of tenant bronze
+}
+
+// bgpArguments are the orchestrator's.
+func bgpArguments(o *lab.Options) {
+	o.OrchestratorArgs = append(o.OrchestratorArgs,
+		"--evpn-peer", fmt.Sprintf("%s=%d", frrAddress, frrASN), "--evpn-asn", fmt.Sprint(ourASN),
+		"--evpn-vtep-pool", pool, "--evpn-allow-vtep", frrVTEPs, "--evpn-allow", "bronze=172.20.0.0/16", "--evpn-stale", stale.String())
+}
+
+func newBed(t *testing.T) bed {
+	t.Helper()
+	b := bed{Lab: labtest.New(t, spec, bgpArguments), T: t}
+	resp, err := b.OperatorOf("").ListTenants(t.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+	must(t, err)
+	for _, is := range resp.Msg.Tenants {
+		if is.Name == "bronze" {
+			b.id = is.Ids[0].Id
+		}
+	}
+	return b
+}
+
+// isolated pings from every container to every container.
+func (b bed) isolated(when string) {
+	b.Helper()
+	echoes, err := b.PingAll(labtest.Context(b.T), packet.PingOptions{Timeout: 300 * time.Millisecond})
+	must(b.T, err)
+	for _, e := range echoes {
+		if must, err := b.MustReach(e.From, e.To); err != nil || must != e.Reached() {
+			b.Errorf("%s: %s reaches %s: got %v, want %v (%v)", when, e.From, e.To, e.Reached(), must, err)
+		}
+	}
+}
+
+// pings reports whether one of three echo requests from a namespace is answered.
+func pings(ns *netns.Namespace, to string) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	few := packet.PingOptions{Count: 3, Timeout: 300 * time.Millisecond}
+	r, err := packet.Ping(ctx, ns, netip.MustParseAddr(to), few)
+	return err == nil && r.Received > 0
+}
+
+func (b bed) reaches(container, to string) bool {
+	ns, err := b.Namespace(container)
+	must(b.T, err)
+	defer ns.Close()
+	return pings(ns, to)
+}
+
+func (b bed) address(name string) string {
+	b.Helper()
+	c, err := b.Container(name)
+	must(b.T, err)
+	return c.Address.String()
+}
+
+// TestTenants has one lab for all tests, because most of them change nothing.
+func TestTenants(t *testing.T) {
+	b := newBed(t)
+	b.isolated("at first")
+	n := newFRRNode(t, b.Lab, b.id, orchestrator)
+	t.Run("both ways", func(t *testing.T) { b.with(t).bothWays(n) })
+	t.Run("other tenant", func(t *testing.T) { b.with(t).otherTenant(n) })
+	t.Run("withdrawal", func(t *testing.T) { b.with(t).withdrawn(n) })
+	t.Run("stale", func(t *testing.T) { b.with(t).lost(n) })
+}
+
+// orchestrator is the address of the lab's orchestrator.
+const orchestrator = "2001:db8:70::2"
+
+func (b bed) with(t *testing.T) bed { return bed{b.Lab, t, b.id} }
+
+// bothWays sends to and from the hosts of FRR's kernel.
+func (b bed) bothWays(n *frrNode) {
+	c1, c2 := b.address("c1"), b.address("c2")
+	pings(n.switched, segmentSide) // so that FRR knows the host
+	for _, c := range []string{"c1", "c2"} {
+		until(b.T, c+" reaches the routed host", func() bool { return b.reaches(c, routedHost) })
+		until(b.T, c+" reaches the switched host", func() bool { return b.reaches(c, switchedHost) })
+	}
+	for _, to := range []string{c1, c2} {
+		until(b.T, "the routed host reaches "+to, func() bool { return pings(n.routed, to) })
+		until(b.T, "the switched host reaches "+to, func() bool { return pings(n.switched, to) })
+	}
+}
+
+// otherTenant checks that a tenant with the same addresses reaches none of the hosts.
+func (b bed) otherTenant(*frrNode) {
+	for _, to := range []string{routedHost, switchedHost} {
+		if b.reaches("d1", to) || b.reaches("g1", to) {
+			b.Errorf("a container of another tenant reaches %s", to)
+		}
+	}
+	b.isolated("with a router")
+}
+
+// withdrawn has FRR withdraw a prefix and announce it again.
+func (b bed) withdrawn(n *frrNode) {
+	family := []string{"configure terminal", fmt.Sprintf("router bgp %d", frrASN), "address-family ipv4 unicast"}
+	n.Run(append(family, "no network "+routed)...)
+	until(b.T, "without the routed host", func() bool { return !b.reaches("c1", routedHost) })
+	n.Run(append(family, "network "+routed)...)
+	until(b.T, "with the routed host again", func() bool { return b.reaches("c1", routedHost) })
+}
+
+// lost kills FRR's bgpd. Its zebra then removes FRR's routes to us, but its kernel still forwards what we send, which
+// we do for --evpn-stale, without a gap.
+func (b bed) lost(n *frrNode) {
+	arrived := make(chan int, 1<<16)
+	closed := b.receive(n.routed, arrived)
+	defer closed()
+	stop := b.send("c1", routedHost)
+	defer stop()
+	first := <-arrived
+	began := time.Now()
+	n.Kill("bgpd")
+	last, at := first, began
+	for end := time.Now().Add(patience); time.Since(at) < 2*time.Second && time.Now().Before(end); {
+		select {
+		case number := <-arrived:
+			if number != last+1 {
+				b.Errorf("datagram %d came after %d, %v after the loss of the peer", number, last, time.Since(began))
+			}
+			last, at = number, time.Now()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	if took := at.Sub(began); took < stale || took > patience/2 {
+		b.Errorf("the routes of a lost peer went after %v, want %v or little more", took, stale)
+	}
+	n.Start("bgpd")
+	until(b.T, "with the routed host after FRR's restart", func() bool { return b.reaches("c1", routedHost) })
+	until(b.T, "with the switched host after FRR's restart", func() bool { return b.reaches("c1", switchedHost) })
+}
+
+const datagramPort = 7
+
+// receive passes on the numbers of datagrams that arrive in a namespace.
+func (b bed) receive(ns *netns.Namespace, arrived chan<- int) (closed func()) {
+	var conn net.PacketConn
+	must(b.T, ns.Do(func() (err error) {
+		conn, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", datagramPort))
+		return err
+	}))
+	var done sync.WaitGroup
+	done.Go(func() {
+		for buffer := make([]byte, 64); ; {
+			n, _, err := conn.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			if number, err := strconv.Atoi(string(buffer[:n])); err == nil {
+				arrived <- number
+			}
+		}
+	})
+	return func() { conn.Close(); done.Wait() }
+}
+
+// send sends numbered datagrams from a container until stop is called.
+func (b bed) send(container, to string) (stop func()) {
+	ns, err := b.Namespace(container)
+	must(b.T, err)
+	defer ns.Close()
+	var conn net.Conn
+	must(b.T, ns.Do(func() (err error) {
+		conn, err = net.Dial("udp4", fmt.Sprintf("%s:%d", to, datagramPort))
+		return err
+	}))
+	end := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		for number := 0; ; number++ {
+			select {
+			case <-tick.C:
+				conn.Write([]byte(strconv.Itoa(number)))
+			case <-end:
+				return
+			}
+		}
+	})
+	return func() { close(end); done.Wait(); conn.Close() }
+}

@@ -1,0 +1,210 @@
+package evpn_test
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/evpn"
+	"pilaster.io/pilaster/internal/evpn/bgptest"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/netns"
+)
+
+// Addresses of FRR's side.
+const (
+	frrASN       = 65002
+	frrAddress   = "2001:db8:99::2" // of its BGP sessions
+	frrRouter    = "2001:db8:99::1" // the fabric's side of the link
+	frrVTEP      = "10.2.0.7"
+	frrVTEPs     = "10.2.0.0/24"
+	switchedHost = "10.0.200.22" // in the tenant's segment
+	switchedMAC  = "02:00:00:00:02:22"
+	segmentSide  = "10.0.200.1" // FRR's own address there
+	routedHost   = "172.20.1.9" // behind FRR's router
+	routedSide   = "172.20.1.1"
+	routed       = "172.20.1.0/24"
+)
+
+const frrConfig = `
+vni %d
+router bgp %d
+ bgp router-id %s
+ no bgp default ipv4-unicast
+ no bgp ebgp-requires-policy
+ no bgp network import-check
+%s address-family ipv4 unicast
+  network %s
+ exit-address-family
+ address-family l2vpn evpn
+%s  advertise-all-vni
+  advertise ipv4 unicast
+ exit-address-family
+`
+
+// frrNode is a router with FRR, a kernel VXLAN, a host in the tenant's segment and one behind the router.
+type frrNode struct {
+	*bgptest.FRR
+	t                *testing.T
+	ns               *netns.Namespace
+	kern             *netlink.Handle
+	switched, routed *netns.Namespace
+}
+
+func namespace(t *testing.T, name string) *netns.Namespace {
+	t.Helper()
+	ns, err := netns.Create(filepath.Join(t.TempDir(), name))
+	must(t, err)
+	t.Cleanup(func() { ns.Close(); netns.Remove(ns.Path()) })
+	return ns
+}
+
+func handle(t *testing.T, ns *netns.Namespace) *netlink.Handle {
+	t.Helper()
+	h, err := ns.Netlink()
+	must(t, err)
+	t.Cleanup(h.Close)
+	return h
+}
+
+func up(t *testing.T, h *netlink.Handle, device string, addresses ...string) netlink.Link {
+	t.Helper()
+	l, err := h.LinkByName(device)
+	must(t, err)
+	for _, text := range addresses {
+		a, err := netlink.ParseAddr(text)
+		must(t, err)
+		a.Flags = unix.IFA_F_NODAD
+		must(t, h.AddrAdd(l, a))
+	}
+	must(t, h.LinkSetUp(l))
+	return l
+}
+
+// wire connects two namespaces.
+func wire(t *testing.T, h *netlink.Handle, device string, to *netns.Namespace, there string, mac string) {
+	t.Helper()
+	pair := &netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: device}, PeerName: there, PeerNamespace: netlink.NsFd(to.FD()),
+	}
+	if mac != "" {
+		hw, err := net.ParseMAC(mac)
+		must(t, err)
+		pair.PeerHardwareAddr = hw
+	}
+	must(t, h.LinkAdd(pair))
+}
+
+func routeVia(t *testing.T, h *netlink.Handle, device, to string, via string) {
+	t.Helper()
+	l, err := h.LinkByName(device)
+	must(t, err)
+	prefix := netip.MustParsePrefix(to)
+	r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: &net.IPNet{
+		IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen()),
+	}}
+	hop := netip.MustParseAddr(via)
+	if prefix.Addr().Is4() && hop.Is6() {
+		r.Via = &netlink.Via{AddrFamily: unix.AF_INET6, Addr: hop.AsSlice()}
+	} else {
+		r.Gw = hop.AsSlice()
+	}
+	must(t, h.RouteReplace(r))
+}
+
+// newFRRNode connects a router to a lab's fabric. It peers with the orchestrators at some addresses.
+func newFRRNode(t *testing.T, l *lab.Lab, tenantID uint32, orchestrators ...string) *frrNode {
+	t.Helper()
+	n := &frrNode{
+		t: t, ns: namespace(t, "frr"), switched: namespace(t, "switched"), routed: namespace(t, "routed"),
+	}
+	n.kern = handle(t, n.ns)
+	fabric, err := l.Namespace(lab.Router)
+	must(t, err)
+	t.Cleanup(func() { fabric.Close() })
+	router := handle(t, fabric)
+	wire(t, router, "frr", n.ns, "fabric", "")
+	up(t, router, "frr", frrRouter+"/64", "192.168.99.1/30")
+	up(t, n.kern, "lo", frrVTEP+"/32")
+	up(t, n.kern, "fabric", frrAddress+"/64", "192.168.99.2/30")
+	routeVia(t, n.kern, "fabric", "2001:db8:70::/48", frrRouter)
+	routeVia(t, n.kern, "fabric", pool, "192.168.99.1")
+	routeVia(t, router, "frr", frrVTEPs, "192.168.99.2")
+	for i, node := range []string{"n1", "n2"} {
+		ns, err := l.Namespace(node)
+		must(t, err)
+		h, err := ns.Netlink()
+		must(t, err)
+		routeVia(t, h, lab.Uplink, frrVTEPs, fmt.Sprintf("2001:db8:70:%x::1", i+1))
+		h.Close()
+		ns.Close()
+	}
+	must(t, n.ns.Do(func() error { return writeSysctl("ipv4/ip_forward", "1") }))
+
+	segment := evpn.SegmentVNI(tenantID)
+	n.bridge("br-l2", "vx-l2", segment, "02:00:00:00:0e:01", true)
+	n.bridge("br-l3", "vx-l3", tenantID, "02:00:00:00:0f:07", false)
+	up(t, n.kern, "br-l2", segmentSide+"/16")
+	wire(t, n.kern, "to-switched", n.switched, "eth0", switchedMAC)
+	port, err := n.kern.LinkByName("to-switched")
+	must(t, err)
+	bridge, err := n.kern.LinkByName("br-l2")
+	must(t, err)
+	must(t, n.kern.LinkSetMaster(port, bridge))
+	up(t, n.kern, "to-switched")
+	inside := handle(t, n.switched)
+	up(t, inside, "lo")
+	up(t, inside, "eth0", switchedHost+"/16")
+
+	wire(t, n.kern, "to-routed", n.routed, "eth0", "")
+	up(t, n.kern, "to-routed", routedSide+"/24")
+	beyond := handle(t, n.routed)
+	up(t, beyond, "lo")
+	up(t, beyond, "eth0", routedHost+"/24")
+	routeVia(t, beyond, "eth0", "10.0.0.0/16", routedSide)
+
+	var neighbors, active string
+	for _, o := range orchestrators {
+		neighbors += fmt.Sprintf(" neighbor %s remote-as %d\n neighbor %s ebgp-multihop 8\n"+
+			" neighbor %s timers connect 1\n", o, ourASN, o, o)
+		active += fmt.Sprintf("  neighbor %s activate\n", o)
+	}
+	n.FRR = bgptest.StartFRR(t, n.ns, fmt.Sprintf(frrConfig, tenantID, frrASN, frrVTEP, neighbors, routed, active))
+	return n
+}
+
+// bridge adds a bridge with a VXLAN device.
+func (n *frrNode) bridge(name, tunnel string, vni uint32, mac string, suppress bool) {
+	n.t.Helper()
+	hw, err := net.ParseMAC(mac)
+	must(n.t, err)
+	must(n.t, n.kern.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: hw}}))
+	bridge, err := n.kern.LinkByName(name)
+	must(n.t, err)
+	must(n.t, n.kern.LinkAdd(&netlink.Vxlan{
+		LinkAttrs: netlink.LinkAttrs{Name: tunnel, MasterIndex: bridge.Attrs().Index},
+		VxlanId:   int(vni), SrcAddr: net.ParseIP(frrVTEP), Port: 4789, Learning: false,
+	}))
+	l := up(n.t, n.kern, tunnel)
+	must(n.t, n.kern.LinkSetLearning(l, false))
+	if suppress {
+		must(n.t, n.kern.LinkSetBrNeighSuppress(l, true))
+	}
+	up(n.t, n.kern, name)
+}
+
+// until waits for what the daemons reach in their own time.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(200 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: not %s", patience, what)
+		}
+	}
+}
