@@ -60,7 +60,7 @@ type objectPacketFilter struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	objectMapIlaChangesV1        = "ila_changes_v1"
-	objectMapIlaLocalsV1         = "ila_locals_v1"
+	objectMapIlaLocalsV2         = "ila_locals_v2"
 	objectMapIlaPeersV1          = "ila_peers_v1"
 	objectMapNimDirect           = "nim_direct"
 	objectMapNimDnatV1           = "nim_dnat_v1"
@@ -203,7 +203,7 @@ type objectProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectMapSpecs struct {
 	IlaChangesV1        *ebpf.MapSpec `ebpf:"ila_changes_v1"`
-	IlaLocalsV1         *ebpf.MapSpec `ebpf:"ila_locals_v1"`
+	IlaLocalsV2         *ebpf.MapSpec `ebpf:"ila_locals_v2"`
 	IlaPeersV1          *ebpf.MapSpec `ebpf:"ila_peers_v1"`
 	NimDirect           *ebpf.MapSpec `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
@@ -308,7 +308,7 @@ func (o *objectObjects) Close() error {
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectMaps struct {
 	IlaChangesV1        *ebpf.Map `ebpf:"ila_changes_v1"`
-	IlaLocalsV1         *ebpf.Map `ebpf:"ila_locals_v1"`
+	IlaLocalsV2         *ebpf.Map `ebpf:"ila_locals_v2"`
 	IlaPeersV1          *ebpf.Map `ebpf:"ila_peers_v1"`
 	NimDirect           *ebpf.Map `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.Map `ebpf:"nim_dnat_v1"`
@@ -356,7 +356,7 @@ type objectMaps struct {
 func (m *objectMaps) Close() error {
 	return _ObjectClose(
 		m.IlaChangesV1,
-		m.IlaLocalsV1,
+		m.IlaLocalsV2,
 		m.IlaPeersV1,
 		m.NimDirect,
 		m.NimDnatV1,
