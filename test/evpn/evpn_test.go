@@ -75,7 +75,8 @@ type bed struct {
 func bgpArguments(o *lab.Options) {
 	o.OrchestratorArgs = append(o.OrchestratorArgs,
 		"--evpn-peer", fmt.Sprintf("%s=%d", frrAddress, frrASN), "--evpn-asn", fmt.Sprint(ourASN),
-		"--evpn-vtep-pool", pool, "--evpn-allow-vtep", frrVTEPs, "--evpn-allow", "bronze=172.20.0.0/16", "--evpn-stale", stale.String())
+		"--evpn-vtep-pool", pool, "--evpn-allow-vtep", frrVTEPs,
+		"--evpn-allow", "bronze=172.20.0.0/16", "--evpn-stale", stale.String())
 }
 
 func newBed(t *testing.T) bed {

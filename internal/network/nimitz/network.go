@@ -177,8 +177,8 @@ func (n *Network) attachment(addr netip.Addr, subnet netip.Prefix) endpoint.Atta
 		all = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	}
 	return endpoint.Attachment{
-		Network: n.config.Name, Address: addr, Gateway: gateways[addr.Is4()], Routes: []netip.Prefix{all}, Subnet: subnet,
-		Overhead: pipeline.Overhead,
+		Network: n.config.Name, Address: addr, Gateway: gateways[addr.Is4()], Routes: []netip.Prefix{all},
+		Subnet: subnet, Overhead: pipeline.Overhead,
 	}
 }
 

@@ -55,7 +55,8 @@ func arrivals() []arrival {
 			between(beyond, own, 9), "foreign-unknown", 0},
 		{"in another tenant's VNI", with(other, func(o *outer) { o.vni = 8 }), router, between(beyond, own, 9),
 			"foreign-unknown", 0},
-		{"as this node", with(node, func(o *outer) { o.from = ownVTEP }), router, between(far, own, 9), "own-source", 0},
+		{"as this node", with(node, func(o *outer) { o.from = ownVTEP }), router, between(far, own, 9),
+			"own-source", 0},
 	}
 }
 
