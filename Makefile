@@ -71,7 +71,7 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	    $(go_test) -p 3 -timeout 25m -skip '$(timed_tests)|$(evpn_tests)' $(slowest) ./... $(report); \
 	    $(go_test) -p 1 ./test/policies ./test/restart ./test/ila ./internal/datapath ./internal/accelerate -run '$(timed_tests)' \
 	        $(report) -v least=6; \
-	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=6; \
+	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \
 	    PILASTER_TEST_ACCELERATE=oncache $(go_test) ./internal/datapath -run '^TestNimitz' $(report) -v least=19
 # Tests that check durations, which need an otherwise idle machine.
 timed_tests := ^Test(MoveGap|ChangeToEnforcement|ManyRulesDelayNo(ADD|OtherTenant)|Model(Notices)?)$$

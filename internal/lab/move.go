@@ -92,8 +92,8 @@ func (l *Lab) checkMove(c ContainerStatus, to string) error {
 	network := tenant.Tenant{Network: l.tenant(c.Tenant).Network}.OnNetwork()
 	switch here, _ := l.state.Spec.RegionOf(c.Node); {
 	case !tenant.NetworkHas(network, tenant.AddressKeys):
-		return fmt.Errorf("container %s: tenant %s is on network %s, where an address stays on its node, because it or "+
-			"its subnet says which node that is; nothing was changed: containers of network %s can move", c.Name,
+		return fmt.Errorf("container %s: tenant %s is on network %s, where an address stays on its node: it or "+
+			"its subnet says which node that is. Nothing was changed; containers of network %s can move", c.Name,
 			c.Tenant, network, tenant.NetworksWith(tenant.AddressKeys))
 	case c.AddressKey == "":
 		return fmt.Errorf("container %s has no address key, so another node would give it another address; nothing "+

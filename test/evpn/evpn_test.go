@@ -237,7 +237,7 @@ func (b bed) send(container, to string) (stop func()) {
 	defer ns.Close()
 	var conn net.Conn
 	must(b.T, ns.Do(func() (err error) {
-		conn, err = net.Dial("udp4", fmt.Sprintf("%s:%d", to, datagramPort))
+		conn, err = net.Dial("udp4", net.JoinHostPort(to, strconv.Itoa(datagramPort)))
 		return err
 	}))
 	end := make(chan struct{})

@@ -125,7 +125,7 @@ func bugs() []planted {
 			`!strings.HasPrefix(parts[0], "pilaster")`,
 		},
 		{
-			"FuzzParseSpec", "internal/lab/parse.go",
+			"FuzzParseSpec", "internal/lab/spec.go",
 			"err = s.Validate()",
 			`if err = s.Validate(); len(s.Nodes) == 0 {
 		err = nil

@@ -42,7 +42,7 @@ var namedNetworks = map[string]struct {
 	"bpf/pilaster.bpf.c":                     {9, "the entry programs of networks"},
 	"deploy/systemd/pilaster-agent.service":  {1, "an example of flags"},
 	"internal/bench":                         {145, "scenarios, gates and reports are about one network"},
-	"internal/bench/networks":                {43, "a comparison of all networks, a row for each"},
+	"internal/bench/networks":                {53, "a comparison of all networks, a row for each"},
 	"internal/cli/explain.go":                {1, "the addresses of a network"},
 	"internal/cli/bench.go":                  {5, "help: which networks are compared"},
 	"internal/cli/bench_compare.go":          {2, "a scenario's name"},
