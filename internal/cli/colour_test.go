@@ -46,7 +46,7 @@ func TestExplainColoured(t *testing.T) {
 		"2001:db8::1": `
 2001:db8::1
   foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (containers), ` +
-			`and no tenant of network nimitz on this node has it in its CIDRs
+			`and no tenant of network nimitz or evpn on this node has it in its CIDRs
 `,
 	} {
 		a, err := address.Parse(addr)

@@ -169,12 +169,12 @@ fd09::7
 		{"foreign", []string{"2001:db8::1"}, `
 2001:db8::1
   foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (containers), ` +
-			`tenants of network nimitz unknown: no agent answers on /nonexistent/agent.sock
+			`tenants of network nimitz or evpn unknown: no agent answers on /nonexistent/agent.sock
 `},
 		{"IPv4, perhaps of an overlay", []string{"10.0.3.1"}, `
 10.0.3.1
   foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (containers), ` +
-			`tenants of network nimitz unknown: no agent answers on /nonexistent/agent.sock
+			`tenants of network nimitz or evpn unknown: no agent answers on /nonexistent/agent.sock
 `},
 		{"ciphertext without an agent", []string{"fc00::1"}, `
 fc00::1
@@ -233,15 +233,15 @@ fc00::1
 `},
 		{"an overlay address of IPv4", []string{"--agent-socket", agent, "10.0.3.1"}, `
 10.0.3.1
-  overlay    10.0.0.0/16   tenant green   in this region, on network nimitz
+  overlay    10.0.0.0/16   tenant green   in this region, on network nimitz or evpn
   endpoint   8             c0c0a          eth0   active
-  overlay    10.0.0.0/15   tenant grey    in region east, on network nimitz
+  overlay    10.0.0.0/15   tenant grey    in region east, on network nimitz or evpn
 `},
 		{"an overlay address that could be a ciphertext", []string{"--agent-socket", agent, "fc12::3:1"}, `
 fc12::3:1
-  overlay    10.0.0.0/16   tenant green   in this region, on network nimitz
+  overlay    10.0.0.0/16   tenant green   in this region, on network nimitz or evpn
   endpoint   8             c0c0a          eth0   active
-  overlay    10.0.0.0/15   tenant grey    in region east, on network nimitz
+  overlay    10.0.0.0/15   tenant grey    in region east, on network nimitz or evpn
 `},
 		{"a virtual address", []string{"--agent-socket", agent, "100.64.3.7"}, `
 100.64.3.7
@@ -276,7 +276,7 @@ fd70:696c:6100:3:0:ff:0:3
 		{"the agent's plan", []string{"--agent-socket", elsewhere, "fd70:696c:6100:3::1"}, `
 fd70:696c:6100:3::1
   foreign   in neither 2001:db8::/32 (nodes) nor fc00::/8 (containers), ` +
-			`and no tenant of network nimitz on this node has it in its CIDRs
+			`and no tenant of network nimitz or evpn on this node has it in its CIDRs
 `},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -52,7 +52,7 @@ func TestTenantsOfNetworkNimitz(t *testing.T) {
 		says string
 		args string
 	}{
-		{"netpila, nimitz or ila", "--network vlan"},
+		{"netpila, nimitz, ila or evpn", "--network vlan"},
 		{"use clear", "--network ila --addressing encrypted"},
 		{"--cidr", "--network ila --cidr fd12::/48"},
 		{"needs --cidr, once, or once for each family", "--network nimitz"},

@@ -66,9 +66,9 @@ func TestParseSpec(t *testing.T) {
 func TestParseSpecNamesTheLine(t *testing.T) {
 	for _, c := range []struct{ name, yaml, want string }{
 		{"unknown network", strings.Replace(good, "name: blue", "name: blue, network: carpathia", 1),
-			`lab.yaml:4: network "carpathia": use netpila, nimitz or ila`},
+			`lab.yaml:4: network "carpathia": use netpila, nimitz, ila or evpn`},
 		{"CIDRs on netpila", strings.Replace(good, "name: blue", "name: blue, cidrs: [10.0.0.0/16]", 1),
-			`lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz; ` +
+			`lab.yaml:4: cidrs, nodeBits and noNodeCIDRs are for network nimitz or evpn; ` +
 				`netpila chooses the addresses itself`},
 		{"nimitz without CIDRs", strings.Replace(good, "name: blue", "name: blue, network: nimitz", 1),
 			`lab.yaml:4: a tenant of network nimitz needs its own CIDR: write it as cidrs: [10.0.0.0/16], ` +
@@ -105,7 +105,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 				`the keys here are name, node, tenant, labels, addressKey, namespace, namespaceLabels, ports`},
 		{"unknown key at the top", good + "colour: blue\n",
 			`lab.yaml:10: unknown key "colour": ` +
-				`the keys here are name, nodes, regions, device, nimitz, switches, ila, tenants, containers`},
+				`the keys here are name, nodes, regions, device, nimitz, switches, ila, evpn, tenants, containers`},
 		{"unknown key of a tenant", strings.Replace(good, "addressing: clear", "cidr: [10.0.0.0/16]", 1),
 			`lab.yaml:4: unknown key "cidr": ` +
 				`the keys here are name, network, addressing, cidrs, regions, nodeBits, noNodeCIDRs`},

@@ -70,7 +70,7 @@ func TestParseRefuses(t *testing.T) {
 		"nodes: many":          "f.yaml:1: nodes many: use a whole number",
 		"nodes: 5\ncontainersPerNode: 5000": "f.yaml:2: containersPerNode 5000: use 0 " +
 			"to 4096",
-		"nodes: 5\nnetwork: gre":    `f.yaml:2: network "gre": use netpila, nimitz or ila`,
+		"nodes: 5\nnetwork: gre":    `f.yaml:2: network "gre": use netpila, nimitz, ila or evpn`,
 		"nodes: 5\naddressing: own": `f.yaml:2: addressing "own": use encrypted or clear`,
 		"nodes: 5\ncidr: 10.0.0.0/8": "f.yaml: cidr, nodeBits, noNodeCIDRs and " +
 			"mappingsBy are for network nimitz",

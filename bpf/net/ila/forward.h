@@ -61,22 +61,15 @@ __noinline int ila_error_send(struct __sk_buff *skb, const struct packet *p, con
 	return icmp6_error_build(skb, f->key.device, &f->key.src, reason == REASON_TOO_BIG ? f->mtu : 0);
 }
 
-/* ila_forward writes the packet and sends it as the flow says; see forward of NETPILA. */
-static __always_inline int ila_forward(struct __sk_buff *skb, const struct packet *p, struct flow *f,
-				       enum flow_egress egress, struct addr *next_hop, enum hook hook)
+/* ila_send writes the packet and sends it as the flow says; see forward of NETPILA. */
+static __always_inline int ila_send(struct __sk_buff *skb, const struct packet *p, struct flow *f,
+				    enum flow_egress egress, struct addr *next_hop, enum hook hook)
 {
-	struct eth_ip6 *h;
-	int why = 0;
+	struct eth_ip6 *h = eth_ip6_of(skb);
+	int why;
 
-	if (f->policy_ep[TX] && ila_enforce(skb, p, f, TX, hook))
-		return TC_ACT_SHOT;
-	if (f->policy_ep[RX] && ila_enforce(skb, p, f, RX, hook))
-		return TC_ACT_SHOT;
-	if (is_error(p))
-		why = ila_check_quote(skb, p, f, hook);
-	h = eth_ip6_of(skb);
-	if (why || !h)
-		return drop(skb, why ? why : REASON_MALFORMED, hook);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, hook);
 	if (leaves_node(egress)) {
 		why = dec_hop_limit(skb, h, p, f);
 		if (why)
@@ -86,4 +79,21 @@ static __always_inline int ila_forward(struct __sk_buff *skb, const struct packe
 	*src_of(h) = f->src;
 	*dst_of(h) = f->dst;
 	return leave_program(skb, f, egress, next_hop, hook);
+}
+
+/* ila_forward applies the policies of both ends that are here, and sends the packet. */
+static __always_inline int ila_forward(struct __sk_buff *skb, const struct packet *p, struct flow *f,
+				       enum flow_egress egress, struct addr *next_hop, enum hook hook)
+{
+	int why = 0;
+
+	if (f->policy_ep[TX] && ila_enforce(skb, p, f, TX, hook))
+		return TC_ACT_SHOT;
+	if (f->policy_ep[RX] && ila_enforce(skb, p, f, RX, hook))
+		return TC_ACT_SHOT;
+	if (is_error(p))
+		why = ila_check_quote(skb, p, f, hook);
+	if (why)
+		return drop(skb, why, hook);
+	return ila_send(skb, p, f, egress, next_hop, hook);
 }

@@ -115,11 +115,12 @@ static __always_inline bool ila_check_locator(const struct ila_peer *peer, const
 /* ila_forward_moved forwards a packet from the fabric to a container that has moved from here to another node. Its
  * sender's node does not have the new mapping yet. Other nodes accept packets from this node's locator only, so this is
  * the source. A forwarded packet is not forwarded again, because its locator is not that of its sender: no packet can
- * circle. The caller has checked that both ends are of one tenant. ICMP errors, which quote addresses of the fabric,
- * are not forwarded. */
-static __always_inline int ila_forward_moved(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key,
-					     struct flow *f, __u64 from, __u64 to)
+ * circle. The caller has checked that both ends are of one tenant. The receiver's node applies its policies. ICMP
+ * errors, which quote addresses of the fabric, are not forwarded. */
+static __noinline int ila_forward_moved(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key,
+					struct flow *f)
 {
+	__u64 from = sender_of(&key->src), to = from_wire(&key->dst);
 	struct addr next_hop = {}, src, dst, *hop = NULL;
 	struct ila_peer *peer, *moved;
 	int why;
@@ -143,7 +144,7 @@ static __always_inline int ila_forward_moved(struct __sk_buff *skb, const struct
 	asm volatile("" : "+r"(hop)); /* see ila_from_container_slow */
 	/* The next packet is checked anew. */
 	f->egress = 0;
-	return ila_forward(skb, p, f, EGRESS_NEIGHBOUR, hop, HOOK_UPLINK_IN);
+	return ila_send(skb, p, f, EGRESS_NEIGHBOUR, hop, HOOK_UPLINK_IN);
 }
 
 /* The stages of a packet from the fabric: identity of the receiver and of the sender, route. */
@@ -157,7 +158,7 @@ static __always_inline int ila_from_fabric_slow(struct __sk_buff *skb, const str
 
 	local = bpf_map_lookup_elem(&ila_locals_v2, &to);
 	if (!local && identifier_vnid(from) == identifier_vnid(to))
-		return ila_forward_moved(skb, p, key, f, from, to);
+		return ila_forward_moved(skb, p, key, f);
 	if (!local)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
 	if (identifier_vnid(from) != identifier_vnid(to))

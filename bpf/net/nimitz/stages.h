@@ -297,12 +297,19 @@ static __always_inline int nimitz_decapped(struct __sk_buff *skb, struct pkt_ctx
 	return why ? drop(skb, why, HOOK_TUNNEL) : finish(skb, j, nimitz_forward(skb, &p, j));
 }
 
+/* came_over_ipv4 has the key on a stack of its own: the callers' is nearly full. */
+static __noinline int came_over_ipv4(struct __sk_buff *skb)
+{
+	struct bpf_tunnel_key key = {};
+
+	return !bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0);
+}
+
 static __always_inline int nimitz_from_tunnel(struct __sk_buff *skb)
 {
 	struct pkt_ctx j = {.hook = HOOK_TUNNEL, .from = PORT_VXLAN};
-	struct bpf_tunnel_key key = {};
 
-	if (vtep4_mask && !bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0)) {
+	if (vtep4_mask && came_over_ipv4(skb)) {
 		bpf_tail_call(skb, &pil_uplinks_v1, UPLINK_TUNNEL4);
 		return drop(skb, REASON_PEER_UNKNOWN, HOOK_TUNNEL); /* no network has tunnels over IPv4 */
 	}

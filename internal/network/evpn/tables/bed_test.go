@@ -17,6 +17,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -156,6 +157,7 @@ func newBed(t testing.TB, spec *ebpf.CollectionSpec) *bed {
 	defer h.Close()
 	program, _ := b.Programs()
 	must(t, host.AttachFilter(h, container.Attrs().Index, "c1", netlink.HANDLE_MIN_INGRESS, program, entry))
+	must(t, b.path.Objects.PilMacsV1.Put(uint32(container.Attrs().Index), bpfobj.PilasterDevMac{Mac: [6]uint8(ownMAC)}))
 	must(t, b.Plug(t.Context(), 2, pipeline.Device{Name: "c1"}))
 	must(t, b.Apply(t.Context(), nil, entries()))
 	return b
