@@ -154,7 +154,7 @@ func TestOrchestratorsAnnounceTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	vni := created.Msg.Tenant.Ids[0].Id
+	vni := evpn.SegmentVNI(created.Msg.Tenant.Ids[0].Id)
 	node := registered(t, s1, testNode(1))
 	resolve(t, node, "shop", "web")
 	if got := allocate(t, node, "shop", "c1"); !strings.Contains(got, "10.0.0.2/32") {

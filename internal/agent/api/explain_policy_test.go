@@ -101,7 +101,8 @@ func TestWhyOnNimitz(t *testing.T) {
 		"of another tenant": {agent.Connection{Source: own, Destination: outside, Tenant: "blue"}, ""},
 		"neither is here":   {agent.Connection{Source: other, Destination: outside}, ""},
 		"an app that is not said": {agent.Connection{Source: own, Destination: other},
-			"10.0.9.9 is not on this node, and addresses of network nimitz do not contain the app; set --peer-app"},
+			"10.0.9.9 is not on this node, and addresses of network nimitz or evpn do not contain the app; set " +
+				"--peer-app"},
 		"an app that there is not": {agent.Connection{Source: own, Destination: other, PeerApp: 77},
 			"tenant green has no app 77"},
 		"an address of either network": {agent.Connection{Source: own,

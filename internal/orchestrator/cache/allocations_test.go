@@ -14,7 +14,7 @@ func TestVisible(t *testing.T) {
 	m := &pilasterv1.Mapping{
 		Tenant: "green", To: "10.0.0.1/32", Node: "fd70:696c:6100:1::/64", Name: "n1", Key: "c1/eth0",
 		NextHops: []string{"192.0.2.1"}, Locator: "fd70:696c:6200:1::/64", Mac: "0a:01:02:03:04:05",
-		App: 9, Sequence: 3, Origin: "192.0.2.254",
+		App: 9, Sequence: 3, Origin: "192.0.2.254", AddressKey: "db-0",
 	}
 	fields := m.ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {
@@ -26,7 +26,7 @@ func TestVisible(t *testing.T) {
 		t.Errorf("its own node receives %v, want %v", got, m)
 	}
 	want := proto.CloneOf(m)
-	want.Key = ""
+	want.Key, want.AddressKey = "", ""
 	if got := Visible(m, "n2"); !proto.Equal(got, want) {
 		t.Errorf("another node receives %v, want %v", got, want)
 	}

@@ -54,16 +54,17 @@ func testAddressKeys(t *testing.T, etcd *clientv3.Client) {
 			t.Errorf("again %+v, before %+v", again, first)
 		}
 	}
-	of := store.Endpoint{Key: "c2/eth0", AddressKey: "db-0"}
+	of := store.Endpoint{Key: "c2/eth0", App: 7, AddressKey: "db-0"}
 	_, err := s.AllocateFor(ctx, node(1), "silver", of)
 	refused(t, err, store.Exists, "in use by container c1/eth0")
-	_, err = s.AllocateFor(ctx, node(1), "green", of)
+	_, err = s.AllocateFor(ctx, node(1), "green", store.Endpoint{Key: "c2/eth0", AddressKey: "db-0"})
 	refused(t, err, store.Invalid, "is on network nimitz")
-	_, err = s.AllocateFor(ctx, node(1), "silver", store.Endpoint{Key: "c2/eth0", AddressKey: "db 0"})
+	_, err = s.AllocateFor(ctx, node(1), "silver", store.Endpoint{Key: "c2/eth0", App: 7, AddressKey: "db 0"})
 	refused(t, err, store.Invalid, "letters, digits")
-	_, err = s.AllocateFor(ctx, node(1), "silver", store.Endpoint{Key: "c2/eth0", AddressKey: strings.Repeat("k", 129)})
+	of.AddressKey = strings.Repeat("k", 129)
+	_, err = s.AllocateFor(ctx, node(1), "silver", of)
 	refused(t, err, store.Invalid, "at most 128")
-	_, err = s.AllocateFor(ctx, node(1), "silver", store.Endpoint{Key: "c2/eth0", Sequence: 2})
+	_, err = s.AllocateFor(ctx, node(1), "silver", store.Endpoint{Key: "c2/eth0", App: 7, Sequence: 2})
 	refused(t, err, store.Invalid, "without an address key")
 
 	// The first call changes nothing, the second moves the address.
@@ -84,7 +85,8 @@ func testAddressKeys(t *testing.T, etcd *clientv3.Client) {
 	if err := s.Free(ctx, node(1), "silver", "c1/eth0"); err != nil {
 		t.Error(err)
 	}
-	_, err = s.AllocateFor(ctx, node(1), "silver", store.Endpoint{Key: "c1/eth0", AddressKey: "db-0", Sequence: 1})
+	_, err = s.AllocateFor(ctx, node(1), "silver",
+		store.Endpoint{Key: "c1/eth0", App: 7, AddressKey: "db-0", Sequence: 1})
 	refused(t, err, store.Refused, "has moved to node n2")
 	report := func(sequence uint64) error {
 		r := store.Registration{Node: node(1), Mappings: []*pilasterv1.Mapping{{

@@ -26,7 +26,7 @@ func testReservation(t *testing.T, etcd *clientv3.Client) {
 	}
 	service := func() error {
 		_, err := s.CreateService(ctx, "green", tenant.Service{
-			Name: "dns", Virtual: netip.MustParseAddr("fd12::7"), Real: netip.MustParseAddr("fd70:696c:e1ff::9"),
+			Name: "dns", Virtual: netip.MustParseAddr("fd13::7"), Real: netip.MustParseAddr("fd70:696c:e1ff::9"),
 		})
 		return err
 	}
@@ -37,7 +37,7 @@ func testReservation(t *testing.T, etcd *clientv3.Client) {
 			t.Fatal(err)
 		}
 	}
-	if err := makeNimitz(t, s, "green", "fd12::/48"); err != nil {
+	if err := makeNimitz(t, s, "green", "fd12::/16"); err != nil {
 		t.Fatal(err)
 	}
 	const overlap = "fd70:696c:e100::/40, which its network reserves"
