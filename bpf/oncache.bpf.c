@@ -19,7 +19,9 @@ static __always_inline int missed(struct __sk_buff *skb, const struct once_now *
 	if (cause == CAUSE_FIN)
 		expire(&p->flow);
 	if (cause >= CAUSE_SYN_ACK && cause <= CAUSE_ROUTE)
-		mark(skb, now->generation.marks && may_mark(skb, p, way) ? mark_of(now->generation.marks, way) : 0);
+		mark(skb, now->generation.marks && may_mark(skb, p, way) && (way == WAY_IN || claim(skb, now, p))
+				  ? mark_of(now->generation.marks, way)
+				  : 0);
 	return TCX_NEXT;
 }
 

@@ -19,18 +19,46 @@ static __always_inline bool is_fresh(__u64 until, const struct once_now *now)
 	return until > now->time + valid_for - valid_for / 8;
 }
 
-/* let_out makes the direction out of a flow valid. It returns false if it is so. */
+static __always_inline void note_sender(__u32 device, __u64 mac)
+{
+	__u64 *known = bpf_map_lookup_elem(&once_sender, &device);
+
+	if (!known || *known != mac)
+		bpf_map_update_elem(&once_sender, &device, &mac, BPF_ANY);
+}
+
+/* claim tells whether the overlay's answer to a container's packet may be learnt. It must not be if the entry of the
+ * flow is of another device or has other MACs: whoever sends packets with a container's addresses would keep the
+ * container's flow valid. A flow without an entry gets one, so that the answer counts for this container. Flows to
+ * destinations that the overlay has not been seen to reach get none: there are many, to the node and beyond. */
+static __always_inline bool claim(struct __sk_buff *skb, const struct once_now *now, const struct inner *p)
+{
+	struct once_verdict new = {.generation = now->generation.filter, .device = skb->ifindex}, *known;
+	struct once_inner key = inner_of(&p->flow.remote);
+
+	__builtin_memcpy(new.macs, p->macs, sizeof(new.macs));
+	known = bpf_map_lookup_elem(&once_filter, &p->flow);
+	if (known && known->generation == new.generation)
+		return known->device == new.device && !differ(known->macs, new.macs, sizeof(new.macs));
+	if (bpf_map_lookup_elem(&once_egress, &key))
+		bpf_map_update_elem(&once_filter, &p->flow, &new, BPF_ANY);
+	return true;
+}
+
+/* let_out makes the direction out of a flow valid, for the container that has claimed it. It returns false if it is so,
+ * or if nobody has: then a later packet does. Only now is the container's MAC known to be one that the overlay accepts
+ * from it. */
 static __always_inline bool let_out(const struct once_flow *f, const struct once_now *now)
 {
-	struct once_verdict new = {}, *known = bpf_map_lookup_elem(&once_filter, f);
+	struct once_verdict new = {};
 
-	if (known && known->generation == now->generation.filter)
-		new = *known;
+	if (!copy(&new, bpf_map_lookup_elem(&once_filter, f)))
+		return false;
+	note_sender(new.device, source_of(new.macs));
 	if (is_fresh(new.out, now))
 		return false;
-	new.generation = now->generation.filter;
 	new.out = now->time + valid_for;
-	bpf_map_update_elem(&once_filter, f, &new, BPF_ANY);
+	bpf_map_update_elem(&once_filter, f, &new, BPF_EXIST);
 	return true;
 }
 
@@ -39,17 +67,15 @@ static __always_inline bool let_in(const struct once_flow *f, const struct once_
 				   const __u8 *macs)
 {
 	struct once_verdict new = {.generation = now->generation.filter, .device = device}, *known;
-	bool same;
 
 	__builtin_memcpy(new.macs, macs + ETH_ALEN, ETH_ALEN);
 	__builtin_memcpy(new.macs + ETH_ALEN, macs, ETH_ALEN);
 	known = bpf_map_lookup_elem(&once_filter, f);
-	if (known && known->generation == new.generation) {
-		same = known->device == device && !differ(known->macs, new.macs, sizeof(new.macs));
-		if (same || !known->device)
-			new.out = known->out;
-		if (same && is_fresh(known->in, now))
+	if (known && known->generation == new.generation && known->device == device &&
+	    !differ(known->macs, new.macs, sizeof(new.macs))) {
+		if (is_fresh(known->in, now))
 			return false;
+		new.out = known->out;
 	}
 	new.in = now->time + valid_for;
 	bpf_map_update_elem(&once_filter, f, &new, BPF_ANY);

@@ -48,7 +48,7 @@ _Static_assert(sizeof(struct once_flow) == 40, "no implicit padding");
 struct once_verdict {
 	__u64 out, in;
 	__u32 generation;
-	__u32 device; /* of the container that the overlay let packets in to; only that one may use the entry */
+	__u32 device;		 /* of the container; only that one may use the entry, or make it valid */
 	__u8 macs[2 * ETH_ALEN]; /* of its frames: to its router, from itself */
 	__u32 unused;
 };
@@ -82,7 +82,7 @@ struct {
 	__uint(max_entries, 1);
 } once_filter SEC(".maps");
 
-/* The MAC that a container sends from, as mac_of reads one, by its device. */
+/* The MAC of the frames that the overlay accepts from a container, as mac_of reads one, by its device. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, __u32);

@@ -65,14 +65,6 @@ static __always_inline enum once_cause tracked(struct __sk_buff *skb, const stru
 	return status & IPS_SEEN_REPLY ? CAUSE_HIT : CAUSE_UNREPLIED;
 }
 
-static __always_inline void note_sender(__u32 device, __u64 mac)
-{
-	__u64 *known = bpf_map_lookup_elem(&once_sender, &device);
-
-	if (!known || *known != mac)
-		bpf_map_update_elem(&once_sender, &device, &mac, BPF_ANY);
-}
-
 /* may_mark tells whether a packet's flow may be learnt. Rules of type nat may compare whole marks, so packets that
  * conntrack asks them for get none: those before it has seen both directions, and those that it translates. */
 static __noinline bool may_mark(struct __sk_buff *skb, const struct inner *p, enum once_way way)
@@ -81,7 +73,5 @@ static __noinline bool may_mark(struct __sk_buff *skb, const struct inner *p, en
 
 	if (why)
 		count(way, why);
-	else if (way == WAY_OUT)
-		note_sender(skb->ifindex, source_of(p->macs));
 	return !why;
 }

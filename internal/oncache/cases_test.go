@@ -19,7 +19,7 @@ type refusal struct {
 	prepare func(*testing.T, *bench)
 	cause   string // the counter that counts it, "": none
 	learns  bool   // the packet gets a learn mark
-	forgets bool   // the program deletes the connection, so that both directions pass the overlay again
+	forgets bool   // the connection is not valid any more, so that both directions pass the overlay again
 }
 
 func (r refusal) program() string { return strings.SplitN(r.name, ":", 2)[0] }

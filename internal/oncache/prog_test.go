@@ -3,6 +3,7 @@ package oncache
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"slices"
 	"testing"
 
@@ -69,7 +70,10 @@ func TestOuterChecksums(t *testing.T) {
 	}
 	_, err := b.Evict(Selector{All: true})
 	must(t, err)
-	b.run(t, step{program: "learn out", frame: b.with(b.leaving(said), "checksum", 1, 2), mark: b.field(1)})
+	for range 2 {
+		b.run(t, step{program: "learn out", frame: b.with(b.leaving(said), "checksum", 1, 2), mark: b.field(1)})
+		b.run(t, step{program: "out", frame: b.sent(said)})
+	}
 	b.run(t, step{program: "learn in", frame: b.received(answered), mark: b.field(2)})
 	verdict, out, _ := b.run(t, step{program: "out", frame: b.sent(said)})
 	if sum := out[b.at("checksum"):][:2]; verdict != redirect || !bytes.Equal(sum, []byte{0, 0}) {
@@ -94,14 +98,47 @@ func TestIPv4Ids(t *testing.T) {
 // Full maps evict entries and accept new ones.
 func TestTablesAreBounded(t *testing.T) {
 	b := newBench(t, world{})
+	b.introduce(t)
 	for port := range uint16(10_000) {
-		b.run(t, step{program: "learn out", frame: b.leaving(packet.UDP{SourcePort: port, DestinationPort: 53}),
-			mark: b.field(1)})
+		b.run(t, step{program: "learn in", frame: b.received(packet.UDP{SourcePort: port, DestinationPort: 53}),
+			mark: b.field(2)})
 	}
 	if s, err := b.Stats(); err != nil || s.Flows < 1024 || // the kernel evicts in batches, on each CPU
 		s.Flows > 4096 {
 		t.Errorf("%d flows are known: %v", s.Flows, err)
 	}
+}
+
+// The MAC that a container may be reached by is known when the overlay has accepted a frame from it. A frame that the
+// overlay drops changes nothing.
+func TestSender(t *testing.T) {
+	eachWorld(t, func(t *testing.T, b *bench) {
+		forged := b.sent(said)
+		forged[11] = 0x77
+		known := func(what string, want uint64) {
+			t.Helper()
+			var mac uint64
+			err := b.objects.OnceSender.Lookup(uint32(b.container), &mac)
+			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) || mac != want {
+				t.Errorf("%s: %#x, want %#x (%v)", what, mac, want, err)
+			}
+		}
+		mac := binary.NativeEndian.Uint64(append(slices.Clone(eth0), 0, 0))
+		b.run(t, step{program: "learn out", frame: b.leaving(said), mark: b.field(1)}) // the destination is known
+		for _, frame := range [][]byte{forged, b.sent(said)} {
+			must(t, b.Void())
+			b.run(t, step{program: "out", frame: frame})
+			known("sent only", 0)
+		}
+		b.run(t, step{program: "learn out", frame: b.leaving(said), mark: b.field(1)})
+		known("accepted", mac)
+		other := b.sent(packet.UDP{SourcePort: 4000, DestinationPort: 80})
+		other[11] = 0x77
+		for _, frame := range [][]byte{forged, other} {
+			b.run(t, step{program: "out", frame: frame})
+			known("forged", mac)
+		}
+	})
 }
 
 // The sizes of Go's types are those of the maps.

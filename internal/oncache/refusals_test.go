@@ -79,7 +79,7 @@ func refusals() []refusal {
 		states(),
 		// Packets that the overlay has to see.
 		both(refusal{name: "SYN", cause: "tcp-flags", forgets: true}, segment(packet.SYN)),
-		both(refusal{name: "FIN", cause: "fin"}, segment(packet.FIN|packet.ACK)),
+		both(refusal{name: "FIN", cause: "fin", forgets: true}, segment(packet.FIN|packet.ACK)),
 		both(refusal{name: "RST", cause: "tcp-flags", forgets: true}, segment(packet.RST|packet.ACK)),
 		both(refusal{name: "after a FIN", prepare: fin, cause: "expired", learns: true}, flow),
 		both(refusal{name: "SYN and ACK", cause: "syn-ack", learns: true}, segment(packet.SYN|packet.ACK)),
@@ -138,8 +138,11 @@ func states() []refusal {
 		return w.sent(body)
 	}
 	return []refusal{
-		{name: "out: another container", frame: out, prepare: entry(func(v *verdict) { v.Device++ }), cause: "device",
-			learns: true},
+		{name: "out: another container", frame: out, prepare: entry(func(v *verdict) { v.Device++ }), cause: "device"},
+		{name: "out: another container answers a SYN", prepare: entry(func(v *verdict) { v.Device++ }), cause: "syn-ack",
+			frame: func(w world) []byte { return w.sent(flags(said, packet.SYN|packet.ACK)) }},
+		{name: "out: another container, void", frame: out, cause: "void", learns: true,
+			prepare: entry(func(v *verdict) { v.Device++; v.Generation-- })},
 		{name: "out: destination unknown", frame: out, cause: "no-route", learns: true, forgets: true,
 			prepare: func(t *testing.T, b *bench) { empty[innerKey, egressEntry](t, b.objects.OnceEgress) }},
 		{name: "out: VTEP unknown", frame: out, cause: "no-route", learns: true, forgets: true,
@@ -148,8 +151,8 @@ func states() []refusal {
 		{name: "out: from another MAC", frame: edited(func(_ world, f []byte, ip int) []byte {
 			f[ip-3] = 0x77
 			return f
-		})["out"], cause: "device", learns: true},
-		{name: "out: to another MAC", only: routed, frame: set(-9, 0x77)["out"], cause: "device", learns: true},
+		})["out"], cause: "device"},
+		{name: "out: to another MAC", only: routed, frame: set(-9, 0x77)["out"], cause: "device"},
 		{name: "out: another port", cause: "unknown", learns: true, frame: func(w world) []byte {
 			return w.sent(packet.TCP{SourcePort: 4001, DestinationPort: 80, Flags: packet.ACK})
 		}},
@@ -163,7 +166,22 @@ func states() []refusal {
 		{name: "out: void, then let out", frame: out, cause: "expired", learns: true,
 			prepare: func(t *testing.T, b *bench) {
 				must(t, b.Void())
+				b.run(t, step{program: "out", frame: b.sent(said)})
 				b.run(t, step{program: "learn out", frame: b.leaving(said), mark: b.field(1)})
+			}},
+		{name: "out: let out, but claimed by another container", frame: out, cause: "device",
+			prepare: func(t *testing.T, b *bench) {
+				empty[flowKey, verdict](t, b.objects.OnceFilter)
+				b.run(t, step{program: "out", frame: b.sent(said), device: b.uplink})
+				b.run(t, step{program: "learn out", frame: b.leaving(said), mark: b.field(1)})
+				b.change(t, func(v *verdict) { v.In = v.Out }) // so that it is complete
+			}},
+		{name: "out: let out for another container, then let in", frame: out, cause: "expired", learns: true,
+			prepare: func(t *testing.T, b *bench) {
+				empty[flowKey, verdict](t, b.objects.OnceFilter)
+				b.run(t, step{program: "out", frame: b.sent(said), device: b.uplink})
+				b.run(t, step{program: "learn out", frame: b.leaving(said), mark: b.field(1)})
+				b.run(t, step{program: "learn in", frame: b.received(answered), mark: b.field(2)})
 			}},
 		{name: "out: let in to another device before", frame: out, cause: "expired", learns: true,
 			prepare: func(t *testing.T, b *bench) {

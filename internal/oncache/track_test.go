@@ -147,10 +147,10 @@ func (b *bench) trackFault(t *testing.T, s step, way uint32, cause string) strin
 	b.clean(t)
 	s.mark = others
 	marked, learnt := others|b.field(way), cause == "learnt"
-	wanted, flows, mark := []string{cause}, 0, marked
+	wanted, entries, mark := []string{cause}, 0, marked
 	switch teaches := strings.HasPrefix(s.program, "learn"); {
 	case teaches && learnt:
-		s.mark, flows = marked, 1
+		s.mark, entries = marked, 1 // the way to the destination, or the flow
 	case teaches:
 		s.mark = marked
 	case learnt:
@@ -166,8 +166,8 @@ func (b *bench) trackFault(t *testing.T, s step, way uint32, cause string) strin
 		wanted[0] = "untracked"
 	}
 	slices.Sort(wanted)
-	if !slices.Equal(causes, wanted) || stats.Flows != flows || got != mark {
-		return fmt.Sprintf("counted %q, want %q, %d flows, mark %#x, want %#x", causes, wanted, stats.Flows, got, mark)
+	if n := stats.Flows + stats.Remote; !slices.Equal(causes, wanted) || n != entries || got != mark {
+		return fmt.Sprintf("counted %q, want %q, %d entries, mark %#x, want %#x", causes, wanted, n, got, mark)
 	}
 	return ""
 }
