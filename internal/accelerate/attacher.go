@@ -21,8 +21,8 @@ type attacher struct {
 
 // programs attaches and detaches, as oncache.Cache does.
 type programs interface {
-	JoinIndex(device string, index int) error
-	LeaveIndex(device string, index int) error
+	Join(device string, index int) error
+	Leave(device string, index int) error
 }
 
 // attachment is a device to attach programs to, or to detach them from.
@@ -102,10 +102,10 @@ func (a *attacher) next() (device attachment, do func(name string, index int) er
 	switch {
 	case len(a.leaves) > 0:
 		device, a.leaves = a.leaves[0], a.leaves[1:]
-		return device, a.cache.LeaveIndex, true
+		return device, a.cache.Leave, true
 	case len(a.joins) > 0:
 		device, a.joins = a.joins[0], a.joins[1:]
-		return device, a.cache.JoinIndex, true
+		return device, a.cache.Join, true
 	}
 	return device, nil, false
 }

@@ -8,8 +8,8 @@ type slowPrograms struct {
 	end   chan struct{} // ends a call
 }
 
-func (p slowPrograms) JoinIndex(device string, _ int) error  { return p.call("join " + device) }
-func (p slowPrograms) LeaveIndex(device string, _ int) error { return p.call("leave " + device) }
+func (p slowPrograms) Join(device string, _ int) error  { return p.call("join " + device) }
+func (p slowPrograms) Leave(device string, _ int) error { return p.call("leave " + device) }
 
 func (p slowPrograms) call(what string) error {
 	p.calls <- what

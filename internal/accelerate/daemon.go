@@ -109,11 +109,11 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	defer func() { cancel(); err = errors.Join(err, server.close()) }()
-	claim, err := claimOverlay(o.Overlay)
+	lock, err := claimOverlay(o.Overlay, o.Socket)
 	if err != nil {
 		return err
 	}
-	defer claim.Close()
+	defer lock.Close()
 	w, err := startWatch(ctx)
 	if err != nil {
 		return err

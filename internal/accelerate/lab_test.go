@@ -108,6 +108,11 @@ func nodes(t *testing.T) [2]*node {
 	for i := range both {
 		n := &node{number: i + 1, dir: dir, containers: map[string]*netns.Namespace{}}
 		n.ns = namespace(t, dir, fmt.Sprintf("n%d", n.number))
+		t.Cleanup(func() { // a killed daemon leaves it
+			for _, file := range n.locks(t) {
+				must(t, os.Remove(file))
+			}
+		})
 		both[i] = n
 	}
 	ip(t, both[0].ns, "link add eth0 mtu 1500 type veth peer name eth0 mtu 1500 netns %s", both[1].ns.Path())
@@ -265,6 +270,16 @@ func (b *buffer) String() string { b.mu.Lock(); defer b.mu.Unlock(); return b.te
 
 func (n *node) socket() string { return filepath.Join(n.dir, fmt.Sprintf("a%d.sock", n.number)) }
 
+// locks returns the lock files of daemons of the node.
+func (n *node) locks(t *testing.T) []string {
+	t.Helper()
+	inode, err := n.ns.Inode()
+	must(t, err)
+	all, err := filepath.Glob(fmt.Sprintf("/run/pilaster/accelerate-%d-*", inode))
+	must(t, err)
+	return all
+}
+
 // command returns a command of the command line.
 func command(line string) *exec.Cmd {
 	c := exec.Command("/proc/self/exe")
@@ -320,7 +335,7 @@ func (d *daemon) end(s os.Signal) {
 // until waits until the status is as wanted. Each look lets the daemon process what it has received.
 func (d *daemon) until(t *testing.T, what string, ok func(accelerate.Status) bool) accelerate.Status {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var last accelerate.Status
 	for {

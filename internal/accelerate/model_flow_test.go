@@ -45,11 +45,12 @@ type arrival struct {
 
 // record has the arrivals of one kind and way.
 type record struct {
-	mu  sync.Mutex
-	all []arrival
+	total atomic.Uint64 // since the model's start
+	mu    sync.Mutex
+	all   []arrival
 }
 
-func (r *record) add(a arrival) { r.mu.Lock(); r.all = append(r.all, a); r.mu.Unlock() }
+func (r *record) add(a arrival) { r.total.Add(1); r.mu.Lock(); r.all = append(r.all, a); r.mu.Unlock() }
 
 // since returns the arrivals that were sent at a time or later, in the order of their numbers.
 func (r *record) since(from time.Duration) (all []arrival) {
@@ -73,8 +74,8 @@ func (r *record) first(from time.Duration) (arrival, bool) {
 	return all[0], true
 }
 
-// forget removes what was sent before a time, except of the last arrival, and returns how many it removed.
-func (r *record) forget(before time.Duration) int {
+// forget removes what was sent before a time, except of the last arrival.
+func (r *record) forget(before time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	old := func(a arrival) bool { return a.sent < before }
@@ -84,9 +85,7 @@ func (r *record) forget(before time.Duration) int {
 			last = a
 		}
 	}
-	n := len(r.all)
 	r.all = slices.DeleteFunc(r.all, func(a arrival) bool { return old(a) && a != last })
-	return n - len(r.all)
 }
 
 // longestLoss returns the longest time without an arrival, of which a datagram was lost.

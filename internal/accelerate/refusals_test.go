@@ -1,9 +1,14 @@
 package accelerate_test
 
 import (
+	"fmt"
+	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/accelerate"
 )
@@ -61,22 +66,40 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A second daemon for the overlay does not start, whatever its socket. The first one goes on.
+// A second daemon for the overlay does not start, whatever its socket. The first one goes on. Only root can keep a
+// daemon from starting.
 func TestSecondDaemon(t *testing.T) {
 	both := flannel(t)
 	n := both[0]
+	taken := inside(t, n.ns, func() (net.Listener, error) { return net.Listen("unix", "@pilaster-accelerate/flannel.1") })
+	defer taken.Close()
 	first := n.accelerate(t)
+	locks := n.locks(t)
+	if len(locks) != 1 {
+		t.Fatalf("got lock files %q, want one: %s", locks, first.log)
+	}
+	if fi, err := os.Stat(locks[0]); err != nil || fi.Mode() != 0o600 {
+		t.Errorf("lock file: mode %v, %v, want 0600", fi.Mode(), err)
+	}
 	second := n.accelerate(t, "--socket", filepath.Join(n.dir, "other.sock"))
 	select {
 	case <-second.ended:
 	default:
 		t.Fatal("the second daemon has started")
 	}
-	if said := second.log.String(); second.code != 1 || !strings.Contains(said, "accelerates flannel.1 already") {
+	want := fmt.Sprintf("accelerates flannel.1 already (process %d, socket %s)", first.process.Pid, n.socket())
+	if said := second.log.String(); second.code != 1 || !strings.Contains(said, want) {
 		t.Errorf("got exit code %d: %s", second.code, said)
 	}
 	both[1].accelerate(t) // in another namespace
 	c := talk(t, n.only(), both[1].only())
 	must(t, c.echo(50))
 	first.until(t, "hits", func(s accelerate.Status) bool { return s.Egress.Hits > 30 })
+	first.end(unix.SIGKILL) // the file stays, the lock does not
+	third := n.accelerate(t)
+	third.until(t, "use", func(s accelerate.Status) bool { return s.InUse })
+	third.end(unix.SIGTERM)
+	if left := n.locks(t); len(left) > 0 {
+		t.Errorf("after the end there are lock files: %q", left)
+	}
 }

@@ -1,6 +1,7 @@
 package accelerate
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -103,18 +106,55 @@ func (s *server) close() (err error) {
 	return err
 }
 
+// locks is the folder of the lock files. Only root may create a file in it, and open one.
+const locks = "/run/pilaster"
+
+// claim is the lock of a network namespace's overlay. The kernel frees it when the process ends.
+type claim struct{ *os.File }
+
 // claimOverlay keeps a second daemon of the network namespace, with whatever socket, from accelerating the same
-// overlay: it takes an abstract socket, which belongs to the namespace. The kernel frees it when the process ends.
-func claimOverlay(device string) (io.Closer, error) {
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@pilaster-accelerate/" + device, Net: "unix"})
-	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, fmt.Errorf("another daemon in this network namespace accelerates %s already; nothing was changed: "+
-			"stop it first, with `pilaster accelerate reset` and its --socket", device)
-	} else if err != nil {
-		return nil, fmt.Errorf("claim %s: %w", device, err)
+// overlay.
+func claimOverlay(device, socket string) (io.Closer, error) {
+	var ns unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
+		return nil, fmt.Errorf("network namespace: %w", err)
 	}
-	return l, nil
+	if err := os.MkdirAll(locks, 0o755); err != nil {
+		return nil, fmt.Errorf("lock %s: %w; nothing was changed", device, err)
+	}
+	path := filepath.Join(locks, fmt.Sprintf("accelerate-%d-%s.lock", ns.Ino, device))
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("lock %s: %w; nothing was changed", device, err)
+		}
+		switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+		case errors.Is(err, unix.EWOULDBLOCK):
+			holder, _ := io.ReadAll(io.LimitReader(f, 1000)) // empty if it has not written it yet
+			return nil, errors.Join(fmt.Errorf("another daemon in this network namespace accelerates %s already (%s); "+
+				"nothing was changed: stop it first, with `pilaster accelerate reset` and its --socket", device,
+				cmp.Or(string(holder), path+" is locked")), f.Close())
+		case err != nil:
+			return nil, errors.Join(fmt.Errorf("lock %s: %w; nothing was changed", path, err), f.Close())
+		}
+		// A daemon that has just ended may have removed the file that is locked now.
+		locked, err := f.Stat()
+		err = errors.Join(err, f.Truncate(0))
+		if now, failed := os.Lstat(path); err == nil && failed == nil && os.SameFile(locked, now) {
+			_, err := f.WriteAt(fmt.Appendf(nil, "process %d, socket %s", os.Getpid(), socket), 0)
+			if err != nil {
+				return nil, errors.Join(fmt.Errorf("lock %s: %w; nothing was changed", path, err), claim{f}.Close())
+			}
+			return claim{f}, nil
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			return nil, err
+		}
+	}
 }
+
+// Close removes the file before it frees the lock.
+func (c claim) Close() error { return errors.Join(os.Remove(c.Name()), c.File.Close()) }
 
 // errEnding is the answer to calls while the daemon ends.
 var errEnding = errors.New("the daemon is ending")

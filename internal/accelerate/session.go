@@ -210,7 +210,7 @@ func (d *daemon) evict(change ...overlay.Eviction) {
 		if e.All {
 			err = d.cache.Void()
 		} else {
-			_, err = d.cache.Evict(oncache.Selector{Inner: e.Inner, VTEP: e.VTEP, Device: e.Device})
+			_, err = d.cache.Evict(oncache.Selector{Inner: e.Inner, VTEP: e.VTEP, Device: e.Device, MAC: e.MAC})
 		}
 		if err != nil {
 			d.Log.Error("cannot evict; the cache is opened again", "cause", e.Cause, "err", err)

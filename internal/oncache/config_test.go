@@ -51,12 +51,12 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 // A container that leaves takes what leads to it along; its device may be gone.
 func TestLeave(t *testing.T) {
 	b := newBench(t, world{})
-	join := func() { must(t, b.ns.Do(func() error { return b.Join("container") })) }
+	join := func() { must(t, b.ns.Do(func() error { return b.Join("container", b.container) })) }
 	join()
 	b.fill(t)
-	must(t, b.LeaveIndex("container", 99)) // another device that had the name
+	must(t, b.Leave("container", 99)) // another device that had the name
 	must(t, b.ns.Do(func() error {
-		if err := b.JoinIndex("container", 99); err == nil || !strings.Contains(err.Error(), "another one") {
+		if err := b.Join("container", 99); err == nil || !strings.Contains(err.Error(), "another one") {
 			t.Errorf("another device joined: %v", err)
 		}
 		return nil
@@ -64,11 +64,11 @@ func TestLeave(t *testing.T) {
 	if s, err := b.Stats(); err != nil || s.Flows == 0 {
 		t.Errorf("got %+v: %v", s, err)
 	}
-	must(t, b.Leave("container"))
+	must(t, b.Leave("container", b.container))
 	if s, err := b.Stats(); err != nil || s.Flows != 0 || s.Local != 0 || s.Remote != 1 || s.Evicted != 2 {
 		t.Errorf("got %+v: %v", s, err)
 	}
-	must(t, b.Leave("container"))
+	must(t, b.Leave("container", b.container))
 	join()
 	must(t, b.ns.Do(func() error {
 		d, err := linkByName("container")
@@ -78,9 +78,9 @@ func TestLeave(t *testing.T) {
 		if err := netlink.LinkDel(d); err != nil {
 			return err
 		}
-		if err := b.Join("container"); err == nil || !strings.Contains(err.Error(), "container") {
+		if err := b.Join("container", b.container); err == nil || !strings.Contains(err.Error(), "container") {
 			t.Errorf("a device that is gone joined: %v", err)
 		}
-		return b.Leave("container")
+		return b.Leave("container", b.container)
 	}))
 }

@@ -64,11 +64,11 @@ func (o *Cache) Evict(s Selector) (int, error) {
 
 func (o *Cache) evict(s Selector) (n int, err error) {
 	inner, vtep := as16(s.Inner), as16(s.VTEP)
-	remote := map[[16]byte]bool{} // behind the VTEP
+	remote := map[[16]byte]bool{} // behind the VTEP, or with the MAC
 	for _, step := range []func() (int, error){
 		func() (int, error) {
 			return remove(o.objects.OnceEgress, func(k innerKey, e egressEntry) bool {
-				behind := s.VTEP.IsValid() && e.VTEP == vtep
+				behind := s.VTEP.IsValid() && e.VTEP == vtep || s.MAC != [6]byte{} && [6]byte(e.MACs[:6]) == s.MAC
 				remote[k.Address] = behind
 				return s.All || behind || s.Inner.IsValid() && k.Address == inner
 			})

@@ -106,7 +106,11 @@ func (n *node) open(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return n.Join("container")
+		container, err := linkByName("container")
+		if err != nil {
+			return err
+		}
+		return n.Join("container", container.Attrs().Index)
 	}))
 	t.Cleanup(func() { must(t, n.Close()) })
 	must(t, n.Renew())

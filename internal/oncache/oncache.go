@@ -140,21 +140,21 @@ func detach(links []link.Link) error {
 }
 
 // Join makes a container's packets use the cache. device is the node's side of the container's veth, in the namespace
-// of the thread. Unlike ONCache, Join attaches the program that learns from incoming packets to this side, and not
-// inside the container, where it would process every packet. A device that has joined before is attached anew, as it
-// may be another device of the same name.
-func (o *Cache) Join(device string) error { return o.JoinIndex(device, 0) }
-
-// JoinIndex is Join for a device that must have an index, if that is not 0: another device can have the name meanwhile.
-func (o *Cache) JoinIndex(device string, index int) error {
+// of the thread; index is its index, because another device can have the name meanwhile. Unlike ONCache, Join attaches
+// the program that learns from incoming packets to this side, and not inside the container, where it would process
+// every packet. A device with the name of one that has joined before replaces it.
+func (o *Cache) Join(device string, index int) error {
 	d, err := linkByName(device)
 	if err != nil {
 		return err
 	}
-	if is := d.Attrs().Index; index != 0 && is != index {
+	if is := d.Attrs().Index; is != index {
 		return fmt.Errorf("oncache: device %s with index %d is gone; another one has its name", device, index)
 	}
-	if err := o.Leave(device); err != nil {
+	o.mu.Lock()
+	had := o.devices[device]
+	o.mu.Unlock()
+	if err := o.Leave(device, int(had.index)); err != nil {
 		return err
 	}
 	links, err := attachTo(d, o.objects.OnceOut, o.objects.OnceLearnIn)
@@ -163,18 +163,15 @@ func (o *Cache) JoinIndex(device string, index int) error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.devices[device] = container{uint32(d.Attrs().Index), links}
+	o.devices[device] = container{uint32(index), links}
 	return nil
 }
 
 // Leave undoes Join and evicts what leads to the device, which may be gone. A device that has not joined is no error.
-func (o *Cache) Leave(device string) error { return o.LeaveIndex(device, 0) }
-
-// LeaveIndex is Leave for a device that joined with an index, if that is not 0.
-func (o *Cache) LeaveIndex(device string, index int) error {
+func (o *Cache) Leave(device string, index int) error {
 	o.mu.Lock()
 	c, ok := o.devices[device]
-	if ok = ok && (index == 0 || c.index == uint32(index)); ok {
+	if ok = ok && c.index == uint32(index); ok {
 		delete(o.devices, device)
 	}
 	o.mu.Unlock()
@@ -203,11 +200,13 @@ func (o *Cache) ProgramStats() (datapath.ProgStats, error) {
 	return datapath.ProgStatsOf(o.objects.oncachePrograms)
 }
 
-// Selector says what Evict removes: everything, what concerns a container's address, a VTEP, or the node's side of a
-// container's veth. If several fields are set, Evict removes what any of them selects.
+// Selector says what Evict removes: everything, what concerns a container's address, a VTEP, the node's side of a
+// container's veth, or the MAC to which the overlay sends inner frames. If several fields are set, Evict removes what
+// any of them selects.
 type Selector struct {
 	All    bool
 	Inner  netip.Addr
 	VTEP   netip.Addr
-	Device uint32 // ifindex, 0: none
+	Device uint32  // ifindex, 0: none
+	MAC    [6]byte // zeros: none
 }

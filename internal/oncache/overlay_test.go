@@ -293,7 +293,7 @@ func TestPauseEvictResume(t *testing.T) {
 	must(t, l.a.Resume())
 	index := l.a.devices["container"].index
 	for name, s := range map[string]Selector{
-		"VTEP": {VTEP: l.b.underlay}, "device": {Device: index}, "all": {All: true},
+		"VTEP": {VTEP: l.b.underlay}, "device": {Device: index}, "MAC": {MAC: [6]byte(l.b.mac)}, "all": {All: true},
 	} {
 		if n, err := l.a.Evict(s); n == 0 || err != nil {
 			t.Errorf("%s: evicted %d: %v", name, n, err)

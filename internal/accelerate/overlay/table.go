@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 
@@ -17,11 +18,12 @@ const (
 )
 
 // Eviction says which entries of the cache a change concerns: all of them, or those with this inner address, this
-// remote VTEP or this container device.
+// remote VTEP, this container device, or this MAC of a container on another node.
 type Eviction struct {
 	All         bool
 	Inner, VTEP netip.Addr
 	Device      uint32
+	MAC         [6]byte
 	Cause       string
 }
 
@@ -132,14 +134,16 @@ func (t *Table) forwarding(mac string, vtep netip.Addr, deleted bool) []Eviction
 		t.vteps[mac] = vtep
 	}
 	switch {
-	case !known && t.bridged: // what was for this MAC went to all nodes, of which the cache has learnt one
-		return []Eviction{{All: true, Cause: CauseForwarding}}
+	case t.bridged && mac != noMAC: // before a new entry, frames went to all nodes, of which the cache has learnt one
+		return []Eviction{{MAC: bytesOf(mac), Cause: CauseForwarding}}
 	case !known:
 		return nil
 	}
 	return []Eviction{{VTEP: old, Cause: CauseForwarding}}
 }
 
+// port needs no eviction for a new MAC: the bridge has sent the frames to it to all ports, but the cache has learnt only
+// from those to the container that sends from this MAC.
 func (t *Table) port(mac string, port int, deleted bool) []Eviction {
 	old, known := t.ports[mac]
 	switch {
@@ -150,27 +154,20 @@ func (t *Table) port(mac string, port int, deleted bool) []Eviction {
 	default:
 		t.ports[mac] = port
 	}
-	if !known {
-		return t.flooded(mac, port)
+	switch {
+	case !known:
+		return nil
+	case old == t.overlay: // a container of another node
+		return []Eviction{{MAC: bytesOf(mac), Cause: CauseForwarding}}
 	}
 	return []Eviction{{Device: uint32(old), Cause: CauseForwarding}}
 }
 
-// flooded returns what the bridge may have sent to all ports, because it did not know the one of a MAC. The cache has
-// then learnt that the last port leads to the MAC's container.
-func (t *Table) flooded(mac string, port int) (all []Eviction) {
-	switch {
-	case port == t.overlay:
-		return nil
-	case t.bridged: // the containers' neighbours are not of this node
-		return []Eviction{{All: true, Cause: CauseForwarding}}
-	}
-	for n, of := range t.neighbours {
-		if of == mac && n.device == t.bridge {
-			all = append(all, Eviction{Inner: n.address, Cause: CauseForwarding})
-		}
-	}
-	return all
+// bytesOf returns zeros for what is no MAC of six bytes.
+func bytesOf(mac string) (b [6]byte) {
+	parsed, _ := net.ParseMAC(mac)
+	copy(b[:], parsed)
+	return b
 }
 
 func (t *Table) isVTEP(a netip.Addr) bool {

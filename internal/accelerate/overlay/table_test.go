@@ -113,7 +113,7 @@ func TestTable(t *testing.T) {
 		"new flood entry":         {fdb(noMAC, vtepA), nil},
 		"flood entry deleted":     {noFDB(noMAC, vtepA), vtep(vtepA, CauseForwarding)},
 		"port as before":          {port(macA, veth), nil},
-		"port learnt again":       {then(noPort(macA, veth), port(macA, veth)), inner(container, CauseForwarding)},
+		"port learnt again":       {then(noPort(macA, veth), port(macA, veth)), nil},
 		"port of an unknown MAC":  {port("02:00:00:00:00:0c", veth), nil},
 		"port changed":            {port(macA, other), []Eviction{{Device: veth, Cause: CauseForwarding}}},
 		"port deleted":            {noPort(macA, veth), []Eviction{{Device: veth, Cause: CauseForwarding}}},
@@ -154,7 +154,7 @@ func TestTable(t *testing.T) {
 			if len(got)+len(c.want) > 0 && !reflect.DeepEqual(got, c.want) {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
-			repeats := name == "flood entry deleted" || name == "port learnt again"
+			repeats := name == "flood entry deleted"
 			if again := c.event(table); !repeats && len(again) > 0 && !isRoute(again) {
 				t.Errorf("the same event again: got %+v, want nothing", again)
 			}
@@ -166,18 +166,30 @@ func TestTable(t *testing.T) {
 // know others again.
 func isRoute(all []Eviction) bool { return all[0].Cause == CauseRoute }
 
-// The node of a bridged overlay does not know the addresses of a container that the bridge, or the overlay's device,
-// has found again.
-func TestFloodedByBridge(t *testing.T) {
+// In a bridged overlay, containers of other nodes have ports and forwarding entries. Changes of one container concern
+// no other.
+func TestBridged(t *testing.T) {
 	table := NewTable(uplink, Device{Index: vxlan, Bridged: true}, bridge, func(int) bool { return false })
-	if got := port(macA, vxlan)(table); got != nil {
-		t.Errorf("a container of another node: got %+v, want nothing", got)
-	}
-	if got := port(macB, veth)(table); !reflect.DeepEqual(got, all(CauseForwarding)) {
-		t.Errorf("a container of this node: got %+v, want all", got)
-	}
-	if got := fdb(macA, vtepA)(table); !reflect.DeepEqual(got, all(CauseForwarding)) {
-		t.Errorf("the VTEP of a container: got %+v, want all", got)
+	of := func(mac string) []Eviction { return []Eviction{{MAC: bytesOf(mac), Cause: CauseForwarding}} }
+	for _, step := range []struct {
+		what  string
+		event event
+		want  []Eviction
+	}{
+		{"a container of another node", port(macA, vxlan), nil},
+		{"its VTEP", fdb(macA, vtepA), of(macA)},
+		{"another VTEP", fdb(macA, vtepB), of(macA)},
+		{"a container of this node", port(macB, veth), nil},
+		{"it moves to another node", port(macB, vxlan), []Eviction{{Device: veth, Cause: CauseForwarding}}},
+		{"it comes back", port(macB, veth), of(macB)},
+		{"the VTEP of the other is gone", noFDB(macA, vtepB), of(macA)},
+		{"its port too", noPort(macA, vxlan), of(macA)},
+		{"another node to flood to", fdb(noMAC, vtepA), nil},
+		{"it is gone", noFDB(noMAC, vtepA), vtep(vtepA, CauseForwarding)},
+	} {
+		if got := step.event(table); !reflect.DeepEqual(got, step.want) {
+			t.Errorf("%s: got %+v, want %+v", step.what, got, step.want)
+		}
 	}
 }
 

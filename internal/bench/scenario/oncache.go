@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"errors"
+	"net"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -84,7 +85,11 @@ func (n *Node) cache() (c *oncache.Cache, err error) {
 		if err != nil {
 			return err
 		}
-		return errors.Join(c.Renew(), c.Join(paired(1)))
+		veth, err := net.InterfaceByName(paired(1))
+		if err != nil {
+			return err
+		}
+		return errors.Join(c.Renew(), c.Join(veth.Name, veth.Index))
 	})
 	return c, err
 }
