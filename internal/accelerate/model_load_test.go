@@ -73,19 +73,43 @@ func (m *model) arrivedSince(before uses) (least uint64) {
 	return least
 }
 
+// since returns what has been counted after an earlier reading.
+func (now uses) since(before uses) uses {
+	all := uses{}
+	for f, u := range now {
+		for way := range ways {
+			u[way].arrived -= before[f][way].arrived
+			u[way].passed -= before[f][way].passed
+		}
+		all[f] = u
+	}
+	return all
+}
+
+// add adds what has been counted of flows of which all datagrams arrive: of others, some pass and do not arrive.
+func (u uses) add(more uses, all func(f *dualFlow) bool) {
+	for f, m := range more {
+		sum := u[f]
+		for way := range ways {
+			if all(f) {
+				sum[way].arrived += m[way].arrived
+				sum[way].passed += m[way].passed
+			}
+		}
+		u[f] = sum
+	}
+}
+
 // misses returns the flows and ways of which less than half of the datagrams have come from the receiver's cache.
 // Changes, and what they evict, make the others miss.
-func (m *model) misses(t *testing.T, before uses) (all []string) {
+func (u uses) misses(t *testing.T) (all []string) {
 	t.Helper()
-	now := m.uses(t)
-	for _, f := range m.flows {
-		for way := range ways {
-			arrived := now[f][way].arrived - before[f][way].arrived
-			passed := now[f][way].passed - before[f][way].passed
-			says := fmt.Sprintf("%v %s: %d datagrams arrived, %d of them not by the cache", f, wayNames[way], arrived,
-				passed)
+	for f, of := range u {
+		for way, n := range of {
+			says := fmt.Sprintf("%v %s: %d datagrams arrived, %d of them not by the cache", f, wayNames[way], n.arrived,
+				n.passed)
 			t.Log(says)
-			if arrived == 0 || 2*passed > arrived {
+			if n.arrived == 0 || 2*n.passed > n.arrived {
 				all = append(all, says)
 			}
 		}

@@ -64,7 +64,7 @@ func TestModelNotices(t *testing.T) {
 			t.Fatalf("%d hits of the load, %d datagrams", hitsOf(t, caches)-hits, m.arrivedSince(before))
 		}
 	}
-	if missing := m.misses(t, before); len(missing) != len(m.flows)*int(ways) {
+	if missing := m.uses(t).since(before).misses(t); len(missing) != len(m.flows)*int(ways) {
 		t.Errorf("containers without the cache: got %q, want each flow", missing)
 	}
 }

@@ -42,6 +42,7 @@ type model struct {
 	steps  int
 	strict int // steps in which all clients sent in time, so that at most half of the limit was added to it
 	faults []string
+	used   uses // in steps before and after which all datagrams of a flow arrive, and both daemons run
 }
 
 // newModel makes pods and flows on two nodes, and starts the daemons.
@@ -49,6 +50,7 @@ func newModel(t *testing.T, arrangement func(*testing.T) [2]*node, seed uint64, 
 	t.Helper()
 	m := &model{
 		nodes: arrangement(t), random: rand.New(rand.NewPCG(seed, 0)), epoch: time.Now(), moved: map[*node]bool{},
+		used:  uses{},
 		limit: 200 * time.Millisecond, dropping: returning(t, 2), // TC_ACT_SHOT
 	}
 	if s := os.Getenv("PILASTER_ACCELERATE_LIMIT"); s != "" {
@@ -135,6 +137,7 @@ func (m *model) obstacles(f *dualFlow, way int) (all []*change) {
 // step makes a change, or ends it, and judges its effect.
 func (m *model) step(t *testing.T, c *change, ends bool) {
 	t.Helper()
+	counted := m.uses(t)
 	m.late.Store(0)
 	var before [][ways]bool
 	for _, f := range m.flows {
@@ -169,6 +172,10 @@ func (m *model) step(t *testing.T, c *change, ends bool) {
 		m.strict++
 	}
 	m.steps++
+	m.used.add(m.uses(t).since(counted), func(f *dualFlow) bool {
+		ways := before[f.number]
+		return m.killed == nil && ways[there] && ways[back] && m.arrives(f, there) && m.arrives(f, back)
+	})
 	checked := m.now()
 	for _, f := range m.flows {
 		for way := range ways {
@@ -261,7 +268,7 @@ func TestModel(t *testing.T) {
 				m.daemons = []*daemon{m.nodes[0].accelerate(t), m.nodes[1].accelerate(t)}
 			})
 			m.load(t)
-			began, before := time.Now(), m.uses(t)
+			began := time.Now()
 			m.step(t, &change{name: "start", node: m.nodes[0], apply: func() error { return nil }}, false)
 			m.active = nil
 			made := 0
@@ -273,7 +280,7 @@ func TestModel(t *testing.T) {
 			t.Logf("%d changes in %v", made, time.Since(began).Round(time.Second))
 			t.Logf("clients sent at most %v late, in %d of %d steps at most a quarter of the limit", m.latest, m.strict,
 				m.steps)
-			if missing := m.misses(t, before); len(missing) > 0 {
+			if missing := m.used.misses(t); len(missing) > 0 {
 				t.Errorf("the cache was hardly used:\n%s%s", strings.Join(missing, "\n"), m.causes(t))
 			}
 		})
