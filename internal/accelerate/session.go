@@ -130,6 +130,8 @@ func (d *daemon) follow(l netlink.Link) {
 	switch wanted := d.Containers.Has(l, d.bridge) && !refused; {
 	case wanted && !known:
 		d.join(l)
+	case known && !wanted && !refused && d.isContainer(index): // l describes a state that has passed
+		d.evict(overlay.Eviction{Device: uint32(index), Cause: overlay.CauseLink})
 	case known && !wanted:
 		d.detaching[d.leave(index)] = true
 	case known && had.name != name:
@@ -140,6 +142,12 @@ func (d *daemon) follow(l netlink.Link) {
 		d.containers[index] = had
 		d.evict(overlay.Eviction{Device: uint32(index), Cause: overlay.CauseLink})
 	}
+}
+
+// isContainer reports whether a device is a container's at this moment.
+func (d *daemon) isContainer(index int) bool {
+	now, err := netlink.LinkByIndex(index)
+	return err == nil && d.Containers.Has(now, d.bridge)
 }
 
 func (d *daemon) join(l netlink.Link) {

@@ -69,10 +69,7 @@ func (r rule) unsafe(marks uint32, stateful map[chainName]string) string {
 			}
 		}
 	}
-	if r.comparesMark(marks) {
-		return whyMark(marks)
-	}
-	return ""
+	return r.usesMark(marks)
 }
 
 // acts reports whether the expression can change what happens to the packet, apart from ending the rule.

@@ -56,7 +56,7 @@ func parseLegacy(program, saved string, marks uint32) (r Report) {
 		case strings.HasPrefix(line, ":"):
 			chains[strings.Fields(line[1:])[0]] = true
 		case strings.HasPrefix(line, "-A "):
-			matches, target, seen := legacyRule(line)
+			matches, target, seen, saved := legacyRule(line)
 			chain := strings.Fields(line)[1]
 			numbers[chain]++
 			r.Tracks = r.Tracks || slices.Contains(trackingTargets, target) ||
@@ -67,6 +67,9 @@ func parseLegacy(program, saved string, marks uint32) (r Report) {
 			why := unsafeLegacy(matches, target, chains)
 			if why == "" && seen&marks != 0 {
 				why = whyMark(marks)
+			}
+			if why == "" && saved&marks != 0 {
+				why = whySaved(marks)
 			}
 			if why != "" {
 				r.Unsafe = append(r.Unsafe,
@@ -89,16 +92,18 @@ func unsafeLegacy(matches []string, target string, chains map[string]bool) strin
 	return ""
 }
 
-// legacyRule returns the matches and the target of a rule, and the bits of marks that it looks at. Comments and strings
-// in quotes may contain anything.
-func legacyRule(line string) (matches []string, target string, marks uint32) {
+// legacyRule returns the matches and the target of a rule, the bits of marks that it looks at, and those that it copies
+// to or from conntrack's. Comments and strings in quotes may contain anything.
+func legacyRule(line string) (matches []string, target string, marks, saved uint32) {
 	words := splitQuoted(line)
 	for i := 0; i+1 < len(words); i++ {
 		switch words[i] {
 		case "-m":
 			matches = append(matches, words[i+1])
 		case "-j", "-g":
-			target = words[i+1]
+			if target = words[i+1]; target == "CONNMARK" {
+				saved = legacyConnmarkBits(words[i+1:])
+			}
 		case "--mark":
 			if len(matches) > 0 && matches[len(matches)-1] == "mark" { // connmark has this option too
 				marks |= legacyMarkMask(words[i+1])
@@ -108,7 +113,7 @@ func legacyRule(line string) (matches []string, target string, marks uint32) {
 		}
 		i++
 	}
-	return matches, target, marks
+	return matches, target, marks, saved
 }
 
 // splitQuoted splits at blanks outside of quotes. A quoted word keeps its first quote, so that it is no option.

@@ -32,7 +32,7 @@ func namespace(t *testing.T) *netns.Namespace {
 
 const cacheMarks = 0x1ff0
 
-var wholeMark = whyMark(cacheMarks)
+var wholeMark, savedMark = whyMark(cacheMarks), whySaved(cacheMarks)
 
 func read(t *testing.T, ns *netns.Namespace) (r Report) {
 	t.Helper()
@@ -82,6 +82,14 @@ var iptablesRules = []struct{ rule, why string }{
 	{"-A FORWARD -m mark --mark 0x4000 -j ACCEPT", wholeMark},
 	{"-A FORWARD -m mark ! --mark 0x10/0x10 -j DROP", wholeMark},
 	{"-A FORWARD -m connmark --mark 0x4000 -j ACCEPT", ""},
+	{"-t mangle -A FORWARD -j CONNMARK --save-mark", savedMark},
+	{"-t mangle -A FORWARD -j CONNMARK --save-mark --nfmask 0x80 --ctmask 0x80", savedMark},
+	{"-t mangle -A FORWARD -j CONNMARK --save-mark --nfmask 0x4000 --ctmask 0xffffffff", ""},
+	{"-t mangle -A PREROUTING -j CONNMARK --restore-mark", savedMark},
+	{"-t mangle -A PREROUTING -j CONNMARK --restore-mark --nfmask 0x4000 --ctmask 0x4080", savedMark},
+	{"-t mangle -A PREROUTING -j CONNMARK --restore-mark --nfmask 0x4000 --ctmask 0x4000", ""},
+	{"-t mangle -A PREROUTING -j CONNMARK --set-xmark 0x10/0xffffffff", ""},
+	{"-t nat -A PREROUTING -j CONNMARK --save-mark", ""},
 	{"-t nat -A POSTROUTING -m mark --mark 0x4000 -j RETURN", ""}, // as Flannel's
 	// as kube-proxy's
 	{"-t nat -A PREROUTING -m statistic --mode nth --every 2 --packet 0 -p tcp -j REDIRECT --to-ports 1", ""},
@@ -188,7 +196,15 @@ var nativeRules = map[string]struct {
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, masked(^uint32(0x4000)),
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1}, verdict,
 	}},
-	"save mark": {wholeMark, []expr.Any{
+	"restore mark": {savedMark, []expr.Any{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: 1},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
+	}},
+	"restore masked mark": {"", []expr.Any{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: 1}, masked(0x4000),
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
+	}},
+	"save mark": {savedMark, []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
 		&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: 1}, verdict,
 	}},
