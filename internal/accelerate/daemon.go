@@ -104,16 +104,16 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	server, err := d.serve(ctx) // a socket has one daemon
-	if err != nil {
-		return err
-	}
-	defer func() { cancel(); err = errors.Join(err, server.close()) }()
 	lock, err := claimOverlay(o.Overlay, o.Socket)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
+	server, err := d.serve(ctx) // a socket has one daemon
+	if err != nil {
+		return err
+	}
+	defer func() { cancel(); err = errors.Join(err, server.close()) }()
 	w, err := startWatch(ctx)
 	if err != nil {
 		return err

@@ -50,8 +50,8 @@ func (s slots) any(register uint64, size int) bool {
 }
 
 // usesMark says how the rule looks at bits of the packet's mark that are in marks, or copies them to or from
-// conntrack's mark; "" if it does neither. Setting the mark from itself, such as by "meta mark set meta mark or 0x4000",
-// is no look.
+// conntrack's mark; "" if it does neither. Setting the mark from itself, such as by "meta mark set meta mark or
+// 0x4000", is no look.
 func (r rule) usesMark(marks uint32) string {
 	var has, saved slots // values made from bits of the cache, and from the same bits of conntrack's mark
 	for _, e := range r.expressions {
