@@ -28,8 +28,8 @@ static __always_inline void note_sender(__u32 device, __u64 mac)
 }
 
 /* claim tells whether the overlay's answer to a container's packet may be learnt. It must not be if the entry of the
- * flow is of another device or has other MACs: whoever sends packets with a container's addresses would keep the
- * container's flow valid. A flow without an entry gets one, so that the answer counts for this container. Flows to
+ * flow is of another device or has other MACs: a container that sends with another one's address would keep that one's
+ * flow valid. A flow without an entry gets one, so that the answer counts for this container. Flows to
  * destinations that the overlay has not been seen to reach get none: there are many, to the node and beyond. */
 static __always_inline bool claim(struct __sk_buff *skb, const struct once_now *now, const struct inner *p)
 {
@@ -46,8 +46,8 @@ static __always_inline bool claim(struct __sk_buff *skb, const struct once_now *
 }
 
 /* let_out makes the direction out of a flow valid, for the container that has claimed it. It returns false if it is so,
- * or if nobody has: then a later packet does. Only now is the container's MAC known to be one that the overlay accepts
- * from it. */
+ * or if no container has: then a later packet does. Only now is the container's MAC known to be one that the overlay
+ * accepts from it. */
 static __always_inline bool let_out(const struct once_flow *f, const struct once_now *now)
 {
 	struct once_verdict new = {};

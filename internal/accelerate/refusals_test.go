@@ -71,7 +71,9 @@ func TestRefusals(t *testing.T) {
 func TestSecondDaemon(t *testing.T) {
 	both := flannel(t)
 	n := both[0]
-	taken := inside(t, n.ns, func() (net.Listener, error) { return net.Listen("unix", "@pilaster-accelerate/flannel.1") })
+	taken := inside(t, n.ns, func() (net.Listener, error) { // which any user may take
+		return net.Listen("unix", "@pilaster-accelerate/flannel.1")
+	})
 	defer taken.Close()
 	first := n.accelerate(t)
 	locks := n.locks(t)

@@ -139,8 +139,9 @@ func states() []refusal {
 	}
 	return []refusal{
 		{name: "out: another container", frame: out, prepare: entry(func(v *verdict) { v.Device++ }), cause: "device"},
-		{name: "out: another container answers a SYN", prepare: entry(func(v *verdict) { v.Device++ }), cause: "syn-ack",
-			frame: func(w world) []byte { return w.sent(flags(said, packet.SYN|packet.ACK)) }},
+		{name: "out: another container answers a SYN", cause: "syn-ack",
+			prepare: entry(func(v *verdict) { v.Device++ }),
+			frame:   func(w world) []byte { return w.sent(flags(said, packet.SYN|packet.ACK)) }},
 		{name: "out: another container, void", frame: out, cause: "void", learns: true,
 			prepare: entry(func(v *verdict) { v.Device++; v.Generation-- })},
 		{name: "out: destination unknown", frame: out, cause: "no-route", learns: true, forgets: true,

@@ -81,7 +81,7 @@ func choose(f facts, cpus []int, entries int) (mode string, of []int, reason str
 		}
 	}
 	if entries == 0 {
-		return RPS, cpus, reason + "; no RFS: its table is the first network namespace's; --host-flow-entries has its size"
+		return RPS, cpus, reason + "; no RFS: only the first network namespace has its table (--host-flow-entries)"
 	}
 	return RFS, cpus, reason
 }

@@ -32,7 +32,8 @@ func Listen(path string) (net.Listener, error) {
 	}
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		c.Close()
-		return nil, fmt.Errorf("%s is in use by a running daemon; stop it, or choose another --run-dir or --socket", path)
+		return nil, fmt.Errorf("%s is in use by a running daemon; stop it, or choose another --run-dir or --socket",
+			path)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err

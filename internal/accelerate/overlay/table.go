@@ -142,8 +142,8 @@ func (t *Table) forwarding(mac string, vtep netip.Addr, deleted bool) []Eviction
 	return []Eviction{{VTEP: old, Cause: CauseForwarding}}
 }
 
-// port needs no eviction for a new MAC: the bridge has sent the frames to it to all ports, but the cache has learnt only
-// from those to the container that sends from this MAC.
+// port needs no eviction for a new MAC: the bridge has sent the frames to it to all ports, but the cache has learnt
+// only from those to the container that sends from this MAC.
 func (t *Table) port(mac string, port int, deleted bool) []Eviction {
 	old, known := t.ports[mac]
 	switch {

@@ -17,7 +17,8 @@ func whyMark(marks uint32) string {
 }
 
 func whySaved(marks uint32) string {
-	return fmt.Sprintf("copies the mark to or from conntrack's without a mask that excludes the cache's bits (%#x)", marks)
+	const text = "copies the mark to or from conntrack's without a mask that excludes the cache's bits (%#x)"
+	return fmt.Sprintf(text, marks)
 }
 
 // slots are the 4-byte registers of nftables, by number.
