@@ -11,12 +11,8 @@
 static __always_inline int missed(struct __sk_buff *skb, const struct once_now *now, const struct inner *p,
 				  enum once_way way, enum once_cause cause)
 {
-	/* Another connection, or the reset of one: conntrack has to see it all. Most often there is no entry, and a
-	 * lookup costs less than the deletion of none, which takes a lock. */
-	if ((cause == CAUSE_TCP_FLAGS || cause == CAUSE_ROUTE) && bpf_map_lookup_elem(&once_filter, &p->flow))
-		bpf_map_delete_elem(&once_filter, &p->flow);
-	/* So that conntrack also sees the last ACK. */
-	if (cause == CAUSE_FIN)
+	/* Another connection, the reset or the end of one: conntrack has to see it all, also the last ACK. */
+	if (cause == CAUSE_TCP_FLAGS || cause == CAUSE_FIN || cause == CAUSE_ROUTE)
 		expire(&p->flow);
 	if (cause >= CAUSE_SYN_ACK && cause <= CAUSE_ROUTE)
 		mark(skb, now->generation.marks && may_mark(skb, p, way) && (way == WAY_IN || claim(skb, now, p))

@@ -36,10 +36,10 @@ static __always_inline bool claim(struct __sk_buff *skb, const struct once_now *
 	struct once_verdict new = {.generation = now->generation.filter, .device = skb->ifindex}, *known;
 	struct once_inner key = inner_of(&p->flow.remote);
 
-	__builtin_memcpy(new.macs, p->macs, sizeof(new.macs));
 	known = bpf_map_lookup_elem(&once_filter, &p->flow);
-	if (known && known->generation == new.generation)
-		return known->device == new.device && !differ(known->macs, new.macs, sizeof(new.macs));
+	if (known && known->generation == now->generation.filter)
+		return known->device == skb->ifindex && !differ(known->macs, p->macs, sizeof(p->macs));
+	__builtin_memcpy(new.macs, p->macs, sizeof(new.macs));
 	if (bpf_map_lookup_elem(&once_egress, &key))
 		bpf_map_update_elem(&once_filter, &p->flow, &new, BPF_ANY);
 	return true;
