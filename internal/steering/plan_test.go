@@ -79,7 +79,7 @@ func TestPlan(t *testing.T) {
 		{"auto: another memory domain", Auto, facts{queues: 1, hardware: true, near: []int{9}}, four, 0,
 			plan{mode: RPS, cpus: four}, "fewer hardware queues"},
 		{"auto: software queues interrupt no CPU", Auto, facts{queues: 4}, four, 0, plan{mode: RPS, cpus: four},
-			"no table of flows"},
+			"only the first network namespace has its table"},
 		{"auto: a table of flows", Auto, facts{queues: 1}, four, 65536,
 			plan{mode: RFS, cpus: four, flowCount: 65536}, "software device"},
 		{"auto: one CPU", Auto, facts{queues: 1}, []int{3}, 65536, plan{mode: Off}, "one CPU"},
