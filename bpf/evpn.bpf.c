@@ -3,6 +3,7 @@
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
 
+#define TUNNELS_OVER_IPV4
 #include "hooks/uplink_class.h"
 #include "net/evpn/stages.h"
 

@@ -205,6 +205,9 @@ const oncacheObject = "../oncache/oncache_bpfel.o"
 // ilaObject has the programs of a network, which share maps with those of the data path.
 const ilaObject = "../network/ila/tables/object_bpfel.o"
 
+// evpnObject has the programs of another one.
+const evpnObject = "../network/evpn/tables/object_bpfel.o"
+
 // measureCosts loads the programs as load does for macvlans, because these need most programs, and those of the other
 // objects. It reads the verifier's statistics of each program.
 func measureCosts(t *testing.T) map[string]cost {
@@ -229,19 +232,22 @@ func measureCosts(t *testing.T) map[string]cost {
 		spec.Variables["mark_mask"].Set(uint32(0xff)), // without a mask nothing is learnt
 		spec.Variables["tracks"].Set(err == nil)))     // without conntrack the kernel has no lookup
 	maps.Copy(costs, costsOf(t, spec))
-	spec, err = ebpf.LoadCollectionSpec(ilaObject)
-	must(t, err)
 	constants := d.constants(1, 1)
 	for _, name := range []string{"sir_prefix", "own_locator", "neutral_bit"} {
 		constants[name] = uint64(0x100000000000007)
 	}
-	constants["macvlan"] = false // the network has none
-	for name, value := range constants {
-		if v := spec.Variables[name]; v != nil {
-			must(t, v.Set(value))
+	constants["own_vtep4"] = uint32(0x7000a0a)
+	constants["macvlan"] = false // these networks have none
+	for _, object := range []string{ilaObject, evpnObject} {
+		spec, err = ebpf.LoadCollectionSpec(object)
+		must(t, err)
+		for name, value := range constants {
+			if v := spec.Variables[name]; v != nil {
+				must(t, v.Set(value))
+			}
 		}
+		maps.Copy(costs, costsOf(t, spec))
 	}
-	maps.Copy(costs, costsOf(t, spec))
 	return costs
 }
 

@@ -245,7 +245,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		int sent = 0;
 
 		vtep = r->vtep;
-		if (direct_port && !own_vtep4)
+		if (direct_port && !over_ipv4)
 			sent = direct_xmit(skb, j, &vtep, node->vxlan);
 		return sent ? sent : tunnel_xmit(skb, j, &vtep, node->vxlan);
 	}

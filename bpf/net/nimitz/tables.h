@@ -152,7 +152,13 @@ static __always_inline __u64 mac_word(const __u8 *mac)
 /* own_vtep4 is this node's tunnel address if the tunnels are over IPv4, in the programs of network evpn alone. Then a
  * route to another VTEP has the MAC that the inner frame gets, and the VNI on the wire if that is not the packet's own:
  * the frame then goes to a host in the tenant's Ethernet segment, and not to a router. */
+#ifdef TUNNELS_OVER_IPV4
+#define over_ipv4 true
 CONSTANT __be32 own_vtep4 = 0;
+#else
+#define over_ipv4 false
+#define own_vtep4 ((__be32)0)
+#endif
 
 static __always_inline __be32 vtep4_of(const struct route *r)
 {

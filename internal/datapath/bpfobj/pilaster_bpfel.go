@@ -552,7 +552,6 @@ const (
 	PilasterVarNodeCookie          = "node_cookie"
 	PilasterVarNodeIfindex         = "node_ifindex"
 	PilasterVarOwnNode             = "own_node"
-	PilasterVarOwnVtep4            = "own_vtep4"
 	PilasterVarPacketMark          = "packet_mark"
 	PilasterVarPrivateMask         = "private_mask"
 	PilasterVarPrivatePrefix       = "private_prefix"
@@ -698,7 +697,6 @@ type PilasterVariableSpecs struct {
 	NodeCookie         *ebpf.VariableSpec `ebpf:"node_cookie"`
 	NodeIfindex        *ebpf.VariableSpec `ebpf:"node_ifindex"`
 	OwnNode            *ebpf.VariableSpec `ebpf:"own_node"`
-	OwnVtep4           *ebpf.VariableSpec `ebpf:"own_vtep4"`
 	PacketMark         *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask        *ebpf.VariableSpec `ebpf:"private_mask"`
 	PrivatePrefix      *ebpf.VariableSpec `ebpf:"private_prefix"`
@@ -837,7 +835,6 @@ type PilasterVariables struct {
 	NodeCookie         *ebpf.Variable `ebpf:"node_cookie"`
 	NodeIfindex        *ebpf.Variable `ebpf:"node_ifindex"`
 	OwnNode            *ebpf.Variable `ebpf:"own_node"`
-	OwnVtep4           *ebpf.Variable `ebpf:"own_vtep4"`
 	PacketMark         *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask        *ebpf.Variable `ebpf:"private_mask"`
 	PrivatePrefix      *ebpf.Variable `ebpf:"private_prefix"`

@@ -126,7 +126,6 @@ const (
 	objectVarNodeIfindex         = "node_ifindex"
 	objectVarOwnLocator          = "own_locator"
 	objectVarOwnNode             = "own_node"
-	objectVarOwnVtep4            = "own_vtep4"
 	objectVarPacketMark          = "packet_mark"
 	objectVarPrivateMask         = "private_mask"
 	objectVarPrivatePrefix       = "private_prefix"
@@ -267,7 +266,6 @@ type objectVariableSpecs struct {
 	NodeIfindex       *ebpf.VariableSpec `ebpf:"node_ifindex"`
 	OwnLocator        *ebpf.VariableSpec `ebpf:"own_locator"`
 	OwnNode           *ebpf.VariableSpec `ebpf:"own_node"`
-	OwnVtep4          *ebpf.VariableSpec `ebpf:"own_vtep4"`
 	PacketMark        *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask       *ebpf.VariableSpec `ebpf:"private_mask"`
 	PrivatePrefix     *ebpf.VariableSpec `ebpf:"private_prefix"`
@@ -421,7 +419,6 @@ type objectVariables struct {
 	NodeIfindex       *ebpf.Variable `ebpf:"node_ifindex"`
 	OwnLocator        *ebpf.Variable `ebpf:"own_locator"`
 	OwnNode           *ebpf.Variable `ebpf:"own_node"`
-	OwnVtep4          *ebpf.Variable `ebpf:"own_vtep4"`
 	PacketMark        *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask       *ebpf.Variable `ebpf:"private_mask"`
 	PrivatePrefix     *ebpf.Variable `ebpf:"private_prefix"`
