@@ -143,7 +143,7 @@ func bugs() []planted {
 		},
 		{"FuzzPageToken", "internal/orchestrator/store/pages.go", "|| prefixName(p) != name {", "{"},
 		{
-			"FuzzCheckNode", "internal/orchestrator/store/names.go",
+			"FuzzCheckNode", "internal/orchestrator/store/nodes.go",
 			"ok = ok && labelForm.MatchString(label)",
 			`ok = ok && (label == "" || labelForm.MatchString(label))`,
 		},

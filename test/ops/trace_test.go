@@ -218,8 +218,6 @@ func TestTrace(t *testing.T) {
 		{"s1", "s3", "tcp/80", trace.Delivered, "",
 			"n1 container, n1 endpoint, n1 policy, n1 policy, n1 deliver",
 			"n1 container, n1 policy, n1 policy, n1 deliver", "refused"},
-		{"s1", "c2", "udp/53", trace.Dropped, "dst-not-private", "n1 container, n1 translate", "n1 container, n1 drop",
-			""},
 	} {
 		dry, dryStatus := l.trace(ctx, t, c.from, c.to, c.protocol, "--dry-run")
 		live, liveStatus := l.trace(ctx, t, c.from, c.to, c.protocol)
