@@ -141,7 +141,7 @@ var breakagesOfILA = []breakage{
 	{"ila, neighbour", breakages[2].do, "neighbour fe80::1"},
 	{"ila, entry", func(v victim) error {
 		a := netip.MustParseAddr(v.attachment().Address).As16()
-		return v.forget("ila_locals_v1", a[8:])
+		return v.forget("ila_locals_v2", a[8:])
 	}, "the entry of fd70:696c:e100:"},
 	{"ila, program", func(v victim) error {
 		return v.host.FilterDel(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
