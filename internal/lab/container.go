@@ -57,7 +57,16 @@ func (l *Lab) attach(ctx context.Context, c Container) error {
 	if err != nil {
 		return err
 	}
-	plugin, network, err := l.cni(c)
+	state := ContainerStatus{Container: c}
+	if err := l.addTo(ctx, &state); err != nil {
+		return err
+	}
+	return l.keep(state)
+}
+
+// addTo runs CNI ADD on the container's node and reads its new status.
+func (l *Lab) addTo(ctx context.Context, c *ContainerStatus) error {
+	plugin, network, err := l.cni(c.Container)
 	if err != nil {
 		return err
 	}
@@ -69,14 +78,13 @@ func (l *Lab) attach(ctx context.Context, c Container) error {
 	if err != nil {
 		return fmt.Errorf("read its address from its agent: %w", err)
 	}
-	state := ContainerStatus{Container: c}
-	if err := state.merge(got.Msg.Endpoint); err != nil {
+	if err := c.merge(got.Msg.Endpoint); err != nil {
 		return err
 	}
-	if !state.Address.IsValid() {
+	if !c.Address.IsValid() {
 		return errors.New("the agent reports no address")
 	}
-	return l.keep(state)
+	return nil
 }
 
 // RemoveContainer runs CNI DEL for a container, then ends its process and removes its namespace.

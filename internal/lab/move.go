@@ -128,39 +128,19 @@ func (l *Lab) copySessions(ctx context.Context, c ContainerStatus, to string) (a
 // attachSecond attaches a container to its new node, while its device to the former one keeps working. If it fails, the
 // container is as before.
 func (l *Lab) attachSecond(ctx context.Context, c *ContainerStatus) (*formerDevice, error) {
+	was := c.Address
 	former, err := l.setAside(c.Name)
 	if err == nil {
 		err = l.addTo(ctx, c)
+	}
+	if err == nil && c.Address != was {
+		err = fmt.Errorf("the agent gave it %v, not %v", c.Address, was)
 	}
 	if err != nil && former != nil {
 		err = errors.Join(err, former.restore())
 		former.close()
 	}
 	return former, err
-}
-
-// addTo runs CNI ADD on the container's node and reads its new status.
-func (l *Lab) addTo(ctx context.Context, c *ContainerStatus) error {
-	plugin, network, err := l.cni(c.Container)
-	if err != nil {
-		return err
-	}
-	if _, err := plugin.AddNetworkList(ctx, network, l.cniRuntime(c.Name)); err != nil {
-		return fmt.Errorf("CNI ADD: %w", err)
-	}
-	got, err := l.Agent(c.Node).
-		GetEndpoint(ctx, connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: l.ContainerID(c.Name)}))
-	if err != nil {
-		return fmt.Errorf("read its address from its agent: %w", err)
-	}
-	was := c.Address
-	if err := c.merge(got.Msg.Endpoint); err != nil {
-		return err
-	}
-	if c.Address != was {
-		return fmt.Errorf("the agent gave it %v, not %v", c.Address, was)
-	}
-	return nil
 }
 
 // formerDevice is a container's device to the node that it leaves. The new device gets the same routes, of which this
