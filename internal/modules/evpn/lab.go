@@ -6,9 +6,9 @@ import (
 	"strconv"
 
 	"pilaster.io/pilaster/internal/modules/module"
+	"pilaster.io/pilaster/internal/modules/nimitz"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/evpn"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/specfile"
 )
 
@@ -67,14 +67,5 @@ func agentArguments(mappings int) []string {
 
 // simulatedEntries counts the entries that package evpn would have without other speakers.
 func simulatedEntries(tenants []module.Hosted) []network.Entries {
-	used := map[pipeline.Stage]int{}
-	for _, t := range tenants {
-		used[pipeline.Register] += t.Addresses
-		used[pipeline.Forwarding] += t.Overlays + t.Remote + t.Addresses
-	}
-	var all []network.Entries
-	for _, s := range pipeline.Stages {
-		all = append(all, network.Entries{Table: Name + "-" + s.String(), Used: used[s]})
-	}
-	return all
+	return nimitz.PipelineEntries(Name, 0, tenants)
 }
