@@ -118,12 +118,8 @@ type outer struct {
 }
 
 func (o outer) frame(to, from net.HardwareAddr, inner []byte) []byte {
-	header := binary.BigEndian.AppendUint32(nil, 0x08000000)
-	if o.identity != 0 {
-		header = binary.BigEndian.AppendUint32(nil, 0x88000000|uint32(o.identity))
-	}
-	header = binary.BigEndian.AppendUint32(header, uint32(o.vni)<<8)
-	body := packet.UDP{SourcePort: 55555, DestinationPort: o.port, Payload: append(header, inner...)}
+	payload := packet.VXLAN(uint32(o.vni), o.identity, inner)
+	body := packet.UDP{SourcePort: 55555, DestinationPort: o.port, Payload: payload}
 	return packet.Packet{Source: o.from, Destination: o.to, Body: body}.Frame(to, from)
 }
 

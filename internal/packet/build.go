@@ -79,6 +79,17 @@ func (p Packet) Frame(destination, source net.HardwareAddr) []byte {
 	return Frame(destination, source, kind, p.Marshal())
 }
 
+// VXLAN returns the payload of a UDP datagram that carries a frame, with a group policy id (RFC 7348,
+// draft-smith-vxlan-group-policy) unless it is 0.
+func VXLAN(vni uint32, group uint16, frame []byte) []byte {
+	flags := uint32(0x08000000)
+	if group != 0 {
+		flags |= 0x80000000 | uint32(group)
+	}
+	header := binary.BigEndian.AppendUint32(nil, flags)
+	return append(binary.BigEndian.AppendUint32(header, vni<<8), frame...)
+}
+
 func (u UDP) header(b []byte) ([]byte, int) {
 	b = binary.BigEndian.AppendUint16(b, u.SourcePort)
 	b = binary.BigEndian.AppendUint16(b, u.DestinationPort)

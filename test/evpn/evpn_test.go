@@ -93,16 +93,7 @@ func newBed(t *testing.T) bed {
 }
 
 // isolated pings from every container to every container.
-func (b bed) isolated(when string) {
-	b.Helper()
-	echoes, err := b.PingAll(labtest.Context(b.T), packet.PingOptions{Timeout: 300 * time.Millisecond})
-	must(b.T, err)
-	for _, e := range echoes {
-		if must, err := b.MustReach(e.From, e.To); err != nil || must != e.Reached() {
-			b.Errorf("%s: %s reaches %s: got %v, want %v (%v)", when, e.From, e.To, e.Reached(), must, err)
-		}
-	}
-}
+func (b bed) isolated(when string) { b.Helper(); labtest.Isolated(b.T, b.Lab, when) }
 
 // pings reports whether one of three echo requests from a namespace is answered.
 func pings(ns *netns.Namespace, to string) bool {

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -14,6 +13,7 @@ import (
 	"pilaster.io/pilaster/internal/evpn"
 	"pilaster.io/pilaster/internal/evpn/bgptest"
 	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -202,9 +202,5 @@ func (n *frrNode) bridge(name, tunnel string, vni uint32, mac string, suppress b
 // until waits for what the daemons reach in their own time.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(200 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v: not %s", patience, what)
-		}
-	}
+	labtest.Until(t, patience, what, ok)
 }

@@ -68,16 +68,7 @@ func TestTenants(t *testing.T) {
 }
 
 // isolated pings from every container to every container.
-func (b bed) isolated(when string) {
-	b.Helper()
-	echoes, err := b.PingAll(labtest.Context(b.T), packet.PingOptions{Timeout: 300 * time.Millisecond})
-	must(b.T, err)
-	for _, e := range echoes {
-		if must, err := b.MustReach(e.From, e.To); err != nil || must != e.Reached() {
-			b.Errorf("%s: %s reaches %s: got %v, want %v (%v)", when, e.From, e.To, e.Reached(), must, err)
-		}
-	}
-}
+func (b bed) isolated(when string) { b.Helper(); labtest.Isolated(b.T, b.Lab, when) }
 
 // patience is a limit for what takes milliseconds on an idle machine.
 const patience = 60 * time.Second

@@ -48,18 +48,19 @@ func newMoving(t *testing.T) bed {
 
 // traffic is a connection and a stream of datagrams to db, while it moves.
 type traffic struct {
-	sent, received, last atomic.Int64 // datagrams
-	gap                  atomic.Int64 // longest time between two datagrams that arrived, in ns
-	echoes               atomic.Int64 // on the connection
-	stall                atomic.Int64 // longest time until an echo, in ns
-	failed               chan error   // of the connection
-	begun                [2]int64     // sent and received before the measurement
+	sent, received, last atomic.Int64  // datagrams
+	gap                  atomic.Int64  // longest time between two datagrams that arrived, in ns
+	echoes               atomic.Int64  // on the connection
+	stall                atomic.Int64  // longest time until an echo, in ns
+	arrived              chan struct{} // at least one datagram has, since the last look
+	failed               chan error    // of the connection
+	begun                [2]int64      // sent and received before the measurement
 }
 
 // start begins the traffic; it ends with ctx.
 func (b bed) start(ctx context.Context, every time.Duration) *traffic {
 	b.Helper()
-	f := &traffic{failed: make(chan error, 1)}
+	f := &traffic{arrived: make(chan struct{}, 1), failed: make(chan error, 1)}
 	var before atomic.Int64
 	to := labtest.ReceiveNumbered(b.T, b.Lab, "db", 9, 1<<20, func(n int) {
 		now := time.Now().UnixNano()
@@ -68,6 +69,10 @@ func (b bed) start(ctx context.Context, every time.Duration) *traffic {
 		}
 		f.received.Add(1)
 		f.last.Store(int64(n))
+		select {
+		case f.arrived <- struct{}{}:
+		default:
+		}
 	})
 	at := netip.AddrPortFrom(to, 7)
 	must(b.T, <-labtest.RunIn(b.T, b.Lab, "db", func() error {
@@ -130,6 +135,21 @@ func (f *traffic) echo(ctx context.Context, c net.Conn) {
 	f.failed <- nil
 }
 
+// next waits until a datagram arrives after which ok is true. It returns false after the limit.
+func (f *traffic) next(limit time.Duration, ok func() bool) bool {
+	end := time.After(limit)
+	for {
+		select {
+		case <-f.arrived:
+			if ok() {
+				return true
+			}
+		case <-end:
+			return false
+		}
+	}
+}
+
 // forget begins the measurement anew.
 func (f *traffic) forget() {
 	f.gap.Store(0)
@@ -144,21 +164,11 @@ func (f *traffic) String() string {
 		sent, received, ms(&f.gap), ms(&f.stall))
 }
 
-// until waits for a condition.
-func (b bed) until(what string, done func() bool) {
-	b.Helper()
-	for end := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			b.Fatalf("after %v: not %s", patience, what)
-		}
-	}
-}
-
 // more waits until further datagrams and echoes arrive.
 func (b bed) more(f *traffic) {
 	b.Helper()
 	received, echoes := f.received.Load()+5, f.echoes.Load()+5
-	b.until("further echoes and datagrams", func() bool {
+	labtest.Until(b.T, patience, "further echoes and datagrams", func() bool {
 		select {
 		case err := <-f.failed:
 			b.Fatal(err)
@@ -218,21 +228,14 @@ func (b bed) refused() {
 func (b bed) forwarded(ctx context.Context, f *traffic) {
 	b.Helper()
 	must(b.T, b.Stop(ctx, lab.AgentProcess("n1")))
-	there := f.last.Load
 	// On a loaded machine the move can take longer than the former node forwards.
 	for range 5 {
 		_, err := b.Move(ctx, "db", "n2")
 		must(b.T, err)
 		after := f.sent.Load() // web's node sends to n3, which has no device any more
-		end := time.Now().Add(4 * time.Second)
-		for there() <= after && time.Now().Before(end) {
-			time.Sleep(5 * time.Millisecond)
-		}
-		if there() > after {
-			b.until("the end of forwarding", func() bool {
-				was := f.received.Load()
-				time.Sleep(500 * time.Millisecond)
-				return f.received.Load() == was
+		if f.next(4*time.Second, func() bool { return f.last.Load() > after }) {
+			labtest.Until(b.T, patience, "the end of forwarding", func() bool {
+				return !f.next(500*time.Millisecond, func() bool { return true })
 			})
 			must(b.T, b.Start(ctx, lab.AgentProcess("n1")))
 			b.more(f)

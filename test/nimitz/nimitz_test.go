@@ -43,18 +43,7 @@ type bed struct {
 }
 
 // isolated pings from every container to every container.
-func (b bed) isolated(when string) {
-	b.Helper()
-	echoes, err := b.PingAll(labtest.Context(b.T), packet.PingOptions{Timeout: 300 * time.Millisecond})
-	if err != nil {
-		b.Fatal(err)
-	}
-	for _, e := range echoes {
-		if must, err := b.MustReach(e.From, e.To); err != nil || must != e.Reached() {
-			b.Errorf("%s: %s reaches %s: got %v, want %v (%v)", when, e.From, e.To, e.Reached(), must, err)
-		}
-	}
-}
+func (b bed) isolated(when string) { b.Helper(); labtest.Isolated(b.T, b.Lab, when) }
 
 // entries returns the sizes of the switch's tables.
 func (b bed) entries(node string) map[string]uint32 {

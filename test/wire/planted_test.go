@@ -1,7 +1,6 @@
 package wire_test
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"slices"
 	"strings"
@@ -41,8 +40,7 @@ func (b *bed) testPlanted(t *testing.T) {
 	sound := udp(b1.Plaintext, b2.Plaintext, pattern(40))
 	badSum := sound.Marshal()
 	badSum[len(badSum)-1] ^= 1
-	vxlan := append(binary.BigEndian.AppendUint32(nil, 0x08000000), 0, 0, 1, 0)
-	vxlan = append(vxlan, sound.Frame(inject.MAC(), inject.MAC())...)
+	vxlan := packet.VXLAN(1, 0, sound.Frame(inject.MAC(), inject.MAC()))
 
 	// The router captures these frames and then drops them, because none has a source of this link.
 	planted := []struct {

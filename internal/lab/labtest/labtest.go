@@ -16,6 +16,7 @@ import (
 
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -65,6 +66,30 @@ func Context(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// Isolated checks that each container reaches the containers that it must reach, and no others.
+func Isolated(t testing.TB, l *lab.Lab, when string) {
+	t.Helper()
+	echoes, err := l.PingAll(Context(t), packet.PingOptions{Timeout: 300 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range echoes {
+		if must, err := l.MustReach(e.From, e.To); err != nil || must != e.Reached() {
+			t.Errorf("%s: %s reaches %s: got %v, want %v (%v)", when, e.From, e.To, e.Reached(), must, err)
+		}
+	}
+}
+
+// Until waits for a condition, for the given time at most.
+func Until(t testing.TB, limit time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("after %v: not %s", limit, what)
+		}
+	}
 }
 
 // Name returns a lab name that no concurrent test uses.
