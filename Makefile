@@ -69,8 +69,8 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	@mkdir -p dist; rm -f $(times)
 	@trap '.ci/test-times $(times)' EXIT; \
 	    $(go_test) -p 3 -timeout 25m -skip '$(timed_tests)|$(evpn_tests)' $(slowest) ./... $(report); \
-	    $(go_test) -p 1 ./test/policies ./test/restart ./test/ila ./internal/datapath ./internal/accelerate -run '$(timed_tests)' \
-	        $(report) -v least=6; \
+	    $(go_test) -p 1 ./test/policies ./test/restart ./test/ila ./internal/datapath ./internal/accelerate \
+	        -run '$(timed_tests)' $(report) -v least=6; \
 	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \
 	    PILASTER_TEST_ACCELERATE=oncache $(go_test) ./internal/datapath -run '^TestNimitz' $(report) -v least=19
 # Tests that check durations, which need an otherwise idle machine.
@@ -121,7 +121,8 @@ generate: deps ## protobuf, eBPF objects, drop reasons and command reference; re
 generated: deps ## runs make generate in a copy of the tree, and compares the result with the committed files
 	@.ci/generated
 
-# FORM=full takes 28 minutes, about nine for policies, ten for caches and thirty for networks. FORM=smoke is for CI; its figures mean little.
+# FORM=full takes 28 minutes, about nine for policies and ten for caches, and by estimate half an hour more for networks.
+# FORM=smoke is for CI; its figures mean little.
 bench: ## the datapath, policy rules, caches of overlays, networks side by side: FORM=quick (17 minutes), full or smoke
 	@$(as_root)
 	@$(MAKE) build
@@ -180,7 +181,8 @@ ifeq ($(FORM),smoke)
 	@$(MAKE) vm CPUS=1 RUN='^Test(Budget|TenContainers|MissingProgramDrops|CheckNamesAndRestoreRepairs|ChooseDevice)$$$$' | awk -v least=5 -f .ci/test-output.awk
 else
 	@$(MAKE) build
-	$(call suite) $(MAKE) vm CPUS=1 PKG='./internal/datapath ./internal/bench ./internal/bench/scenario ./test/attack ./test/ops ./test/cni' \
+	$(call suite) $(MAKE) vm CPUS=1 \
+	    PKG='./internal/datapath ./internal/bench ./internal/bench/scenario ./test/attack ./test/ops ./test/cni' \
 	    SKIP='TestBudget|TestMacvlan[^K]|TestScale|TestPods|TestManyRulesDelay'
 endif
 
@@ -200,7 +202,8 @@ evpn: export PILASTER_TEST_EVPN_FLOOD := $(or $(ROUTES),100000)
 evpn: ## ROUTES=100000 refused routes of a BGP peer, below and above its limits, and the memory that they take
 	@$(as_root)
 	@$(MAKE) deps
-	$(call suite,ROUTES=$(PILASTER_TEST_EVPN_FLOOD)) $(go_test) -timeout 30m -run '^TestFlood$$|$(evpn_tests)' ./internal/evpn/speaker
+	$(call suite,ROUTES=$(PILASTER_TEST_EVPN_FLOOD)) $(go_test) -timeout 30m -run '^TestFlood$$|$(evpn_tests)' \
+	    ./internal/evpn/speaker
 
 chaos: export PILASTER_CHAOS_CHANGES := $(or $(CHANGES),10000)
 chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and etcd are killed, stopped and disconnected
@@ -258,7 +261,8 @@ ila: ## the suites restart and soak with tenants on network ila: KILLS=100 of ag
 
 # Most kernels lack the module ila.
 vm-ila: ## network ila with the kernel's ILA as its peer, on Linux 6.12 in a virtual machine
-	$(call suite) $(MAKE) vm CPUS=1 PKG='-tags kernel_ila ./internal/bench/scenario' RUN='$(or $(RUN),^TestKernelILA$$$$)'
+	$(call suite) $(MAKE) vm CPUS=1 PKG='-tags kernel_ila ./internal/bench/scenario' \
+	    RUN='$(or $(RUN),^TestKernelILA$$$$)'
 
 packets: export PACKETS := $(or $(PACKETS),1000000)
 packets: ## PACKETS=1000000 random packets of network ila, and as many forged ones
@@ -275,4 +279,5 @@ mutation: export MUTATION := all
 mutation: ## remove each check of the datapath, plant a bug for every fuzz target and faults for the simulation: tests must detect them
 	@$(as_root)
 	@$(MAKE) deps build
-	$(call suite) $(go_test) -timeout 0 ./test/mutation ./internal/tunnel ./internal/oncache ./internal/network/ila/tables ./internal/network/evpn/tables
+	$(call suite) $(go_test) -timeout 0 ./test/mutation ./internal/tunnel ./internal/oncache \
+	    ./internal/network/ila/tables ./internal/network/evpn/tables
