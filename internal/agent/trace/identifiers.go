@@ -74,20 +74,9 @@ func (r *run) identifiedSender(sender endpoint.Record, receiver agent.OverlayMat
 	if peer.Device != 0 {
 		return r.identifiedHere(peer)
 	}
-	r.response.Next = peer.Node.String()
 	r.src, r.dst = r.Located.OnWire(r.src, r.dst, own.Locator, peer.Locator)
 	r.step("translate", fmt.Sprintf("the destination is at locator %v", peer.Locator), peer.Entry)
-	hop, err := r.Path.NextHop(r.src, r.dst)
-	if err != nil {
-		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
-		return nil
-	}
-	r.step("next hop", describeHop(hop), "FIB")
-	if allowed, err := r.policies(policy.Egress); err != nil || !allowed {
-		return err
-	}
-	r.response.Verdict = Sent
-	return nil
+	return r.leave(peer.Node)
 }
 
 // identifies reports whether an address belongs to the tenant with an id.

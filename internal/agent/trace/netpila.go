@@ -70,6 +70,12 @@ func (r *run) netpilaSender(from, to agent.Explanation) error {
 	r.src, r.dst = source.Plaintext, plain
 	r.response.Steps[len(r.response.Steps)-1].Source = r.src.String()
 	r.response.Steps[len(r.response.Steps)-1].Destination = r.dst.String()
+	return r.leave(address.Split(plain).Node)
+}
+
+// leave adds the stages of a packet with its final addresses that leaves for another node: route and the sender's
+// policies.
+func (r *run) leave(next netip.Prefix) error {
 	hop, err := r.Path.NextHop(r.src, r.dst)
 	if err != nil {
 		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
@@ -79,7 +85,7 @@ func (r *run) netpilaSender(from, to agent.Explanation) error {
 	if allowed, err := r.policies(policy.Egress); err != nil || !allowed {
 		return err
 	}
-	r.response.Verdict, r.response.Next = Sent, address.Split(plain).Node.String()
+	r.response.Verdict, r.response.Next = Sent, next.String()
 	return nil
 }
 
