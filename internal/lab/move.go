@@ -196,6 +196,9 @@ func (l *Lab) setAside(name string) (*formerDevice, error) {
 }
 
 func (d *formerDevice) halve(r netlink.Route) error {
+	if bits, all := r.Dst.Mask.Size(); bits == all {
+		return fmt.Errorf("route %v is to one address and has no halves", r.Dst)
+	}
 	for _, half := range halvesOf(r) {
 		if err := d.RouteReplace(&half); err != nil {
 			return fmt.Errorf("route %v: %w", half.Dst, err)

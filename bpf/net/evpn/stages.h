@@ -7,11 +7,6 @@
 #include "net/evpn/tables.h"
 #include "net/nimitz/stages.h"
 
-static __always_inline int evpn_from_container(struct __sk_buff *skb)
-{
-	return nimitz_from_container(skb);
-}
-
 /* evpn_decap accepts packets that came by the uplink. The key of another speaker's VTEP is its address as the second
  * half of an IPv4-mapped address, which is no node's /64. */
 static __always_inline int evpn_decap(struct __sk_buff *skb, struct pkt_ctx *j)
@@ -37,14 +32,6 @@ static __always_inline int evpn_decap(struct __sk_buff *skb, struct pkt_ctx *j)
 static __always_inline int evpn_from_tunnel(struct __sk_buff *skb)
 {
 	struct pkt_ctx j = {.hook = HOOK_TUNNEL, .from = PORT_VXLAN};
-	struct packet p = {};
-	int why = evpn_decap(skb, &j);
-	__u32 wire = j.vni;
 
-	if (!why)
-		why = parse_any(skb, &j, &p);
-	if (!why && j.remote_edge)
-		why = lookup_remote_sender(&j);
-	j.bridged = wire != j.vni;
-	return why ? drop(skb, why, HOOK_TUNNEL) : finish(skb, &j, nimitz_forward(skb, &p, &j));
+	return nimitz_decapped(skb, &j, evpn_decap(skb, &j));
 }

@@ -289,11 +289,14 @@ static __always_inline int nimitz_from_container(struct __sk_buff *skb)
 static __always_inline int nimitz_decapped(struct __sk_buff *skb, struct pkt_ctx *j, int why)
 {
 	struct packet p = {};
+	__u32 wire = j->vni;
 
 	if (!why)
 		why = parse_any(skb, j, &p);
 	if (!why && j->remote_edge)
 		why = lookup_remote_sender(j);
+	if (over_ipv4)
+		j->bridged = wire != j->vni;
 	return why ? drop(skb, why, HOOK_TUNNEL) : finish(skb, j, nimitz_forward(skb, &p, j));
 }
 

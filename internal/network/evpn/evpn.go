@@ -88,11 +88,9 @@ func (u underlay) Place(overlays []netip.Prefix, m network.Mapping) (nimitz.Plac
 		vtep, _ := u.vtep(m.Node)
 		return nimitz.Place{VTEP: vtep, MAC: pipeline.MAC(evpn.RouterMAC(vtep))}, m.Node != u.node
 	}
-	p := nimitz.Place{VTEP: m.NextHops[0], MAC: pipeline.MAC(m.MAC), Outside: true}
-	if inSegment(overlays, m.To) {
-		p.Bridged = true
-	}
-	return p, true
+	return nimitz.Place{
+		VTEP: m.NextHops[0], MAC: pipeline.MAC(m.MAC), Bridged: inSegment(overlays, m.To), Outside: true,
+	}, true
 }
 
 // Adopt reverses Place.

@@ -31,7 +31,7 @@ func TestMutations(t *testing.T) {
 		{nimitz, "if (r->outside) /*", "if (0) /*",
 			[]string{"out, to a host in the segment", "out, to a host in the segment, on its last hop",
 				"out, to another speaker's router"}},
-		{stages, "j.bridged = wire != j.vni;", "j.bridged = 0;",
+		{nimitz, "j->bridged = wire != j->vni;", "j->bridged = 0;",
 			[]string{"in, bridged, for the router", "in, bridged, on its last hop", "in, of another speaker, bridged"}},
 	} {
 		all = append(all, bpftest.Mutation(m))
