@@ -1,4 +1,5 @@
-// Package bpftest compiles programs without one of their checks, for tests that name the packets that a check is for.
+// Package bpftest has nodes for tests of programs, and compiles programs without one of their checks, for tests that
+// name the packets that a check is for.
 package bpftest
 
 import (

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/bpftest"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
@@ -79,36 +80,11 @@ type bed struct {
 	toFabric, to     *packet.Capture
 }
 
-func namespace(t testing.TB, name string) *netns.Namespace {
-	t.Helper()
-	ns, err := netns.Create(filepath.Join(t.TempDir(), name))
-	must(t, err)
-	t.Cleanup(func() { ns.Close(); netns.Remove(ns.Path()) })
-	return ns
-}
-
 // pair makes a device of the node, and returns it and what sends and receives at its far end.
 func (b *bed) pair(t testing.TB, name string) (netlink.Link, *packet.Injector, *packet.Capture) {
 	t.Helper()
-	beyond := namespace(t, "beyond-"+name)
-	h, err := b.ns.Netlink()
-	must(t, err)
-	defer h.Close()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = name
-	veth := netlink.NewVeth(attrs)
-	veth.PeerName, veth.PeerNamespace = name, netlink.NsFd(beyond.FD())
-	must(t, h.LinkAdd(veth))
-	l, err := h.LinkByName(name)
-	must(t, err)
-	must(t, h.LinkSetUp(l))
-	must(t, beyond.Do(func() error {
-		far, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetUp(far)
-	}))
+	beyond := bpftest.Namespace(t, "beyond-"+name)
+	l := bpftest.Pair(t, b.ns, beyond, name, 0)
 	must(t, beyond.WaitUp(t.Context(), name))
 	must(t, b.ns.WaitUp(t.Context(), name))
 	in, err := packet.NewInjector(beyond, name)
@@ -123,12 +99,12 @@ func (b *bed) pair(t testing.TB, name string) (netlink.Link, *packet.Injector, *
 // newBed returns a node with these programs; nil means those of this build.
 func newBed(t testing.TB, spec *ebpf.CollectionSpec) *bed {
 	t.Helper()
-	b := &bed{ns: namespace(t, "node")}
+	b := &bed{ns: bpftest.Namespace(t, "node")}
 	eth0, in, out := b.pair(t, "eth0")
 	b.fromFabric, b.toFabric, b.uplinkMAC = in, out, eth0.Attrs().HardwareAddr
 	container, in, out := b.pair(t, "c1")
 	b.from, b.to = in, out
-	b.route(t, eth0)
+	bpftest.Route(t, b.ns, eth0, fabricMAC, unix.AF_INET)
 	pins := filepath.Join(t.TempDir(), "bpf")
 	t.Cleanup(func() { unix.Unmount(pins, unix.MNT_DETACH) })
 	must(t, b.ns.Do(func() (err error) {
@@ -161,26 +137,6 @@ func newBed(t testing.TB, spec *ebpf.CollectionSpec) *bed {
 	must(t, b.Plug(t.Context(), 2, pipeline.Device{Name: "c1"}))
 	must(t, b.Apply(t.Context(), nil, entries()))
 	return b
-}
-
-// route sends everything to a router whose MAC is known.
-func (b *bed) route(t testing.TB, eth0 netlink.Link) {
-	t.Helper()
-	h, err := b.ns.Netlink()
-	must(t, err)
-	defer h.Close()
-	gateway := netip.MustParseAddr("fe80::9")
-	must(t, h.NeighSet(&netlink.Neigh{
-		LinkIndex: eth0.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT, IP: gateway.AsSlice(),
-		HardwareAddr: fabricMAC,
-	}))
-	must(t, netns.Retry(func() error {
-		return h.RouteReplace(&netlink.Route{
-			LinkIndex: eth0.Attrs().Index, Family: unix.AF_INET,
-			Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)},
-			Via: &netlink.Via{AddrFamily: unix.AF_INET6, Addr: gateway.AsSlice()},
-		})
-	}))
 }
 
 // entries are those of the container, of one on another node, and of another speaker's hosts.

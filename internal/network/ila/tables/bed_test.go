@@ -9,12 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/bpftest"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dropreason"
@@ -119,38 +120,6 @@ type bed struct {
 	device    map[netip.Addr]uint32 // of containers here
 }
 
-func namespace(t testing.TB, name string) *netns.Namespace {
-	t.Helper()
-	ns, err := netns.Create(filepath.Join(t.TempDir(), name))
-	must(t, err)
-	t.Cleanup(func() { ns.Close(); netns.Remove(ns.Path()) })
-	return ns
-}
-
-// pair makes a device of the node; its far end is in the namespace beyond. It returns its index.
-func (b *bed) pair(t testing.TB, beyond *netns.Namespace, name string, index int) netlink.Link {
-	t.Helper()
-	h, err := b.ns.Netlink()
-	must(t, err)
-	defer h.Close()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Index, attrs.MTU = name, index, 1500
-	veth := netlink.NewVeth(attrs)
-	veth.PeerName, veth.PeerNamespace = name, netlink.NsFd(beyond.FD())
-	must(t, h.LinkAdd(veth))
-	l, err := h.LinkByName(name)
-	must(t, err)
-	must(t, h.LinkSetUp(l))
-	must(t, beyond.Do(func() error {
-		far, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetUp(far)
-	}))
-	return l
-}
-
 // newBed returns a node with these programs; nil means those of this build.
 func newBed(t testing.TB, spec *ebpf.CollectionSpec) *bed {
 	t.Helper()
@@ -162,9 +131,9 @@ func newBedWith(t testing.TB, spec *ebpf.CollectionSpec, c Config) *bed {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	b := &bed{ns: namespace(t, "node"), device: map[netip.Addr]uint32{}}
-	beyond := namespace(t, "beyond")
-	eth0 := b.pair(t, beyond, "eth0", 100)
+	b := &bed{ns: bpftest.Namespace(t, "node"), device: map[netip.Addr]uint32{}}
+	beyond := bpftest.Namespace(t, "beyond")
+	eth0 := bpftest.Pair(t, b.ns, beyond, "eth0", 100)
 	b.uplink, b.uplinkMAC = uint32(eth0.Attrs().Index), eth0.Attrs().HardwareAddr
 	pins := filepath.Join(t.TempDir(), "bpf")
 	t.Cleanup(func() { unix.Unmount(pins, unix.MNT_DETACH) })
@@ -189,9 +158,9 @@ func newBedWith(t testing.TB, spec *ebpf.CollectionSpec, c Config) *bed {
 	must(t, err)
 	t.Cleanup(func() { b.Close() })
 	must(t, path.AttachUplinkPrograms())
-	b.route(t, eth0)
+	bpftest.Route(t, b.ns, eth0, fabricMAC, unix.AF_INET6)
 	for i, a := range []netip.Addr{own, beside, other, edge, guest} {
-		l := b.pair(t, beyond, "c"+string(rune('1'+i)), 200+i)
+		l := bpftest.Pair(t, b.ns, beyond, "c"+string(rune('1'+i)), 200+i)
 		b.device[a] = uint32(l.Attrs().Index)
 		local := ila.Local{Device: b.device[a], Endpoint: uint32(i + 1), App: appOwn + address.AppID(i)}
 		if a == guest {
@@ -206,25 +175,36 @@ func newBedWith(t testing.TB, spec *ebpf.CollectionSpec, c Config) *bed {
 		moved: {Locator: locator(3), Former: locator(2), App: appFar},
 		gone:  {Locator: locator(3), Former: locator(1), App: appFar},
 	}, nil))
+	b.extend(t)
 	return b
 }
 
-// route sends everything to a router whose MAC is known.
-func (b *bed) route(t testing.TB, eth0 netlink.Link) {
+// extend makes former locators valid for an hour, so that a slow machine does not end their time.
+func (b *bed) extend(t testing.TB) {
 	t.Helper()
-	h, err := b.ns.Netlink()
-	must(t, err)
-	defer h.Close()
-	gateway := netip.MustParseAddr("fe80::9")
-	must(t, h.NeighSet(&netlink.Neigh{
-		LinkIndex: eth0.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT, IP: gateway.AsSlice(),
-		HardwareAddr: fabricMAC,
-	}))
-	must(t, netns.Retry(func() error {
-		return h.RouteReplace(&netlink.Route{
-			LinkIndex: eth0.Attrs().Index, Gw: gateway.AsSlice(), Family: unix.AF_INET6,
-		})
-	}))
+	var now unix.Timespec
+	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
+	until := uint64(now.Nano()) + uint64(time.Hour)
+	b.peerUntil(t, moved, until)
+	b.peerUntil(t, gone, until)
+	b.localUntil(t, guest, until)
+}
+
+// peerUntil sets when the former locator of a container elsewhere ends, localUntil that of one here.
+func (b *bed) peerUntil(t testing.TB, a netip.Addr, until uint64) {
+	t.Helper()
+	var p objectIlaPeer
+	must(t, b.peers().Lookup(identifier(a), &p))
+	p.Until = until
+	must(t, b.peers().Put(identifier(a), p))
+}
+
+func (b *bed) localUntil(t testing.TB, a netip.Addr, until uint64) {
+	t.Helper()
+	var l objectIlaLocal
+	must(t, b.locals().Lookup(identifier(a), &l))
+	l.Until = until
+	must(t, b.locals().Put(identifier(a), l))
 }
 
 // context is the head of the kernel's struct __sk_buff, as BPF_PROG_TEST_RUN takes it.

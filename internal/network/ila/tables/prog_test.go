@@ -277,43 +277,37 @@ func TestPackets(t *testing.T) {
 	}
 }
 
+// ends sends a packet from the fabric before and after the time of a former locator ends. It reports whether the second
+// one is dropped with a reason.
+func (b *bed) ends(t testing.TB, p packet.Packet, reason string, end func(t testing.TB, a netip.Addr, until uint64),
+	former netip.Addr) bool {
+	t.Helper()
+	frame := b.coming(p)
+	b.fromFabric(t, frame)
+	end(t, former, 1) // long ago
+	verdict, _, why := b.fromFabric(t, frame)
+	return verdict == verdictDrop && why[reason] == 1
+}
+
 // formerEnds reports whether packets from a former locator are accepted for a time, and then no more.
 func (b *bed) formerEnds(t testing.TB) bool {
 	t.Helper()
-	frame := b.coming(packet.Packet{Source: wire(moved, 2), Destination: wire(own, 1), Body: gram})
-	b.fromFabric(t, frame)
-	var p objectIlaPeer
-	must(t, b.peers().Lookup(identifier(moved), &p))
-	p.Until = 1 // long ago
-	must(t, b.peers().Put(identifier(moved), p))
-	verdict, _, why := b.fromFabric(t, frame)
-	return verdict == verdictDrop && why["locator-mismatch"] == 1
+	p := packet.Packet{Source: wire(moved, 2), Destination: wire(own, 1), Body: gram}
+	return b.ends(t, p, "locator-mismatch", b.peerUntil, moved)
 }
 
 // forwardingEnds reports whether packets to a container that has moved are forwarded for a time, and then no more.
 func (b *bed) forwardingEnds(t testing.TB) bool {
 	t.Helper()
-	frame := b.coming(packet.Packet{Source: wire(far, 2), Destination: wire(gone, 1), Body: gram})
-	b.fromFabric(t, frame)
-	var p objectIlaPeer
-	must(t, b.peers().Lookup(identifier(gone), &p))
-	p.Until = 1 // long ago
-	must(t, b.peers().Put(identifier(gone), p))
-	verdict, _, why := b.fromFabric(t, frame)
-	return verdict == verdictDrop && why["no-endpoint"] == 1
+	p := packet.Packet{Source: wire(far, 2), Destination: wire(gone, 1), Body: gram}
+	return b.ends(t, p, "no-endpoint", b.peerUntil, gone)
 }
 
 // guestsFormerEnds reports whether packets from the receiver's former node are accepted for a time, and then no more.
 func (b *bed) guestsFormerEnds(t testing.TB) bool {
 	t.Helper()
-	frame := b.coming(packet.Packet{Source: wire(far, 3), Destination: wire(guest, 1), Body: gram})
-	b.fromFabric(t, frame)
-	var l objectIlaLocal
-	must(t, b.locals().Lookup(identifier(guest), &l))
-	l.Until = 1 // long ago
-	must(t, b.locals().Put(identifier(guest), l))
-	verdict, _, why := b.fromFabric(t, frame)
-	return verdict == verdictDrop && why["locator-mismatch"] == 1
+	p := packet.Packet{Source: wire(far, 3), Destination: wire(guest, 1), Body: gram}
+	return b.ends(t, p, "locator-mismatch", b.localUntil, guest)
 }
 
 // TestChangesAreInForce: no cached flow outlives a change of the tables.
