@@ -70,11 +70,11 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	@trap '.ci/test-times $(times)' EXIT; \
 	    $(go_test) -p 3 -timeout 25m -skip '$(timed_tests)|$(evpn_tests)' $(slowest) ./... $(report); \
 	    $(go_test) -p 1 ./test/policies ./test/restart ./test/ila ./internal/datapath ./internal/accelerate \
-	        -run '$(timed_tests)' $(report) -v least=6; \
+	        ./internal/bench/suites -run '$(timed_tests)' $(report) -v least=7; \
 	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \
 	    PILASTER_TEST_ACCELERATE=oncache $(go_test) ./internal/datapath -run '^TestNimitz' $(report) -v least=19
-# Tests that check durations, which need an otherwise idle machine.
-timed_tests := ^Test(MoveGap|ChangeToEnforcement|ManyRulesDelayNo(ADD|OtherTenant)|Model(Notices)?)$$
+# Tests that check durations or shares of CPUs, which need an otherwise idle machine.
+timed_tests := ^Test(MoveGap|ChangeToEnforcement|ManyRulesDelayNo(ADD|OtherTenant)|Model(Notices)?|Steering)$$
 # Tests of BGP peers that depend on the heap's size, or on timers of GoBGP. `make evpn` runs them.
 evpn_tests := ^Test(MemoryIsReleased|PeerLimits)$$
 few_macvlans := ^Test(WhoReachesWhom|MissingProgramDrops|SeesWhoStandsBeforeIt|CheckNamesAndRestoreRepairs|AnotherNode)$$

@@ -130,7 +130,7 @@ func (r *rig) files(t *testing.T) map[string]string {
 			all[filepath.Base(ns.Path())+strings.TrimPrefix(file, "/sys/class/net")] = value
 		}
 	}
-	b, err := os.ReadFile("/proc/sys/net/core/rps_sock_flow_entries")
+	b, err := os.ReadFile(steering.TableFile)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}

@@ -14,11 +14,14 @@ import (
 	"pilaster.io/pilaster/internal/statefile"
 )
 
-// tableFile is the size of the machine's table of flows. Only the first network namespace has the file.
-const tableFile = "/proc/sys/net/core/rps_sock_flow_entries"
+// TableFile is the size of the machine's table of flows. Only the first network namespace has the file.
+const TableFile = "/proc/sys/net/core/rps_sock_flow_entries"
 
 // tableDir has the machine's one record of the table, whatever the run directories of agents.
 const tableDir = "/run/pilaster/flow-table"
+
+// TableRecord is the file of the record.
+const TableRecord = tableDir + "/record.json"
 
 // table is the record: the table is restored when it has no user any more.
 type table struct {
@@ -30,19 +33,19 @@ type table struct {
 
 // tableSetting returns the size of the table; ok is false if this process is not in the first network namespace.
 func tableSetting() (entries int, ok bool, err error) {
-	entries, err = readNumber(tableFile)
+	entries, err = readNumber(TableFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, false, nil
 	}
 	if err != nil {
-		return 0, false, fmt.Errorf("%s: %w", tableFile, err)
+		return 0, false, fmt.Errorf("%s: %w", TableFile, err)
 	}
 	return entries, true, nil
 }
 
 func setTable(entries int) error {
-	if err := os.WriteFile(tableFile, []byte(strconv.Itoa(entries)), 0); err != nil {
-		return fmt.Errorf("%s = %d: %w", tableFile, entries, shorten(err))
+	if err := os.WriteFile(TableFile, []byte(strconv.Itoa(entries)), 0); err != nil {
+		return fmt.Errorf("%s = %d: %w", TableFile, entries, shorten(err))
 	}
 	return nil
 }
@@ -72,11 +75,9 @@ func lockFolder(dir string) (*os.File, error) {
 	}
 }
 
-func tablePath() string { return filepath.Join(tableDir, "record.json") }
-
 // readTable returns the record of the table; ok is false if there is none.
 func readTable() (t table, ok bool, err error) {
-	err = statefile.Read(tablePath(), recordVersion, &t)
+	err = statefile.Read(TableRecord, recordVersion, &t)
 	if errors.Is(err, fs.ErrNotExist) {
 		return table{Version: recordVersion}, false, nil
 	}
@@ -91,7 +92,7 @@ func settleTable(user string, entries int) error {
 	if err != nil || !here {
 		return err
 	}
-	if _, err := os.Stat(tablePath()); entries == 0 && errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(TableRecord); entries == 0 && errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	lock, err := lockFolder(tableDir)
@@ -114,12 +115,12 @@ func settleTable(user string, entries int) error {
 	case len(t.Users) == 0 && !recorded:
 		return nil
 	case len(t.Users) == 0:
-		return errors.Join(setTable(t.Before), statefile.Remove(tablePath()))
+		return errors.Join(setTable(t.Before), statefile.Remove(TableRecord))
 	case !recorded:
 		t.Before, t.Set = has, has
 	}
 	t.Set = max(t.Set, entries)
-	if err := statefile.Write(tablePath(), t, 0o600); err != nil {
+	if err := statefile.Write(TableRecord, t, 0o600); err != nil {
 		return err
 	}
 	if has >= t.Set {

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"text/tabwriter"
@@ -387,20 +386,10 @@ func TestSteering(t *testing.T) {
 		},
 		Progress: func(int, int) { steps++ },
 	}
-	// Other tests delay the servers, whose retransmissions another CPU processes: up to three measurements.
-	var r *SteeringReport
-	var err error
-	for range 3 {
-		steps, o.Dir = 0, filepath.Join(t.TempDir(), "bench")
-		r, err = Steering(t.Context(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !slices.ContainsFunc(r.Results, func(x SteeringResult) bool {
-			return x.Mode == "vxlan" && x.share(steering.Overlay, client) < 0.9
-		}) {
-			break
-		}
+	o.Dir = filepath.Join(t.TempDir(), "bench")
+	r, err := Steering(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
 	}
 	run := len(SteeringModes()) - len(r.NotRun)
 	if steps != 2*run || len(r.Results) != 2*run || run < 3 {
