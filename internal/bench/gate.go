@@ -117,6 +117,7 @@ var ofTunnel = map[string]float64{"TCP_RR": 1.5, "UDP_RR": 1.5}
 const (
 	ofBound     = 0.97 // ratio to the same device without BPF, for every speed
 	ofClear     = 0.97 // ratio of an encrypted tenant to a clear one
+	ofIPv6      = 0.97 // ratio of tunnels over IPv4 to the same programs with tunnels over IPv6
 	ofLocal     = 1.00 // ratio of traffic within a node to traffic between nodes
 	firstPacket = 1.05 // maximum ratio to native
 	programTime = 80   // maximum of cached packets, in ns per packet and direction
@@ -136,6 +137,7 @@ func FullGates() []Gate {
 	gates = append(gates, atLeast("netpila", "netpila-clear", true, speeds(ofClear))...)
 	gates = append(gates, atLeast("ila", "netpila-clear", false, speeds(ofClear))...)
 	gates = append(gates, atLeast("ila", "vxlan", false, ofTunnel)...)
+	gates = append(gates, atLeast("evpn", "nimitz-ebpf", false, speeds(ofIPv6))...)
 	for _, local := range []string{"netpila-local", "netpila-local-macvlan"} {
 		gates = append(gates, atLeast(local, "native", false, speeds(ofLocal))...)
 	}

@@ -51,7 +51,6 @@ var (
 		Features: property(
 			"IPv6; policies; the address says no location, so it may outlive a move; no IPv4, no services"),
 	}
-	// The tests of designEVPN come with its data path. TestRows checks them in a build that has the network.
 	designEVPN = Design{
 		Tenants:  property("by the VNI of the tunnel", "test/evpn/evpn_test.go#TestTenants"),
 		Policies: property("as network nimitz", "test/evpn/evpn_test.go#TestTenants"),

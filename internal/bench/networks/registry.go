@@ -88,7 +88,8 @@ func rows() []Network {
 			Design:   designILA, Smoke: true,
 		},
 		{
-			Name: "evpn", Scenario: "evpn", Tenant: own("red", "evpn"),
+			Name: "evpn", Scenario: "evpn", Tenant: own("red", tenant.EVPN),
+			Spec: func(s *lab.Spec) { s.EVPN = s.Pool.Prefix().String() },
 			Clusters: []Cluster{
 				{Name: "evpn, prefixes", Entries: others},
 				{Name: "evpn, host routes", NoNodeCIDRs: true, Entries: containers, PerNode: 1},

@@ -25,9 +25,10 @@ type Variant struct {
 	device      string // device kind; "" means veth
 	clear       bool   // the tenant has clear addresses
 	noCache     bool
-	local       bool // both containers on one node
-	direct      bool // the tunnel of network nimitz
-	rules       int  // number of rules of a policy whose last rule admits the client; 0: the tenant has no policies
+	local       bool         // both containers on one node
+	direct      bool         // the tunnel of network nimitz
+	pool        netip.Prefix // of the nodes' IPv4 tunnel addresses
+	rules       int          // number of rules of a policy whose last rule admits the client; 0: the tenant has no policies
 	// Endpoints and Mappings are table sizes; 0 means enough for a pair.
 	Endpoints, Mappings int
 }
@@ -141,7 +142,7 @@ func (n *Node) OpenDatapath(v Variant) (d *datapath.Datapath, err error) {
 		d, err = datapath.Open(datapath.Config{
 			Uplink: "eth0", NodePrefix: n.Prefix, Plan: plan, BPFFS: pins,
 			MaxEndpoints: cmp.Or(v.Endpoints, 16),
-			Device:       v.device, NoCache: v.noCache, DirectTunnel: v.direct, MaxMappings: v.Mappings,
+			Device:       v.device, NoCache: v.noCache, DirectTunnel: v.direct, MaxMappings: v.Mappings, VTEP4: v.pool,
 			Log: slog.New(slog.DiscardHandler),
 		})
 		return err

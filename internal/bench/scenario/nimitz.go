@@ -12,6 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/ovs"
 )
@@ -94,30 +95,48 @@ func (n *Node) OpenOVS(d *datapath.Datapath) (*ovs.Switch, *ovs.Daemons, error) 
 }
 
 // onNimitz adds a container to each node, behind the switch that open creates on the node.
-func (w *Wire) onNimitz(
+func (w *Wire) onNimitz(v Variant, open func(*Node, *datapath.Datapath) (nimitz.Switch, error)) (Pair, error) {
+	return w.onMappings(v, NewCluster(true, 1), func(n *Node, d *datapath.Datapath, m *Member) (mapped, error) {
+		s, err := open(n, d)
+		if err != nil {
+			return nil, err
+		}
+		return nimitz.New(nimitz.Config{
+			Plan: address.DefaultPlan(), Node: n.Prefix, Indexes: m, Cluster: m, Switch: s,
+		}), nil
+	})
+}
+
+// mapped is a network whose nodes have mappings.
+type mapped interface {
+	network.Network
+	network.MappingSink
+}
+
+// onMappings adds a container to each node, on the network that open opens there.
+func (w *Wire) onMappings(
 	v Variant,
-	open func(*Node, *datapath.Datapath) (nimitz.Switch, error),
+	c *Cluster,
+	open func(*Node, *datapath.Datapath, *Member) (mapped, error),
 ) (p Pair, err error) {
-	c := NewCluster(true, 1)
 	var ends []*netns.Namespace
 	for i, n := range w.Nodes {
 		d, err := n.OpenDatapath(v)
 		if err != nil {
 			return p, err
 		}
-		s, err := open(n, d)
-		if err != nil {
-			return p, err
-		}
 		m := &Member{Cluster: c, number: i}
-		network, err := n.join(m, s)
+		on, err := open(n, d, m)
 		if err != nil {
 			return p, err
 		}
-		if err := StartDatapath(d, network); err != nil {
+		if err := on.PutTenant(context.Background(), m.Tenant); err != nil {
 			return p, err
 		}
-		end, a, err := n.addNimitz(d, network, m, len(w.Nodes))
+		if err := StartDatapath(d, on); err != nil {
+			return p, err
+		}
+		end, a, err := n.addMapped(d, on, m, len(w.Nodes))
 		if err != nil {
 			return p, err
 		}
@@ -127,16 +146,10 @@ func (w *Wire) onNimitz(
 	return p, nil
 }
 
-// join makes the node a member of a cluster, with a tenant and an empty switch.
-func (n *Node) join(m *Member, s nimitz.Switch) (*nimitz.Network, error) {
-	network := nimitz.New(nimitz.Config{Plan: address.DefaultPlan(), Node: n.Prefix, Indexes: m, Cluster: m, Switch: s})
-	return network, network.PutTenant(context.Background(), m.Tenant)
-}
-
-// addNimitz adds a container, and the mappings of the given number of nodes.
-func (n *Node) addNimitz(
+// addMapped adds a container, and the mappings of the given number of nodes.
+func (n *Node) addMapped(
 	d *datapath.Datapath,
-	network *nimitz.Network,
+	on mapped,
 	m *Member,
 	nodes int,
 ) (_ *netns.Namespace, a netip.Addr, err error) {
@@ -149,19 +162,19 @@ func (n *Node) addNimitz(
 		ID: 1, ContainerID: n.name, Interface: "eth0", Netns: c.Path(), Tenant: m.Tenant.Name,
 		TenantID: m.Tenant.Current().ID, App: 1,
 	}
-	if record.Attachments, err = network.Prepare(ctx, m.Tenant, record.App, record); err != nil {
+	if record.Attachments, err = on.Prepare(ctx, m.Tenant, record.App, record); err != nil {
 		return nil, a, err
 	}
 	if record.Device, err = d.CreateDevice(ctx, record); err != nil {
 		return nil, a, err
 	}
 	err = errors.Join(
-		network.Replace(ctx, m.Tenant.Name, m.Mappings(nodes)),
+		on.Replace(ctx, m.Tenant.Name, m.Mappings(nodes)),
 		d.Attach(record),
-		network.Activate(ctx, record),
+		on.Activate(ctx, record),
 	)
 	if err != nil {
-		return nil, a, fmt.Errorf("add a container on network %s: %w", nimitz.Name, err)
+		return nil, a, fmt.Errorf("add a container on network %s: %w", m.Tenant.Network, err)
 	}
 	return c, record.Attachments[0].Address, nil
 }

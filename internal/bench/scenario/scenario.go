@@ -136,6 +136,11 @@ func Scenarios() []Scenario {
 			Build: onILA,
 		},
 		{
+			Name:  "evpn",
+			About: "NIMITZ's programs with tunnels over IPv4, as other EVPN speakers have them",
+			Build: onEVPN,
+		},
+		{
 			Name:  "nimitz-ebpf",
 			About: "the second network, NIMITZ, by programs around a VXLAN device of the kernel",
 			Build: nimitzEBPF(Variant{}),
