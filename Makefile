@@ -18,7 +18,7 @@ as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it create
 
 # The suites of `make long`, in its order. test/README.md describes each one and its duration.
 suites := policies routing restart churn chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
-    ila vm-ila packets evpn paper bench
+    network vm-ila packets evpn paper bench
 
 .PHONY: help build plugin demo check test tests long $(suites) survive fuzz-long deps lint generate generated vm budget
 
@@ -248,14 +248,14 @@ vm-ovs: export PILASTER_TEST_OVS := system
 vm-ovs: ## network nimitz on the kernel datapath of Open vSwitch, with its flows in tc, on Linux 6.12 in a virtual machine
 	$(call suite) $(MAKE) vm CPUS=1 PKG=./internal/network/nimitz/ovs RUN='$(or $(RUN),TestPackets$$$$)'
 
-# Further suites have tenants on network ila beside others: attack, policies, and of make test: reset, CHECK, trace.
-ila: export PILASTER_TEST_NETWORK  := ila
-ila: export PILASTER_RESTART_KILLS := $(or $(KILLS),100)
-ila: export PILASTER_SOAK          := $(or $(SOAK),5m)
-ila: ## the suites restart and soak with tenants on network ila: KILLS=100 of agents and SOAK=5m
+# Further suites have tenants on all networks: attack, policies, and of make test: reset, CHECK, trace.
+network: export PILASTER_TEST_NETWORK  := $(or $(NETWORK),evpn)
+network: export PILASTER_RESTART_KILLS := $(or $(KILLS),100)
+network: export PILASTER_SOAK          := $(or $(SOAK),5m)
+network: ## the suites restart and soak with tenants on NETWORK=evpn (or ila): KILLS=100 of agents and SOAK=5m
 	@$(as_root)
 	@$(MAKE) deps build
-	$(call suite,KILLS=$(PILASTER_RESTART_KILLS) SOAK=$(PILASTER_SOAK)) bash -ec \
+	$(call suite,NETWORK=$(PILASTER_TEST_NETWORK) KILLS=$(PILASTER_RESTART_KILLS) SOAK=$(PILASTER_SOAK)) bash -ec \
 	    '$(go_test) -timeout 0 -run "^TestKills$$" ./test/restart; \
 	    env $(if $(SEED),PILASTER_SOAK_SEED=$(SEED)) $(go_test) -timeout 0 ./test/soak'
 

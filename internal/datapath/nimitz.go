@@ -94,19 +94,12 @@ func (d *Datapath) openTunnel(name string) error {
 	} else if !errors.As(err, new(netlink.LinkNotFoundError)) {
 		return fmt.Errorf("find %s: %w", pipeline.NodeSide, err)
 	}
-	if err := d.CreateTunnel(); err != nil {
-		return err
+	// Another build's programs may be attached to a device that exists: Restore replaces them once all maps are complete.
+	made, err := d.CreateTunnel()
+	if err == nil && made {
+		err = d.AttachTunnel()
 	}
-	// Restore replaces programs that are already attached, once all maps are complete.
-	switch err := d.Objects.PilNetworksV1.Lookup(hook.NetworkNimitz, new(uint32)); {
-	case errors.Is(err, ebpf.ErrKeyNotExist):
-		if err := d.AttachTunnel(); err != nil {
-			return err
-		}
-	case err != nil:
-		return fmt.Errorf("look up the program of network nimitz: %w", err)
-	}
-	return nil
+	return err
 }
 
 // newSwitch counts the entries of a switch and finds its ports.
@@ -236,7 +229,7 @@ type pipelineChange struct {
 
 func (c *pipelineChange) plan(e pipeline.Entry, put bool) error {
 	r, err := c.n.encode(e)
-	if err != nil {
+	if err != nil && (put || !errors.Is(err, errNoDevice)) { // the container of an entry to remove may be gone
 		return fmt.Errorf("%v: %w", e, err)
 	}
 	old, err := r.lookup()

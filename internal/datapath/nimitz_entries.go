@@ -108,6 +108,9 @@ func addrKey(a netip.Addr, vni pipeline.VNI) bpfobj.PilasterScopedAddr {
 	return bpfobj.PilasterScopedAddr{Address: bpfobj.ToAddr(a), Scope: scopeOf(a, vni)}
 }
 
+// errNoDevice means that an entry sends to a port that has no device. The map entry has a key then.
+var errNoDevice = errors.New("the port has no device yet: connect one first")
+
 // encode returns the map entry of a pipeline entry, or an error if the entry is invalid.
 func (n *Nimitz) encode(e pipeline.Entry) (mapEntry, error) {
 	o := &n.tables
@@ -184,7 +187,7 @@ func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
 	case e.Port != 0 && e.Port != pipeline.Gateway:
 		index, there := n.ports[e.Port]
 		if !there {
-			return mapEntry{}, errors.New("the port has no device yet: connect one first")
+			return newMapEntry(n.tables.NimForwardV1, key, value), errNoDevice
 		}
 		value.Ifindex, value.Vtep = index, macWords(e.MAC)
 	}

@@ -194,7 +194,9 @@ func TestSlowClients(t *testing.T) {
 // The limit of concurrent calls applies to each caller separately.
 func TestConcurrentCalls(t *testing.T) {
 	t.Parallel()
-	s := start(t, testConfig(t))
+	c := testConfig(t)
+	c.timeout = time.Minute // so that the orchestrator does not end them during the test
+	s := start(t, c)
 	member, other := registered(t, s, testNode(1)), registered(t, s, testNode(2))
 	awaitRunning := func(n int) {
 		t.Helper()

@@ -21,7 +21,7 @@ import (
 // TestOpenVSwitchAgain kills ovs-vswitchd, which loses its flows. The running agent must install all flows in the new
 // process. The node's programs must not count packets for the switch as drops.
 func TestOpenVSwitchAgain(t *testing.T) {
-	spec := overlapping()
+	spec := overlapping(tenant.Nimitz)
 	spec.Nimitz, spec.Tenants = lab.OVS, []lab.Tenant{{Name: "green", Network: tenant.Nimitz,
 		CIDRs: spec.Tenants[0].CIDRs}}
 	spec.Containers = spec.Containers[:3]

@@ -35,7 +35,7 @@ func TestMigrate(t *testing.T) {
 	for _, on := range []string{lab.EBPF, lab.OVS} {
 		t.Run(on, func(t *testing.T) {
 			t.Parallel() // most of the time it waits
-			spec := overlapping()
+			spec := overlapping(tenant.Nimitz)
 			spec.Name, spec.Nimitz = fmt.Sprintf("tm%s-%d", on, os.Getpid()), on
 			spec.Tenants = slices.DeleteFunc(spec.Tenants, func(t lab.Tenant) bool { return t.Name == "grey" })
 			spec.Containers = slices.DeleteFunc(spec.Containers,

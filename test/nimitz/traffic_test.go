@@ -25,15 +25,15 @@ var (
 	own6 = netip.MustParsePrefix("fd12:1::/48")
 )
 
-// overlapping returns a lab with three tenants of nimitz that have the same addresses, one of them without node CIDRs,
-// and a tenant of netpila.
-func overlapping() lab.Spec {
+// overlapping returns a lab with three tenants of a network that have the same addresses, one of them without node
+// CIDRs, and a tenant of netpila.
+func overlapping(network string) lab.Spec {
 	spec := lab.Spec{
 		Nodes: []string{"n1", "n2"},
 		Tenants: []lab.Tenant{
-			{Name: "green", Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}},
-			{Name: "gold", Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}},
-			{Name: "grey", Network: tenant.Nimitz, CIDRs: []netip.Prefix{own4, own6}, NoNodeCIDRs: true},
+			{Name: "green", Network: network, CIDRs: []netip.Prefix{own4, own6}},
+			{Name: "gold", Network: network, CIDRs: []netip.Prefix{own4, own6}},
+			{Name: "grey", Network: network, CIDRs: []netip.Prefix{own4, own6}, NoNodeCIDRs: true},
 			{Name: "blue"},
 		},
 	}
@@ -54,7 +54,7 @@ func onEach(t *testing.T, test func(*testing.T, *lab.Lab)) {
 	for _, on := range pairs {
 		t.Run(on[0]+"-"+on[1], func(t *testing.T) {
 			t.Parallel() // most of the time it waits
-			spec := overlapping()
+			spec := overlapping(tenant.Nimitz)
 			spec.Name = fmt.Sprintf("t%s-%s-%d", on[0], on[1], os.Getpid())
 			spec.Switches = lab.Switches{"n1": on[0], "n2": on[1]}
 			l := labtest.New(t, spec)
@@ -89,10 +89,21 @@ func TestSwitches(t *testing.T) {
 	onEach(t, func(t *testing.T, l *lab.Lab) {
 		t.Run("wire", func(t *testing.T) { onTheWire(t, l) })
 		t.Run("east-west", func(t *testing.T) { eastWest(t, l) })
-		t.Run("transfers", func(t *testing.T) {
-			transfers(t, l, [][2]string{{"green1", "green2"}, {"green1", "green3"}, {"grey3", "grey1"}})
-		})
+		t.Run("transfers", func(t *testing.T) { transfers(t, l, streams) })
 	})
+}
+
+// streams are pairs of containers on one node, and on two nodes.
+var streams = [][2]string{{"green1", "green2"}, {"green1", "green3"}, {"grey3", "grey1"}}
+
+// TestEVPN: network evpn, which has the programs of network nimitz and tunnels over IPv4, delivers the same packets.
+func TestEVPN(t *testing.T) {
+	t.Parallel()
+	spec := overlapping(tenant.EVPN)
+	spec.Name = fmt.Sprintf("tevpn-%d", os.Getpid())
+	l := labtest.New(t, spec)
+	t.Run("east-west", func(t *testing.T) { eastWest(t, l) })
+	t.Run("transfers", func(t *testing.T) { transfers(t, l, streams) })
 }
 
 // eastWest sends echo requests from every container to each address of every other container. Containers of the same

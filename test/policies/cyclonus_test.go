@@ -28,11 +28,12 @@ var networks = []struct {
 }{
 	{"netpila", lab.Tenant{}, []int{128}},
 	{"netpila-clear", lab.Tenant{Addressing: "clear"}, []int{128}},
-	{"nimitz", lab.Tenant{Network: "nimitz",
-		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}},
-		[]int{32, 128}},
+	{"nimitz", lab.Tenant{Network: "nimitz", CIDRs: own}, []int{32, 128}},
 	{"ila", lab.Tenant{Network: "ila"}, []int{128}},
+	{"evpn", lab.Tenant{Network: "evpn", CIDRs: own}, []int{32, 128}},
 }
+
+var own = []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}
 
 // TestPacketsAgainstCyclonus runs all cases of cyclonus that only change policies. TCP and UDP packets must arrive and
 // get a response if and only if cyclonus's matcher allows them. The long run has all cases on each network; the short
@@ -52,7 +53,7 @@ func TestPacketsAgainstCyclonus(t *testing.T) {
 }
 
 // parts is the total number of families of the networks.
-const parts = 5
+const parts = 7
 
 var nodes = []string{"n1", "n2"}
 

@@ -22,19 +22,20 @@ import (
 // each packet and read its source.
 const TunnelDevice = "pilvxlan"
 
-// CreateTunnel makes the device if it does not exist, sets its MTU and gives the node its tunnel address.
-func (d *Hooks) CreateTunnel() error {
+// CreateTunnel makes the device if it does not exist, sets its MTU and gives the node its tunnel address. made is false
+// if the device existed.
+func (d *Hooks) CreateTunnel() (made bool, err error) {
 	tunnel, err := d.findTunnel()
 	if err != nil {
-		return err
+		return false, err
 	}
-	if tunnel == nil {
+	if made = tunnel == nil; made {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = TunnelDevice
 		dev := &netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, GBP: true, Port: pipeline.UDPPort}
 		if err := netns.Retry(func() error { return d.Netlink.LinkAdd(dev) }); err != nil {
 			if l, _ := d.Netlink.LinkByName(TunnelDevice); l != nil {
-				return fmt.Errorf(
+				return made, fmt.Errorf(
 					"%s is a %s that another program made: network nimitz needs VXLAN with external metadata, "+
 						"group policy and UDP port %d; nothing was changed: rename or remove that device",
 					TunnelDevice,
@@ -42,7 +43,7 @@ func (d *Hooks) CreateTunnel() error {
 					pipeline.UDPPort,
 				)
 			}
-			return fmt.Errorf(
+			return made, fmt.Errorf(
 				"make the device %s: %w; nothing was changed: the kernel needs CONFIG_VXLAN, and UDP port %d must "+
 					"be free",
 				TunnelDevice,
@@ -51,7 +52,7 @@ func (d *Hooks) CreateTunnel() error {
 			)
 		}
 		if tunnel, err = d.findTunnel(); err != nil || tunnel == nil {
-			return fmt.Errorf("find the device %s: %w", TunnelDevice, err)
+			return made, fmt.Errorf("find the device %s: %w", TunnelDevice, err)
 		}
 	}
 	mtu, err := d.MTU()
@@ -59,11 +60,11 @@ func (d *Hooks) CreateTunnel() error {
 		err = d.SetTunnelMTU(mtu)
 	}
 	if err != nil {
-		return err
+		return made, err
 	}
 	lo, err := d.Netlink.LinkByName("lo")
 	if err != nil {
-		return fmt.Errorf("lo: %w", err)
+		return made, fmt.Errorf("lo: %w", err)
 	}
 	self := VtepAddress(d.NodePrefix)
 	for _, step := range []func() error{
@@ -72,10 +73,10 @@ func (d *Hooks) CreateTunnel() error {
 		func() error { return d.Netlink.AddrReplace(lo, self) },
 	} {
 		if err := netns.Retry(step); err != nil {
-			return fmt.Errorf("set up %s: %w", TunnelDevice, err)
+			return made, fmt.Errorf("set up %s: %w", TunnelDevice, err)
 		}
 	}
-	return nil
+	return made, nil
 }
 
 // SetTunnelMTU sets the MTU of the device, if it exists, to what the uplink can carry.

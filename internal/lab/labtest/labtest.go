@@ -5,9 +5,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -59,6 +61,17 @@ func Device() string { return cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), endpoint
 
 // Network is the network of the tenants in suites that run on each network: PILASTER_TEST_NETWORK, or the default.
 func Network() string { return cmp.Or(os.Getenv("PILASTER_TEST_NETWORK"), tenant.DefaultNetwork) }
+
+// Tenant returns a tenant on Network. If its addresses are its own, the nodes have no subnets of the CIDR, so that each
+// container has a mapping. number distinguishes the CIDRs of tenants.
+func Tenant(name string, number byte) lab.Tenant {
+	t := lab.Tenant{Name: name, Network: Network()}
+	if on, _ := tenant.TraitsOf(t.Network); slices.Contains(on.Addressings, tenant.Own) {
+		cidr := netip.AddrFrom16([16]byte{0xfd, 0x12, number})
+		t.CIDRs, t.NoNodeCIDRs = []netip.Prefix{netip.PrefixFrom(cidr, 48)}, true
+	}
+	return t
+}
 
 // Context ends with the test, or after Patience.
 func Context(t testing.TB) context.Context {

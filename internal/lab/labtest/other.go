@@ -33,8 +33,8 @@ const givenOther = "PILASTER_TEST_OTHER"
 
 // OtherBinary returns the path of a pilaster binary of another build, with its pilaster-cni in the same folder: the one
 // that PILASTER_TEST_OTHER names, or one built from this tree with changes that a later release could have. The build
-// from this tree has other programs, another name for every pinned map, and other layouts of entries. Both builds share
-// the session table, because its version rarely changes between releases.
+// from this tree has other programs, another name for most pinned maps, and other layouts of entries. Both builds share
+// the tables of sessions and of mappings: a release that changes their layout must convert them.
 func OtherBinary(t testing.TB) string {
 	t.Helper()
 	if given := os.Getenv(givenOther); given != "" {
@@ -209,8 +209,8 @@ var (
 	mapInC  = regexp.MustCompile(`\b((?:pil|nim|pol)_[a-z_]+)_v\d+\b`)
 	mapInGo = regexp.MustCompile(`((?:Pil|Nim|Pol)[A-Z][A-Za-z]*)V\d+\b`)
 	pinInGo = regexp.MustCompile(`"((?:pil|nim|pol)_[a-z_]+)_v\d+"`)
-	// Both builds share the session tables.
-	kept    = regexp.MustCompile(`^(pil_sessions?_|PilSessions?[A-Z])`)
+	// Both builds share the session tables, and the mappings to other nodes, which no record on the node has.
+	kept    = regexp.MustCompile(`^(pil_sessions?_|PilSessions?[A-Z]|nim_fo(rward|reign)_|NimFo(rward|reign)V)`)
 	entries = regexp.MustCompile(`(?m)^struct (ep_src|ep_dst|tenant) \{\n`)
 	sizes   = regexp.MustCompile(`(sizeof\(struct (?:ep_src|ep_dst|tenant)\) == )(\d+)`)
 	// Every layout of drop_state begins with the packet counter.

@@ -242,15 +242,16 @@ func (n *Network) Repair(ctx context.Context, _, found []endpoint.Record) error 
 	}
 	n.adopt(there)
 	n.forwards = pipeline.Count(there)[pipeline.Forwarding]
-	if err := n.plug(ctx, there, found); err != nil {
+	if err := n.plug(ctx, found); err != nil {
 		return err
 	}
 	n.repaired = true
-	if err := n.reconcile(ctx, slices.Collect(maps.Values(n.tenants))...); err != nil {
-		n.repaired = false
-		return err
+	err = n.reconcile(ctx, slices.Collect(maps.Values(n.tenants))...)
+	if err == nil {
+		err = n.unplugOthers(ctx, there, found)
 	}
-	return nil
+	n.repaired = err == nil
+	return err
 }
 
 // Run reinstalls all entries each time that the switch has lost them, until ctx ends.
@@ -305,14 +306,22 @@ func (n *Network) adopt(there []pipeline.Entry) {
 	}
 }
 
-// plug adds a port for the device of each endpoint in found, and removes other ports.
-func (n *Network) plug(ctx context.Context, there []pipeline.Entry, found []endpoint.Record) error {
-	ports := map[pipeline.Port]bool{}
+// plug adds the gateway, and a port for the device of each endpoint in found.
+func (n *Network) plug(ctx context.Context, found []endpoint.Record) error {
 	for _, r := range found {
-		ports[pipeline.Port(r.ID)] = true
 		if err := n.config.Switch.Plug(ctx, pipeline.Port(r.ID), deviceOf(r)); err != nil {
 			return fmt.Errorf("endpoint %d: %w", r.ID, err)
 		}
+	}
+	return n.plugGateway(ctx)
+}
+
+// unplugOthers removes the ports of endpoints that are not in found, and of a gateway that is gone. No entry leads to
+// them any more.
+func (n *Network) unplugOthers(ctx context.Context, there []pipeline.Entry, found []endpoint.Record) error {
+	ports := map[pipeline.Port]bool{}
+	for _, r := range found {
+		ports[pipeline.Port(r.ID)] = true
 	}
 	for _, e := range there {
 		s, ok := e.(pipeline.Sender)
@@ -324,5 +333,8 @@ func (n *Network) plug(ctx context.Context, there []pipeline.Entry, found []endp
 			return fmt.Errorf("%v without an endpoint: %w", s.Port, err)
 		}
 	}
-	return n.plugGateway(ctx)
+	if n.config.Gateway == nil {
+		return n.config.Switch.Unplug(ctx, pipeline.Gateway)
+	}
+	return nil
 }

@@ -35,6 +35,9 @@ func (s *tableSwitch) Plug(_ context.Context, p pipeline.Port, device pipeline.D
 }
 
 func (s *tableSwitch) Unplug(_ context.Context, p pipeline.Port) error {
+	if s.forwards(p) > 0 {
+		return fmt.Errorf("entries still lead to %v", p)
+	}
 	delete(s.ports, p)
 	return s.fail
 }
@@ -52,6 +55,9 @@ func (s *tableSwitch) Apply(_ context.Context, remove, add []pipeline.Entry) err
 	for _, e := range add {
 		if s.has[e.Match()] != nil {
 			return fmt.Errorf("entry %v exists", s.has[e.Match()])
+		}
+		if f, ok := e.(pipeline.Forward); ok && f.Port != 0 && f.Port != pipeline.VXLAN && s.ports[f.Port] == "" {
+			return fmt.Errorf("%v leads to a port without a device", e)
 		}
 		s.has[e.Match()] = e
 	}

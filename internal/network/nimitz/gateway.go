@@ -26,10 +26,10 @@ type Gateway interface {
 
 var _ network.GatewayProvider = (*Network)(nil)
 
-// plugGateway makes the gateway a port, or removes that port where there is no gateway.
+// plugGateway makes the gateway a port, if there is one.
 func (n *Network) plugGateway(ctx context.Context) error {
 	if n.config.Gateway == nil {
-		return n.config.Switch.Unplug(ctx, pipeline.Gateway)
+		return nil
 	}
 	if err := n.config.Switch.Plug(ctx, pipeline.Gateway, n.config.Gateway.Device()); err != nil {
 		return fmt.Errorf("gateway: %w", err)
