@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	speaker "pilaster.io/pilaster/internal/evpn"
 	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -20,8 +22,12 @@ func (s *soak) attack() {
 		return
 	}
 	victim := s.up[s.pick(everyone)]
-	if onILA {
+	switch {
+	case onILA:
 		s.attackILA(victim)
+		return
+	case onEVPN:
+		s.attackEVPN(victim)
 		return
 	}
 	p := packet.Packet{Source: victim.Plaintext, Destination: victim.Plaintext,
@@ -106,6 +112,47 @@ func (s *soak) attackILA(victim *container) {
 		s.forge("released address", "no-endpoint", g.node, p)
 	case 4:
 		s.steal(victim, p)
+	}
+}
+
+// attackEVPN is attack on network evpn.
+func (s *soak) attackEVPN(victim *container) {
+	elsewhere := s.pick(slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == victim.Node }))
+	others := slices.DeleteFunc(slices.Clone(tenants), func(t string) bool { return t == victim.Tenant })
+	inner := packet.Packet{Source: victim.Address.Next(), Destination: victim.Address,
+		Body: packet.UDP{SourcePort: 7, DestinationPort: 7, Payload: []byte("forged")}}
+	forge := func(kind, reason, node string, from netip.Addr, tenant string, inner packet.Packet) {
+		to := s.vtep(s.prefix(node))
+		router := speaker.RouterMAC(to)
+		frame := inner.Frame(router[:], router[:])
+		s.forge(kind, reason, node, packet.Packet{Source: from, Destination: to, Body: packet.UDP{
+			SourcePort: 7, DestinationPort: pipeline.UDPPort, Payload: packet.VXLAN(s.current[tenant], 1, frame),
+		}})
+	}
+	far := s.vtep(s.prefix(elsewhere))
+	switch s.random.IntN(5) {
+	case 0:
+		forge("another tenant", "no-route", victim.Node, far, s.pick(others), inner)
+	case 1:
+		forge("stranger", "foreign-unknown", victim.Node, netip.MustParseAddr("192.0.2.9"), victim.Tenant, inner)
+	case 2:
+		forge("own prefix", "own-source", victim.Node, s.vtep(s.prefix(victim.Node)), victim.Tenant, inner)
+	case 3:
+		graves := slices.DeleteFunc(slices.Sorted(maps.Keys(s.gone)), func(name string) bool {
+			g := s.gone[name]
+			hosts := s.names(func(c *container) bool { return c.Tenant == g.tenant && c.Node == g.node })
+			reused := s.names(func(c *container) bool { return c.Address == g.plaintext })
+			return len(hosts) == 0 || len(reused) > 0
+		})
+		if len(graves) == 0 {
+			return
+		}
+		g := s.gone[s.pick(graves)]
+		elsewhere = s.pick(slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == g.node }))
+		inner.Destination = g.plaintext
+		forge("released address", "no-endpoint", g.node, s.vtep(s.prefix(elsewhere)), g.tenant, inner)
+	case 4:
+		s.steal(victim, inner)
 	}
 }
 

@@ -25,22 +25,27 @@ func (s *soak) compare() {
 }
 
 // compareMappings waits until each node has the mappings of the containers elsewhere of the tenants that it hosts, and
-// no others. Only network ila has mappings.
+// no others. On network evpn a table also has the node's own containers, and the CIDRs of these tenants.
 func (s *soak) compareMappings() {
+	table := labtest.Network() + map[bool]string{true: "-forwarding", false: "-mappings"}[onEVPN]
 	for _, node := range nodes {
-		if !onILA || slices.Contains(s.away, node) {
+		if !hasMappings || slices.Contains(s.away, node) {
 			continue
 		}
 		want := 0
 		for _, tenant := range tenants {
 			here := len(s.names(func(c *container) bool { return c.Tenant == tenant && c.Node == node }))
-			if here > 0 {
-				want += len(s.names(func(c *container) bool { return c.Tenant == tenant })) - here
+			all := len(s.names(func(c *container) bool { return c.Tenant == tenant }))
+			switch {
+			case here > 0 && onEVPN:
+				want += all + 1
+			case here > 0:
+				want += all - here
 			}
 		}
 		s.eventually(func() string {
-			if used := s.tables(node); used["ila-mappings"] != uint32(want) {
-				return fmt.Sprintf("%s has %d mappings, want %d", node, used["ila-mappings"], want)
+			if used := s.tables(node); used[table] != uint32(want) {
+				return fmt.Sprintf("%s has %d entries in %s, want %d", node, used[table], table, want)
 			}
 			return ""
 		})
@@ -97,10 +102,10 @@ func (s *soak) compareNodes() {
 	for _, name := range s.names(func(*container) bool { return true }) {
 		c := s.up[name]
 		for _, node := range nodes {
-			must := node == c.Node && !s.still(node) && !onILA
+			must := node == c.Node && !s.still(node) && !hasMappings
 			echoes = append(echoes, &echo{from: node, to: c.Address, must: must})
 		}
-		if !onILA {
+		if !hasMappings {
 			echoes = append(echoes, &echo{from: name, to: c.node})
 		}
 	}
@@ -215,8 +220,9 @@ func (s *soak) compareEntries() {
 		}
 		used := s.tables(node)
 		all := map[string]int{"endpoints": here, "sources": here, "locals": here, "tenants": ids, "keys": keys}
-		if onILA {
-			all = map[string]int{"endpoints": here, "ila-locals": here, "sources": 0, "locals": 0, "keys": 0}
+		if hasMappings {
+			own := labtest.Network() + map[bool]string{true: "-register", false: "-locals"}[onEVPN]
+			all = map[string]int{"endpoints": here, own: here, "sources": 0, "locals": 0, "keys": 0}
 		}
 		for table, want := range all {
 			s.answered("entries", used[table], want, "table %s of %s; all tables: %v", table, node, used)

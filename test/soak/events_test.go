@@ -14,6 +14,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/modules/evpn"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -40,8 +41,8 @@ func (s *soak) add(c lab.Container) {
 	s.must(err)
 	s.did("add", "%s of %s on %s", c.Name, c.Tenant, c.Node)
 	s.answered("id of a new container", got.Msg.Endpoint.TenantId, s.current[c.Tenant], "%+v", status)
-	var node netip.Addr // on network ila the node has none
-	if !onILA {
+	var node netip.Addr // on networks with mappings the node has none
+	if !hasMappings {
 		node, err = netip.ParseAddr(got.Msg.Endpoint.NodeAddress)
 		s.must(err)
 	}
@@ -53,7 +54,7 @@ func (s *soak) remove(name string) {
 	s.must(s.lab.RemoveContainer(s.Context(), name))
 	s.released[name] = c.Address
 	s.gone[name] = removed{c.Node, c.Tenant, c.Plaintext}
-	if onILA {
+	if hasMappings {
 		s.gone[name] = removed{c.Node, c.Tenant, c.Address}
 	}
 	delete(s.up, name)
@@ -175,7 +176,11 @@ func (s *soak) flap() {
 	link := 1 + slices.Index(nodes, node)
 	s.command(node, "ip", "-6", "addr", "replace", fmt.Sprintf("2001:db8:70:%x::2/64", link), "dev", lab.Uplink,
 		"nodad")
-	s.command(node, "ip", "-6", "route", "replace", "default", "via", fmt.Sprintf("2001:db8:70:%x::1", link))
+	router := fmt.Sprintf("2001:db8:70:%x::1", link)
+	s.command(node, "ip", "-6", "route", "replace", "default", "via", router)
+	if onEVPN {
+		s.command(node, "ip", "route", "replace", tunnels.String(), "via", "inet6", router, "dev", lab.Uplink)
+	}
 	s.heal(node)
 }
 
@@ -185,9 +190,11 @@ func (s *soak) cutOff() {
 	s.did("cut off", "%s", node)
 	rule := []string{"iif", node, "priority", "900", "blackhole"}
 	s.command(lab.Router, append([]string{"ip", "-6", "rule", "add"}, rule...)...)
+	s.command(lab.Router, append([]string{"ip", "-4", "rule", "add"}, rule...)...)
 	s.dropped, s.away = []string{node}, []string{node}
 	s.during(node)
 	s.command(lab.Router, append([]string{"ip", "-6", "rule", "del"}, rule...)...)
+	s.command(lab.Router, append([]string{"ip", "-4", "rule", "del"}, rule...)...)
 	s.heal(node)
 }
 
@@ -205,7 +212,7 @@ func (s *soak) partition() {
 
 // during makes changes while a node cannot reach the orchestrator.
 func (s *soak) during(node string) {
-	if onILA { // tenants have no keys, and the cluster allocates addresses
+	if hasMappings { // tenants have no keys, and the cluster allocates addresses
 		s.compareReach()
 		return
 	}
@@ -315,6 +322,26 @@ func (s *soak) reset() {
 			break
 		}
 	}
+	if onEVPN {
+		old, own := s.vtep(was).String(), s.vtep(now).String()
+		s.command(lab.Router, "ip", "route", "del", old)
+		s.command(lab.Router, "ip", "rule", "del", "iif", node, "from", old)
+		s.command(lab.Router, "ip", "route", "replace", own, "via", "inet6", via, "dev", node)
+		s.command(lab.Router, "ip", "rule", "add", "iif", node, "from", own, "lookup", "main", "priority", "1000")
+	}
+}
+
+// tunnels has the nodes' tunnel addresses of network evpn in labs.
+var tunnels = evpn.Pool{}.Prefix()
+
+// vtep returns the tunnel address of a node with a prefix.
+func (s *soak) vtep(prefix string) netip.Addr {
+	number := address.DefaultPlan().NodeNumber(netip.MustParsePrefix(prefix))
+	a, ok := address.VTEP4(tunnels, number)
+	if !ok {
+		s.Fatalf("%v has no address for node %d", tunnels, number)
+	}
+	return a
 }
 
 // ila is the use of addresses by network ila in labs.

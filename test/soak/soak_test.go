@@ -36,7 +36,11 @@ var (
 	tenants = []string{"blue", "glass", "red"} // glass is clear
 
 	// The model is that of the tenants' network, by PILASTER_TEST_NETWORK.
-	onILA = labtest.Network() == tenant.ILA
+	onILA  = labtest.Network() == tenant.ILA
+	onEVPN = labtest.Network() == tenant.EVPN
+	// hasMappings: the cluster allocates addresses, tenants have no keys, and nodes have mappings of other nodes'
+	// containers.
+	hasMappings = tenant.NetworkHas(labtest.Network(), tenant.Mappings)
 )
 
 // soak is a lab with its model.
@@ -73,7 +77,7 @@ type container struct {
 
 type removed struct {
 	node, tenant string
-	plaintext    netip.Addr // on network ila the address that containers see
+	plaintext    netip.Addr // on networks with mappings the address that containers see
 }
 
 // TestSoak runs for PILASTER_SOAK (a Go duration; by default a few rounds), with random choices by PILASTER_SOAK_SEED.
@@ -113,11 +117,12 @@ func TestSoak(t *testing.T) {
 }
 
 func specTenants() []lab.Tenant {
-	if onILA {
-		return []lab.Tenant{
-			{Name: "blue", Network: tenant.ILA}, {Name: "red", Network: tenant.ILA},
-			{Name: "glass", Network: tenant.ILA},
+	if hasMappings {
+		var all []lab.Tenant
+		for i, name := range tenants {
+			all = append(all, labtest.Tenant(name, byte(i)))
 		}
+		return all
 	}
 	return []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "glass", Addressing: tenant.Clear}}
 }
@@ -141,7 +146,7 @@ func (s *soak) happen() {
 		{6, s.killAgent}, {3, s.killOrchestrator}, {5, s.rotate}, {8, s.attack},
 		{2, s.flap}, {2, s.cutOff}, {2, s.partition}, {1, s.exhaust}, {1, s.reset},
 	}
-	if onILA { // its tenants have no keys
+	if hasMappings { // tenants have no keys
 		choices[2].weight, choices[7].weight = 0, 0
 	}
 	sum := 0
@@ -182,8 +187,11 @@ func kinds() []string {
 		"add", "remove", "kill agent", "kill orchestrator", "flap", "cut off", "partition", "reset",
 		"attack: another tenant", "attack: own prefix", "attack: released address", "attack: stolen source",
 	}
-	if onILA {
+	switch {
+	case onILA:
 		return append(all, "attack: another locator")
+	case onEVPN:
+		return append(all, "attack: stranger")
 	}
 	return append(all, "rotate", "rotate refused", "rotate delayed", "id retired", "attack: retired id")
 }
