@@ -105,7 +105,7 @@ func printEVPN(w io.Writer, s bgp.Status, now time.Time) {
 	}
 	fmt.Fprintln(w, "\nPEER\tAS\tSTATE\tSINCE\tROUTES\tACCEPTED\tREFUSED\tSTALE")
 	for _, p := range s.Peers {
-		state, refused := "down", p.Loops
+		state, refused := "down", 0
 		if p.Up {
 			state = "up"
 		}
@@ -113,7 +113,7 @@ func printEVPN(w io.Writer, s bgp.Status, now time.Time) {
 			refused += n
 		}
 		fmt.Fprintf(w, "%v\t%d\t%s\t%v\t%d\t%s\t%d\t%d\n", p.Addr, p.ASN, state, now.Sub(p.Since).Round(time.Second),
-			p.Routes+p.Loops, counts(p.Accepted), refused, p.Stale)
+			p.Routes, counts(p.Accepted), refused, p.Stale)
 	}
 	for _, p := range s.Peers {
 		printPeer(w, p, now)
@@ -138,7 +138,7 @@ func printPeer(w io.Writer, p speaker.PeerStatus, now time.Time) {
 	if !p.Restart.IsZero() {
 		fmt.Fprintf(w, "peer %v is started again in %v\n", p.Addr, p.Restart.Sub(now).Round(time.Second))
 	}
-	if len(p.Refused) == 0 && p.Loops == 0 {
+	if len(p.Refused) == 0 {
 		return
 	}
 	fmt.Fprintf(w, "\nrefused routes of peer %v:\n", p.Addr)
@@ -146,9 +146,6 @@ func printPeer(w io.Writer, p speaker.PeerStatus, now time.Time) {
 		if n := p.Refused[r]; n > 0 {
 			fmt.Fprintf(w, "  %d\t%v: %s\n", n, r, r.Text())
 		}
-	}
-	if p.Loops > 0 {
-		fmt.Fprintf(w, "  %d\tloop: the route came from this AS\n", p.Loops)
 	}
 }
 

@@ -81,6 +81,11 @@ func subnet(vtep, p string) Route {
 	return shop().subnet(peerASN, Subnet{Node{addr(vtep), MAC{0x02, 0, 0, 1, 0, 1}}, prefix(p)})
 }
 
+// ownSubnet is a subnet of a node of this cluster.
+func ownSubnet(p string) []Own {
+	return []Own{{Tenant: shop(), Subnets: []Subnet{{Node{addr("10.1.0.1"), MAC{2}}, prefix(p)}}}}
+}
+
 const (
 	vtep1 = "10.2.0.1"
 	vtep2 = "10.2.0.2"
@@ -162,6 +167,7 @@ func TestReasons(t *testing.T) {
 		{"prefix", p(func(*Route) {}), Accepted},
 		{"member", m(func(*Route) {}), Accepted},
 		{"malformed", h(func(r *Route) { r.Fault = Malformed }), Malformed},
+		{"loop", h(func(r *Route) { r.Fault = Loop }), Loop},
 		{"other type", h(func(r *Route) { r.Kind = 4 }), UnsupportedType},
 		{"segment", h(func(r *Route) { r.Fault = UnsupportedSegment }), UnsupportedSegment},
 		{"gateway", p(func(r *Route) { r.Fault = UnsupportedGateway }), UnsupportedGateway},
@@ -189,6 +195,7 @@ func TestReasons(t *testing.T) {
 		{"no router MAC", h(func(r *Route) { r.RouterMAC = MAC{} }), BadRouterMAC},
 		{"prefix without router MAC", p(func(r *Route) { r.RouterMAC = MAC{} }), BadRouterMAC},
 		{"address outside", h(func(r *Route) { r.Prefix = prefix("10.9.0.1/32") }), ForeignAddress},
+		{"address in a node's subnet", h(func(r *Route) { r.Prefix = prefix("10.0.7.11/32") }), OwnSubnet},
 		{"prefix outside", p(func(r *Route) { r.Prefix = prefix("172.21.0.0/24") }), ForeignPrefix},
 		{"prefix in the tenant's CIDR", p(func(r *Route) { r.Prefix = prefix("10.0.0.11/32") }), ForeignPrefix},
 		{"default route", p(func(r *Route) { r.Prefix = prefix("0.0.0.0/0") }), ForeignPrefix},
@@ -196,9 +203,10 @@ func TestReasons(t *testing.T) {
 		{"replication to another VTEP", m(func(r *Route) { r.Replication = addr(vtep2) }), BadTunnel},
 		{"other originator", m(func(r *Route) { r.Prefix = prefix("10.2.0.2/32") }), BadTunnel},
 	}
-	seen := map[Reason]bool{}
+	seen := map[Reason]bool{TooManyPaths: true} // TestPathsAreBounded
 	for _, test := range tests {
 		table := newTable(t)
+		table.SetOwn(ownSubnet("10.0.7.0/24"))
 		update(t, table, peerA, test.route)
 		c := table.Count(peerA)
 		if test.want == Accepted {

@@ -16,6 +16,7 @@ const (
 	UnsupportedType
 	UnsupportedSegment
 	UnsupportedGateway
+	Loop
 	OwnVTEP
 	ForeignVTEP
 	OtherEncapsulation
@@ -25,8 +26,10 @@ const (
 	BadMAC
 	BadRouterMAC
 	ForeignAddress
+	OwnSubnet
 	ForeignPrefix
 	BadTunnel
+	TooManyPaths
 	reasonCount
 )
 
@@ -36,6 +39,7 @@ var reasonNames = [reasonCount]struct{ name, text string }{
 	UnsupportedType:    {"type", "the route is not of type 2, 3 or 5"},
 	UnsupportedSegment: {"segment", "the route is of a multihomed Ethernet segment"},
 	UnsupportedGateway: {"gateway", "the prefix route has an overlay index (gateway address)"},
+	Loop:               {"loop", "the route came from this AS or this orchestrator"},
 	OwnVTEP:            {"own-vtep", "the next hop is in this cluster's --evpn-vtep-pool"},
 	ForeignVTEP:        {"vtep", "the next hop is not in a prefix of --evpn-allow-vtep"},
 	OtherEncapsulation: {"encapsulation", "the route does not say VXLAN"},
@@ -45,8 +49,12 @@ var reasonNames = [reasonCount]struct{ name, text string }{
 	BadMAC:             {"mac", "the MAC address is not a unicast address, or is reserved for gateways"},
 	BadRouterMAC:       {"router-mac", "the router MAC address is missing or is not a unicast address"},
 	ForeignAddress:     {"address", "the address is neither in a CIDR of the tenant nor allowed with --evpn-allow"},
+	OwnSubnet:          {"subnet", "the address is in the subnet of a node of this cluster"},
 	ForeignPrefix:      {"prefix", "the prefix is in a CIDR of the tenant, or not allowed with --evpn-allow"},
 	BadTunnel:          {"tunnel", "the tunnel is not ingress replication to the next hop"},
+	TooManyPaths: {
+		"paths", fmt.Sprintf("%d other routes of the peer are about the same MAC, address, prefix or VTEP", MaxPaths),
+	},
 }
 
 func (r Reason) String() string { return reasonNames[r].name }

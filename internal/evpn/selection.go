@@ -54,6 +54,58 @@ func (g group) without(e *entry) group {
 	return slices.Delete(g, i, i+1)
 }
 
+// MaxPaths is the maximum number of routes about one record that are imported from one peer. They differ in the route
+// distinguisher, of which a peer can have any number, and each change of one takes time in proportion to their number.
+const MaxPaths = 128
+
+// isFull reports whether the group of a key has as many routes of a peer as it may have.
+func (t *Table) isFull(p *peer, key RecordKey) bool {
+	g, n := t.groups[key], 0
+	if len(g) < MaxPaths {
+		return false
+	}
+	for _, e := range g {
+		if e.peer == p {
+			n++
+		}
+	}
+	return n >= MaxPaths
+}
+
+// wait adds an entry to those that wait for room in groups, or removes it, if it is one.
+func (e *entry) wait(add bool) {
+	if e.reason != TooManyPaths {
+		return
+	}
+	for _, key := range e.route.records() {
+		all := e.peer.waiting[key]
+		switch {
+		case !add:
+			if delete(all, e); len(all) == 0 {
+				delete(e.peer.waiting, key)
+			}
+		case all == nil:
+			e.peer.waiting[key] = map[*entry]bool{e: true}
+		default:
+			all[e] = true
+		}
+	}
+}
+
+// admit checks entries of a peer again that wait for room in the groups of some keys. One that still has no room waits
+// for that of another key, so only a bounded number is checked.
+func (t *Table) admit(p *peer, keys []RecordKey) {
+	for _, key := range keys {
+		tries := 0
+		for e := range p.waiting[key] {
+			if tries++; tries > MaxPaths || t.isFull(p, key) {
+				break
+			}
+			t.checkAgain(e)
+		}
+	}
+}
+
 // MaxMembers is the maximum number of VTEPs to which a segment's frames are replicated: those with the lowest
 // addresses.
 const MaxMembers = 64
@@ -65,8 +117,7 @@ func (t *Table) decide(key RecordKey) {
 		t.decideMember(key, len(g) > 0)
 		return
 	}
-	inSubnet := key.Kind == RecordHost && contains(t.subnets[key.VNI], key.Prefix)
-	t.write(key, len(g) > 0 && !t.own[key] && !inSubnet)
+	t.write(key, len(g) > 0 && !t.own[key])
 }
 
 // decideMember keeps the order of a segment's VTEPs, and moves the boundary at MaxMembers.

@@ -25,9 +25,11 @@ type peer struct {
 	addr   netip.Addr
 	up     bool
 	routes map[Key]*entry
-	size   int // sum of the entries' sizes
-	counts [reasonCount]map[Kind]int
-	stale  int
+	// Entries that are refused as TooManyPaths, by the records that they concern.
+	waiting map[RecordKey]map[*entry]bool
+	size    int // sum of the entries' sizes
+	counts  [reasonCount]map[Kind]int
+	stale   int
 }
 
 // entry is one route of one peer.
@@ -62,18 +64,31 @@ func (t *Table) Configure(s Settings) error {
 	t.rules = r
 	for _, p := range t.peers {
 		for _, e := range p.routes {
-			tenant, reason := r.check(&e.route)
-			t.change(e, func() { e.tenant, e.reason = tenant, reason })
-			if e.reason != Accepted && !e.stale.IsZero() {
-				t.remove(e)
-			}
+			t.checkAgain(e)
 		}
 	}
 	return nil
 }
 
+// check returns the reason to refuse a route, and the tenant of an accepted one.
+func (t *Table) check(route *Route) (*Tenant, Reason) {
+	tenant, reason := t.rules.check(route)
+	if reason == Accepted && route.Kind == KindMACIP && contains(t.subnets[route.VNI], route.Prefix) {
+		return nil, OwnSubnet
+	}
+	return tenant, reason
+}
+
+func (t *Table) checkAgain(e *entry) {
+	tenant, reason := t.check(&e.route)
+	t.change(e, func() { e.tenant, e.reason = tenant, reason })
+	if e.reason != Accepted && !e.stale.IsZero() {
+		t.remove(e)
+	}
+}
+
 // SetOwn sets the containers and subnets of this cluster. While they exist, no record has a container's MAC or address,
-// or an address in a node's subnet, whatever other speakers announce.
+// and addresses in a node's subnet are refused, whatever other speakers announce.
 func (t *Table) SetOwn(own []Own) {
 	before, subnets := t.own, t.subnets
 	t.own, t.subnets = map[RecordKey]bool{}, map[uint32][]netip.Prefix{}
@@ -88,16 +103,25 @@ func (t *Table) SetOwn(own []Own) {
 			}
 		}
 	}
-	for key := range t.groups {
-		had, has := contains(subnets[key.VNI], key.Prefix), contains(t.subnets[key.VNI], key.Prefix)
-		if key.Kind == RecordHost && had != has {
-			t.decide(key)
-		}
+	if !maps.EqualFunc(subnets, t.subnets, slices.Equal[[]netip.Prefix]) {
+		t.changeSubnets(subnets)
 	}
 	for _, keys := range []map[RecordKey]bool{before, t.own} {
 		for key := range keys {
 			if before[key] != t.own[key] {
 				t.decide(key)
+			}
+		}
+	}
+}
+
+// changeSubnets checks the routes again whose address is, or was, in a node's subnet.
+func (t *Table) changeSubnets(before map[uint32][]netip.Prefix) {
+	for _, p := range t.peers {
+		for _, e := range p.routes {
+			r := &e.route
+			if r.Kind == KindMACIP && contains(before[r.VNI], r.Prefix) != contains(t.subnets[r.VNI], r.Prefix) {
+				t.checkAgain(e)
 			}
 		}
 	}
@@ -110,7 +134,7 @@ var errNotUp = errors.New("the peer is not up")
 func (t *Table) PeerUp(addr netip.Addr) {
 	p := t.peers[addr]
 	if p == nil {
-		p = &peer{addr: addr, routes: map[Key]*entry{}}
+		p = &peer{addr: addr, routes: map[Key]*entry{}, waiting: map[RecordKey]map[*entry]bool{}}
 		t.peers[addr] = p
 	}
 	p.up = true
@@ -122,7 +146,7 @@ func (t *Table) Update(addr netip.Addr, route Route, size int) error {
 	if p == nil || !p.up {
 		return errNotUp
 	}
-	tenant, reason := t.rules.check(&route)
+	tenant, reason := t.check(&route)
 	e := p.routes[route.Key]
 	if e == nil {
 		e = &entry{peer: p, route: route, tenant: tenant, reason: reason, size: size}
@@ -206,6 +230,7 @@ func (t *Table) remove(e *entry) {
 	delete(e.peer.routes, e.route.Key)
 	e.peer.size -= e.size
 	t.decideAll(keys)
+	t.admit(e.peer, keys)
 }
 
 // change changes an entry, which may change its place in its groups or the groups.
@@ -216,10 +241,15 @@ func (t *Table) change(e *entry, mutate func()) {
 	t.link(e)
 	t.decideAll(before)
 	t.decideAll(e.keys())
+	t.admit(e.peer, before)
 }
 
 // link counts an entry and adds an accepted one to its groups; unlink undoes it.
 func (t *Table) link(e *entry) {
+	if e.reason == Accepted && slices.ContainsFunc(e.keys(), func(k RecordKey) bool { return t.isFull(e.peer, k) }) {
+		e.tenant, e.reason = nil, TooManyPaths
+	}
+	e.wait(true)
 	e.count(1)
 	for _, key := range e.keys() {
 		t.groups[key] = t.groups[key].with(e)
@@ -227,6 +257,7 @@ func (t *Table) link(e *entry) {
 }
 
 func (t *Table) unlink(e *entry) {
+	e.wait(false)
 	e.count(-1)
 	for _, key := range e.keys() {
 		if g := t.groups[key].without(e); len(g) > 0 {
@@ -259,7 +290,11 @@ func (e *entry) keys() []RecordKey {
 	if e.reason != Accepted {
 		return nil
 	}
-	r := &e.route
+	return e.route.records()
+}
+
+// records returns the keys of the records that a route concerns if it is accepted.
+func (r *Route) records() []RecordKey {
 	switch r.Kind {
 	case KindMACIP:
 		keys := []RecordKey{{Kind: RecordMAC, VNI: r.VNI, MAC: r.MAC}}

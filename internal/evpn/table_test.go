@@ -53,6 +53,9 @@ func checkEmpty(t *testing.T, table *Table) {
 		t.Errorf("left: %d groups, %d members, %d records", len(table.groups), len(table.members), len(table.records))
 	}
 	for _, p := range table.peers {
+		if len(p.waiting) != 0 {
+			t.Errorf("peer %v: %d records with waiting routes", p.addr, len(p.waiting))
+		}
 		c := table.Count(p.addr)
 		if c.Routes != 0 || c.Size != 0 || c.Stale != 0 || len(c.Accepted) != 0 || len(c.Refused) != 0 {
 			t.Errorf("peer %v: left %+v", p.addr, c)
@@ -115,6 +118,73 @@ func TestOwnContainers(t *testing.T) {
 	if r := table.Records(); len(r) != 2 || len(table.Contested()) != 0 {
 		t.Errorf("records after the container is gone: %v", r)
 	}
+}
+
+// An address in a node's subnet is refused while the node has the subnet.
+func TestOwnSubnets(t *testing.T) {
+	table := newTable(t)
+	table.SetOwn(ownSubnet("10.0.0.0/24"))
+	update(t, table, peerA, host(t, vtep1, mac1, ip1, 5), host(t, vtep1, mac1, "10.0.1.11", 5))
+	check := func(when string, refused int, vteps ...string) {
+		t.Helper()
+		c := table.Count(peerA)
+		if c.Refused[OwnSubnet] != refused || c.Accepted[KindMACIP] != len(vteps) ||
+			len(find(table, RecordHost)) != len(vteps) {
+			t.Errorf("%s: %+v, %v", when, c, find(table, RecordHost))
+		}
+	}
+	check("at first", 1, vtep1)
+	table.SetOwn(nil)
+	check("without the subnet", 0, vtep1, vtep1)
+	table.SetOwn(ownSubnet("10.0.1.0/24"))
+	check("with another subnet", 1, vtep1)
+	table.PeerDown(peerA, now.Add(time.Minute))
+	table.SetOwn(ownSubnet("10.0.0.0/16"))
+	if c := table.Count(peerA); c.Routes != 0 || c.Stale != 0 {
+		t.Errorf("stale routes in a new subnet: %+v", c)
+	}
+	checkEmpty(t, table)
+}
+
+// A peer can announce a record with any number of route distinguishers. A bounded number is imported; the others wait.
+func TestPathsAreBounded(t *testing.T) {
+	const waiting = 50
+	table := newTable(t)
+	path := func(number int) Route {
+		r := host(t, vtep1, mac1, ip1, 1)
+		r.RD = NewRD(addr(vtep1), uint16(number))
+		return r
+	}
+	check := func(when string, accepted, refused int) {
+		t.Helper()
+		c := table.Count(peerA)
+		if c.Accepted[KindMACIP] != accepted || c.Refused[TooManyPaths] != refused || len(table.Records()) != 2 {
+			t.Errorf("%s: %+v, records %v", when, c, table.Records())
+		}
+	}
+	for i := range MaxPaths + waiting {
+		update(t, table, peerA, path(i))
+	}
+	check("at first", MaxPaths, waiting)
+	update(t, table, peerB, path(0))
+	if c := table.Count(peerB); c.Accepted[KindMACIP] != 1 {
+		t.Errorf("the other peer: %+v", c)
+	}
+	table.Withdraw(peerB, path(0).Key)
+	update(t, table, peerA, path(MaxPaths), path(0)) // the same again
+	check("after updates", MaxPaths, waiting)
+	if err := table.Configure(settings()); err != nil {
+		t.Fatal(err)
+	}
+	check("with the same rules", MaxPaths, waiting)
+	for i := range MaxPaths {
+		table.Withdraw(peerA, path(i).Key)
+		check("after a withdrawal", min(MaxPaths, MaxPaths+waiting-i-1), max(0, waiting-i-1))
+	}
+	table.PeerDown(peerA, now.Add(time.Minute))
+	check("without the peer", waiting, 0)
+	table.Expire(now.Add(time.Minute))
+	checkEmpty(t, table)
 }
 
 func TestStale(t *testing.T) {

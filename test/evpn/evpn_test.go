@@ -5,11 +5,8 @@ package evpn_test
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
-	"strconv"
-	"sync"
 	"testing"
 	"time"
 
@@ -71,17 +68,22 @@ type bed struct {
 	id uint32 // of tenant bronze
 }
 
-// bgpArguments are the orchestrator's.
-func bgpArguments(o *lab.Options) {
-	o.OrchestratorArgs = append(o.OrchestratorArgs,
-		"--evpn-peer", fmt.Sprintf("%s=%d", frrAddress, frrASN), "--evpn-asn", fmt.Sprint(ourASN),
+// bgpFlags are those of an orchestrator with a peer.
+func bgpFlags(peer string) []string {
+	return []string{
+		"--evpn-peer", fmt.Sprintf("%s=%d", peer, frrASN), "--evpn-asn", fmt.Sprint(ourASN),
 		"--evpn-vtep-pool", pool, "--evpn-allow-vtep", frrVTEPs,
-		"--evpn-allow", "bronze=172.20.0.0/16", "--evpn-stale", stale.String())
+		"--evpn-allow", "bronze=172.20.0.0/16", "--evpn-stale", stale.String(),
+	}
 }
 
-func newBed(t *testing.T) bed {
+func bgpArguments(peer string) func(*lab.Options) {
+	return func(o *lab.Options) { o.OrchestratorArgs = append(o.OrchestratorArgs, bgpFlags(peer)...) }
+}
+
+func newBed(t *testing.T, options ...func(*lab.Options)) bed {
 	t.Helper()
-	b := bed{Lab: labtest.New(t, spec, bgpArguments), T: t}
+	b := bed{Lab: labtest.New(t, spec, options...), T: t}
 	resp, err := b.OperatorOf("").ListTenants(t.Context(), connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
 	must(t, err)
 	for _, is := range resp.Msg.Tenants {
@@ -104,11 +106,15 @@ func pings(ns *netns.Namespace, to string) bool {
 	return err == nil && r.Received > 0
 }
 
-func (b bed) reaches(container, to string) bool {
-	ns, err := b.Namespace(container)
+func (b bed) reaches(container, to string) bool { return pings(b.namespace(container), to) }
+
+// namespace returns a namespace of the lab, open until the end of the test.
+func (b bed) namespace(name string) *netns.Namespace {
+	b.Helper()
+	ns, err := b.Namespace(name)
 	must(b.T, err)
-	defer ns.Close()
-	return pings(ns, to)
+	b.Cleanup(func() { ns.Close() })
+	return ns
 }
 
 func (b bed) address(name string) string {
@@ -120,17 +126,17 @@ func (b bed) address(name string) string {
 
 // TestTenants has one lab for all tests, because most of them change nothing.
 func TestTenants(t *testing.T) {
-	b := newBed(t)
+	b := newBed(t, bgpArguments(frrAddress))
 	b.isolated("at first")
-	n := newFRRNode(t, b.Lab, b.id, orchestrator)
+	n := newFRRNode(t, b.Lab, b.id, ourASN, orchestratorAt)
 	t.Run("both ways", func(t *testing.T) { b.with(t).bothWays(n) })
 	t.Run("other tenant", func(t *testing.T) { b.with(t).otherTenant(n) })
 	t.Run("withdrawal", func(t *testing.T) { b.with(t).withdrawn(n) })
 	t.Run("stale", func(t *testing.T) { b.with(t).lost(n) })
 }
 
-// orchestrator is the address of the lab's orchestrator.
-const orchestrator = "2001:db8:70::2"
+// orchestratorAt is the address of the lab's orchestrator.
+const orchestratorAt = "2001:db8:70::2"
 
 func (b bed) with(t *testing.T) bed { return bed{b.Lab, t, b.id} }
 
@@ -171,9 +177,9 @@ func (b bed) withdrawn(n *frrNode) {
 // we do for --evpn-stale, without a gap.
 func (b bed) lost(n *frrNode) {
 	arrived := make(chan int, 1<<16)
-	closed := b.receive(n.routed, arrived)
+	closed := receive(b.T, n.routed, arrived)
 	defer closed()
-	stop := b.send("c1", routedHost)
+	stop := send(b.T, b.namespace("c1"), routedHost, 20*time.Millisecond)
 	defer stop()
 	first := <-arrived
 	began := time.Now()
@@ -195,55 +201,4 @@ func (b bed) lost(n *frrNode) {
 	n.Start("bgpd")
 	until(b.T, "with the routed host after FRR's restart", func() bool { return b.reaches("c1", routedHost) })
 	until(b.T, "with the switched host after FRR's restart", func() bool { return b.reaches("c1", switchedHost) })
-}
-
-const datagramPort = 7
-
-// receive passes on the numbers of datagrams that arrive in a namespace.
-func (b bed) receive(ns *netns.Namespace, arrived chan<- int) (closed func()) {
-	var conn net.PacketConn
-	must(b.T, ns.Do(func() (err error) {
-		conn, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", datagramPort))
-		return err
-	}))
-	var done sync.WaitGroup
-	done.Go(func() {
-		for buffer := make([]byte, 64); ; {
-			n, _, err := conn.ReadFrom(buffer)
-			if err != nil {
-				return
-			}
-			if number, err := strconv.Atoi(string(buffer[:n])); err == nil {
-				arrived <- number
-			}
-		}
-	})
-	return func() { conn.Close(); done.Wait() }
-}
-
-// send sends numbered datagrams from a container until stop is called.
-func (b bed) send(container, to string) (stop func()) {
-	ns, err := b.Namespace(container)
-	must(b.T, err)
-	defer ns.Close()
-	var conn net.Conn
-	must(b.T, ns.Do(func() (err error) {
-		conn, err = net.Dial("udp4", net.JoinHostPort(to, strconv.Itoa(datagramPort)))
-		return err
-	}))
-	end := make(chan struct{})
-	var done sync.WaitGroup
-	done.Go(func() {
-		tick := time.NewTicker(20 * time.Millisecond)
-		defer tick.Stop()
-		for number := 0; ; number++ {
-			select {
-			case <-tick.C:
-				conn.Write([]byte(strconv.Itoa(number)))
-			case <-end:
-				return
-			}
-		}
-	})
-	return func() { close(end); done.Wait(); conn.Close() }
 }

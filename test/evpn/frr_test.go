@@ -118,8 +118,21 @@ func routeVia(t *testing.T, h *netlink.Handle, device, to string, via string) {
 	must(t, h.RouteReplace(r))
 }
 
-// newFRRNode connects a router to a lab's fabric. It peers with the orchestrators at some addresses.
-func newFRRNode(t *testing.T, l *lab.Lab, tenantID uint32, orchestrators ...string) *frrNode {
+// neighbors returns the lines of FRR's configuration for its peers, and those of their address family.
+func neighbors(asn int, addresses ...string) (of, activate string) {
+	for _, a := range addresses {
+		of += fmt.Sprintf(" neighbor %s remote-as %d\n", a, asn)
+		if asn != frrASN {
+			of += fmt.Sprintf(" neighbor %s ebgp-multihop 8\n", a)
+		}
+		of += fmt.Sprintf(" neighbor %s timers connect 1\n", a)
+		activate += fmt.Sprintf("  neighbor %s activate\n", a)
+	}
+	return of, activate
+}
+
+// newFRRNode connects a router to a lab's fabric. Its peers have one AS.
+func newFRRNode(t *testing.T, l *lab.Lab, tenantID uint32, peerASN int, peers ...string) *frrNode {
 	t.Helper()
 	n := &frrNode{
 		t: t, ns: namespace(t, "frr"), switched: namespace(t, "switched"), routed: namespace(t, "routed"),
@@ -133,7 +146,7 @@ func newFRRNode(t *testing.T, l *lab.Lab, tenantID uint32, orchestrators ...stri
 	up(t, router, "frr", frrRouter+"/64", "192.168.99.1/30")
 	up(t, n.kern, "lo", frrVTEP+"/32")
 	up(t, n.kern, "fabric", frrAddress+"/64", "192.168.99.2/30")
-	routeVia(t, n.kern, "fabric", "2001:db8:70::/48", frrRouter)
+	routeVia(t, n.kern, "fabric", "2001:db8::/32", frrRouter)
 	routeVia(t, n.kern, "fabric", pool, "192.168.99.1")
 	routeVia(t, router, "frr", frrVTEPs, "192.168.99.2")
 	for i, node := range []string{"n1", "n2"} {
@@ -169,13 +182,8 @@ func newFRRNode(t *testing.T, l *lab.Lab, tenantID uint32, orchestrators ...stri
 	up(t, beyond, "eth0", routedHost+"/24")
 	routeVia(t, beyond, "eth0", "10.0.0.0/16", routedSide)
 
-	var neighbors, active string
-	for _, o := range orchestrators {
-		neighbors += fmt.Sprintf(" neighbor %s remote-as %d\n neighbor %s ebgp-multihop 8\n"+
-			" neighbor %s timers connect 1\n", o, ourASN, o, o)
-		active += fmt.Sprintf("  neighbor %s activate\n", o)
-	}
-	n.FRR = bgptest.StartFRR(t, n.ns, fmt.Sprintf(frrConfig, tenantID, frrASN, frrVTEP, neighbors, routed, active))
+	of, activate := neighbors(peerASN, peers...)
+	n.FRR = bgptest.StartFRR(t, n.ns, fmt.Sprintf(frrConfig, tenantID, frrASN, frrVTEP, of, routed, activate))
 	return n
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
@@ -74,9 +75,9 @@ func toCommunities(r evpn.Route) (all []bgp.ExtendedCommunityInterface) {
 	return all
 }
 
-// fromPath returns a received route, and how many bytes its attributes have. A route that the table cannot represent
-// has a Fault.
-func fromPath(p *apiutil.Path) (evpn.Route, int) {
+// fromPath returns a route that a speaker of an AS received, and how many bytes its attributes have. A route that the
+// table cannot represent, or that came from this AS, has a Fault.
+func fromPath(p *apiutil.Path, asn uint32) (evpn.Route, int) {
 	r := fromNLRI(p.Nlri)
 	size := 0
 	for _, a := range p.Attrs {
@@ -88,9 +89,20 @@ func fromPath(p *apiutil.Path) (evpn.Route, int) {
 			fromCommunities(&r, a.Value)
 		case *bgp.PathAttributePmsiTunnel:
 			fromTunnel(&r, a)
+		case *bgp.PathAttributeAsPath:
+			if r.Fault == evpn.Accepted && contains(a, asn) {
+				r.Fault = evpn.Loop
+			}
 		}
 	}
 	return r, size
+}
+
+// contains reports whether an AS is in a path.
+func contains(path *bgp.PathAttributeAsPath, asn uint32) bool {
+	return slices.ContainsFunc(path.Value, func(p bgp.AsPathParamInterface) bool {
+		return slices.Contains(p.GetAS(), asn)
+	})
 }
 
 // fromNLRI returns a route without what its attributes say.

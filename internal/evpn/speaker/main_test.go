@@ -142,8 +142,14 @@ func start(t testing.TB, c Config) *Speaker {
 // listen starts a peer with the address 127.0.0.N, and returns how the speaker finds it.
 func listen(t testing.TB, n byte) (*bgptest.Peer, Peer) {
 	t.Helper()
+	return listenAs(t, n, peerASN)
+}
+
+// listenAs starts a peer of an AS.
+func listenAs(t testing.TB, n byte, asn uint32) (*bgptest.Peer, Peer) {
+	t.Helper()
 	a := netip.AddrFrom4([4]byte{127, 0, 0, n})
-	return bgptest.Listen(t, netip.AddrPortFrom(a, bgpPort), peerASN), Peer{Addr: a, ASN: peerASN, Port: bgpPort}
+	return bgptest.Listen(t, netip.AddrPortFrom(a, bgpPort), asn), Peer{Addr: a, ASN: asn, Port: bgpPort}
 }
 
 const (

@@ -186,13 +186,22 @@ func foreignRoute(i int) evpn.Route {
 // foreign returns messages with routes that the cluster does not import, each with attributes of its own.
 func foreign(t testing.TB, n int, asns ...uint32) []byte {
 	t.Helper()
+	return foreignWith(t, n, nil, asns...)
+}
+
+// foreignWith also adds attributes.
+func foreignWith(t testing.TB, n int, attrs []bgp.PathAttributeInterface, asns ...uint32) []byte {
+	t.Helper()
 	var raw []byte
 	for i := range n {
-		m, err := announcement(t, foreignRoute(i), asns...).Serialize()
+		m := announcement(t, foreignRoute(i), asns...)
+		update := m.Body.(*bgp.BGPUpdate)
+		update.PathAttributes = append(update.PathAttributes, attrs...)
+		text, err := m.Serialize()
 		if err != nil {
 			t.Fatal(err)
 		}
-		raw = append(raw, m...)
+		raw = append(raw, text...)
 	}
 	return raw
 }
@@ -201,38 +210,52 @@ func foreign(t testing.TB, n int, asns ...uint32) []byte {
 func TestPeerLimits(t *testing.T) {
 	t.Parallel()
 	const limit = 200
+	// GoBGP does not report routes that this speaker originated, but keeps them.
+	originator, err := bgp.NewPathAttributeOriginatorId(addr("127.0.0.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i, test := range []struct {
 		name   string
+		asn    uint32
 		limits Limits
+		attrs  []bgp.PathAttributeInterface
 		asns   []uint32
+		atOnce bool // limit-10 routes are too many
 		says   string
 	}{
-		{"routes", Limits{Routes: limit}, nil, "more than 200 routes"},
-		{"bytes", Limits{Routes: 100 * limit, Bytes: 100 * limit}, nil, "more than 20000 bytes"},
-		// GoBGP does not report routes that came from this AS, but keeps them.
-		{"loops", Limits{Routes: limit}, []uint32{ownASN}, "loops"},
+		{"routes", peerASN, Limits{Routes: limit}, nil, nil, false, "more than 200 routes"},
+		{"bytes", peerASN, Limits{Routes: 100 * limit, Bytes: 100 * limit}, nil, nil, true, "more than 20000 bytes"},
+		{"loops", peerASN, Limits{Routes: limit}, nil, []uint32{ownASN}, false, "came from this AS"},
+		{
+			"bytes of loops", peerASN, Limits{Routes: 100 * limit, Bytes: 100 * limit}, nil, []uint32{ownASN}, true,
+			"more than 20000 bytes",
+		},
+		{
+			"bytes of reflected routes", ownASN, Limits{Routes: 100 * limit, Bytes: limit * hiddenSize},
+			[]bgp.PathAttributeInterface{originator}, nil, false, "more than 819200 bytes",
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			good, goodConfig := listen(t, byte(20+2*i))
-			bad, badConfig := listen(t, byte(21+2*i))
+			good, goodConfig := listen(t, byte(60+2*i))
+			bad, badConfig := listenAs(t, byte(61+2*i), test.asn)
 			test.limits.Restart = time.Second
 			s := start(t, Config{Peers: []Peer{goodConfig, badConfig}, Limits: test.limits, Stale: time.Hour})
 			good.WaitUp(1)
 			bad.WaitUp(1)
 			good.Send(announcements(t, theirs(7))...)
 			bad.Send(announcements(t, theirs(8))...)
-			if err := bad.Write(foreign(t, limit-10, test.asns...)); err != nil {
+			if err := bad.Write(foreignWith(t, limit-10, test.attrs, test.asns...)); err != nil {
 				t.Fatal(err)
 			}
 			status := wait(t, s, "with all routes", func(s Status) bool {
-				return records(s) == 8 && (refused(s.Peers[1]) == limit-10 || s.Peers[1].Loops == limit-10 ||
-					s.Peers[1].Excesses > 0)
+				return records(s) == 8 && (refused(s.Peers[1]) == limit-10 || s.Peers[1].Excesses > 0)
 			})
-			if p := status.Peers[1]; test.name != "bytes" && !p.Up {
+			if p := status.Peers[1]; !test.atOnce && !p.Up {
 				t.Errorf("below the limit: %+v", p)
 			}
-			if err := bad.Write(foreign(t, 2*limit, test.asns...)); err != nil && test.name != "bytes" {
+			if err := bad.Write(foreignWith(t, 2*limit, test.attrs, test.asns...)); err != nil && !test.atOnce {
 				t.Fatal(err)
 			}
 			status = wait(t, s, "with one peer shut down", func(s Status) bool { return s.Peers[1].Excesses == 1 })

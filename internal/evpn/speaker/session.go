@@ -3,12 +3,13 @@ package speaker
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/osrg/gobgp/v4/api"
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"pilaster.io/pilaster/internal/evpn"
 )
 
 // session is the state of one peer.
@@ -52,7 +53,7 @@ func (s *Speaker) onPeer(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) {
 
 // lose ends a session in the table. The caller has the lock.
 func (s *Speaker) lose(p *session, reason string) {
-	p.up, p.since, p.reason = false, time.Now(), reason
+	p.up, p.since, p.reason, p.hidden = false, time.Now(), reason, 0
 	p.flaps++
 	s.table.PeerDown(p.Addr, p.since.Add(s.config.Stale))
 	s.stream.Publish(s.table)
@@ -89,23 +90,27 @@ func (s *Speaker) onRoutes(paths []*apiutil.Path, _ time.Time) {
 			s.table.Withdraw(p.Addr, fromNLRI(path.Nlri).Key)
 			continue
 		}
-		route, size := fromPath(path)
+		route, size := fromPath(path, s.config.ASN)
 		if err := s.table.Update(p.Addr, route, size); err != nil {
 			continue
 		}
-		if s.table.Exceeds(p.Addr, s.config.Limits.Routes, s.config.Limits.Bytes) {
-			s.shutDown(p, s.excessOf(p.Addr))
+		if s.exceeds(p) {
+			s.shutDown(p, s.excessOf(p))
 		}
 	}
 	s.stream.Publish(s.table)
 }
 
-func (s *Speaker) excessOf(addr netip.Addr) string {
-	c := s.table.Count(addr)
+func (s *Speaker) excessOf(p *session) string {
+	c := s.count(p)
+	excess := fmt.Sprintf("more than %d bytes of attributes, in %d routes", s.config.Limits.Bytes, c.Routes)
 	if c.Routes > s.config.Limits.Routes {
-		return fmt.Sprintf("more than %d routes", s.config.Limits.Routes)
+		excess = fmt.Sprintf("more than %d routes", s.config.Limits.Routes)
 	}
-	return fmt.Sprintf("more than %d bytes of attributes, in %d routes", s.config.Limits.Bytes, c.Routes)
+	if loops := c.Refused[evpn.Loop]; loops > 0 {
+		excess += fmt.Sprintf(", of which %d came from this AS", loops)
+	}
+	return excess
 }
 
 func (s *Speaker) onEndOfRIB(path *apiutil.Path, _ time.Time) {
@@ -189,8 +194,10 @@ func (s *Speaker) list(p *session, read func(*api.Peer)) {
 	}
 }
 
-// countHidden applies the limit to routes that GoBGP keeps but does not report: those in whose AS path this AS is, and
-// those that this speaker originated.
+// hiddenSize is how many bytes of attributes a hidden route counts for: those of the largest message.
+const hiddenSize = bgp.BGP_MAX_MESSAGE_LENGTH
+
+// countHidden applies the limits to routes that GoBGP keeps but does not report: those that came from this speaker.
 func (s *Speaker) countHidden() {
 	for s.sleep(hiddenInterval) {
 		s.mu.Lock()
@@ -204,11 +211,29 @@ func (s *Speaker) countHidden() {
 				}
 			})
 			s.mu.Lock()
-			p.hidden = hidden
-			if p.up && hidden+s.table.Count(p.Addr).Routes > s.config.Limits.Routes {
-				s.shutDown(p, fmt.Sprintf("more than %d routes, of which %d are loops", s.config.Limits.Routes, hidden))
+			if p.up {
+				p.hidden = hidden
+				if hidden > 0 && s.exceeds(p) {
+					s.shutDown(p, s.excessOf(p))
+				}
 			}
 			s.mu.Unlock()
 		}
 	}
+}
+
+// count returns what a peer has announced, hidden routes included. The caller has the lock.
+func (s *Speaker) count(p *session) evpn.PeerCount {
+	c := s.table.Count(p.Addr)
+	if p.hidden > 0 {
+		c.Routes += p.hidden
+		c.Size += p.hidden * hiddenSize
+		c.Refused[evpn.Loop] += p.hidden
+	}
+	return c
+}
+
+// exceeds reports whether a peer is above a limit. The caller has the lock.
+func (s *Speaker) exceeds(p *session) bool {
+	return s.table.Exceeds(p.Addr, s.config.Limits.Routes-p.hidden, s.config.Limits.Bytes-p.hidden*hiddenSize)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"slices"
 	"sync"
@@ -145,7 +146,8 @@ func (s *Speaker) connect(ctx context.Context) error {
 	var failed []error
 	for _, p := range s.config.Peers {
 		peer := &api.Peer{
-			Conf:      &api.PeerConf{NeighborAddress: p.Addr.String(), PeerAsn: p.ASN},
+			// Routes that came from this AS are reported, so that they count. The import rules refuse them.
+			Conf:      &api.PeerConf{NeighborAddress: p.Addr.String(), PeerAsn: p.ASN, AllowOwnAsn: math.MaxUint8},
 			Transport: &api.Transport{RemotePort: uint32(p.Port)},
 			Timers:    &api.Timers{Config: &api.TimersConfig{ConnectRetry: connectRetry}},
 			AfiSafis: []*api.AfiSafi{{Config: &api.AfiSafiConfig{

@@ -25,7 +25,6 @@ type PeerStatus struct {
 	Since    time.Time `json:"since"`            // when Up changed
 	Reason   string    `json:"reason,omitempty"` // why the peer is down
 	Restart  time.Time `json:"restart,omitzero"` // when a peer that announced too much is started again
-	Loops    int       `json:"loops,omitzero"`   // routes that GoBGP refused because they came from this AS
 	Flaps    uint64    `json:"flaps"`            // sessions that ended
 	Excesses uint64    `json:"excesses"`         // of them because of a limit
 }
@@ -44,8 +43,8 @@ func (s *Speaker) Status() Status {
 	}
 	for _, p := range s.sortedPeers() {
 		peer := PeerStatus{
-			Peer: p.Peer, PeerCount: s.table.Count(p.Addr),
-			Since: p.since, Reason: p.reason, Loops: p.hidden, Flaps: p.flaps, Excesses: p.excesses,
+			Peer: p.Peer, PeerCount: s.count(p),
+			Since: p.since, Reason: p.reason, Flaps: p.flaps, Excesses: p.excesses,
 		}
 		if p.excess != "" {
 			peer.Restart = p.restart

@@ -59,7 +59,6 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 		for _, r := range evpn.Reasons() {
 			gauge(descRefused, p.Refused[r], peer, r.String())
 		}
-		gauge(descRefused, p.Loops, peer, "loop")
 		gauge(descStale, p.Stale, peer)
 		counter(descFlaps, p.Flaps, peer)
 		counter(descExcess, p.Excesses, peer)
