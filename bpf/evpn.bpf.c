@@ -10,7 +10,7 @@
 SEC("tc")
 int pil_evpn(struct __sk_buff *skb)
 {
-	return nimitz_from_container(skb);
+	return evpn_from_container(skb);
 }
 
 SEC("tc")

@@ -8,6 +8,8 @@
 
 CONSTANT __u32 tunnel_mark = 0, tunnel_bits = 0;
 
+#define TUNNEL_HOPS 64 /* of the outer header */
+
 /* UDP ports of the tunnels of all networks; 0: end of the list. */
 #define TUNNEL_PORTS 4
 CONSTANT __be16 tunnel_ports[TUNNEL_PORTS] = {};

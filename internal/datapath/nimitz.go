@@ -28,6 +28,7 @@ type Nimitz struct {
 	d      *Datapath
 	maps   []pipelineMap
 	tables bpfobj.PilasterObjects // whose maps are those of maps
+	vteps  *ebpf.Map              // of replication; nil without tunnels over IPv4
 	over4  bool                   // the tunnels are over IPv4, and there is no gateway
 
 	mu    sync.Mutex
@@ -45,7 +46,7 @@ func (d *Datapath) Nimitz() (*Nimitz, error) {
 }
 
 // TunnelTables are the tables of a network with the pipeline of network nimitz and tunnels over IPv4.
-type TunnelTables struct{ Senders, Foreign, Forward *ebpf.Map }
+type TunnelTables struct{ Senders, Foreign, Forward, Replication *ebpf.Map }
 
 // Switch4 makes the VXLAN device, if it does not exist yet, and a switch that uses it for tunnels over IPv4: packets
 // from there go to a program of the network. The node gets its tunnel address.
@@ -64,13 +65,16 @@ func (d *Datapath) Switch4(name string, entry device.EntryProgram, fromTunnel *e
 	}
 	d.SetEntry(name, entry)
 	d.UplinkPrograms[hook.UplinkTunnel4] = fromTunnel
-	n := &Nimitz{d: d, tables: d.Objects, over4: true}
+	n := &Nimitz{d: d, tables: d.Objects, vteps: t.Replication, over4: true}
 	n.tables.NimSendersV1, n.tables.NimForeignV1, n.tables.NimForwardV1 = t.Senders, t.Foreign, t.Forward
 	for _, m := range pipelineMaps {
 		if m.mapOf(&n.tables) != m.mapOf(&d.Objects) {
 			n.maps = append(n.maps, m)
 		}
 	}
+	n.maps = append(n.maps, pipelineMap{
+		"replication", "", func(*bpfobj.PilasterObjects) *ebpf.Map { return t.Replication }, decodeReplication,
+	})
 	return newSwitch(n)
 }
 

@@ -144,6 +144,8 @@ func (n *Nimitz) encode(e pipeline.Entry) (mapEntry, error) {
 		return translationEntry(o.NimSnatV1, e.VNI, e.Real, e.VNI, e.Virtual)
 	case pipeline.Forward:
 		return n.encodeForward(e)
+	case pipeline.Replication:
+		return encodeReplication(n.vteps, e)
 	}
 	return mapEntry{}, fmt.Errorf("unknown type %T of entry", e)
 }
@@ -192,6 +194,21 @@ func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
 		value.Ifindex, value.Vtep = index, macWords(e.MAC)
 	}
 	return newMapEntry(n.tables.NimForwardV1, key, value), nil
+}
+
+func encodeReplication(m *ebpf.Map, e pipeline.Replication) (mapEntry, error) {
+	var value bpfobj.PilasterReplication
+	if m == nil || len(e.VTEPs) != len(value.Vteps) {
+		return mapEntry{}, errors.New("no frames are replicated here")
+	}
+	for _, a := range e.Used() {
+		if err := valid(e.VNI, a); err != nil || !a.Is4() {
+			return mapEntry{}, errors.Join(err, fmt.Errorf("%v is no IPv4 tunnel address", a))
+		}
+		value.Vteps[value.Count] = binary.NativeEndian.Uint32(a.AsSlice())
+		value.Count++
+	}
+	return newMapEntry(m, uint32(e.VNI), value), nil
 }
 
 func translationEntry(
@@ -318,6 +335,16 @@ func decodeForward(key, value []byte) (pipeline.Entry, error) {
 		f.MAC = macFrom(v.Vtep)
 	}
 	return f, errors.Join(err, err2)
+}
+
+func decodeReplication(key, value []byte) (pipeline.Entry, error) {
+	vni, err := unmarshal[uint32](key)
+	v, err2 := unmarshal[bpfobj.PilasterReplication](value)
+	var all []netip.Addr
+	for _, is := range v.Vteps[:min(int(v.Count), len(v.Vteps))] {
+		all = append(all, netip.AddrFrom4([4]byte(binary.NativeEndian.AppendUint32(nil, is))))
+	}
+	return pipeline.NewReplication(pipeline.VNI(vni), all), errors.Join(err, err2)
 }
 
 // macWords returns a MAC as a route to a container has it: in the first bytes of the tunnel address, which it does not

@@ -34,6 +34,7 @@ func StaleState(prefix netip.Prefix, bpffs string) ([]network.StaleState, error)
 		staleDevices, device.StaleMacvlans, staleNodeDevice, staleNetworks,
 		func() ([]network.StaleState, error) { return stalePins(bpffs) },
 		func() ([]network.StaleState, error) { return stalePrefixes(prefix) },
+		staleTunnelAddresses,
 	} {
 		found, err := find()
 		if err != nil {
@@ -233,6 +234,24 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 		return nil, nil // without a node, the route of the private prefix is not ours
 	}
 	return append(private, all...), nil
+}
+
+// staleTunnelAddresses finds the IPv4 tunnel address that an agent has given the node.
+func staleTunnelAddresses() (all []network.StaleState, err error) {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return nil, fmt.Errorf("lo: %w", err)
+	}
+	addrs, err := netns.List(func() ([]netlink.Addr, error) { return netlink.AddrList(lo, unix.AF_INET) })
+	if err != nil {
+		return nil, fmt.Errorf("list the IPv4 addresses of lo: %w", err)
+	}
+	for _, a := range addrs {
+		if a.Label == hook.TunnelAddressLabel {
+			all = append(all, staleAddress(lo, &a))
+		}
+	}
+	return all, nil
 }
 
 // isDerived reports whether a prefix can be one of containers whose addresses on the fabric are not those that they

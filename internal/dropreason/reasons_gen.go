@@ -41,6 +41,8 @@ const (
 	NoMapping        Reason = 36
 	LocatorMismatch  Reason = 37
 	MacMismatch      Reason = 38
+	NotReplicated    Reason = 39
+	ReplicationLimit Reason = 40
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -82,4 +84,6 @@ var reasons = [...]struct{ name, text string }{
 	36: {"no-mapping", "Network ila: this node has no mapping of the address at the other end. The container there has gone or is just being made; if it persists, see `pilaster status`."},
 	37: {"locator-mismatch", "Network ila: a packet did not come from the node where its sender is. A machine on the fabric forges it, or the sender moved a moment ago."},
 	38: {"mac-mismatch", "Network evpn: a frame from a tunnel over IPv4 is neither for the MAC of this node's router nor, in the tenant's Ethernet segment, for that of the container. Its sender has an old route, or forges."},
+	39: {"not-replicated", "In a tenant's Ethernet segment: a broadcast or multicast frame that is neither an ARP request nor a neighbour solicitation, or is one that no VTEP can answer. From a tunnel also a question about no container of this node, and an answer to none. Mostly harmless."},
+	40: {"replication-limit", "Containers of the tenant ask for more unknown addresses of its Ethernet segment than the node replicates, which are 20 a second. A container scans the tenant's subnets, or a host that many use is gone."},
 }

@@ -134,9 +134,6 @@ const macOfRouter = 0x52
 // network nimitz.
 const segment = 1 << 23
 
-// MaxTenantID is the highest id of a tenant whose VNIs and route distinguishers do not conflict with others'.
-const MaxTenantID = 1<<16 - 1
-
 // SegmentVNI returns the VNI of the Ethernet segment of a tenant with this L3 VNI.
 func SegmentVNI(l3 uint32) uint32 { return segment | l3 }
 

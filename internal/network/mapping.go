@@ -14,7 +14,7 @@ type Mapping struct {
 	Tenant   string
 	To       netip.Prefix
 	Node     netip.Prefix     // the /64 of the node it is on; zero: no node of the cluster
-	NextHops []netip.Addr     // tunnel addresses, of which any leads there; empty: the node's own
+	NextHops []netip.Addr     // tunnel addresses; any leads there, all to tenant.Broadcast; empty: the node's own
 	Locator  netip.Prefix     // the /64 that replaces the first half of the destination
 	MAC      net.HardwareAddr // of the container or router there; nil: unknown
 	App      address.AppID    // of the container; 0: unknown

@@ -39,6 +39,11 @@ const (
 	Announced
 )
 
+// MaxAnnouncedID is the highest id of a tenant of a network with the capability Announced. A VNI has 24 bits, but a
+// route distinguisher of the type that RFC 7432 §7.9 requires has 16 bits beside the VTEP's address. Ids are never
+// reused, so a cluster that has had so many tenants, of any network, cannot have new ones of such a network.
+const MaxAnnouncedID = 1<<16 - 1
+
 // Traits describe a network's tenants.
 type Traits struct {
 	Name         string

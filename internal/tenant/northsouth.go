@@ -50,6 +50,9 @@ func TunnelAddress(node netip.Prefix) netip.Addr {
 	return address.Plain{Node: netip.PrefixFrom(node.Masked().Addr(), address.NodeBits), Index: 2}.Addr()
 }
 
+// Broadcast is the prefix of a mapping whose next hops get the frames for all hosts of a tenant's Ethernet segment.
+var Broadcast = netip.MustParsePrefix("255.255.255.255/32")
+
 // GatewayID is the tenant id, in tunnels the VNI, of packets from gateways. No tenant gets it (NIMITZ §3.1).
 const GatewayID address.TenantID = 0xff
 

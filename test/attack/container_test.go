@@ -63,7 +63,8 @@ func (b *bed) testEveryReason(t *testing.T) {
 	except = append(except, dropreason.ConnectionLimit) // gateways only
 	except = append(except, dropreason.ForeignUnknown)  // Edge Switches only; this lab has one region
 	except = append(except, dropreason.SessionLimit)    // only with more connections than a test opens
-	except = append(except, dropreason.MacMismatch)     // tunnels over IPv4 only
+	// tunnels over IPv4 only
+	except = append(except, dropreason.MacMismatch, dropreason.NotReplicated, dropreason.ReplicationLimit)
 	if labtest.Device() == endpoint.Macvlan {
 		except = append(except, dropreason.PeerUnknown, dropreason.TunnelForged, dropreason.Untranslated,
 			dropreason.NoMapping, dropreason.LocatorMismatch)

@@ -130,6 +130,8 @@ func TestTenants(t *testing.T) {
 	b.isolated("at first")
 	n := newFRRNode(t, b.Lab, b.id, ourASN, orchestratorAt)
 	t.Run("both ways", func(t *testing.T) { b.with(t).bothWays(n) })
+	t.Run("questions of hosts", func(t *testing.T) { b.with(t).questionsOfHosts(n) })
+	t.Run("questions of containers", func(t *testing.T) { b.with(t).questionsOfContainers(n) })
 	t.Run("other tenant", func(t *testing.T) { b.with(t).otherTenant(n) })
 	t.Run("withdrawal", func(t *testing.T) { b.with(t).withdrawn(n) })
 	t.Run("stale", func(t *testing.T) { b.with(t).lost(n) })

@@ -223,7 +223,7 @@ func nimitz() []mutation {
 		{
 			name: "multicast destination",
 			old: `if (!why && is_multicast(&j))
-		why = REASON_MULTICAST;`,
+		why = over_ipv4 ? REASON_NOT_REPLICATED : REASON_MULTICAST;`,
 			test: packets,
 			cases: []string{
 				"to all of 224.0.0.1, IPv4", "to all of 239.255.255.250, IPv4", "to all of 255.255.255.255, IPv4",

@@ -4,6 +4,7 @@
  * the sender's app. Packets of other speakers' VTEPs have no app. They may be routed or bridged, and only sources that
  * the VTEP has announced are accepted from it (lookup_remote_sender). */
 #pragma once
+#include "net/evpn/neighbours.h"
 #include "net/evpn/tables.h"
 #include "net/nimitz/stages.h"
 
@@ -32,6 +33,28 @@ static __always_inline int evpn_decap(struct __sk_buff *skb, struct pkt_ctx *j)
 static __always_inline int evpn_from_tunnel(struct __sk_buff *skb)
 {
 	struct pkt_ctx j = {.hook = HOOK_TUNNEL, .from = PORT_VXLAN};
+	int why = evpn_decap(skb, &j);
 
-	return nimitz_decapped(skb, &j, evpn_decap(skb, &j));
+	if (!why && may_be_neighbour(skb)) {
+		struct neighbour_msg n = {};
+
+		if (read_neighbour(skb, &n))
+			return neighbour_from_tunnel(skb, &n, j.remote_edge >> 32, j.vni);
+	}
+	if (!why && (skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST))
+		why = REASON_NOT_REPLICATED;
+	return nimitz_decapped(skb, &j, why);
+}
+
+static __always_inline int evpn_from_container(struct __sk_buff *skb)
+{
+	if (may_be_neighbour(skb)) {
+		struct neighbour_msg n = {};
+
+		if (read_neighbour(skb, &n) && asks_as_container(&n))
+			return neighbour_from_container(skb, &n);
+		if (skb->protocol == bpf_htons(ETH_P_ARP))
+			return drop(skb, REASON_NOT_REPLICATED, HOOK_CONTAINER);
+	}
+	return nimitz_from_container(skb);
 }

@@ -6,3 +6,13 @@
 #define nim_senders_v1 evpn_senders_v1
 #define nim_foreign_v1 evpn_foreign_v1
 #define nim_forward_v1 evpn_forward_v1
+
+#include "net/nimitz/tables.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32); /* the tenant's VNI */
+	__type(value, struct replication);
+	__uint(max_entries, 1); /* set at load */
+} evpn_vteps_v1 SEC(".maps");

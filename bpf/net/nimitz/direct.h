@@ -9,8 +9,6 @@
 #include "tunnel/pull.h"
 #include "tunnel/push.h"
 
-#define TUNNEL_HOPS 64
-
 /* UDP port of the tunnel; 0: all packets pass the device */
 CONSTANT __be16 direct_port = 0;
 

@@ -276,7 +276,7 @@ static __always_inline int nimitz_from_container(struct __sk_buff *skb)
 	j.from = own->endpoint;
 	why = parse_any(skb, &j, &p);
 	if (!why && is_multicast(&j))
-		why = REASON_MULTICAST;
+		why = over_ipv4 ? REASON_NOT_REPLICATED : REASON_MULTICAST;
 	if (!why)
 		why = lookup_sender(&j);
 	if (why)

@@ -186,6 +186,16 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } nim_forward_v1 SEC(".maps");
 
+/* VTEPs of other speakers to which a tenant's frames are replicated (network evpn), by the tenant's VNI. */
+#define MAX_REPLICAS 64
+
+struct replication {
+	__u32 count;
+	__be32 vteps[MAX_REPLICAS];
+};
+_Static_assert(sizeof(struct replication) == 260, "no implicit padding");
+const struct replication *unused_replication __attribute__((unused)); /* keeps the type in BTF */
+
 /* Devices of the VXLAN and gateway ports and of the gateway's underlay; 0: none. */
 struct nimitz_node {
 	__u32 vxlan;

@@ -337,6 +337,12 @@ type PilasterRemoteSenderKey struct {
 	Source PilasterAddr
 }
 
+type PilasterReplication struct {
+	_     structs.HostLayout
+	Count uint32
+	Vteps [64]uint32
+}
+
 type PilasterRoute struct {
 	_       structs.HostLayout
 	Bits    uint32
@@ -562,6 +568,7 @@ const (
 	PilasterVarTunnelPorts         = "tunnel_ports"
 	PilasterVarUnusedDropEvent     = "unused_drop_event"
 	PilasterVarUnusedKeepRequest   = "unused_keep_request"
+	PilasterVarUnusedReplication   = "unused_replication"
 	PilasterVarUnusedSweepRequest  = "unused_sweep_request"
 	PilasterVarUnusedWhyRequest    = "unused_why_request"
 	PilasterVarUplinkClasses       = "uplink_classes"
@@ -707,6 +714,7 @@ type PilasterVariableSpecs struct {
 	TunnelPorts        *ebpf.VariableSpec `ebpf:"tunnel_ports"`
 	UnusedDropEvent    *ebpf.VariableSpec `ebpf:"unused_drop_event"`
 	UnusedKeepRequest  *ebpf.VariableSpec `ebpf:"unused_keep_request"`
+	UnusedReplication  *ebpf.VariableSpec `ebpf:"unused_replication"`
 	UnusedSweepRequest *ebpf.VariableSpec `ebpf:"unused_sweep_request"`
 	UnusedWhyRequest   *ebpf.VariableSpec `ebpf:"unused_why_request"`
 	UplinkClasses      *ebpf.VariableSpec `ebpf:"uplink_classes"`
@@ -845,6 +853,7 @@ type PilasterVariables struct {
 	TunnelPorts        *ebpf.Variable `ebpf:"tunnel_ports"`
 	UnusedDropEvent    *ebpf.Variable `ebpf:"unused_drop_event"`
 	UnusedKeepRequest  *ebpf.Variable `ebpf:"unused_keep_request"`
+	UnusedReplication  *ebpf.Variable `ebpf:"unused_replication"`
 	UnusedSweepRequest *ebpf.Variable `ebpf:"unused_sweep_request"`
 	UnusedWhyRequest   *ebpf.Variable `ebpf:"unused_why_request"`
 	UplinkClasses      *ebpf.Variable `ebpf:"uplink_classes"`

@@ -138,6 +138,7 @@ const (
 	objectVarTunnelPorts         = "tunnel_ports"
 	objectVarUnusedDropEvent     = "unused_drop_event"
 	objectVarUnusedPacketEvent   = "unused_packet_event"
+	objectVarUnusedReplication   = "unused_replication"
 	objectVarUplinkClasses       = "uplink_classes"
 	objectVarUplinkIfindex       = "uplink_ifindex"
 	objectVarUplinkVtep4         = "uplink_vtep4"
@@ -278,6 +279,7 @@ type objectVariableSpecs struct {
 	TunnelPorts       *ebpf.VariableSpec `ebpf:"tunnel_ports"`
 	UnusedDropEvent   *ebpf.VariableSpec `ebpf:"unused_drop_event"`
 	UnusedPacketEvent *ebpf.VariableSpec `ebpf:"unused_packet_event"`
+	UnusedReplication *ebpf.VariableSpec `ebpf:"unused_replication"`
 	UplinkClasses     *ebpf.VariableSpec `ebpf:"uplink_classes"`
 	UplinkIfindex     *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
 	UplinkVtep4       *ebpf.VariableSpec `ebpf:"uplink_vtep4"`
@@ -431,6 +433,7 @@ type objectVariables struct {
 	TunnelPorts       *ebpf.Variable `ebpf:"tunnel_ports"`
 	UnusedDropEvent   *ebpf.Variable `ebpf:"unused_drop_event"`
 	UnusedPacketEvent *ebpf.Variable `ebpf:"unused_packet_event"`
+	UnusedReplication *ebpf.Variable `ebpf:"unused_replication"`
 	UplinkClasses     *ebpf.Variable `ebpf:"uplink_classes"`
 	UplinkIfindex     *ebpf.Variable `ebpf:"uplink_ifindex"`
 	UplinkVtep4       *ebpf.Variable `ebpf:"uplink_vtep4"`

@@ -101,13 +101,17 @@ func VtepAddress(node netip.Prefix) *netlink.Addr {
 	}
 }
 
+// TunnelAddressLabel is the label of the IPv4 tunnel address that an agent has given the node. An address that the
+// operator has configured keeps its own.
+const TunnelAddressLabel = "lo:pilaster"
+
 // AddTunnelAddress gives the node its IPv4 tunnel address.
 func (d *Hooks) AddTunnelAddress(a netip.Addr) error {
 	lo, err := d.Netlink.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("lo: %w", err)
 	}
-	own := &netlink.Addr{IPNet: host.HostNet(a), Scope: unix.RT_SCOPE_UNIVERSE}
+	own := &netlink.Addr{IPNet: host.HostNet(a), Scope: unix.RT_SCOPE_UNIVERSE, Label: TunnelAddressLabel}
 	if err := netns.Retry(func() error { return d.Netlink.AddrReplace(lo, own) }); err != nil {
 		return fmt.Errorf("give lo the tunnel address %v: %w", a, err)
 	}

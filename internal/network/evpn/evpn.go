@@ -12,6 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Name is the network's name in attachments.
@@ -68,9 +69,15 @@ func (u underlay) Accepts(overlays []netip.Prefix, m network.Mapping) bool {
 		_, has := u.vtep(m.Node)
 		return nimitz.Allocated(overlays, m.To) && u.plan.ContainsNode(m.Node) && has
 	}
-	return len(m.NextHops) == 1 && m.NextHops[0].Is4() && !u.pool.Contains(m.NextHops[0]) && len(m.MAC) == 6 &&
+	if m.To == tenant.Broadcast {
+		return len(m.NextHops) <= pipeline.MaxReplicas && !slices.ContainsFunc(m.NextHops, u.isNoSpeaker)
+	}
+	return len(m.NextHops) == 1 && !u.isNoSpeaker(m.NextHops[0]) && len(m.MAC) == 6 &&
 		m.To == m.To.Masked() && (!inside(overlays, m.To) || inSegment(overlays, m.To))
 }
+
+// isNoSpeaker reports whether an address cannot be the VTEP of another speaker.
+func (u underlay) isNoSpeaker(a netip.Addr) bool { return !a.Is4() || u.pool.Contains(a) }
 
 // inside reports whether a prefix is one of these, or part of one.
 func inside(overlays []netip.Prefix, to netip.Prefix) bool {
@@ -87,6 +94,9 @@ func (u underlay) Place(overlays []netip.Prefix, m network.Mapping) (nimitz.Plac
 	if len(m.NextHops) == 0 {
 		vtep, _ := u.vtep(m.Node)
 		return nimitz.Place{VTEP: vtep, MAC: pipeline.MAC(evpn.RouterMAC(vtep))}, m.Node != u.node
+	}
+	if m.To == tenant.Broadcast {
+		return nimitz.Place{Replicas: m.NextHops}, true
 	}
 	return nimitz.Place{
 		VTEP: m.NextHops[0], MAC: pipeline.MAC(m.MAC), Bridged: inSegment(overlays, m.To), Outside: true,

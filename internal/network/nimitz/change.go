@@ -298,6 +298,8 @@ func (n *Network) adopt(there []pipeline.Entry) {
 			of = byVNI[own.VNI]
 		case pipeline.Forward:
 			of = byVNI[own.VNI]
+		case pipeline.Replication:
+			of = byVNI[own.VNI]
 		}
 		if of == nil {
 			of = n.region

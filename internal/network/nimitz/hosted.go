@@ -142,6 +142,10 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 			m.VNI = h.vni
 			return m
 		}
+	case pipeline.Replication:
+		if p, ok := h.remote[tenant.Broadcast]; ok && m.VNI == h.vni {
+			return pipeline.NewReplication(h.vni, p.Replicas)
+		}
 	case pipeline.Forward:
 		if m.VNI != h.vni {
 			return nil // the entry of a former container
@@ -177,6 +181,9 @@ func (p Place) accepted(h *hosted) []pipeline.VNI {
 
 // remoteMatches returns the matches of the entries of a prefix elsewhere, as it is known at the moment.
 func (h *hosted) remoteMatches(to netip.Prefix) []any {
+	if to == tenant.Broadcast {
+		return []any{pipeline.Replication{VNI: h.vni}}
+	}
 	all := []any{h.forwardMatch(to)}
 	if p := h.remote[to]; p.Outside {
 		for _, vni := range p.accepted(h) {
@@ -196,6 +203,9 @@ func Allocated(overlays []netip.Prefix, to netip.Prefix) bool {
 // adopt takes over an entry of the switch until the cluster sends mappings.
 func (h *hosted) adopt(u Underlay, e pipeline.Entry) {
 	h.installed[e.Match()] = e
+	if r, ok := e.(pipeline.Replication); ok && !h.synced {
+		h.remote[tenant.Broadcast] = Place{Replicas: r.Used()}
+	}
 	if f, ok := e.(pipeline.Forward); ok && f.Port == pipeline.VXLAN && !h.synced {
 		if p, valid := u.Adopt(h.overlays, f); valid {
 			h.remote[f.To] = p

@@ -14,6 +14,8 @@ type Place struct {
 	MAC     pipeline.MAC
 	Bridged bool // packets are in the VNI of the tenant's Ethernet segment
 	Outside bool // the VTEP is another speaker's: only sources that are there are accepted from it
+
+	Replicas []netip.Addr // of tenant.Broadcast: the VTEPs to which frames are replicated
 }
 
 // Underlay knows the tunnel addresses of nodes, and of others.

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -216,6 +217,22 @@ func TestMapping(t *testing.T) {
 	r.Kind = evpn.RecordMAC
 	if m := Mapping(r, own); m != nil {
 		t.Errorf("MAC: %v", m)
+	}
+}
+
+// The VTEPs of a tenant's segment are the next hops of one mapping.
+func TestMappingOfMembers(t *testing.T) {
+	member := func(name, vtep string) evpn.Record {
+		a := netip.MustParseAddr(vtep)
+		key := evpn.RecordKey{Kind: evpn.RecordMember, VNI: 7, Prefix: evpn.HostPrefix(a)}
+		return evpn.Record{RecordKey: key, Tenant: name, VTEP: a}
+	}
+	tenants := []cache.Placement{{Tenant: &pilasterv1.Tenant{Name: "shop"}}}
+	records := []evpn.Record{member("shop", "10.2.0.7"), member("shop", "10.2.0.8"), member("gone", "10.2.0.9")}
+	all := wantedImports(records, tenants)
+	m := all[mappingName{"shop", "255.255.255.255/32"}]
+	if len(all) != 1 || m == nil || !slices.Equal(m.NextHops, []string{"10.2.0.7", "10.2.0.8"}) || m.Origin != Origin {
+		t.Errorf("mappings %v", all)
 	}
 }
 

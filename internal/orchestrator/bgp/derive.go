@@ -94,8 +94,8 @@ func (c Config) tenant(t *pilasterv1.Tenant) (own evpn.Own, err error) {
 	if err != nil {
 		return own, err
 	}
-	if len(t.Ids) == 0 || t.Ids[0].Id > evpn.MaxTenantID {
-		return own, fmt.Errorf("its id is above %d, and does not fit into a route distinguisher", evpn.MaxTenantID)
+	if len(t.Ids) == 0 || t.Ids[0].Id > tenant.MaxAnnouncedID {
+		return own, fmt.Errorf("its id is above %d, and does not fit into a route distinguisher", tenant.MaxAnnouncedID)
 	}
 	id := t.Ids[0].Id
 	own.Tenant = evpn.Tenant{

@@ -92,7 +92,7 @@ func (c *Control) importOnce(ctx context.Context, im *importer) error {
 		return nil
 	}
 	tenants, _ := c.cache.Placements(isAnnounced)
-	put, remove := importChanges(tenants, c.wantedImports(tenants))
+	put, remove := importChanges(tenants, wantedImports(c.speaker.RecordsNow(), tenants))
 	if !state.Complete {
 		remove = nil
 	}
@@ -105,8 +105,9 @@ func (c *Control) importOnce(ctx context.Context, im *importer) error {
 	return nil
 }
 
-// wantedImports returns the mappings of all records of existing tenants.
-func (c *Control) wantedImports(tenants []cache.Placement) map[mappingName]*pilasterv1.Mapping {
+// wantedImports returns the mappings of the records of existing tenants. A tenant's members share the mapping of
+// tenant.Broadcast.
+func wantedImports(records []evpn.Record, tenants []cache.Placement) map[mappingName]*pilasterv1.Mapping {
 	cidrs := map[string][]netip.Prefix{}
 	for _, p := range tenants {
 		overlays, err := tenant.ParseOverlays(p.Tenant.Overlays)
@@ -119,9 +120,19 @@ func (c *Control) wantedImports(tenants []cache.Placement) map[mappingName]*pila
 		}
 	}
 	wanted := map[mappingName]*pilasterv1.Mapping{}
-	for _, r := range c.speaker.RecordsNow() {
+	for _, r := range records {
 		own, exists := cidrs[r.Tenant]
-		if m := Mapping(r, own); exists && m != nil {
+		switch m := Mapping(r, own); {
+		case !exists:
+		case r.Kind == evpn.RecordMember:
+			name := mappingName{r.Tenant, tenant.Broadcast.String()}
+			all := wanted[name]
+			if all == nil {
+				all = &pilasterv1.Mapping{Tenant: name.tenant, To: name.to, Origin: Origin}
+				wanted[name] = all
+			}
+			all.NextHops = append(all.NextHops, r.VTEP.String())
+		case m != nil:
 			wanted[nameOf(m)] = m
 		}
 	}

@@ -71,6 +71,7 @@ func TestStore(t *testing.T) {
 		"interleaved families":  testInterleavedFamilies,
 		"concurrent allocation": testConcurrentAllocation,
 		"VNI of gateways":       testGatewayVNI,
+		"announced ids":         testAnnouncedIDs,
 
 		"regions":                        testRegions,
 		"many regions":                   testManyRegions,

@@ -395,6 +395,25 @@ func testGatewayVNI(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
+// testAnnouncedIDs: a tenant whose id does not fit into a route distinguisher is refused, and takes no id.
+func testAnnouncedIDs(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	if _, err := etcd.Put(ctx, "/pilaster/1/marks/tenant", "65535"); err != nil {
+		t.Fatal(err)
+	}
+	cidr := []tenant.Overlay{{CIDR: netip.MustParsePrefix("10.0.0.0/16")}}
+	last, err := s.CreateTenantOn(ctx, tenant.EVPN, "bronze", 0, cidr)
+	if err != nil || last.Ids[0].Id != tenant.MaxAnnouncedID {
+		t.Fatalf("tenant %v, %v; want id %d", last, err, tenant.MaxAnnouncedID)
+	}
+	_, err = s.CreateTenantOn(ctx, tenant.EVPN, "brass", 0, cidr)
+	refused(t, err, store.Full, "brass", "65536", "65535", "evpn", "nothing was changed")
+	next, err := s.CreateTenant(ctx, "blue", 0)
+	if err != nil || next.Ids[0].Id != tenant.MaxAnnouncedID+1 {
+		t.Errorf("tenant %v, %v; want id %d", next, err, tenant.MaxAnnouncedID+1)
+	}
+}
+
 // testIdentifiers: a tenant of a network with identifiers gets addresses from a range that follows from its id, none of
 // which ends with 16 zeros, and mappings have the apps.
 func testIdentifiers(t *testing.T, etcd *clientv3.Client) {

@@ -103,6 +103,18 @@ func (s *Store) createTenant(ctx context.Context, made *pilasterv1.Tenant) (*pil
 		if err != nil {
 			return err
 		}
+		if tenant.NetworkHas(made.Network, tenant.Announced) && id.Id > tenant.MaxAnnouncedID {
+			return refuse(
+				Full,
+				"tenant %s would have id %d, and tenants of network %s have ids up to %d: the route distinguishers "+
+					"of their BGP routes have no room for higher ones (RFC 7432 §7.9), and ids are never reused; "+
+					"nothing was changed: create the tenant on another network or in another cluster",
+				made.Name,
+				id.Id,
+				made.Network,
+				tenant.MaxAnnouncedID,
+			)
+		}
 		made.Ids, made.Created, made.Changes = []*pilasterv1.TenantId{id}, timestamppb.New(time.Now()), 0
 		if tenant.NetworkHas(made.Network, tenant.Identifiers) {
 			if err := s.reserveIdentifiers(t, made.Name); err != nil {

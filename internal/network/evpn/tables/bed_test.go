@@ -49,12 +49,16 @@ var (
 
 	ownVTEP, nodeVTEP      = vtep(1), vtep(2)
 	otherVTEP, strangeVTEP = netip.MustParseAddr("10.2.0.7"), netip.MustParseAddr("10.2.0.8")
+	silentVTEP             = netip.MustParseAddr("10.2.0.9") // of the segment, without other routes
 
 	own, far   = netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")
 	own6, far6 = netip.MustParseAddr("fd12::2"), netip.MustParseAddr("fd12::3")
 	switched   = netip.MustParseAddr("10.0.200.22") // another speaker's host in the segment
+	switched6  = netip.MustParseAddr("fd12::200")   // the same host
 	beyond     = netip.MustParseAddr("172.20.1.9")  // behind another speaker's router
+	beside     = netip.MustParseAddr("10.0.0.6")    // in a second container of this node
 
+	besideMAC = address.SegmentMAC(beside)
 	hostMAC   = net.HardwareAddr{2, 0, 0, 0, 2, 0x22}
 	routerMAC = net.HardwareAddr{2, 0, 0, 0, 0x0f, 7}
 	ownMAC    = address.SegmentMAC(own)
@@ -75,6 +79,9 @@ type bed struct {
 	*Switch
 	ns               *netns.Namespace
 	path             *datapath.Datapath
+	pins             string
+	beyond           *netns.Namespace // where the last device's far end is
+	container        *netns.Namespace
 	uplinkMAC        net.HardwareAddr
 	fromFabric, from *packet.Injector
 	toFabric, to     *packet.Capture
@@ -84,6 +91,7 @@ type bed struct {
 func (b *bed) pair(t testing.TB, name string) (netlink.Link, *packet.Injector, *packet.Capture) {
 	t.Helper()
 	beyond := bpftest.Namespace(t, "beyond-"+name)
+	b.beyond = beyond
 	l := bpftest.Pair(t, b.ns, beyond, name, 0)
 	must(t, beyond.WaitUp(t.Context(), name))
 	must(t, b.ns.WaitUp(t.Context(), name))
@@ -103,9 +111,10 @@ func newBed(t testing.TB, spec *ebpf.CollectionSpec) *bed {
 	eth0, in, out := b.pair(t, "eth0")
 	b.fromFabric, b.toFabric, b.uplinkMAC = in, out, eth0.Attrs().HardwareAddr
 	container, in, out := b.pair(t, "c1")
-	b.from, b.to = in, out
+	b.from, b.to, b.container = in, out, b.beyond
 	bpftest.Route(t, b.ns, eth0, fabricMAC, unix.AF_INET)
 	pins := filepath.Join(t.TempDir(), "bpf")
+	b.pins = pins
 	t.Cleanup(func() { unix.Unmount(pins, unix.MNT_DETACH) })
 	must(t, b.ns.Do(func() (err error) {
 		b.path, err = datapath.Open(datapath.Config{
@@ -135,6 +144,8 @@ func newBed(t testing.TB, spec *ebpf.CollectionSpec) *bed {
 	must(t, host.AttachFilter(h, container.Attrs().Index, "c1", netlink.HANDLE_MIN_INGRESS, program, entry))
 	must(t, b.path.Objects.PilMacsV1.Put(uint32(container.Attrs().Index), bpfobj.PilasterDevMac{Mac: [6]uint8(ownMAC)}))
 	must(t, b.Plug(t.Context(), 2, pipeline.Device{Name: "c1"}))
+	b.pair(t, "c2")
+	must(t, b.Plug(t.Context(), 3, pipeline.Device{Name: "c2"}))
 	must(t, b.Apply(t.Context(), nil, entries()))
 	return b
 }
@@ -147,6 +158,11 @@ func entries() []pipeline.Entry {
 		pipeline.Sender{Port: 2, Address: own, VNI: vni, Identity: identity},
 		pipeline.Sender{Port: 2, Address: own6, VNI: vni, Identity: identity},
 		pipeline.Forward{VNI: vni, To: netip.MustParsePrefix("10.0.0.0/16")},
+		pipeline.Forward{VNI: vni, To: netip.MustParsePrefix("fd12::/48")},
+		pipeline.Replication{VNI: vni, VTEPs: [pipeline.MaxReplicas]netip.Addr{otherVTEP, silentVTEP}},
+		pipeline.Forward{VNI: vni, To: host(beside), Port: 3, MAC: pipeline.NewMAC(besideMAC)},
+		pipeline.Forward{VNI: vni, To: host(switched6), Port: pipeline.VXLAN, VTEP: otherVTEP,
+			MAC: pipeline.NewMAC(hostMAC), Wire: segment, Outside: true},
 		pipeline.Forward{VNI: vni, To: host(own), Port: 2, MAC: pipeline.NewMAC(ownMAC)},
 		pipeline.Forward{VNI: vni, To: host(own6), Port: 2, MAC: pipeline.NewMAC(ownMAC)},
 		pipeline.Forward{VNI: vni, To: host(far), Port: pipeline.VXLAN, VTEP: nodeVTEP,

@@ -18,7 +18,9 @@ import (
 const (
 	objectMapEvpnForeignV1       = "evpn_foreign_v1"
 	objectMapEvpnForwardV1       = "evpn_forward_v1"
+	objectMapEvpnPaceV1          = "evpn_pace_v1"
 	objectMapEvpnSendersV1       = "evpn_senders_v1"
+	objectMapEvpnVtepsV1         = "evpn_vteps_v1"
 	objectMapNimDirect           = "nim_direct"
 	objectMapNimDnatV1           = "nim_dnat_v1"
 	objectMapNimNodeV1           = "nim_node_v1"
@@ -78,6 +80,7 @@ const (
 	objectVarTunnelMark          = "tunnel_mark"
 	objectVarTunnelPorts         = "tunnel_ports"
 	objectVarUnusedDropEvent     = "unused_drop_event"
+	objectVarUnusedReplication   = "unused_replication"
 	objectVarUplinkClasses       = "uplink_classes"
 	objectVarUplinkIfindex       = "uplink_ifindex"
 	objectVarUplinkVtep4         = "uplink_vtep4"
@@ -137,7 +140,9 @@ type objectProgramSpecs struct {
 type objectMapSpecs struct {
 	EvpnForeignV1       *ebpf.MapSpec `ebpf:"evpn_foreign_v1"`
 	EvpnForwardV1       *ebpf.MapSpec `ebpf:"evpn_forward_v1"`
+	EvpnPaceV1          *ebpf.MapSpec `ebpf:"evpn_pace_v1"`
 	EvpnSendersV1       *ebpf.MapSpec `ebpf:"evpn_senders_v1"`
+	EvpnVtepsV1         *ebpf.MapSpec `ebpf:"evpn_vteps_v1"`
 	NimDirect           *ebpf.MapSpec `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
 	NimNodeV1           *ebpf.MapSpec `ebpf:"nim_node_v1"`
@@ -179,33 +184,34 @@ type objectMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectVariableSpecs struct {
-	AcceptMark      *ebpf.VariableSpec `ebpf:"accept_mark"`
-	BaseMask        *ebpf.VariableSpec `ebpf:"base_mask"`
-	BasePrefix      *ebpf.VariableSpec `ebpf:"base_prefix"`
-	ClearDscp       *ebpf.VariableSpec `ebpf:"clear_dscp"`
-	DirectPort      *ebpf.VariableSpec `ebpf:"direct_port"`
-	IlaMask         *ebpf.VariableSpec `ebpf:"ila_mask"`
-	IlaPrefix       *ebpf.VariableSpec `ebpf:"ila_prefix"`
-	Macvlan         *ebpf.VariableSpec `ebpf:"macvlan"`
-	NoFlowCache     *ebpf.VariableSpec `ebpf:"no_flow_cache"`
-	NodeCookie      *ebpf.VariableSpec `ebpf:"node_cookie"`
-	NodeIfindex     *ebpf.VariableSpec `ebpf:"node_ifindex"`
-	OwnNode         *ebpf.VariableSpec `ebpf:"own_node"`
-	OwnVtep4        *ebpf.VariableSpec `ebpf:"own_vtep4"`
-	PacketMark      *ebpf.VariableSpec `ebpf:"packet_mark"`
-	PrivateMask     *ebpf.VariableSpec `ebpf:"private_mask"`
-	PrivatePrefix   *ebpf.VariableSpec `ebpf:"private_prefix"`
-	SessionBuckets  *ebpf.VariableSpec `ebpf:"session_buckets"`
-	SessionSeed     *ebpf.VariableSpec `ebpf:"session_seed"`
-	TunnelBits      *ebpf.VariableSpec `ebpf:"tunnel_bits"`
-	TunnelMark      *ebpf.VariableSpec `ebpf:"tunnel_mark"`
-	TunnelPorts     *ebpf.VariableSpec `ebpf:"tunnel_ports"`
-	UnusedDropEvent *ebpf.VariableSpec `ebpf:"unused_drop_event"`
-	UplinkClasses   *ebpf.VariableSpec `ebpf:"uplink_classes"`
-	UplinkIfindex   *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
-	UplinkVtep4     *ebpf.VariableSpec `ebpf:"uplink_vtep4"`
-	Vtep4Mask       *ebpf.VariableSpec `ebpf:"vtep4_mask"`
-	Vtep4Prefix     *ebpf.VariableSpec `ebpf:"vtep4_prefix"`
+	AcceptMark        *ebpf.VariableSpec `ebpf:"accept_mark"`
+	BaseMask          *ebpf.VariableSpec `ebpf:"base_mask"`
+	BasePrefix        *ebpf.VariableSpec `ebpf:"base_prefix"`
+	ClearDscp         *ebpf.VariableSpec `ebpf:"clear_dscp"`
+	DirectPort        *ebpf.VariableSpec `ebpf:"direct_port"`
+	IlaMask           *ebpf.VariableSpec `ebpf:"ila_mask"`
+	IlaPrefix         *ebpf.VariableSpec `ebpf:"ila_prefix"`
+	Macvlan           *ebpf.VariableSpec `ebpf:"macvlan"`
+	NoFlowCache       *ebpf.VariableSpec `ebpf:"no_flow_cache"`
+	NodeCookie        *ebpf.VariableSpec `ebpf:"node_cookie"`
+	NodeIfindex       *ebpf.VariableSpec `ebpf:"node_ifindex"`
+	OwnNode           *ebpf.VariableSpec `ebpf:"own_node"`
+	OwnVtep4          *ebpf.VariableSpec `ebpf:"own_vtep4"`
+	PacketMark        *ebpf.VariableSpec `ebpf:"packet_mark"`
+	PrivateMask       *ebpf.VariableSpec `ebpf:"private_mask"`
+	PrivatePrefix     *ebpf.VariableSpec `ebpf:"private_prefix"`
+	SessionBuckets    *ebpf.VariableSpec `ebpf:"session_buckets"`
+	SessionSeed       *ebpf.VariableSpec `ebpf:"session_seed"`
+	TunnelBits        *ebpf.VariableSpec `ebpf:"tunnel_bits"`
+	TunnelMark        *ebpf.VariableSpec `ebpf:"tunnel_mark"`
+	TunnelPorts       *ebpf.VariableSpec `ebpf:"tunnel_ports"`
+	UnusedDropEvent   *ebpf.VariableSpec `ebpf:"unused_drop_event"`
+	UnusedReplication *ebpf.VariableSpec `ebpf:"unused_replication"`
+	UplinkClasses     *ebpf.VariableSpec `ebpf:"uplink_classes"`
+	UplinkIfindex     *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
+	UplinkVtep4       *ebpf.VariableSpec `ebpf:"uplink_vtep4"`
+	Vtep4Mask         *ebpf.VariableSpec `ebpf:"vtep4_mask"`
+	Vtep4Prefix       *ebpf.VariableSpec `ebpf:"vtep4_prefix"`
 }
 
 // objectObjects contains all objects after they have been loaded into the kernel.
@@ -230,7 +236,9 @@ func (o *objectObjects) Close() error {
 type objectMaps struct {
 	EvpnForeignV1       *ebpf.Map `ebpf:"evpn_foreign_v1"`
 	EvpnForwardV1       *ebpf.Map `ebpf:"evpn_forward_v1"`
+	EvpnPaceV1          *ebpf.Map `ebpf:"evpn_pace_v1"`
 	EvpnSendersV1       *ebpf.Map `ebpf:"evpn_senders_v1"`
+	EvpnVtepsV1         *ebpf.Map `ebpf:"evpn_vteps_v1"`
 	NimDirect           *ebpf.Map `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.Map `ebpf:"nim_dnat_v1"`
 	NimNodeV1           *ebpf.Map `ebpf:"nim_node_v1"`
@@ -272,7 +280,9 @@ func (m *objectMaps) Close() error {
 	return _ObjectClose(
 		m.EvpnForeignV1,
 		m.EvpnForwardV1,
+		m.EvpnPaceV1,
 		m.EvpnSendersV1,
+		m.EvpnVtepsV1,
 		m.NimDirect,
 		m.NimDnatV1,
 		m.NimNodeV1,
@@ -315,33 +325,34 @@ func (m *objectMaps) Close() error {
 //
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectVariables struct {
-	AcceptMark      *ebpf.Variable `ebpf:"accept_mark"`
-	BaseMask        *ebpf.Variable `ebpf:"base_mask"`
-	BasePrefix      *ebpf.Variable `ebpf:"base_prefix"`
-	ClearDscp       *ebpf.Variable `ebpf:"clear_dscp"`
-	DirectPort      *ebpf.Variable `ebpf:"direct_port"`
-	IlaMask         *ebpf.Variable `ebpf:"ila_mask"`
-	IlaPrefix       *ebpf.Variable `ebpf:"ila_prefix"`
-	Macvlan         *ebpf.Variable `ebpf:"macvlan"`
-	NoFlowCache     *ebpf.Variable `ebpf:"no_flow_cache"`
-	NodeCookie      *ebpf.Variable `ebpf:"node_cookie"`
-	NodeIfindex     *ebpf.Variable `ebpf:"node_ifindex"`
-	OwnNode         *ebpf.Variable `ebpf:"own_node"`
-	OwnVtep4        *ebpf.Variable `ebpf:"own_vtep4"`
-	PacketMark      *ebpf.Variable `ebpf:"packet_mark"`
-	PrivateMask     *ebpf.Variable `ebpf:"private_mask"`
-	PrivatePrefix   *ebpf.Variable `ebpf:"private_prefix"`
-	SessionBuckets  *ebpf.Variable `ebpf:"session_buckets"`
-	SessionSeed     *ebpf.Variable `ebpf:"session_seed"`
-	TunnelBits      *ebpf.Variable `ebpf:"tunnel_bits"`
-	TunnelMark      *ebpf.Variable `ebpf:"tunnel_mark"`
-	TunnelPorts     *ebpf.Variable `ebpf:"tunnel_ports"`
-	UnusedDropEvent *ebpf.Variable `ebpf:"unused_drop_event"`
-	UplinkClasses   *ebpf.Variable `ebpf:"uplink_classes"`
-	UplinkIfindex   *ebpf.Variable `ebpf:"uplink_ifindex"`
-	UplinkVtep4     *ebpf.Variable `ebpf:"uplink_vtep4"`
-	Vtep4Mask       *ebpf.Variable `ebpf:"vtep4_mask"`
-	Vtep4Prefix     *ebpf.Variable `ebpf:"vtep4_prefix"`
+	AcceptMark        *ebpf.Variable `ebpf:"accept_mark"`
+	BaseMask          *ebpf.Variable `ebpf:"base_mask"`
+	BasePrefix        *ebpf.Variable `ebpf:"base_prefix"`
+	ClearDscp         *ebpf.Variable `ebpf:"clear_dscp"`
+	DirectPort        *ebpf.Variable `ebpf:"direct_port"`
+	IlaMask           *ebpf.Variable `ebpf:"ila_mask"`
+	IlaPrefix         *ebpf.Variable `ebpf:"ila_prefix"`
+	Macvlan           *ebpf.Variable `ebpf:"macvlan"`
+	NoFlowCache       *ebpf.Variable `ebpf:"no_flow_cache"`
+	NodeCookie        *ebpf.Variable `ebpf:"node_cookie"`
+	NodeIfindex       *ebpf.Variable `ebpf:"node_ifindex"`
+	OwnNode           *ebpf.Variable `ebpf:"own_node"`
+	OwnVtep4          *ebpf.Variable `ebpf:"own_vtep4"`
+	PacketMark        *ebpf.Variable `ebpf:"packet_mark"`
+	PrivateMask       *ebpf.Variable `ebpf:"private_mask"`
+	PrivatePrefix     *ebpf.Variable `ebpf:"private_prefix"`
+	SessionBuckets    *ebpf.Variable `ebpf:"session_buckets"`
+	SessionSeed       *ebpf.Variable `ebpf:"session_seed"`
+	TunnelBits        *ebpf.Variable `ebpf:"tunnel_bits"`
+	TunnelMark        *ebpf.Variable `ebpf:"tunnel_mark"`
+	TunnelPorts       *ebpf.Variable `ebpf:"tunnel_ports"`
+	UnusedDropEvent   *ebpf.Variable `ebpf:"unused_drop_event"`
+	UnusedReplication *ebpf.Variable `ebpf:"unused_replication"`
+	UplinkClasses     *ebpf.Variable `ebpf:"uplink_classes"`
+	UplinkIfindex     *ebpf.Variable `ebpf:"uplink_ifindex"`
+	UplinkVtep4       *ebpf.Variable `ebpf:"uplink_vtep4"`
+	Vtep4Mask         *ebpf.Variable `ebpf:"vtep4_mask"`
+	Vtep4Prefix       *ebpf.Variable `ebpf:"vtep4_prefix"`
 }
 
 // objectPrograms contains all programs after they have been loaded into the kernel.

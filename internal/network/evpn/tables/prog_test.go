@@ -2,11 +2,17 @@ package tables
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
@@ -140,6 +146,39 @@ func TestPackets(t *testing.T) {
 	b := newBed(t, nil)
 	if failed := b.wrong(t); len(failed) > 0 {
 		t.Errorf("%q", failed)
+	}
+}
+
+// TestReset: `node reset` finds the tunnel address that the node has got, and no other address.
+func TestReset(t *testing.T) {
+	b := newBed(t, nil)
+	must(t, b.path.Close())
+	h, err := b.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	lo, err := h.LinkByName("lo")
+	must(t, err)
+	must(t, h.AddrAdd(lo, &netlink.Addr{IPNet: host.HostNet(otherVTEP)}))
+	left := func() (all []string) {
+		addrs, err := h.AddrList(lo, unix.AF_INET)
+		must(t, err)
+		for _, a := range addrs {
+			all = append(all, a.IP.String())
+		}
+		return all
+	}
+	if before := left(); !slices.Contains(before, ownVTEP.String()) {
+		t.Fatalf("lo has %v, without the tunnel address", before)
+	}
+	must(t, b.ns.Do(func() error {
+		all, err := datapath.StaleState(plan.Node(1), b.pins)
+		for _, is := range all {
+			err = errors.Join(err, is.Remove())
+		}
+		return err
+	}))
+	if after := left(); slices.Contains(after, ownVTEP.String()) || !slices.Contains(after, otherVTEP.String()) {
+		t.Errorf("lo has %v, want %v and not %v", after, otherVTEP, ownVTEP)
 	}
 }
 

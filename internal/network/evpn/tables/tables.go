@@ -23,6 +23,7 @@ const (
 	sendersMap = "evpn_senders_v1"
 	foreignMap = "evpn_foreign_v1"
 	forwardMap = "evpn_forward_v1"
+	vtepsMap   = "evpn_vteps_v1"
 	entry      = "pil_evpn"
 	fromTunnel = "pil_evpn_in"
 )
@@ -56,6 +57,7 @@ func open(path *datapath.Datapath, spec *ebpf.CollectionSpec, c Config) (*Switch
 	spec.Maps[sendersMap].MaxEntries = uint32(2 * c.Endpoints) // an address of each family
 	spec.Maps[foreignMap].MaxEntries = uint32(2 * c.Mappings)  // routed and bridged
 	spec.Maps[forwardMap].MaxEntries = uint32(c.Mappings)
+	spec.Maps[vtepsMap].MaxEntries = uint32(c.Endpoints) // as many tenants
 	objects, err := path.LoadNetwork(spec)
 	if err != nil {
 		return nil, err
@@ -64,6 +66,7 @@ func open(path *datapath.Datapath, spec *ebpf.CollectionSpec, c Config) (*Switch
 		evpn.Name, device.EntryProgram{Program: objects.Programs[entry], Name: entry}, objects.Programs[fromTunnel],
 		datapath.TunnelTables{
 			Senders: objects.Maps[sendersMap], Foreign: objects.Maps[foreignMap], Forward: objects.Maps[forwardMap],
+			Replication: objects.Maps[vtepsMap],
 		},
 	)
 	if err != nil {

@@ -126,6 +126,33 @@ type Forward struct {
 	Wire VNI
 }
 
+// MaxReplicas is the maximum number of VTEPs to which a frame is replicated.
+const MaxReplicas = 64
+
+// Replication, in Forwarding, lists the VTEPs of other speakers that get frames about unknown hosts of a tenant's
+// Ethernet segment.
+type Replication struct {
+	VNI   VNI                     // the tenant's
+	VTEPs [MaxReplicas]netip.Addr // IPv4 addresses in order; unused ones are zero
+}
+
+// NewReplication returns an entry without those VTEPs that exceed MaxReplicas.
+func NewReplication(vni VNI, vteps []netip.Addr) Replication {
+	r := Replication{VNI: vni}
+	copy(r.VTEPs[:], vteps)
+	return r
+}
+
+// Used returns the VTEPs.
+func (e Replication) Used() (all []netip.Addr) {
+	for _, a := range e.VTEPs {
+		if a.IsValid() {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
 func (Peer) Stage() Stage       { return Decap }
 func (Sender) Stage() Stage     { return Register }
 func (Foreign) Stage() Stage    { return Register }
@@ -134,6 +161,8 @@ func (DNAT) Stage() Stage       { return NAT }
 func (SNAT) Stage() Stage       { return NAT }
 func (Forward) Stage() Stage    { return Forwarding }
 
+func (Replication) Stage() Stage { return Forwarding }
+
 func (e Peer) Match() any       { return e }
 func (e Sender) Match() any     { return Sender{Port: e.Port, Address: e.Address} }
 func (e Foreign) Match() any    { return Foreign{Edge: e.Edge, Theirs: e.Theirs, Source: e.Source} }
@@ -141,6 +170,8 @@ func (e NorthSouth) Match() any { return e }
 func (e DNAT) Match() any       { return DNAT{VNI: e.VNI, Virtual: e.Virtual} }
 func (e SNAT) Match() any       { return SNAT{VNI: e.VNI, Real: e.Real} }
 func (e Forward) Match() any    { return Forward{VNI: e.VNI, To: e.To} }
+
+func (e Replication) Match() any { return Replication{VNI: e.VNI} }
 
 func (e Peer) String() string { return fmt.Sprintf("decap: from nodes in %v", e.Nodes) }
 func (e Sender) String() string {
@@ -155,6 +186,10 @@ func (e DNAT) String() string {
 }
 func (e SNAT) String() string {
 	return fmt.Sprintf("nat: from %v in VNI %d: from %v", e.Real, e.VNI, e.Virtual)
+}
+
+func (e Replication) String() string {
+	return fmt.Sprintf("forwarding: frames about unknown hosts in VNI %d: to VTEPs %v", e.VNI, e.Used())
 }
 
 func (e Forward) String() string {
