@@ -23,6 +23,7 @@ const MaxSubscriptions = 1 << 18
 type PullStats struct {
 	Subscriptions int // now
 	Unknown       int // those of them without a mapping: unanswered, or the address is unknown to the cluster
+	Capacity      int // maximum of subscriptions at cache misses
 	// Cache misses that began a subscription; that were ignored, because there is one already; and that were refused
 	// for want of room.
 	Begun, Ignored, Refused uint64

@@ -134,7 +134,7 @@ func (n *Network) PullStats() network.PullStats {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	stats := n.subscribed.stats
-	stats.Subscriptions = len(n.subscribed.of)
+	stats.Subscriptions, stats.Capacity = len(n.subscribed.of), n.maxSubscriptions()
 	for _, some := range n.subscribed.unknown {
 		stats.Unknown += some
 	}
@@ -292,14 +292,4 @@ func (n *Network) readMisses(ctx context.Context, log *slog.Logger) {
 		case <-time.After(missRetry):
 		}
 	}
-}
-
-// pulledEntries describes the subscriptions for the node's status.
-func (n *Network) pulledEntries() []network.Entries {
-	if !n.config.Pull {
-		return nil
-	}
-	return []network.Entries{{
-		Table: Name + "-subscriptions", Used: n.PullStats().Subscriptions, Capacity: n.maxSubscriptions(), Cache: true,
-	}}
 }
