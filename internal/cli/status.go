@@ -56,6 +56,7 @@ type statusView struct {
 	Datapath     *datapathView  `json:"datapath"` // null before the node has its prefix
 	Gateway      *gatewayView   `json:"gateway"`  // null without a network that has gateways
 	Locator      string         `json:"locator,omitempty"`
+	Pulls        []pullView     `json:"pulls,omitempty"`
 	Endpoints    uint32         `json:"endpoints"`
 	Limits       []limitView    `json:"limits"`
 	Tenants      uint32         `json:"tenants"`
@@ -110,6 +111,23 @@ func (g gatewayView) text() (state, rest string) {
 	}
 	return "open", fmt.Sprintf("%s to the underlay, %s to containers; %s, %s", g.Own, g.Virtual,
 		humanize.Of(g.Services, "service", "services"), humanize.Of(g.Publications, "publication", "publications"))
+}
+
+// pullView describes the subscriptions of a network to mappings.
+type pullView struct {
+	Network       string `json:"network"`
+	Subscriptions uint32 `json:"subscriptions"`
+	Unknown       uint32 `json:"unknown"`
+	Capacity      uint32 `json:"capacity"`
+	Begun         uint64 `json:"begun"`
+	Ignored       uint64 `json:"ignored"`
+	Refused       uint64 `json:"refused"`
+}
+
+func (p pullView) text() string {
+	return fmt.Sprintf("%s of %s subscriptions, %s without a mapping; cache misses: %s begun, %s refused",
+		humanize.Grouped(p.Subscriptions), humanize.Grouped(p.Capacity), humanize.Grouped(p.Unknown),
+		humanize.Grouped(p.Begun), humanize.Grouped(p.Refused))
 }
 
 type entryView struct {
@@ -187,6 +205,9 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		v.Gateway = &gatewayView{g.Own, g.Virtual, g.Services, g.Publications, g.Missing}
 	}
 	v.Locator = s.GetLocator()
+	for _, p := range s.GetPulls() {
+		v.Pulls = append(v.Pulls, pullView{p.Network, p.Subscriptions, p.Unknown, p.Capacity, p.Begun, p.Ignored, p.Refused})
+	}
 	v.Policies = viewPolicies(s.GetPolicies())
 	for _, l := range s.GetLimits() {
 		v.Limits = append(v.Limits, limitView{l.Name, l.Used, l.Capacity, l.LargestTenant, l.LargestUsed})
@@ -245,6 +266,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 		}
 		for _, e := range d.Entries {
 			row("", "", e.Table, e.text())
+		}
+		for _, p := range v.Pulls {
+			row("", "", p.Network+"-pull", p.text())
 		}
 		v.Policies.rows(row)
 		fmt.Fprintf(w, "drops\t%s\n", v.dropText())

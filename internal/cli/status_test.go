@@ -146,6 +146,7 @@ func theStatus() *pilasterv1.StatusResponse {
 			Publications: 1,
 		},
 		Endpoints: 2, Tenants: 2,
+		Pulls: []*pilasterv1.Pull{{Network: "ila", Subscriptions: 1003, Unknown: 1, Capacity: 65536, Begun: 9, Refused: 2}},
 		Limits: []*pilasterv1.Limit{
 			{
 				Name:          "endpoints",
@@ -225,6 +226,7 @@ datapath       healthy           veth, programs 1.4.0, first in chain
                flows             a cache of 8,192 slots
                nimitz-register   1,024 entries
                nimitz-nat        1 entry
+               ila-pull          1,003 of 65,536 subscriptions, 1 without a mapping; cache misses: 9 begun, 2 refused
 policies       enforced          1,200 rules of 1 tenant; packets denied: 1,234, in audit mode: 7   pilaster policy hits
                policy-ports      1,500 of 262,144 entries
                sessions          1,002 of 229,376, of which endpoint 3 default/web-0 has 1,000, ` +

@@ -119,6 +119,11 @@ func (m *metrics) observe(model *cache.Cache, s *store.Store) {
 	)
 	gauge("policies", "Policies of all tenants.", func(s cache.Counts) int64 { return int64(s.Policies) })
 	gauge(
+		"mapping_subscriptions",
+		"Subscriptions of nodes to single mappings, on streams to this orchestrator.",
+		func(s cache.Counts) int64 { return int64(s.Subscriptions) },
+	)
+	gauge(
 		"revision",
 		"Revision of the store that this orchestrator has read.",
 		func(s cache.Counts) int64 { return s.Revision },

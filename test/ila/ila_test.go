@@ -47,6 +47,27 @@ func must(t *testing.T, err error) {
 type bed struct {
 	*lab.Lab
 	*testing.T
+	mode // of the lab's agents
+}
+
+// mode is how nodes learn mappings: a value of --ila-mappings.
+type mode string
+
+const (
+	push mode = "push"
+	pull mode = "pull"
+)
+
+// each runs a test with both modes.
+func each(t *testing.T, test func(*testing.T, mode)) {
+	for _, m := range []mode{push, pull} {
+		t.Run(string(m), func(t *testing.T) { test(t, m) })
+	}
+}
+
+func (m mode) lab(t *testing.T, s lab.Spec) bed {
+	s.ILA = true
+	return bed{labtest.New(t, s, func(o *lab.Options) { o.AgentArgs = []string{"--ila-mappings", string(m)} }), t, m}
 }
 
 func (b bed) address(name string) netip.Addr {
@@ -56,15 +77,43 @@ func (b bed) address(name string) netip.Addr {
 	return c.Address
 }
 
-// TestTenants has one lab for all tests, because most of them change nothing.
+// TestTenants has one lab for all tests of a mode, because most of them change nothing.
 func TestTenants(t *testing.T) {
-	b := bed{labtest.New(t, spec), t}
-	b.isolated("at first")
-	t.Run("transfers", func(t *testing.T) { bed{b.Lab, t}.transfers() })
-	t.Run("fabric", func(t *testing.T) { bed{b.Lab, t}.fabric() })
-	t.Run("router", func(t *testing.T) { bed{b.Lab, t}.routerErrors() })
-	t.Run("agents", func(t *testing.T) { bed{b.Lab, t}.killed() })
-	t.Run("containers", func(t *testing.T) { bed{b.Lab, t}.comeAndGo() })
+	each(t, func(t *testing.T, m mode) {
+		b := m.lab(t, spec)
+		b.learn()
+		b.isolated("at first")
+		t.Run("transfers", func(t *testing.T) { bed{b.Lab, t, m}.transfers() })
+		t.Run("fabric", func(t *testing.T) { bed{b.Lab, t, m}.fabric() })
+		t.Run("router", func(t *testing.T) { bed{b.Lab, t, m}.routerErrors() })
+		t.Run("agents", func(t *testing.T) { bed{b.Lab, t, m}.killed() })
+		t.Run("containers", func(t *testing.T) { bed{b.Lab, t, m}.comeAndGo() })
+	})
+}
+
+// learn waits until each node that pulls has the mappings of what its containers reach. A node that gets all needs no
+// packet for that.
+func (b bed) learn() {
+	b.Helper()
+	if b.mode == push {
+		return
+	}
+	for _, from := range b.Containers() {
+		ns, err := b.Namespace(from.Name)
+		must(b.T, err)
+		for _, to := range b.Containers() {
+			if reaches, err := b.MustReach(from.Name, to.Name); err != nil || !reaches || from.Name == to.Name {
+				continue
+			}
+			labtest.Until(b.T, patience, from.Name+" reaches "+to.Name, func() bool {
+				r, err := packet.Ping(labtest.Context(b.T), ns, to.Address, packet.PingOptions{
+					Timeout: 100 * time.Millisecond,
+				})
+				return err == nil && r.Received == 1
+			})
+		}
+		must(b.T, ns.Close())
+	}
 }
 
 // isolated pings from every container to every container.
@@ -263,15 +312,55 @@ func (b bed) killed() {
 	must(b.T, b.Start(ctx, lab.Orchestrator))
 }
 
-// comeAndGo: the mapping of a new container is on all nodes that host its tenant, and that of a removed one on none.
+// comeAndGo: the mapping of a new container is on all nodes that host its tenant, or on those that use it, and that of a
+// removed one on none.
 func (b bed) comeAndGo() {
 	ctx := labtest.Context(b.T)
 	must(b.T, b.AddContainer(ctx, lab.Container{Name: "s5", Node: "n2", Tenant: "silver"}))
-	b.await(ctx, map[string]uint32{"n1": 4, "n2": 4, "n3": 4})
+	if b.mode == push {
+		b.await(ctx, map[string]uint32{"n1": 4, "n2": 4, "n3": 4})
+	} else {
+		b.await(ctx, map[string]uint32{"n1": 3, "n2": 4, "n3": 3})
+		b.pullsOnce(ctx)
+	}
 	must(b.T, b.RemoveContainer(ctx, "s5"))
 	b.await(ctx, map[string]uint32{"n1": 3, "n2": 4, "n3": 3})
 	must(b.T, b.RemoveContainer(ctx, "s3"))
 	b.await(ctx, map[string]uint32{"n1": 2, "n2": 3, "n3": 0})
+}
+
+// pullsOnce: packets from s3 to s5 make both nodes, and no other one, subscribe to the other end. An address without a
+// container takes no mapping.
+func (b bed) pullsOnce(ctx context.Context) {
+	b.Helper()
+	ns, err := b.Namespace("s3")
+	must(b.T, err)
+	defer ns.Close()
+	absent := b.address("s5").As16()
+	absent[13]++
+	before := b.drops(ctx, "n3", "no-mapping")
+	_, err = packet.Ping(ctx, ns, netip.AddrFrom16(absent), packet.PingOptions{Timeout: 100 * time.Millisecond, Count: 3})
+	must(b.T, err)
+	if n := b.drops(ctx, "n3", "no-mapping") - before; n != 3 {
+		b.Errorf("%d of 3 packets to an unknown address were dropped with reason no-mapping", n)
+	}
+	labtest.Until(b.T, patience, "s3 reaches s5", func() bool {
+		r, err := packet.Ping(ctx, ns, b.address("s5"), packet.PingOptions{Timeout: 100 * time.Millisecond})
+		return err == nil && r.Received == 1
+	})
+	b.await(ctx, map[string]uint32{"n1": 3, "n2": 4, "n3": 4})
+}
+
+func (b bed) drops(ctx context.Context, node, reason string) (n uint64) {
+	b.Helper()
+	s, err := b.Agent(node).Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
+	must(b.T, err)
+	for _, d := range s.Msg.Drops {
+		if d.Reason == reason {
+			n = d.Packets
+		}
+	}
+	return n
 }
 
 // await waits until nodes have so many mappings.

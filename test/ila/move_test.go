@@ -38,8 +38,8 @@ const onlyServes = `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolic
 		"ingress": [{"ports": [{"protocol": "TCP", "port": 7}, {"protocol": "UDP", "port": 9}]}]}}`
 
 // newMoving starts the lab, with the policy.
-func newMoving(t *testing.T) bed {
-	b := bed{labtest.New(t, moving), t}
+func newMoving(t *testing.T, m mode) bed {
+	b := m.lab(t, moving)
 	_, err := b.Operator().ApplyPolicies(labtest.Context(t), connect.NewRequest(
 		&pilasterv1.ApplyPoliciesRequest{Tenant: "silver", Documents: []string{onlyServes}}))
 	must(t, err)
@@ -180,21 +180,23 @@ func (b bed) more(f *traffic) {
 
 // TestMove: a container keeps its address and its connections on another node, under a policy that its sessions pass
 // (issue J: mobility).
-func TestMove(t *testing.T) {
-	b := newMoving(t)
+func TestMove(t *testing.T) { each(t, testMove) }
+
+func testMove(t *testing.T, m mode) {
+	b := newMoving(t, m)
 	b.refused()
 	ctx, cancel := context.WithCancel(labtest.Context(t))
 	defer cancel()
 	f := b.start(ctx, 5*time.Millisecond)
 	b.more(f)
 	f.forget()
-	m, err := b.Move(ctx, "db", "n3")
+	moved, err := b.Move(ctx, "db", "n3")
 	must(t, err)
 	b.more(f)
-	t.Logf("%+v: %v", m, f)
-	if c, err := b.Container("db"); err != nil || c.Node != "n3" || m.Sessions == 0 || m.Later < m.Sessions ||
-		m.Left != 0 || m.Address != c.Address {
-		t.Errorf("moved: %+v; container %+v, %v", m, c, err)
+	t.Logf("%+v: %v", moved, f)
+	if c, err := b.Container("db"); err != nil || c.Node != "n3" || moved.Sessions == 0 || moved.Later < moved.Sessions ||
+		moved.Left != 0 || moved.Address != c.Address {
+		t.Errorf("moved: %+v; container %+v, %v", moved, c, err)
 	}
 	must(t, b.CheckContainer(ctx, "db"))
 	b.forwarded(ctx, f)
@@ -267,18 +269,20 @@ const (
 
 // TestMoveGap: at 1,000 datagrams a second, a move delays delivery by at most 100 ms, and a connection by 500 ms.
 // Other processes can delay one move, so the test repeats it.
-func TestMoveGap(t *testing.T) {
-	b := newMoving(t)
+func TestMoveGap(t *testing.T) { each(t, testMoveGap) }
+
+func testMoveGap(t *testing.T, m mode) {
+	b := newMoving(t, m)
 	ctx, cancel := context.WithCancel(labtest.Context(t))
 	defer cancel()
 	f := b.start(ctx, time.Millisecond)
 	for i, to := range []string{"n3", "n2", "n3", "n2", "n3"} {
 		b.more(f)
 		f.forget()
-		m, err := b.Move(ctx, "db", to)
+		moved, err := b.Move(ctx, "db", to)
 		must(t, err)
 		b.more(f)
-		t.Logf("move %d, attached in %v, removed in %v: %v", i+1, m.Attach, m.Remove, f)
+		t.Logf("move %d, attached in %v, removed in %v: %v", i+1, moved.Attach, moved.Remove, f)
 		if f.gap.Load() <= int64(maxGap) && f.stall.Load() <= int64(maxStall) {
 			cancel()
 			must(t, <-f.failed)

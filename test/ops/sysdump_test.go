@@ -347,6 +347,7 @@ func documented(t *testing.T, pages ...[]byte) {
 		"pilaster_sessions_capacity gauge", "pilaster_sessions_largest_endpoint gauge",
 		"pilaster_sessions_largest_tenant gauge",
 		"pilaster_sessions_total counter",
+		"pilaster_mapping_subscriptions gauge", "pilaster_mapping_misses_total counter", // no node pulls
 	} {
 		says[later] = says[later] || shown[later]
 	}

@@ -316,6 +316,8 @@ type ListMappingsRequest struct {
 	// Only the changes after this revision, in one answer without pages; 0: everything. For agents that query instead of
 	// following, as in NIMITZ's first generation (NIMITZ §4.1); ours receive changes by Follow.
 	AfterRevision int64 `protobuf:"varint,3,opt,name=after_revision,json=afterRevision,proto3" json:"after_revision,omitempty"`
+	// Only the node's own allocations, without pages. An older orchestrator sends all mappings.
+	Own           bool `protobuf:"varint,4,opt,name=own,proto3" json:"own,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -369,6 +371,13 @@ func (x *ListMappingsRequest) GetAfterRevision() int64 {
 		return x.AfterRevision
 	}
 	return 0
+}
+
+func (x *ListMappingsRequest) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
 }
 
 type ListMappingsResponse struct {
@@ -1027,8 +1036,17 @@ type FollowRequest struct {
 	// First message only: the stream has no mappings. For agents that query changes
 	// (ListMappingsRequest.after_revision).
 	WithoutMappings bool `protobuf:"varint,8,opt,name=without_mappings,json=withoutMappings,proto3" json:"without_mappings,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// First message only: networks of whose tenants the stream has only the mappings that the node subscribes to.
+	PulledNetworks []string `protobuf:"bytes,9,rep,name=pulled_networks,json=pulledNetworks,proto3" json:"pulled_networks,omitempty"`
+	// The message has only the two fields below; everything else stays as reported. Nodes send it after
+	// FollowResponse.with_subscriptions.
+	OnlySubscriptions bool `protobuf:"varint,10,opt,name=only_subscriptions,json=onlySubscriptions,proto3" json:"only_subscriptions,omitempty"`
+	// Subscriptions to begin and to end, of tenants that the node hosts. Each one that begins is answered by a delta: with
+	// the mapping, or with its end if there is none. They end with the stream.
+	Subscribe     []*Subscriptions `protobuf:"bytes,11,rep,name=subscribe,proto3" json:"subscribe,omitempty"`
+	Unsubscribe   []*Subscriptions `protobuf:"bytes,12,rep,name=unsubscribe,proto3" json:"unsubscribe,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FollowRequest) Reset() {
@@ -1117,6 +1135,87 @@ func (x *FollowRequest) GetWithoutMappings() bool {
 	return false
 }
 
+func (x *FollowRequest) GetPulledNetworks() []string {
+	if x != nil {
+		return x.PulledNetworks
+	}
+	return nil
+}
+
+func (x *FollowRequest) GetOnlySubscriptions() bool {
+	if x != nil {
+		return x.OnlySubscriptions
+	}
+	return false
+}
+
+func (x *FollowRequest) GetSubscribe() []*Subscriptions {
+	if x != nil {
+		return x.Subscribe
+	}
+	return nil
+}
+
+func (x *FollowRequest) GetUnsubscribe() []*Subscriptions {
+	if x != nil {
+		return x.Unsubscribe
+	}
+	return nil
+}
+
+// Subscriptions are those to mappings of single addresses of a tenant.
+type Subscriptions struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Addresses     [][]byte               `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"` // 4 or 16 bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Subscriptions) Reset() {
+	*x = Subscriptions{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Subscriptions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Subscriptions) ProtoMessage() {}
+
+func (x *Subscriptions) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Subscriptions.ProtoReflect.Descriptor instead.
+func (*Subscriptions) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Subscriptions) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Subscriptions) GetAddresses() [][]byte {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
 type FollowResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Event:
@@ -1136,14 +1235,15 @@ type FollowResponse struct {
 	// lists its hosted tenants as incomplete at the next stream.
 	WithPolicies bool `protobuf:"varint,7,opt,name=with_policies,json=withPolicies,proto3" json:"with_policies,omitempty"`
 	// Set when the refused parts of the node's reports have changed; the rest was accepted.
-	Refusals      *Refusals `protobuf:"bytes,8,opt,name=refusals,proto3" json:"refusals,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Refusals          *Refusals `protobuf:"bytes,8,opt,name=refusals,proto3" json:"refusals,omitempty"`
+	WithSubscriptions bool      `protobuf:"varint,9,opt,name=with_subscriptions,json=withSubscriptions,proto3" json:"with_subscriptions,omitempty"` // of a stream's first message: the orchestrator answers subscriptions
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1155,7 +1255,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1168,7 +1268,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{16}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *FollowResponse) GetEvent() isFollowResponse_Event {
@@ -1240,6 +1340,13 @@ func (x *FollowResponse) GetRefusals() *Refusals {
 	return nil
 }
 
+func (x *FollowResponse) GetWithSubscriptions() bool {
+	if x != nil {
+		return x.WithSubscriptions
+	}
+	return false
+}
+
 type isFollowResponse_Event interface {
 	isFollowResponse_Event()
 }
@@ -1271,7 +1378,7 @@ type Refusals struct {
 
 func (x *Refusals) Reset() {
 	*x = Refusals{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1390,7 @@ func (x *Refusals) String() string {
 func (*Refusals) ProtoMessage() {}
 
 func (x *Refusals) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1296,7 +1403,7 @@ func (x *Refusals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusals.ProtoReflect.Descriptor instead.
 func (*Refusals) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Refusals) GetReasons() []string {
@@ -1320,7 +1427,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1439,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1452,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Snapshot) GetNode() *Node {
@@ -1413,7 +1520,7 @@ type Delta struct {
 
 func (x *Delta) Reset() {
 	*x = Delta{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1532,7 @@ func (x *Delta) String() string {
 func (*Delta) ProtoMessage() {}
 
 func (x *Delta) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1545,7 @@ func (x *Delta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delta.ProtoReflect.Descriptor instead.
 func (*Delta) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{19}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Delta) GetNode() *Node {
@@ -1533,7 +1640,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1545,7 +1652,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1558,7 +1665,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
 }
 
 type ExportRegionRequest struct {
@@ -1569,7 +1676,7 @@ type ExportRegionRequest struct {
 
 func (x *ExportRegionRequest) Reset() {
 	*x = ExportRegionRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +1688,7 @@ func (x *ExportRegionRequest) String() string {
 func (*ExportRegionRequest) ProtoMessage() {}
 
 func (x *ExportRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +1701,7 @@ func (x *ExportRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRegionRequest.ProtoReflect.Descriptor instead.
 func (*ExportRegionRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
 }
 
 type ExportRegionResponse struct {
@@ -1606,7 +1713,7 @@ type ExportRegionResponse struct {
 
 func (x *ExportRegionResponse) Reset() {
 	*x = ExportRegionResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1618,7 +1725,7 @@ func (x *ExportRegionResponse) String() string {
 func (*ExportRegionResponse) ProtoMessage() {}
 
 func (x *ExportRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,7 +1738,7 @@ func (x *ExportRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRegionResponse.ProtoReflect.Descriptor instead.
 func (*ExportRegionResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExportRegionResponse) GetRegion() *Region {
@@ -1652,7 +1759,7 @@ type ImportRegionRequest struct {
 
 func (x *ImportRegionRequest) Reset() {
 	*x = ImportRegionRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +1771,7 @@ func (x *ImportRegionRequest) String() string {
 func (*ImportRegionRequest) ProtoMessage() {}
 
 func (x *ImportRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +1784,7 @@ func (x *ImportRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRegionRequest.ProtoReflect.Descriptor instead.
 func (*ImportRegionRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ImportRegionRequest) GetRegion() *Region {
@@ -1710,7 +1817,7 @@ type ImportRegionResponse struct {
 
 func (x *ImportRegionResponse) Reset() {
 	*x = ImportRegionResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1722,7 +1829,7 @@ func (x *ImportRegionResponse) String() string {
 func (*ImportRegionResponse) ProtoMessage() {}
 
 func (x *ImportRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1735,7 +1842,7 @@ func (x *ImportRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRegionResponse.ProtoReflect.Descriptor instead.
 func (*ImportRegionResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ImportRegionResponse) GetRegion() *Region {
@@ -1753,7 +1860,7 @@ type ListRegionsRequest struct {
 
 func (x *ListRegionsRequest) Reset() {
 	*x = ListRegionsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +1872,7 @@ func (x *ListRegionsRequest) String() string {
 func (*ListRegionsRequest) ProtoMessage() {}
 
 func (x *ListRegionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +1885,7 @@ func (x *ListRegionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRegionsRequest.ProtoReflect.Descriptor instead.
 func (*ListRegionsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
 }
 
 type ListRegionsResponse struct {
@@ -1791,7 +1898,7 @@ type ListRegionsResponse struct {
 
 func (x *ListRegionsResponse) Reset() {
 	*x = ListRegionsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +1910,7 @@ func (x *ListRegionsResponse) String() string {
 func (*ListRegionsResponse) ProtoMessage() {}
 
 func (x *ListRegionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +1923,7 @@ func (x *ListRegionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRegionsResponse.ProtoReflect.Descriptor instead.
 func (*ListRegionsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListRegionsResponse) GetOwn() *Region {
@@ -1842,7 +1949,7 @@ type DeleteRegionRequest struct {
 
 func (x *DeleteRegionRequest) Reset() {
 	*x = DeleteRegionRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1854,7 +1961,7 @@ func (x *DeleteRegionRequest) String() string {
 func (*DeleteRegionRequest) ProtoMessage() {}
 
 func (x *DeleteRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1867,7 +1974,7 @@ func (x *DeleteRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRegionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRegionRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeleteRegionRequest) GetName() string {
@@ -1885,7 +1992,7 @@ type DeleteRegionResponse struct {
 
 func (x *DeleteRegionResponse) Reset() {
 	*x = DeleteRegionResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1897,7 +2004,7 @@ func (x *DeleteRegionResponse) String() string {
 func (*DeleteRegionResponse) ProtoMessage() {}
 
 func (x *DeleteRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1910,7 +2017,7 @@ func (x *DeleteRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRegionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRegionResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
 }
 
 type GetTokenRequest struct {
@@ -1921,7 +2028,7 @@ type GetTokenRequest struct {
 
 func (x *GetTokenRequest) Reset() {
 	*x = GetTokenRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1933,7 +2040,7 @@ func (x *GetTokenRequest) String() string {
 func (*GetTokenRequest) ProtoMessage() {}
 
 func (x *GetTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1946,7 +2053,7 @@ func (x *GetTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTokenRequest.ProtoReflect.Descriptor instead.
 func (*GetTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
 }
 
 type GetTokenResponse struct {
@@ -1958,7 +2065,7 @@ type GetTokenResponse struct {
 
 func (x *GetTokenResponse) Reset() {
 	*x = GetTokenResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1970,7 +2077,7 @@ func (x *GetTokenResponse) String() string {
 func (*GetTokenResponse) ProtoMessage() {}
 
 func (x *GetTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1983,7 +2090,7 @@ func (x *GetTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTokenResponse.ProtoReflect.Descriptor instead.
 func (*GetTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetTokenResponse) GetToken() string {
@@ -2001,7 +2108,7 @@ type RotateTokenRequest struct {
 
 func (x *RotateTokenRequest) Reset() {
 	*x = RotateTokenRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2013,7 +2120,7 @@ func (x *RotateTokenRequest) String() string {
 func (*RotateTokenRequest) ProtoMessage() {}
 
 func (x *RotateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2026,7 +2133,7 @@ func (x *RotateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateTokenRequest.ProtoReflect.Descriptor instead.
 func (*RotateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
 }
 
 type RotateTokenResponse struct {
@@ -2038,7 +2145,7 @@ type RotateTokenResponse struct {
 
 func (x *RotateTokenResponse) Reset() {
 	*x = RotateTokenResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2050,7 +2157,7 @@ func (x *RotateTokenResponse) String() string {
 func (*RotateTokenResponse) ProtoMessage() {}
 
 func (x *RotateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2063,7 +2170,7 @@ func (x *RotateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateTokenResponse.ProtoReflect.Descriptor instead.
 func (*RotateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RotateTokenResponse) GetToken() string {
@@ -2085,7 +2192,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2097,7 +2204,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2110,7 +2217,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -2150,7 +2257,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2162,7 +2269,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2175,7 +2282,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CreateTenantResponse) GetTenant() *Tenant {
@@ -2195,7 +2302,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2314,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2327,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetTenantRequest) GetName() string {
@@ -2250,7 +2357,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2262,7 +2369,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2275,7 +2382,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -2321,7 +2428,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2333,7 +2440,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2346,7 +2453,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
 }
 
 type ListTenantsResponse struct {
@@ -2359,7 +2466,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2371,7 +2478,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2384,7 +2491,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -2414,7 +2521,7 @@ type MigrateTenantRequest struct {
 
 func (x *MigrateTenantRequest) Reset() {
 	*x = MigrateTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2533,7 @@ func (x *MigrateTenantRequest) String() string {
 func (*MigrateTenantRequest) ProtoMessage() {}
 
 func (x *MigrateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2546,7 @@ func (x *MigrateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateTenantRequest.ProtoReflect.Descriptor instead.
 func (*MigrateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MigrateTenantRequest) GetName() string {
@@ -2486,7 +2593,7 @@ type MigrateTenantResponse struct {
 
 func (x *MigrateTenantResponse) Reset() {
 	*x = MigrateTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +2605,7 @@ func (x *MigrateTenantResponse) String() string {
 func (*MigrateTenantResponse) ProtoMessage() {}
 
 func (x *MigrateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +2618,7 @@ func (x *MigrateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateTenantResponse.ProtoReflect.Descriptor instead.
 func (*MigrateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MigrateTenantResponse) GetTenant() *Tenant {
@@ -2530,7 +2637,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2542,7 +2649,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2662,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -2573,7 +2680,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2585,7 +2692,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2598,7 +2705,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{42}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{43}
 }
 
 type RotateKeyRequest struct {
@@ -2611,7 +2718,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2623,7 +2730,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2636,7 +2743,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{43}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RotateKeyRequest) GetName() string {
@@ -2663,7 +2770,7 @@ type RotateKeyResponse struct {
 
 func (x *RotateKeyResponse) Reset() {
 	*x = RotateKeyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2675,7 +2782,7 @@ func (x *RotateKeyResponse) String() string {
 func (*RotateKeyResponse) ProtoMessage() {}
 
 func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2688,7 +2795,7 @@ func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
 func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{44}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RotateKeyResponse) GetTenant() *Tenant {
@@ -2714,7 +2821,7 @@ type CreateServiceRequest struct {
 
 func (x *CreateServiceRequest) Reset() {
 	*x = CreateServiceRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2726,7 +2833,7 @@ func (x *CreateServiceRequest) String() string {
 func (*CreateServiceRequest) ProtoMessage() {}
 
 func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2739,7 +2846,7 @@ func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceRequest.ProtoReflect.Descriptor instead.
 func (*CreateServiceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{45}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CreateServiceRequest) GetService() *Service {
@@ -2758,7 +2865,7 @@ type CreateServiceResponse struct {
 
 func (x *CreateServiceResponse) Reset() {
 	*x = CreateServiceResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2770,7 +2877,7 @@ func (x *CreateServiceResponse) String() string {
 func (*CreateServiceResponse) ProtoMessage() {}
 
 func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2783,7 +2890,7 @@ func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceResponse.ProtoReflect.Descriptor instead.
 func (*CreateServiceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{46}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CreateServiceResponse) GetService() *Service {
@@ -2802,7 +2909,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +2921,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +2934,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{47}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListServicesRequest) GetTenant() string {
@@ -2846,7 +2953,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2858,7 +2965,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2871,7 +2978,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{48}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListServicesResponse) GetServices() []*Service {
@@ -2891,7 +2998,7 @@ type DeleteServiceRequest struct {
 
 func (x *DeleteServiceRequest) Reset() {
 	*x = DeleteServiceRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +3010,7 @@ func (x *DeleteServiceRequest) String() string {
 func (*DeleteServiceRequest) ProtoMessage() {}
 
 func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +3023,7 @@ func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteServiceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{49}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DeleteServiceRequest) GetTenant() string {
@@ -2941,7 +3048,7 @@ type DeleteServiceResponse struct {
 
 func (x *DeleteServiceResponse) Reset() {
 	*x = DeleteServiceResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3060,7 @@ func (x *DeleteServiceResponse) String() string {
 func (*DeleteServiceResponse) ProtoMessage() {}
 
 func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3073,7 @@ func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteServiceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{50}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{51}
 }
 
 type CreatePublicationRequest struct {
@@ -2978,7 +3085,7 @@ type CreatePublicationRequest struct {
 
 func (x *CreatePublicationRequest) Reset() {
 	*x = CreatePublicationRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2990,7 +3097,7 @@ func (x *CreatePublicationRequest) String() string {
 func (*CreatePublicationRequest) ProtoMessage() {}
 
 func (x *CreatePublicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3003,7 +3110,7 @@ func (x *CreatePublicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePublicationRequest.ProtoReflect.Descriptor instead.
 func (*CreatePublicationRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{51}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CreatePublicationRequest) GetPublication() *Publication {
@@ -3022,7 +3129,7 @@ type CreatePublicationResponse struct {
 
 func (x *CreatePublicationResponse) Reset() {
 	*x = CreatePublicationResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3141,7 @@ func (x *CreatePublicationResponse) String() string {
 func (*CreatePublicationResponse) ProtoMessage() {}
 
 func (x *CreatePublicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +3154,7 @@ func (x *CreatePublicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePublicationResponse.ProtoReflect.Descriptor instead.
 func (*CreatePublicationResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{52}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CreatePublicationResponse) GetPublication() *Publication {
@@ -3066,7 +3173,7 @@ type ListPublicationsRequest struct {
 
 func (x *ListPublicationsRequest) Reset() {
 	*x = ListPublicationsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3078,7 +3185,7 @@ func (x *ListPublicationsRequest) String() string {
 func (*ListPublicationsRequest) ProtoMessage() {}
 
 func (x *ListPublicationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3091,7 +3198,7 @@ func (x *ListPublicationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublicationsRequest.ProtoReflect.Descriptor instead.
 func (*ListPublicationsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{53}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListPublicationsRequest) GetTenant() string {
@@ -3110,7 +3217,7 @@ type ListPublicationsResponse struct {
 
 func (x *ListPublicationsResponse) Reset() {
 	*x = ListPublicationsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3122,7 +3229,7 @@ func (x *ListPublicationsResponse) String() string {
 func (*ListPublicationsResponse) ProtoMessage() {}
 
 func (x *ListPublicationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3135,7 +3242,7 @@ func (x *ListPublicationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublicationsResponse.ProtoReflect.Descriptor instead.
 func (*ListPublicationsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{54}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListPublicationsResponse) GetPublications() []*Publication {
@@ -3155,7 +3262,7 @@ type DeletePublicationRequest struct {
 
 func (x *DeletePublicationRequest) Reset() {
 	*x = DeletePublicationRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3167,7 +3274,7 @@ func (x *DeletePublicationRequest) String() string {
 func (*DeletePublicationRequest) ProtoMessage() {}
 
 func (x *DeletePublicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3180,7 +3287,7 @@ func (x *DeletePublicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePublicationRequest.ProtoReflect.Descriptor instead.
 func (*DeletePublicationRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{55}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DeletePublicationRequest) GetTenant() string {
@@ -3205,7 +3312,7 @@ type DeletePublicationResponse struct {
 
 func (x *DeletePublicationResponse) Reset() {
 	*x = DeletePublicationResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3217,7 +3324,7 @@ func (x *DeletePublicationResponse) String() string {
 func (*DeletePublicationResponse) ProtoMessage() {}
 
 func (x *DeletePublicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3337,7 @@ func (x *DeletePublicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePublicationResponse.ProtoReflect.Descriptor instead.
 func (*DeletePublicationResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{56}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{57}
 }
 
 type ApplyPoliciesRequest struct {
@@ -3245,7 +3352,7 @@ type ApplyPoliciesRequest struct {
 
 func (x *ApplyPoliciesRequest) Reset() {
 	*x = ApplyPoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3257,7 +3364,7 @@ func (x *ApplyPoliciesRequest) String() string {
 func (*ApplyPoliciesRequest) ProtoMessage() {}
 
 func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3270,7 +3377,7 @@ func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{57}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ApplyPoliciesRequest) GetTenant() string {
@@ -3310,7 +3417,7 @@ type ApplyPoliciesResponse struct {
 
 func (x *ApplyPoliciesResponse) Reset() {
 	*x = ApplyPoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3322,7 +3429,7 @@ func (x *ApplyPoliciesResponse) String() string {
 func (*ApplyPoliciesResponse) ProtoMessage() {}
 
 func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3335,7 +3442,7 @@ func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{58}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ApplyPoliciesResponse) GetPolicies() []*AppliedPolicy {
@@ -3356,7 +3463,7 @@ type AppliedPolicy struct {
 
 func (x *AppliedPolicy) Reset() {
 	*x = AppliedPolicy{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3368,7 +3475,7 @@ func (x *AppliedPolicy) String() string {
 func (*AppliedPolicy) ProtoMessage() {}
 
 func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3381,7 +3488,7 @@ func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppliedPolicy.ProtoReflect.Descriptor instead.
 func (*AppliedPolicy) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{59}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *AppliedPolicy) GetPolicy() *Policy {
@@ -3414,7 +3521,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3426,7 +3533,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3439,7 +3546,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{60}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListPoliciesRequest) GetTenant() string {
@@ -3460,7 +3567,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3472,7 +3579,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3485,7 +3592,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{61}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -3511,7 +3618,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3523,7 +3630,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3536,7 +3643,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{62}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GetPolicyRequest) GetPolicy() *Policy {
@@ -3555,7 +3662,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3567,7 +3674,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3580,7 +3687,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{63}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -3601,7 +3708,7 @@ type DeletePoliciesRequest struct {
 
 func (x *DeletePoliciesRequest) Reset() {
 	*x = DeletePoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3613,7 +3720,7 @@ func (x *DeletePoliciesRequest) String() string {
 func (*DeletePoliciesRequest) ProtoMessage() {}
 
 func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3626,7 +3733,7 @@ func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{64}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DeletePoliciesRequest) GetTenant() string {
@@ -3659,7 +3766,7 @@ type DeletePoliciesResponse struct {
 
 func (x *DeletePoliciesResponse) Reset() {
 	*x = DeletePoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3671,7 +3778,7 @@ func (x *DeletePoliciesResponse) String() string {
 func (*DeletePoliciesResponse) ProtoMessage() {}
 
 func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3684,7 +3791,7 @@ func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{65}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DeletePoliciesResponse) GetPolicies() []*Policy {
@@ -3703,7 +3810,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3715,7 +3822,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3728,7 +3835,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{66}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -3748,7 +3855,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3760,7 +3867,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3773,7 +3880,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{67}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -3798,7 +3905,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3810,7 +3917,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3823,7 +3930,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{68}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{69}
 }
 
 type ListNodesResponse struct {
@@ -3835,7 +3942,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3847,7 +3954,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3860,7 +3967,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{69}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -3880,7 +3987,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3892,7 +3999,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3905,7 +4012,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{70}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -3930,7 +4037,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3942,7 +4049,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3955,7 +4062,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{71}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
 }
 
 type ClusterStatusRequest struct {
@@ -3966,7 +4073,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3978,7 +4085,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3991,7 +4098,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{73}
 }
 
 type ClusterStatusResponse struct {
@@ -4012,7 +4119,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4024,7 +4131,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4037,7 +4144,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{73}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -4131,12 +4238,13 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\vFreeRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\"\x0e\n" +
-	"\fFreeResponse\"s\n" +
+	"\fFreeResponse\"\x85\x01\n" +
 	"\x13ListMappingsRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\x12%\n" +
-	"\x0eafter_revision\x18\x03 \x01(\x03R\rafterRevision\"\xc9\x01\n" +
+	"\x0eafter_revision\x18\x03 \x01(\x03R\rafterRevision\x12\x10\n" +
+	"\x03own\x18\x04 \x01(\bR\x03own\"\xc9\x01\n" +
 	"\x14ListMappingsResponse\x120\n" +
 	"\bmappings\x18\x01 \x03(\v2\x14.pilaster.v1.MappingR\bmappings\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12&\n" +
@@ -4183,7 +4291,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x0fResolveResponse\x12+\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\x12\"\n" +
 	"\x03app\x18\x02 \x01(\v2\x10.pilaster.v1.AppR\x03app\x12!\n" +
-	"\fhas_policies\x18\x03 \x01(\bR\vhasPolicies\"\xdb\x02\n" +
+	"\fhas_policies\x18\x03 \x01(\bR\vhasPolicies\"\xab\x04\n" +
 	"\rFollowRequest\x12%\n" +
 	"\x0ehosted_tenants\x18\x01 \x03(\tR\rhostedTenants\x12'\n" +
 	"\x0fresume_revision\x18\x02 \x01(\x03R\x0eresumeRevision\x12-\n" +
@@ -4192,7 +4300,15 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x11resolving_tenants\x18\x05 \x03(\tR\x10resolvingTenants\x12\x1a\n" +
 	"\bsequence\x18\x06 \x01(\x04R\bsequence\x12'\n" +
 	"\x0fcarried_tenants\x18\a \x03(\tR\x0ecarriedTenants\x12)\n" +
-	"\x10without_mappings\x18\b \x01(\bR\x0fwithoutMappings\"\xd7\x02\n" +
+	"\x10without_mappings\x18\b \x01(\bR\x0fwithoutMappings\x12'\n" +
+	"\x0fpulled_networks\x18\t \x03(\tR\x0epulledNetworks\x12-\n" +
+	"\x12only_subscriptions\x18\n" +
+	" \x01(\bR\x11onlySubscriptions\x128\n" +
+	"\tsubscribe\x18\v \x03(\v2\x1a.pilaster.v1.SubscriptionsR\tsubscribe\x12<\n" +
+	"\vunsubscribe\x18\f \x03(\v2\x1a.pilaster.v1.SubscriptionsR\vunsubscribe\"E\n" +
+	"\rSubscriptions\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\fR\taddresses\"\x86\x03\n" +
 	"\x0eFollowResponse\x123\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x15.pilaster.v1.SnapshotH\x00R\bsnapshot\x12*\n" +
 	"\x05delta\x18\x02 \x01(\v2\x12.pilaster.v1.DeltaH\x00R\x05delta\x126\n" +
@@ -4201,7 +4317,8 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\tspread_ms\x18\x05 \x01(\rR\bspreadMs\x12\x12\n" +
 	"\x04more\x18\x06 \x01(\bR\x04more\x12#\n" +
 	"\rwith_policies\x18\a \x01(\bR\fwithPolicies\x121\n" +
-	"\brefusals\x18\b \x01(\v2\x15.pilaster.v1.RefusalsR\brefusalsB\a\n" +
+	"\brefusals\x18\b \x01(\v2\x15.pilaster.v1.RefusalsR\brefusals\x12-\n" +
+	"\x12with_subscriptions\x18\t \x01(\bR\x11withSubscriptionsB\a\n" +
 	"\x05event\"$\n" +
 	"\bRefusals\x12\x18\n" +
 	"\areasons\x18\x01 \x03(\tR\areasons\"\x93\x02\n" +
@@ -4423,7 +4540,7 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_orchestrator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(PolicyChange)(0),                 // 0: pilaster.v1.PolicyChange
 	(*AllocateRequest)(nil),           // 1: pilaster.v1.AllocateRequest
@@ -4442,219 +4559,222 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*ResolveRequest)(nil),            // 14: pilaster.v1.ResolveRequest
 	(*ResolveResponse)(nil),           // 15: pilaster.v1.ResolveResponse
 	(*FollowRequest)(nil),             // 16: pilaster.v1.FollowRequest
-	(*FollowResponse)(nil),            // 17: pilaster.v1.FollowResponse
-	(*Refusals)(nil),                  // 18: pilaster.v1.Refusals
-	(*Snapshot)(nil),                  // 19: pilaster.v1.Snapshot
-	(*Delta)(nil),                     // 20: pilaster.v1.Delta
-	(*Heartbeat)(nil),                 // 21: pilaster.v1.Heartbeat
-	(*ExportRegionRequest)(nil),       // 22: pilaster.v1.ExportRegionRequest
-	(*ExportRegionResponse)(nil),      // 23: pilaster.v1.ExportRegionResponse
-	(*ImportRegionRequest)(nil),       // 24: pilaster.v1.ImportRegionRequest
-	(*ImportRegionResponse)(nil),      // 25: pilaster.v1.ImportRegionResponse
-	(*ListRegionsRequest)(nil),        // 26: pilaster.v1.ListRegionsRequest
-	(*ListRegionsResponse)(nil),       // 27: pilaster.v1.ListRegionsResponse
-	(*DeleteRegionRequest)(nil),       // 28: pilaster.v1.DeleteRegionRequest
-	(*DeleteRegionResponse)(nil),      // 29: pilaster.v1.DeleteRegionResponse
-	(*GetTokenRequest)(nil),           // 30: pilaster.v1.GetTokenRequest
-	(*GetTokenResponse)(nil),          // 31: pilaster.v1.GetTokenResponse
-	(*RotateTokenRequest)(nil),        // 32: pilaster.v1.RotateTokenRequest
-	(*RotateTokenResponse)(nil),       // 33: pilaster.v1.RotateTokenResponse
-	(*CreateTenantRequest)(nil),       // 34: pilaster.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),      // 35: pilaster.v1.CreateTenantResponse
-	(*GetTenantRequest)(nil),          // 36: pilaster.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),         // 37: pilaster.v1.GetTenantResponse
-	(*ListTenantsRequest)(nil),        // 38: pilaster.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),       // 39: pilaster.v1.ListTenantsResponse
-	(*MigrateTenantRequest)(nil),      // 40: pilaster.v1.MigrateTenantRequest
-	(*MigrateTenantResponse)(nil),     // 41: pilaster.v1.MigrateTenantResponse
-	(*DeleteTenantRequest)(nil),       // 42: pilaster.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),      // 43: pilaster.v1.DeleteTenantResponse
-	(*RotateKeyRequest)(nil),          // 44: pilaster.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),         // 45: pilaster.v1.RotateKeyResponse
-	(*CreateServiceRequest)(nil),      // 46: pilaster.v1.CreateServiceRequest
-	(*CreateServiceResponse)(nil),     // 47: pilaster.v1.CreateServiceResponse
-	(*ListServicesRequest)(nil),       // 48: pilaster.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),      // 49: pilaster.v1.ListServicesResponse
-	(*DeleteServiceRequest)(nil),      // 50: pilaster.v1.DeleteServiceRequest
-	(*DeleteServiceResponse)(nil),     // 51: pilaster.v1.DeleteServiceResponse
-	(*CreatePublicationRequest)(nil),  // 52: pilaster.v1.CreatePublicationRequest
-	(*CreatePublicationResponse)(nil), // 53: pilaster.v1.CreatePublicationResponse
-	(*ListPublicationsRequest)(nil),   // 54: pilaster.v1.ListPublicationsRequest
-	(*ListPublicationsResponse)(nil),  // 55: pilaster.v1.ListPublicationsResponse
-	(*DeletePublicationRequest)(nil),  // 56: pilaster.v1.DeletePublicationRequest
-	(*DeletePublicationResponse)(nil), // 57: pilaster.v1.DeletePublicationResponse
-	(*ApplyPoliciesRequest)(nil),      // 58: pilaster.v1.ApplyPoliciesRequest
-	(*ApplyPoliciesResponse)(nil),     // 59: pilaster.v1.ApplyPoliciesResponse
-	(*AppliedPolicy)(nil),             // 60: pilaster.v1.AppliedPolicy
-	(*ListPoliciesRequest)(nil),       // 61: pilaster.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 62: pilaster.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),          // 63: pilaster.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),         // 64: pilaster.v1.GetPolicyResponse
-	(*DeletePoliciesRequest)(nil),     // 65: pilaster.v1.DeletePoliciesRequest
-	(*DeletePoliciesResponse)(nil),    // 66: pilaster.v1.DeletePoliciesResponse
-	(*GetNodeRequest)(nil),            // 67: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),           // 68: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),          // 69: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),         // 70: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),         // 71: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),        // 72: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),      // 73: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil),     // 74: pilaster.v1.ClusterStatusResponse
-	nil,                               // 75: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Mapping)(nil),                   // 76: pilaster.v1.Mapping
-	(*Tenant)(nil),                    // 77: pilaster.v1.Tenant
-	(*App)(nil),                       // 78: pilaster.v1.App
-	(*Node)(nil),                      // 79: pilaster.v1.Node
-	(*Plan)(nil),                      // 80: pilaster.v1.Plan
-	(*Hosting)(nil),                   // 81: pilaster.v1.Hosting
-	(*Policy)(nil),                    // 82: pilaster.v1.Policy
-	(*Override)(nil),                  // 83: pilaster.v1.Override
-	(*Region)(nil),                    // 84: pilaster.v1.Region
-	(Addressing)(0),                   // 85: pilaster.v1.Addressing
-	(*Overlay)(nil),                   // 86: pilaster.v1.Overlay
-	(*Service)(nil),                   // 87: pilaster.v1.Service
-	(*Publication)(nil),               // 88: pilaster.v1.Publication
-	(*timestamppb.Timestamp)(nil),     // 89: google.protobuf.Timestamp
+	(*Subscriptions)(nil),             // 17: pilaster.v1.Subscriptions
+	(*FollowResponse)(nil),            // 18: pilaster.v1.FollowResponse
+	(*Refusals)(nil),                  // 19: pilaster.v1.Refusals
+	(*Snapshot)(nil),                  // 20: pilaster.v1.Snapshot
+	(*Delta)(nil),                     // 21: pilaster.v1.Delta
+	(*Heartbeat)(nil),                 // 22: pilaster.v1.Heartbeat
+	(*ExportRegionRequest)(nil),       // 23: pilaster.v1.ExportRegionRequest
+	(*ExportRegionResponse)(nil),      // 24: pilaster.v1.ExportRegionResponse
+	(*ImportRegionRequest)(nil),       // 25: pilaster.v1.ImportRegionRequest
+	(*ImportRegionResponse)(nil),      // 26: pilaster.v1.ImportRegionResponse
+	(*ListRegionsRequest)(nil),        // 27: pilaster.v1.ListRegionsRequest
+	(*ListRegionsResponse)(nil),       // 28: pilaster.v1.ListRegionsResponse
+	(*DeleteRegionRequest)(nil),       // 29: pilaster.v1.DeleteRegionRequest
+	(*DeleteRegionResponse)(nil),      // 30: pilaster.v1.DeleteRegionResponse
+	(*GetTokenRequest)(nil),           // 31: pilaster.v1.GetTokenRequest
+	(*GetTokenResponse)(nil),          // 32: pilaster.v1.GetTokenResponse
+	(*RotateTokenRequest)(nil),        // 33: pilaster.v1.RotateTokenRequest
+	(*RotateTokenResponse)(nil),       // 34: pilaster.v1.RotateTokenResponse
+	(*CreateTenantRequest)(nil),       // 35: pilaster.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),      // 36: pilaster.v1.CreateTenantResponse
+	(*GetTenantRequest)(nil),          // 37: pilaster.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),         // 38: pilaster.v1.GetTenantResponse
+	(*ListTenantsRequest)(nil),        // 39: pilaster.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),       // 40: pilaster.v1.ListTenantsResponse
+	(*MigrateTenantRequest)(nil),      // 41: pilaster.v1.MigrateTenantRequest
+	(*MigrateTenantResponse)(nil),     // 42: pilaster.v1.MigrateTenantResponse
+	(*DeleteTenantRequest)(nil),       // 43: pilaster.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),      // 44: pilaster.v1.DeleteTenantResponse
+	(*RotateKeyRequest)(nil),          // 45: pilaster.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),         // 46: pilaster.v1.RotateKeyResponse
+	(*CreateServiceRequest)(nil),      // 47: pilaster.v1.CreateServiceRequest
+	(*CreateServiceResponse)(nil),     // 48: pilaster.v1.CreateServiceResponse
+	(*ListServicesRequest)(nil),       // 49: pilaster.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 50: pilaster.v1.ListServicesResponse
+	(*DeleteServiceRequest)(nil),      // 51: pilaster.v1.DeleteServiceRequest
+	(*DeleteServiceResponse)(nil),     // 52: pilaster.v1.DeleteServiceResponse
+	(*CreatePublicationRequest)(nil),  // 53: pilaster.v1.CreatePublicationRequest
+	(*CreatePublicationResponse)(nil), // 54: pilaster.v1.CreatePublicationResponse
+	(*ListPublicationsRequest)(nil),   // 55: pilaster.v1.ListPublicationsRequest
+	(*ListPublicationsResponse)(nil),  // 56: pilaster.v1.ListPublicationsResponse
+	(*DeletePublicationRequest)(nil),  // 57: pilaster.v1.DeletePublicationRequest
+	(*DeletePublicationResponse)(nil), // 58: pilaster.v1.DeletePublicationResponse
+	(*ApplyPoliciesRequest)(nil),      // 59: pilaster.v1.ApplyPoliciesRequest
+	(*ApplyPoliciesResponse)(nil),     // 60: pilaster.v1.ApplyPoliciesResponse
+	(*AppliedPolicy)(nil),             // 61: pilaster.v1.AppliedPolicy
+	(*ListPoliciesRequest)(nil),       // 62: pilaster.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 63: pilaster.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),          // 64: pilaster.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),         // 65: pilaster.v1.GetPolicyResponse
+	(*DeletePoliciesRequest)(nil),     // 66: pilaster.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),    // 67: pilaster.v1.DeletePoliciesResponse
+	(*GetNodeRequest)(nil),            // 68: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),           // 69: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),          // 70: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 71: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),         // 72: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),        // 73: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),      // 74: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil),     // 75: pilaster.v1.ClusterStatusResponse
+	nil,                               // 76: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Mapping)(nil),                   // 77: pilaster.v1.Mapping
+	(*Tenant)(nil),                    // 78: pilaster.v1.Tenant
+	(*App)(nil),                       // 79: pilaster.v1.App
+	(*Node)(nil),                      // 80: pilaster.v1.Node
+	(*Plan)(nil),                      // 81: pilaster.v1.Plan
+	(*Hosting)(nil),                   // 82: pilaster.v1.Hosting
+	(*Policy)(nil),                    // 83: pilaster.v1.Policy
+	(*Override)(nil),                  // 84: pilaster.v1.Override
+	(*Region)(nil),                    // 85: pilaster.v1.Region
+	(Addressing)(0),                   // 86: pilaster.v1.Addressing
+	(*Overlay)(nil),                   // 87: pilaster.v1.Overlay
+	(*Service)(nil),                   // 88: pilaster.v1.Service
+	(*Publication)(nil),               // 89: pilaster.v1.Publication
+	(*timestamppb.Timestamp)(nil),     // 90: google.protobuf.Timestamp
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
-	76, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
-	76, // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
-	12, // 2: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	77, // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	78, // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	76, // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
-	79, // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	80, // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	75, // 8: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	77, // 9: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	78, // 10: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	81, // 11: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
-	19, // 12: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
-	20, // 13: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
-	21, // 14: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
-	18, // 15: pilaster.v1.FollowResponse.refusals:type_name -> pilaster.v1.Refusals
-	79, // 16: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	77, // 17: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	78, // 18: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	82, // 19: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
-	83, // 20: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
-	79, // 21: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	77, // 22: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	78, // 23: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	76, // 24: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
-	76, // 25: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
-	82, // 26: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
-	82, // 27: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
-	83, // 28: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
-	83, // 29: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
-	84, // 30: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
-	84, // 31: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
-	84, // 32: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
-	84, // 33: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
-	84, // 34: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
-	85, // 35: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	86, // 36: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
-	77, // 37: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	77, // 38: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	78, // 39: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	81, // 40: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	77, // 41: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	81, // 42: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
-	85, // 43: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	77, // 44: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	77, // 45: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	87, // 46: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
-	87, // 47: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
-	87, // 48: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
-	88, // 49: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
-	88, // 50: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
-	88, // 51: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
-	60, // 52: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
-	82, // 53: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
-	0,  // 54: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
-	82, // 55: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	81, // 56: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
-	82, // 57: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
-	82, // 58: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
-	82, // 59: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
-	82, // 60: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	79, // 61: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	79, // 62: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	80, // 63: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	89, // 64: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	7,  // 65: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	9,  // 66: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	11, // 67: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	14, // 68: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	16, // 69: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	1,  // 70: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	3,  // 71: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	5,  // 72: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	34, // 73: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	36, // 74: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	38, // 75: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	42, // 76: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	44, // 77: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	40, // 78: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	46, // 79: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
-	48, // 80: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
-	50, // 81: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
-	52, // 82: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
-	54, // 83: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
-	56, // 84: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
-	58, // 85: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
-	61, // 86: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
-	63, // 87: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
-	65, // 88: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
-	67, // 89: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	69, // 90: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	71, // 91: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	73, // 92: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	30, // 93: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	32, // 94: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	22, // 95: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
-	24, // 96: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
-	26, // 97: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
-	28, // 98: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
-	8,  // 99: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	10, // 100: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	13, // 101: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	15, // 102: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	17, // 103: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	2,  // 104: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	4,  // 105: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	6,  // 106: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	35, // 107: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	37, // 108: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	39, // 109: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	43, // 110: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	45, // 111: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	41, // 112: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	47, // 113: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
-	49, // 114: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
-	51, // 115: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
-	53, // 116: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
-	55, // 117: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
-	57, // 118: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
-	59, // 119: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
-	62, // 120: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
-	64, // 121: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
-	66, // 122: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
-	68, // 123: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	70, // 124: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	72, // 125: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	74, // 126: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	31, // 127: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	33, // 128: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	23, // 129: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
-	25, // 130: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
-	27, // 131: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
-	29, // 132: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
-	99, // [99:133] is the sub-list for method output_type
-	65, // [65:99] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	77,  // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
+	77,  // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
+	12,  // 2: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
+	78,  // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	79,  // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	77,  // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
+	80,  // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	81,  // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	76,  // 8: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	78,  // 9: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	79,  // 10: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	82,  // 11: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	17,  // 12: pilaster.v1.FollowRequest.subscribe:type_name -> pilaster.v1.Subscriptions
+	17,  // 13: pilaster.v1.FollowRequest.unsubscribe:type_name -> pilaster.v1.Subscriptions
+	20,  // 14: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
+	21,  // 15: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
+	22,  // 16: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
+	19,  // 17: pilaster.v1.FollowResponse.refusals:type_name -> pilaster.v1.Refusals
+	80,  // 18: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	78,  // 19: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	79,  // 20: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	83,  // 21: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
+	84,  // 22: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
+	80,  // 23: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	78,  // 24: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	79,  // 25: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	77,  // 26: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	77,  // 27: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	83,  // 28: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
+	83,  // 29: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
+	84,  // 30: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
+	84,  // 31: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
+	85,  // 32: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
+	85,  // 33: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
+	85,  // 34: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
+	85,  // 35: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
+	85,  // 36: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
+	86,  // 37: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	87,  // 38: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	78,  // 39: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	78,  // 40: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	79,  // 41: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	82,  // 42: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	78,  // 43: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	82,  // 44: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
+	86,  // 45: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	78,  // 46: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	78,  // 47: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	88,  // 48: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
+	88,  // 49: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
+	88,  // 50: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
+	89,  // 51: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
+	89,  // 52: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
+	89,  // 53: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
+	61,  // 54: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
+	83,  // 55: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
+	0,   // 56: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
+	83,  // 57: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	82,  // 58: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
+	83,  // 59: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
+	83,  // 60: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
+	83,  // 61: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
+	83,  // 62: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	80,  // 63: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	80,  // 64: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	81,  // 65: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	90,  // 66: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	7,   // 67: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	9,   // 68: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	11,  // 69: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	14,  // 70: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	16,  // 71: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	1,   // 72: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	3,   // 73: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	5,   // 74: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	35,  // 75: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	37,  // 76: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	39,  // 77: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	43,  // 78: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	45,  // 79: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	41,  // 80: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
+	47,  // 81: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
+	49,  // 82: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
+	51,  // 83: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
+	53,  // 84: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
+	55,  // 85: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
+	57,  // 86: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
+	59,  // 87: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
+	62,  // 88: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
+	64,  // 89: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
+	66,  // 90: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
+	68,  // 91: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	70,  // 92: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	72,  // 93: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	74,  // 94: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	31,  // 95: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	33,  // 96: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	23,  // 97: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	25,  // 98: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	27,  // 99: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	29,  // 100: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	8,   // 101: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	10,  // 102: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	13,  // 103: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	15,  // 104: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	18,  // 105: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	2,   // 106: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	4,   // 107: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	6,   // 108: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	36,  // 109: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	38,  // 110: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	40,  // 111: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	44,  // 112: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	46,  // 113: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	42,  // 114: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	48,  // 115: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
+	50,  // 116: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
+	52,  // 117: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	54,  // 118: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
+	56,  // 119: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
+	58,  // 120: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
+	60,  // 121: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
+	63,  // 122: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
+	65,  // 123: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
+	67,  // 124: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
+	69,  // 125: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	71,  // 126: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	73,  // 127: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	75,  // 128: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	32,  // 129: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	34,  // 130: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	24,  // 131: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	26,  // 132: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	28,  // 133: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	30,  // 134: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	101, // [101:135] is the sub-list for method output_type
+	67,  // [67:101] is the sub-list for method input_type
+	67,  // [67:67] is the sub-list for extension type_name
+	67,  // [67:67] is the sub-list for extension extendee
+	0,   // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -4663,7 +4783,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 		return
 	}
 	file_pilaster_v1_cluster_proto_init()
-	file_pilaster_v1_orchestrator_proto_msgTypes[16].OneofWrappers = []any{
+	file_pilaster_v1_orchestrator_proto_msgTypes[17].OneofWrappers = []any{
 		(*FollowResponse_Snapshot)(nil),
 		(*FollowResponse_Delta)(nil),
 		(*FollowResponse_Heartbeat)(nil),
@@ -4674,7 +4794,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   75,
+			NumMessages:   76,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -6,7 +6,7 @@
 #pragma once
 #include "common/icmp_source.h"
 #include "net/ila/forward.h"
-#include "net/ila/tables.h"
+#include "net/ila/miss.h"
 #include "net/netpila/next_hop.h"
 
 /* ila_begin starts a flow. policy_ep and the end of the route are the caller's. */
@@ -59,7 +59,8 @@ static __always_inline int ila_from_container_slow(struct __sk_buff *skb, const 
 	}
 	peer = bpf_map_lookup_elem(&ila_peers_v1, &id);
 	if (!peer)
-		return drop(skb, REASON_NO_MAPPING, HOOK_CONTAINER);
+		return drop_miss(skb, id, HOOK_CONTAINER);
+	mark_used(peer);
 	src = source_stays ? key->src : to_wire(key->src.lo, own_locator);
 	dst = to_wire(id, peer->locator);
 	ila_begin(f, key, &src, &dst, from->app << 16 | (peer->app & 0xffff));
@@ -116,7 +117,8 @@ static __always_inline bool ila_check_locator(const struct ila_peer *peer, const
  * sender's node does not have the new mapping yet. Other nodes accept packets from this node's locator only, so this is
  * the source. A forwarded packet is not forwarded again, because its locator is not that of its sender: no packet can
  * circle. The caller has checked that both ends are of one tenant. The receiver's node applies its policies. ICMP
- * errors, which quote addresses of the fabric, are not forwarded. */
+ * errors leave with the quoted addresses that the container has sent, because the new node does not know how the packet
+ * was on the fabric. */
 static __noinline int ila_forward_moved(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key,
 					struct flow *f)
 {
@@ -126,16 +128,22 @@ static __noinline int ila_forward_moved(struct __sk_buff *skb, const struct pack
 	int why;
 
 	moved = bpf_map_lookup_elem(&ila_peers_v1, &to);
-	if (!moved || moved->former != own_locator || bpf_ktime_get_ns() >= moved->until || is_error(p))
+	if (!moved || moved->former != own_locator || bpf_ktime_get_ns() >= moved->until)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
 	peer = bpf_map_lookup_elem(&ila_peers_v1, &from);
 	if (!peer)
-		return drop(skb, REASON_NO_MAPPING, HOOK_UPLINK_IN);
+		return drop_miss(skb, from, HOOK_UPLINK_IN);
+	mark_used(peer);
 	if (!source_stays && peer->locator != key->src.hi)
 		return drop(skb, REASON_LOCATOR_MISMATCH, HOOK_UPLINK_IN);
-	src = source_stays ? key->src : to_wire(from, own_locator);
-	dst = to_wire(to, moved->locator);
+	src = sir_address(from);
+	dst = sir_address(to);
 	ila_begin(f, key, &src, &dst, 0);
+	why = is_error(p) ? ila_check_quote(skb, p, f, HOOK_UPLINK_IN) : 0;
+	if (why)
+		return drop(skb, why, HOOK_UPLINK_IN);
+	f->src = source_stays ? key->src : to_wire(from, own_locator);
+	f->dst = to_wire(to, moved->locator);
 	why = find_next_hop(skb, f, wire_length(skb, p), &next_hop);
 	if (why)
 		return drop(skb, why, HOOK_UPLINK_IN);
@@ -165,7 +173,8 @@ static __always_inline int ila_from_fabric_slow(struct __sk_buff *skb, const str
 		return drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);
 	peer = bpf_map_lookup_elem(&ila_peers_v1, &from);
 	if (!peer)
-		return drop(skb, REASON_NO_MAPPING, HOOK_UPLINK_IN);
+		return drop_miss(skb, from, HOOK_UPLINK_IN);
+	mark_used(peer);
 	if (!source_stays && !ila_check_locator(peer, local, key->src.hi))
 		return drop(skb, REASON_LOCATOR_MISMATCH, HOOK_UPLINK_IN);
 	ila_begin(f, key, &src, &dst, peer->app << 16 | (local->app & 0xffff));

@@ -29,7 +29,7 @@ struct ila_peer {
 	__u64 former; /* the locator before the container moved; 0: none */
 	__u64 until;  /* CLOCK_MONOTONIC, ns: packets from the former locator are accepted before */
 	__u32 app;
-	__u32 zero;
+	__u32 used; /* see mark_used; 0: by no packet yet */
 };
 _Static_assert(sizeof(struct ila_peer) == 32, "no implicit padding");
 

@@ -28,6 +28,7 @@ type collector struct {
 	entries, capacity, largest, drops               *prometheus.Desc
 	policed, rules, denied                          *prometheus.Desc
 	sessions, room, most, mostOfTenant, sessionEnds *prometheus.Desc
+	subscriptions, misses                           *prometheus.Desc
 }
 
 func newCollector(s *Service) *collector {
@@ -77,6 +78,19 @@ func newCollector(s *Service) *collector {
 		most: metric("sessions_largest_endpoint", "Sessions of the endpoint with the most sessions.", "endpoint",
 			"name"),
 		mostOfTenant: metric("sessions_largest_tenant", "Sessions of the tenant with the most sessions.", "tenant"),
+		subscriptions: metric(
+			"mapping_subscriptions",
+			"Subscriptions to mappings, with --ila-mappings pull, by state: known, or unknown without a mapping.",
+			"network",
+			"state",
+		),
+		misses: metric(
+			"mapping_misses_total",
+			"Cache misses of mappings that the programs reported, by what followed: a subscription was begun, they were "+
+				"ignored because there is one, or refused because there was no room.",
+			"network",
+			"event",
+		),
 		sessionEnds: metric(
 			"sessions_total",
 			"Sessions by event: begun, evicted while half open, refused because the table was full.",
@@ -112,6 +126,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			if e.Capacity > 0 { // others grow on demand
 				gauge(c.capacity, float64(e.Capacity), e.Table)
 			}
+		}
+	}
+	for _, p := range s.Pulls {
+		gauge(c.subscriptions, float64(p.Subscriptions-p.Unknown), p.Network, "known")
+		gauge(c.subscriptions, float64(p.Unknown), p.Network, "unknown")
+		for event, n := range map[string]uint64{"begun": p.Begun, "ignored": p.Ignored, "refused": p.Refused} {
+			ch <- prometheus.MustNewConstMetric(c.misses, prometheus.CounterValue, float64(n), p.Network, event)
 		}
 	}
 	c.policies(ch, s.Policies)

@@ -3,8 +3,10 @@ package api
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -75,6 +77,10 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	if locator := core.Networks().Locator(); locator.IsValid() {
 		r.Locator, r.Plan.Identifiers = locator.String(), true
 	}
+	pullers := core.Networks().Pullers()
+	for _, name := range slices.Sorted(maps.Keys(pullers)) {
+		r.Pulls = append(r.Pulls, pullToProto(name, pullers[name].PullStats()))
+	}
 	r.Problems = append(r.Problems, core.Problems()...)
 	for _, reason := range link.NotTaken {
 		r.Problems = append(
@@ -143,6 +149,13 @@ func (s *Service) addDatapath(ctx context.Context, r *pilasterv1.StatusResponse,
 			r.Drops,
 			&pilasterv1.DropCount{Reason: drop.Reason, Packets: drop.Packets, LastMinute: s.drops.Since(drop)},
 		)
+	}
+}
+
+func pullToProto(name string, s network.PullStats) *pilasterv1.Pull {
+	return &pilasterv1.Pull{
+		Network: name, Subscriptions: uint32(s.Subscriptions), Unknown: uint32(s.Unknown), Capacity: uint32(s.Capacity),
+		Begun: s.Begun, Ignored: s.Ignored, Refused: s.Refused,
 	}
 }
 

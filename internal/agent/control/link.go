@@ -267,7 +267,8 @@ func (l *Link) follow(ctx context.Context, core Core, lists *mappingSync) (conne
 	ctx, end := context.WithCancelCause(ctx)
 	stream := client.Follow(ctx)
 	var reports sync.WaitGroup
-	reports.Go(func() { l.reportHosted(ctx, stream) })
+	asking := &asker{pullers: core.Networks().Pullers(), wanted: make(chan struct{}, 1)}
+	reports.Go(func() { l.report(ctx, stream, asking) })
 	if l.config.AddressesChanged != nil {
 		reports.Go(func() {
 			if err := l.reportUplink(ctx); err != nil {
@@ -323,33 +324,9 @@ func (l *Link) follow(ctx context.Context, core Core, lists *mappingSync) (conne
 		if !connected {
 			connected = true
 			l.hasTried()
+			asking.start(ctx, event.WithSubscriptions, &reports, l.config.Log)
 			l.setFreeRunner(func() { reports.Go(func() { l.retryFrees(ctx, core) }) })
 			l.config.Log.Info("connected to the orchestrator", "url", l.config.URL, "revision", event.Revision)
-		}
-	}
-}
-
-// reportHosted sends the hosted tenants now and after each change.
-func (l *Link) reportHosted(
-	ctx context.Context,
-	stream *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse],
-) {
-	known := l.Status().Revision
-	for first := true; ; first = false {
-		report := &pilasterv1.FollowRequest{Sequence: l.config.Node.Sequence()}
-		if first {
-			report.ResumeRevision = known
-			report.WithoutMappings = l.config.WithoutMappings
-		}
-		l.config.Tenants.Report(report, first)
-		if err := stream.Send(report); err != nil {
-			return // Receive returns the reason
-		}
-		select {
-		case <-l.config.Tenants.Changed():
-		case <-ctx.Done():
-			stream.CloseRequest()
-			return
 		}
 	}
 }

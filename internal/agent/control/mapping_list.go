@@ -35,6 +35,14 @@ func (all mappingSinks) Apply(ctx context.Context, tenant string, add, remove []
 	return errors.Join(errs...)
 }
 
+// pull reports whether the network subscribes to mappings. Then the node lists its own allocations only.
+func (all mappingSinks) pull() bool {
+	return slices.ContainsFunc(all, func(m network.MappingSink) bool {
+		p, ok := m.(network.MappingPuller)
+		return ok && p.Pulls()
+	})
+}
+
 // mappingUpdate is the change of a tenant's mappings at one store revision.
 type mappingUpdate struct {
 	revision    int64
@@ -46,6 +54,7 @@ type mappingList struct {
 	tenant string
 	sinks  mappingSinks
 	stop   context.CancelFunc // ends the listing goroutine
+	pulled bool               // the network subscribes to mappings: there is no list to deliver
 
 	mu       sync.Mutex
 	listed   bool
@@ -60,6 +69,9 @@ const maxPending = 1 << 14
 func (m *mappingList) handleUpdate(ctx context.Context, n mappingUpdate) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.pulled {
+		return m.sinks.Apply(ctx, m.tenant, n.add, n.remove)
+	}
 	if !m.listed {
 		if len(m.pending) == maxPending {
 			return fmt.Errorf("%d changes are pending for the list of tenant %s, which is the maximum", maxPending,
@@ -76,7 +88,7 @@ func (m *mappingList) handleUpdate(ctx context.Context, n mappingUpdate) error {
 
 // replaceAll delivers a list of one revision, then the pending changes with a later revision.
 func (m *mappingList) replaceAll(ctx context.Context, list []network.Mapping, revision int64) error {
-	first := true
+	first := !m.pulled
 	for {
 		waiting, listed := m.drainPending(first, revision)
 		waiting = slices.DeleteFunc(waiting, func(n mappingUpdate) bool { return n.revision <= revision })

@@ -136,7 +136,7 @@ func (r *streamMappings) list(ctx context.Context, name string, to mappingSinks)
 		old.stop()
 	}
 	ctx, stop := context.WithCancel(ctx)
-	m := &mappingList{tenant: name, sinks: to, stop: stop}
+	m := &mappingList{tenant: name, sinks: to, stop: stop, pulled: to.pull()}
 	r.m[name] = m
 	r.running.Go(func() {
 		defer stop()
@@ -171,7 +171,7 @@ func (r *streamMappings) listOnce(ctx context.Context, m *mappingList) error {
 	var own []*pilasterv1.Mapping
 	var revision int64
 	for token := ""; ; {
-		page, err := r.page(ctx, m.tenant, token)
+		page, err := r.page(ctx, m, token)
 		if err != nil {
 			return err
 		}
@@ -224,7 +224,9 @@ func (r *streamMappings) replaceAll(ctx context.Context, m *mappingList, list []
 }
 
 // page requests one page. If the orchestrator limits the rate, it waits as long as the answer says.
-func (r *streamMappings) page(ctx context.Context, name, token string) (*pilasterv1.ListMappingsResponse, error) {
+func (r *streamMappings) page(ctx context.Context, m *mappingList, token string) (
+	*pilasterv1.ListMappingsResponse, error,
+) {
 	for {
 		select {
 		case r.pages <- struct{}{}:
@@ -233,7 +235,7 @@ func (r *streamMappings) page(ctx context.Context, name, token string) (*pilaste
 		}
 		resp, err := r.client.ListMappings(
 			ctx,
-			connect.NewRequest(&pilasterv1.ListMappingsRequest{Tenant: name, PageToken: token}),
+			connect.NewRequest(&pilasterv1.ListMappingsRequest{Tenant: m.tenant, PageToken: token, Own: m.pulled}),
 		)
 		<-r.pages
 		if err == nil {

@@ -196,7 +196,9 @@ func TestIsPolicyOnly(t *testing.T) {
 		"ended_overrides": true,
 		"whole_policies":  true,
 	}
-	besides := map[protoreflect.Name]bool{"delta": true, "revision": true, "spread_ms": true, "with_policies": true}
+	besides := map[protoreflect.Name]bool{
+		"delta": true, "revision": true, "spread_ms": true, "with_policies": true, "with_subscriptions": true,
+	}
 	some := &pilasterv1.Delta{Policies: []*pilasterv1.Policy{{Tenant: "blue"}}}
 	for f := range fieldsOf(&pilasterv1.Delta{}) {
 		if alone := (&pilasterv1.Delta{}); isPolicyOnly(policyEvent(1, set(alone, f))) != mayWait[f.Name()] {

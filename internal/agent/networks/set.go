@@ -232,6 +232,18 @@ func (s *Set) MappingSinks(t tenant.Tenant) (all []network.MappingSink) {
 	return all
 }
 
+// Pullers returns the networks that subscribe to mappings, by name.
+func (s *Set) Pullers() map[string]network.MappingPuller {
+	all := map[string]network.MappingPuller{}
+	_ = s.Each(func(name string, n network.Network) error {
+		if p, ok := n.(network.MappingPuller); ok && p.Pulls() {
+			all[name] = p
+		}
+		return nil
+	})
+	return all
+}
+
 // sealTimeout limits Seal, which may outlive the call that caused it.
 const sealTimeout = 30 * time.Second
 

@@ -61,6 +61,8 @@ type objectPacketFilter struct {
 const (
 	objectMapIlaChangesV1        = "ila_changes_v1"
 	objectMapIlaLocalsV2         = "ila_locals_v2"
+	objectMapIlaMissesV1         = "ila_misses_v1"
+	objectMapIlaPaceV1           = "ila_pace_v1"
 	objectMapIlaPeersV1          = "ila_peers_v1"
 	objectMapNimDirect           = "nim_direct"
 	objectMapNimDnatV1           = "nim_dnat_v1"
@@ -120,6 +122,7 @@ const (
 	objectVarIlaMask             = "ila_mask"
 	objectVarIlaPrefix           = "ila_prefix"
 	objectVarMacvlan             = "macvlan"
+	objectVarMappingsPulled      = "mappings_pulled"
 	objectVarNeutralBit          = "neutral_bit"
 	objectVarNoFlowCache         = "no_flow_cache"
 	objectVarNodeCookie          = "node_cookie"
@@ -137,6 +140,7 @@ const (
 	objectVarTunnelMark          = "tunnel_mark"
 	objectVarTunnelPorts         = "tunnel_ports"
 	objectVarUnusedDropEvent     = "unused_drop_event"
+	objectVarUnusedIlaMiss       = "unused_ila_miss"
 	objectVarUnusedPacketEvent   = "unused_packet_event"
 	objectVarUnusedReplication   = "unused_replication"
 	objectVarUplinkClasses       = "uplink_classes"
@@ -204,6 +208,8 @@ type objectProgramSpecs struct {
 type objectMapSpecs struct {
 	IlaChangesV1        *ebpf.MapSpec `ebpf:"ila_changes_v1"`
 	IlaLocalsV2         *ebpf.MapSpec `ebpf:"ila_locals_v2"`
+	IlaMissesV1         *ebpf.MapSpec `ebpf:"ila_misses_v1"`
+	IlaPaceV1           *ebpf.MapSpec `ebpf:"ila_pace_v1"`
 	IlaPeersV1          *ebpf.MapSpec `ebpf:"ila_peers_v1"`
 	NimDirect           *ebpf.MapSpec `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
@@ -261,6 +267,7 @@ type objectVariableSpecs struct {
 	IlaMask           *ebpf.VariableSpec `ebpf:"ila_mask"`
 	IlaPrefix         *ebpf.VariableSpec `ebpf:"ila_prefix"`
 	Macvlan           *ebpf.VariableSpec `ebpf:"macvlan"`
+	MappingsPulled    *ebpf.VariableSpec `ebpf:"mappings_pulled"`
 	NeutralBit        *ebpf.VariableSpec `ebpf:"neutral_bit"`
 	NoFlowCache       *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie        *ebpf.VariableSpec `ebpf:"node_cookie"`
@@ -278,6 +285,7 @@ type objectVariableSpecs struct {
 	TunnelMark        *ebpf.VariableSpec `ebpf:"tunnel_mark"`
 	TunnelPorts       *ebpf.VariableSpec `ebpf:"tunnel_ports"`
 	UnusedDropEvent   *ebpf.VariableSpec `ebpf:"unused_drop_event"`
+	UnusedIlaMiss     *ebpf.VariableSpec `ebpf:"unused_ila_miss"`
 	UnusedPacketEvent *ebpf.VariableSpec `ebpf:"unused_packet_event"`
 	UnusedReplication *ebpf.VariableSpec `ebpf:"unused_replication"`
 	UplinkClasses     *ebpf.VariableSpec `ebpf:"uplink_classes"`
@@ -309,6 +317,8 @@ func (o *objectObjects) Close() error {
 type objectMaps struct {
 	IlaChangesV1        *ebpf.Map `ebpf:"ila_changes_v1"`
 	IlaLocalsV2         *ebpf.Map `ebpf:"ila_locals_v2"`
+	IlaMissesV1         *ebpf.Map `ebpf:"ila_misses_v1"`
+	IlaPaceV1           *ebpf.Map `ebpf:"ila_pace_v1"`
 	IlaPeersV1          *ebpf.Map `ebpf:"ila_peers_v1"`
 	NimDirect           *ebpf.Map `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.Map `ebpf:"nim_dnat_v1"`
@@ -357,6 +367,8 @@ func (m *objectMaps) Close() error {
 	return _ObjectClose(
 		m.IlaChangesV1,
 		m.IlaLocalsV2,
+		m.IlaMissesV1,
+		m.IlaPaceV1,
 		m.IlaPeersV1,
 		m.NimDirect,
 		m.NimDnatV1,
@@ -415,6 +427,7 @@ type objectVariables struct {
 	IlaMask           *ebpf.Variable `ebpf:"ila_mask"`
 	IlaPrefix         *ebpf.Variable `ebpf:"ila_prefix"`
 	Macvlan           *ebpf.Variable `ebpf:"macvlan"`
+	MappingsPulled    *ebpf.Variable `ebpf:"mappings_pulled"`
 	NeutralBit        *ebpf.Variable `ebpf:"neutral_bit"`
 	NoFlowCache       *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie        *ebpf.Variable `ebpf:"node_cookie"`
@@ -432,6 +445,7 @@ type objectVariables struct {
 	TunnelMark        *ebpf.Variable `ebpf:"tunnel_mark"`
 	TunnelPorts       *ebpf.Variable `ebpf:"tunnel_ports"`
 	UnusedDropEvent   *ebpf.Variable `ebpf:"unused_drop_event"`
+	UnusedIlaMiss     *ebpf.Variable `ebpf:"unused_ila_miss"`
 	UnusedPacketEvent *ebpf.Variable `ebpf:"unused_packet_event"`
 	UnusedReplication *ebpf.Variable `ebpf:"unused_replication"`
 	UplinkClasses     *ebpf.Variable `ebpf:"uplink_classes"`

@@ -41,6 +41,7 @@ type agent struct {
 	mappings  int
 	source    string
 	cbit      string
+	learning  string
 	endpoints int
 }
 
@@ -50,6 +51,12 @@ const mappingsFlag = "ila-max-mappings"
 const (
 	sourceLocator, sourceSIR = "locator", "sir"
 	cbitOn, cbitOff          = "on", "off"
+)
+
+// Values of --ila-mappings, the default first.
+const (
+	push = "push"
+	pull = "pull"
 )
 
 func (a *agent) Bind(c *cobra.Command) {
@@ -62,6 +69,9 @@ func (a *agent) Bind(c *cobra.Command) {
 		"the sender exists. The same on all nodes", []string{sourceLocator, sourceSIR})
 	choice.Bind(c, &a.cbit, "ila-cbit", "whether identifiers on the fabric have the C bit, network "+Name+
 		"; off for peers with the kernel's neutral-map-auto. The same on all nodes", []string{cbitOn, cbitOff})
+	choice.Bind(c, &a.learning, "ila-mappings", "which mappings of network "+Name+" the node has: push, those of all "+
+		"containers of the tenants that it hosts; or pull, those that its containers use: the first packets to or "+
+		"from another container are dropped until the orchestrator answers. Nodes may differ", []string{push, pull})
 }
 
 func (a *agent) Check(s module.Settings) error {
@@ -94,9 +104,10 @@ func (a *agent) Open(_ context.Context, host module.Host, on network.Node) (netw
 		return nil, err
 	}
 	c.MaxMappings, c.SourceStays, c.ILA.NoCBit = a.mappings, a.source == sourceSIR, a.cbit == cbitOff
+	c.Pull = a.learning == pull
 	c.Tables, err = tables.Open(host.Path, tables.Config{
 		ILA: c.ILA, Locator: c.Locator, Endpoints: a.endpoints, Mappings: a.mappings,
-		SourceStays: c.SourceStays,
+		SourceStays: c.SourceStays, Pull: c.Pull,
 	})
 	if err != nil {
 		return nil, err

@@ -54,21 +54,6 @@ func (n *Network) peerOf(h *hosted, m network.Mapping) (Peer, bool, error) {
 	return Peer{Locator: locator, App: m.App}, locator != n.config.Locator, nil
 }
 
-// peersOf reads mappings.
-func (n *Network) peersOf(h *hosted, all []network.Mapping) (map[netip.Addr]Peer, error) {
-	peers := make(map[netip.Addr]Peer, len(all))
-	for _, m := range all {
-		p, elsewhere, err := n.peerOf(h, m)
-		if err != nil {
-			return nil, fmt.Errorf("tenant %s: %w", h.name, err)
-		}
-		if elsewhere {
-			peers[m.To.Addr()] = p
-		}
-	}
-	return peers, nil
-}
-
 // move notes in a new mapping where the container was before.
 func move(was, is Peer) Peer {
 	if was.Locator.IsValid() && was.Locator != is.Locator {

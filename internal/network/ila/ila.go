@@ -6,6 +6,7 @@
 package ila
 
 import (
+	"context"
 	"net/netip"
 	"time"
 
@@ -49,4 +50,14 @@ type Tables interface {
 	SetPeers(put map[netip.Addr]Peer, remove []netip.Addr) error
 	// Capacity returns how many entries fit.
 	Capacity() (locals, peers int)
+}
+
+// PullTables are tables of a node that subscribes to mappings.
+type PullTables interface {
+	Tables
+	// Misses calls deliver with addresses of containers to or from which a packet was dropped because the tables have no
+	// mapping, until ctx ends.
+	Misses(ctx context.Context, deliver func(netip.Addr)) error
+	// Idle returns how long ago a packet last used each mapping. Packets since the last call count, if there was one.
+	Idle() (map[netip.Addr]time.Duration, error)
 }

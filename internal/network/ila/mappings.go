@@ -12,25 +12,20 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// Replace sets all mappings of a tenant. It ignores a tenant that is not hosted here.
+// Replace sets all mappings of a tenant. It ignores a tenant that is not hosted here, and a list that this node did not
+// ask for.
 func (n *Network) Replace(_ context.Context, name string, all []network.Mapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	h, ok := n.tenants[name]
-	if !ok {
+	if !ok || n.config.Pull {
 		return nil
 	}
-	peers, err := n.peersOf(h, all)
+	change, err := n.differ(h).Replace(h.remote, all)
 	if err != nil {
 		return err
 	}
-	var gone []netip.Addr
-	for a := range h.remote {
-		if _, stays := peers[a]; !stays {
-			gone = append(gone, a)
-		}
-	}
-	if err := n.setPeers(h, peers, gone); err != nil {
+	if err := n.setPeers(h, change.Put, change.Gone); err != nil {
 		return err
 	}
 	h.synced = true
@@ -45,20 +40,40 @@ func (n *Network) Apply(_ context.Context, name string, add, remove []network.Ma
 	if !ok {
 		return nil
 	}
-	if !h.synced {
-		return fmt.Errorf("tenant %s: an update of mappings before their first list; nothing was changed", name)
+	if n.config.Pull {
+		return n.applyPulled(h, add, remove)
 	}
-	peers, err := n.peersOf(h, add)
+	if !h.synced {
+		return network.BeforeList(name)
+	}
+	return n.apply(h, add, remove)
+}
+
+func (n *Network) apply(h *hosted, add, remove []network.Mapping) error {
+	change, err := n.differ(h).Apply(add, remove)
 	if err != nil {
 		return err
 	}
-	var gone []netip.Addr
-	for _, m := range slices.Concat(remove, add) {
-		if _, elsewhere := peers[m.To.Addr()]; !elsewhere && m.To.IsSingleIP() {
-			gone = append(gone, m.To.Addr())
-		}
+	return n.setPeers(h, change.Put, change.Gone)
+}
+
+// differ reads mappings.
+func (n *Network) differ(h *hosted) network.Differ[netip.Addr, Peer] {
+	return network.Differ[netip.Addr, Peer]{
+		Key: func(m network.Mapping) netip.Addr {
+			if !m.To.IsSingleIP() {
+				return netip.Addr{} // no container's
+			}
+			return m.To.Addr()
+		},
+		Place: func(m network.Mapping) (Peer, bool, error) {
+			p, elsewhere, err := n.peerOf(h, m)
+			if err != nil {
+				err = fmt.Errorf("tenant %s: %w", h.name, err)
+			}
+			return p, elsewhere, err
+		},
 	}
-	return n.setPeers(h, peers, gone)
 }
 
 // setPeers changes the mappings of a tenant. Without room for all new ones, it adds those that fit and returns an
@@ -110,14 +125,10 @@ func (n *Network) repairPeers() error {
 	if err != nil {
 		return err
 	}
-	byVNID := map[address.TenantID]*hosted{}
-	for _, h := range n.tenants {
-		byVNID[h.vnid] = h
-	}
 	put, gone := map[netip.Addr]Peer{}, []netip.Addr{}
 	for a, p := range there {
 		id, _ := n.config.ILA.Split(a)
-		h := byVNID[id.VNID]
+		h := n.byVNID[id.VNID]
 		switch {
 		case h == nil:
 			gone = append(gone, a)

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
@@ -113,8 +114,14 @@ func (n *Network) formerHere(h *hosted, a netip.Addr) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// Run removes the mappings of tenants that have no more containers here, once this node no longer forwards for them.
+// Run removes the mappings of tenants that have no more containers here, once this node no longer forwards for them. On a
+// node that pulls, it begins and ends subscriptions.
 func (n *Network) Run(ctx context.Context, log *slog.Logger) {
+	if n.config.Pull {
+		var reading sync.WaitGroup
+		reading.Go(func() { n.readMisses(ctx, log) })
+		defer reading.Wait()
+	}
 	ticks := time.NewTicker(FormerTime / 2)
 	defer ticks.Stop()
 	for {
@@ -124,6 +131,9 @@ func (n *Network) Run(ctx context.Context, log *slog.Logger) {
 		case <-ticks.C:
 			if err := n.endForwarding(); err != nil {
 				log.Error("removing the mappings of a tenant that has left this node failed", "error", err)
+			}
+			if err := n.endSubscriptions(); err != nil {
+				log.Error("ending unused subscriptions to mappings failed; retrying", "error", err)
 			}
 		}
 	}

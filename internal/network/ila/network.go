@@ -26,6 +26,7 @@ type Config struct {
 	Tables      Tables
 	MaxMappings int
 	SourceStays bool // the source of a packet on the fabric is the address that containers see
+	Pull        bool // subscribe to single mappings; Tables are then PullTables
 }
 
 // Network is network ila on one node.
@@ -39,11 +40,16 @@ type Network struct {
 	left     map[netip.Addr]time.Time // when containers with an address key were removed from here; the last ones only
 	peers    int                      // entries of the peers' table
 	repaired bool                     // Repair has run
+
+	byVNID     map[address.TenantID]*hosted // the tenants
+	keyed      map[netip.Addr]bool          // addresses of containers here with an address key
+	pulls      PullTables                   // nil unless the node pulls
+	subscribed *subscriptions
 }
 
 var (
 	_ network.Network         = (*Network)(nil)
-	_ network.MappingSink     = (*Network)(nil)
+	_ network.MappingPuller   = (*Network)(nil)
 	_ network.LocatorProvider = (*Network)(nil)
 	_ network.AppProvider     = (*Network)(nil)
 	_ network.FormProvider    = (*Network)(nil)
@@ -56,10 +62,15 @@ var (
 // New returns the network of a node. It changes nothing in the tables before Repair.
 func New(c Config) *Network {
 	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
-	return &Network{
+	n := &Network{
 		config: c, tenants: map[string]*hosted{}, leaving: map[string]*hosted{},
 		moving: map[netip.Addr]bool{}, left: map[netip.Addr]time.Time{},
+		byVNID: map[address.TenantID]*hosted{}, keyed: map[netip.Addr]bool{}, subscribed: newSubscriptions(),
 	}
+	if c.Pull {
+		n.pulls, _ = c.Tables.(PullTables)
+	}
+	return n
 }
 
 // Close releases the tables' handles. Packets keep flowing.
@@ -141,17 +152,30 @@ func (n *Network) PutTenant(_ context.Context, t tenant.Tenant) error {
 		return nil
 	}
 	if is := n.leaving[t.Name]; is != nil && is.vnid == t.IDs[0].ID {
-		n.tenants[t.Name], is.synced = is, false
+		is.synced = false
+		n.host(is)
+		n.adoptPulled(is)
 		delete(n.leaving, t.Name)
 		return nil
 	}
 	if h != nil { // a tenant that was deleted had the name
+		n.leave(h)
 		if err := n.setPeers(h, nil, slices.Collect(maps.Keys(h.remote))); err != nil {
 			return err
 		}
 	}
-	n.tenants[t.Name] = newHosted(t)
+	n.host(newHosted(t))
 	return nil
+}
+
+func (n *Network) host(h *hosted) { n.tenants[h.name], n.byVNID[h.vnid] = h, h }
+
+// leave ends the tenant's subscriptions.
+func (n *Network) leave(h *hosted) {
+	n.forgetPulled(h)
+	if n.byVNID[h.vnid] == h {
+		delete(n.byVNID, h.vnid)
+	}
 }
 
 // DeleteTenant removes the tenant and its mappings, if t has the id that is its VNID.
@@ -167,6 +191,7 @@ func (n *Network) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	} else if err := n.setPeers(h, nil, slices.Collect(maps.Keys(h.remote))); err != nil {
 		return err
 	}
+	n.leave(h)
 	delete(n.tenants, t.Name)
 	return nil
 }
@@ -238,9 +263,11 @@ func (n *Network) setLocal(r endpoint.Record, a netip.Addr, is Local) error {
 	var entry *Local
 	if is != (Local{}) {
 		h.here[a], entry = is, &is
+		n.subscribeOwn(h, r, a)
 	} else {
 		delete(h.apps, a)
 		n.noteLeft(r, a)
+		n.leaveOwn(h, a)
 	}
 	if !n.repaired {
 		return nil
@@ -299,6 +326,9 @@ func (n *Network) Repair(_ context.Context, _, found []endpoint.Record) error {
 	if err := n.repairPeers(); err != nil {
 		return err
 	}
+	for _, h := range n.tenants {
+		n.adoptPulled(h)
+	}
 	n.repaired = true
 	return nil
 }
@@ -315,6 +345,7 @@ func (n *Network) repairLocals(found []endpoint.Record) error {
 		}
 		for _, a := range r.Attachments {
 			h.here[a.Address], h.apps[a.Address] = localOf(r), appOf(r)
+			n.subscribeOwn(h, r, a.Address)
 		}
 	}
 	for _, h := range n.tenants {

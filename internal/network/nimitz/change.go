@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"pilaster.io/pilaster/internal/endpoint"
@@ -160,12 +161,12 @@ func (n *Network) Replace(ctx context.Context, name string, all []network.Mappin
 	if !ok {
 		return nil
 	}
-	if err := n.check(h, all); err != nil {
+	change, err := n.differ(h).Replace(h.remote, all)
+	if err != nil {
 		return err
 	}
 	matches := h.allMatches()
-	clear(h.remote)
-	n.place(h, all)
+	h.place(change)
 	h.synced = true
 	return n.change(ctx, h, append(matches, h.allMatches()...))
 }
@@ -179,49 +180,43 @@ func (n *Network) Apply(ctx context.Context, name string, add, remove []network.
 		return nil
 	}
 	if !h.synced {
-		return fmt.Errorf("tenant %s: an update of mappings before their first list; nothing was changed", name)
+		return network.BeforeList(name)
 	}
-	if err := n.check(h, add); err != nil {
+	change, err := n.differ(h).Apply(add, remove)
+	if err != nil {
 		return err
 	}
 	var matches []any
 	for _, m := range slices.Concat(remove, add) {
 		matches = append(matches, h.remoteMatches(m.To)...)
 	}
-	for _, m := range remove {
-		delete(h.remote, m.To)
-	}
-	n.place(h, add)
+	h.place(change)
 	for _, m := range add {
 		matches = append(matches, h.remoteMatches(m.To)...)
 	}
 	return n.change(ctx, h, matches)
 }
 
-// place stores the mappings to other places. This node's own come from its containers.
-func (n *Network) place(h *hosted, all []network.Mapping) {
-	for _, m := range all {
-		if p, elsewhere := n.config.Underlay.Place(h.overlays, m); elsewhere {
-			h.remote[m.To] = p
-		} else {
-			delete(h.remote, m.To)
-		}
+// differ reads mappings that the underlay accepts. This node's own come from its containers.
+func (n *Network) differ(h *hosted) network.Differ[netip.Prefix, Place] {
+	return network.Differ[netip.Prefix, Place]{
+		Key: func(m network.Mapping) netip.Prefix { return m.To },
+		Place: func(m network.Mapping) (Place, bool, error) {
+			if !n.config.Underlay.Accepts(h.overlays, m) {
+				return Place{}, false, fmt.Errorf(
+					"tenant %s: a mapping of %v to node %v cannot be used; nothing was changed", m.Tenant, m.To, m.Node)
+			}
+			p, elsewhere := n.config.Underlay.Place(h.overlays, m)
+			return p, elsewhere, nil
+		},
 	}
 }
 
-// check refuses mappings that the underlay does not accept.
-func (n *Network) check(h *hosted, all []network.Mapping) error {
-	for _, m := range all {
-		if !n.config.Underlay.Accepts(h.overlays, m) {
-			return fmt.Errorf(
-				"tenant %s: a mapping of %v to node %v cannot be used; nothing was changed",
-				m.Tenant,
-				m.To,
-				m.Node,
-			)
-		}
+func (h *hosted) place(change network.Difference[netip.Prefix, Place]) {
+	for _, to := range change.Gone {
+		delete(h.remote, to)
 	}
-	return nil
+	maps.Copy(h.remote, change.Put)
 }
 
 // Repair makes the switch hold the wanted entries and no others. Until the first mappings come from the cluster, it

@@ -56,7 +56,9 @@ type Cache struct {
 	Subscribers map[string]*Subscriber          // by node
 	byTenant    map[string]map[*Subscriber]bool // streams that receive updates of a tenant
 	byMappings  map[string]map[*Subscriber]bool // streams that also receive its mappings
-	dropped     func(reason string)             // counts streams that the orchestrator ended, by reason
+	// streams whose node subscribes to a mapping
+	bySubscription map[subscription]map[*Subscriber]bool
+	dropped        func(reason string) // counts streams that the orchestrator ended, by reason
 
 	listing sync.Mutex // serialises the building of lists
 }
@@ -72,6 +74,8 @@ func New(self string, dropped func(reason string)) *Cache {
 		byTenant:     map[string]map[*Subscriber]bool{},
 		byMappings:   map[string]map[*Subscriber]bool{},
 		dropped:      dropped,
+
+		bySubscription: map[subscription]map[*Subscriber]bool{},
 	}
 }
 
@@ -135,8 +139,9 @@ func (m *Cache) broadcast(updates store.Batch) {
 	to := map[*Subscriber]bool{}
 	for _, e := range updates.Events {
 		streams := m.byTenant
-		if e.Mapping != nil || e.EndedMapping != nil {
+		if of := cmp.Or(e.Mapping, e.EndedMapping); of != nil {
 			streams = m.byMappings
+			maps.Copy(to, m.bySubscription[subscription{of.Tenant, of.To}])
 		}
 		maps.Copy(to, streams[tenantOf(e)])
 	}
@@ -204,8 +209,12 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 			m.edge = ""
 		}
 	case e.Tenant != nil:
-		m.updateTransit(m.Tenants[e.Tenant.Name], e.Tenant)
+		had := m.Tenants[e.Tenant.Name]
+		m.updateTransit(had, e.Tenant)
 		m.Tenants[e.Tenant.Name] = e.Tenant
+		if had.GetNetwork() != e.Tenant.Network {
+			m.networkChanged(e.Tenant.Name)
+		}
 		m.identifiers = m.identifiers || tenant.NetworkHas(e.Tenant.Network, tenant.Identifiers)
 		m.markUnreconciled(e.Tenant.Name)
 	case e.DeletedTenant != "":
@@ -401,7 +410,7 @@ func (m *Cache) appsOf(tenant string) []*pilasterv1.App {
 type Counts struct {
 	Revision                                 int64
 	Nodes, Connected, Streams, Tenants, Apps int
-	Policies                                 int
+	Policies, Subscriptions                  int
 	MostApps, RetiringApps, QuarantinedApps  int
 }
 
@@ -427,6 +436,9 @@ func (m *Cache) Size() Counts {
 	}
 	for _, policies := range m.Policies.Of {
 		s.Policies += len(policies)
+	}
+	for _, f := range m.Subscribers {
+		s.Subscriptions += len(f.subscribed)
 	}
 	return s
 }

@@ -36,6 +36,9 @@ type Subscriber struct {
 	pullsMappings bool                           // the node queries mappings, and receives no updates of them
 	recorded      map[string]*pilasterv1.Hosting // reports that this stream recorded in the store, by tenant
 	refused       map[string][]error             // refused parts of reports, by tenant
+	pulls         map[string]bool                // networks of whose tenants it receives only subscribed mappings
+	pulled        map[string]bool                // tenants of these networks
+	subscribed    map[subscription]bool
 	Queue         queue
 	end           context.CancelCauseFunc
 }
@@ -50,7 +53,8 @@ func (m *Cache) Subscribe(
 ) *Subscriber {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	f := &Subscriber{Node: n, Session: session, pullsMappings: first.WithoutMappings, Queue: newQueue(), end: end}
+	f := &Subscriber{Node: n, Session: session, pullsMappings: first.WithoutMappings, Queue: newQueue(), end: end,
+		pulls: set(first.PulledNetworks), pulled: map[string]bool{}, subscribed: map[subscription]bool{}}
 	if !m.checkStream(f) {
 		return f
 	}
@@ -99,11 +103,10 @@ func (m *Cache) setTenants(f *Subscriber, hosted, transit map[string]bool) {
 	for _, has := range []map[string]bool{hosted, transit} {
 		for tenant := range has {
 			add(m.byTenant, tenant, f)
-			if !f.pullsMappings {
-				add(m.byMappings, tenant, f)
-			}
+			m.followMappings(f, tenant)
 		}
 	}
+	m.dropSubscriptions(f)
 }
 
 // missed returns the updates after the node's revision. It returns false if the stream needs a snapshot: the history
@@ -208,7 +211,7 @@ func (m *Cache) feed(f *Subscriber, b store.Batch) {
 
 // enqueue completes and queues a message for one stream.
 func (m *Cache) enqueue(f *Subscriber, r *pilasterv1.FollowResponse) {
-	r.SpreadMs, r.WithPolicies = m.spread(), true
+	r.SpreadMs, r.WithPolicies, r.WithSubscriptions = m.spread(), true, true
 	m.queueShared(f, r)
 }
 
@@ -355,9 +358,9 @@ func (f *Subscriber) delta(b store.Batch) (d *pilasterv1.Delta, found bool) {
 			d.DeletedTenants = append(d.DeletedTenants, e.DeletedTenant)
 		case e.App != nil && f.has(e.App.Tenant):
 			d.Apps = append(d.Apps, e.App)
-		case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.pullsMappings:
+		case e.Mapping != nil && f.receives(e.Mapping):
 			d.Mappings = append(d.Mappings, Visible(e.Mapping, f.Node.Name))
-		case e.EndedMapping != nil && f.has(e.EndedMapping.Tenant) && !f.pullsMappings:
+		case e.EndedMapping != nil && f.receives(e.EndedMapping):
 			d.EndedMappings = append(d.EndedMappings, e.EndedMapping)
 		default:
 			if !f.policy(d, e) {

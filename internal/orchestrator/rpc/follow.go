@@ -165,6 +165,9 @@ func (s *NodeService) send(
 
 // host makes the stream follow these tenants and records in the store what the node reports about them.
 func (s *NodeService) host(ctx context.Context, f *cache.Subscriber, req *pilasterv1.FollowRequest) error {
+	if req.OnlySubscriptions {
+		return s.Cache.ChangeSubscriptions(f, req)
+	}
 	add, remove := s.Cache.Rehost(f, req)
 	ctx, cancel := context.WithTimeout(ctx, admission.CallTimeout)
 	defer cancel()
@@ -206,6 +209,9 @@ func receive(
 
 // checkHosted refuses messages that no valid agent sends.
 func checkHosted(req *pilasterv1.FollowRequest) error {
+	if !req.OnlySubscriptions && len(req.Subscribe)+len(req.Unsubscribe) > 0 {
+		return connect.NewError(connect.CodeInvalidArgument, errors.New("subscriptions need a message of their own"))
+	}
 	for _, name := range slices.Concat(req.HostedTenants, req.CarriedTenants) {
 		if err := tenant.CheckName(name); err != nil {
 			return connect.NewError(connect.CodeInvalidArgument, err)

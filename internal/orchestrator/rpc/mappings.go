@@ -86,6 +86,13 @@ func (s *NodeService) ListMappings(
 		}
 		return nil, err
 	}
+	if req.Msg.Own {
+		made := s.Store.Revision()
+		if err := s.Cache.Await(ctx, func() bool { return s.Cache.Revision >= made }); err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(s.Cache.OwnMappings(node.Name, name)), nil
+	}
 	if req.Msg.AfterRevision != 0 {
 		return s.changedMappings(ctx, node, req.Msg)
 	}

@@ -207,14 +207,14 @@ func (b *bed) localUntil(t testing.TB, a netip.Addr, until uint64) {
 	must(t, b.locals().Put(identifier(a), l))
 }
 
-// context is the head of the kernel's struct __sk_buff, as BPF_PROG_TEST_RUN takes it.
-type context struct {
+// skbHead is the head of the kernel's struct __sk_buff, as BPF_PROG_TEST_RUN takes it.
+type skbHead struct {
 	_                       [9]uint32
 	IngressIfindex, Ifindex uint32
 }
 
 // contextOf is that of a packet that comes in by a device.
-func contextOf(device uint32) context { return context{IngressIfindex: device, Ifindex: device} }
+func contextOf(device uint32) skbHead { return skbHead{IngressIfindex: device, Ifindex: device} }
 
 const (
 	verdictDrop     = 2
@@ -234,7 +234,7 @@ func (b *bed) fromFabric(t testing.TB, frame []byte) (uint32, []byte, map[string
 	return b.run(t, b.path.Objects.PilUplinkIn, frame, contextOf(b.uplink))
 }
 
-func (b *bed) run(t testing.TB, p *ebpf.Program, frame []byte, in context) (
+func (b *bed) run(t testing.TB, p *ebpf.Program, frame []byte, in skbHead) (
 	verdict uint32, out []byte, reasons map[string]uint64,
 ) {
 	t.Helper()

@@ -23,13 +23,24 @@ type objectIlaLocal struct {
 	Until    uint64
 }
 
+type objectIlaMiss struct {
+	_          structs.HostLayout
+	Identifier uint64
+}
+
+type objectIlaMissSource struct {
+	_    structs.HostLayout
+	Vnid uint32
+	Hook uint32
+}
+
 type objectIlaPeer struct {
 	_       structs.HostLayout
 	Locator uint64
 	Former  uint64
 	Until   uint64
 	App     uint32
-	Zero    uint32
+	Used    uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -38,6 +49,8 @@ type objectIlaPeer struct {
 const (
 	objectMapIlaChangesV1        = "ila_changes_v1"
 	objectMapIlaLocalsV2         = "ila_locals_v2"
+	objectMapIlaMissesV1         = "ila_misses_v1"
+	objectMapIlaPaceV1           = "ila_pace_v1"
 	objectMapIlaPeersV1          = "ila_peers_v1"
 	objectMapPilDropsV1          = "pil_drops_v1"
 	objectMapPilEventsV2         = "pil_events_v2"
@@ -74,6 +87,7 @@ const (
 	objectVarIlaMask             = "ila_mask"
 	objectVarIlaPrefix           = "ila_prefix"
 	objectVarMacvlan             = "macvlan"
+	objectVarMappingsPulled      = "mappings_pulled"
 	objectVarNeutralBit          = "neutral_bit"
 	objectVarNoFlowCache         = "no_flow_cache"
 	objectVarNodeCookie          = "node_cookie"
@@ -88,6 +102,7 @@ const (
 	objectVarSirPrefix           = "sir_prefix"
 	objectVarSourceStays         = "source_stays"
 	objectVarUnusedDropEvent     = "unused_drop_event"
+	objectVarUnusedIlaMiss       = "unused_ila_miss"
 	objectVarUplinkIfindex       = "uplink_ifindex"
 )
 
@@ -143,6 +158,8 @@ type objectProgramSpecs struct {
 type objectMapSpecs struct {
 	IlaChangesV1        *ebpf.MapSpec `ebpf:"ila_changes_v1"`
 	IlaLocalsV2         *ebpf.MapSpec `ebpf:"ila_locals_v2"`
+	IlaMissesV1         *ebpf.MapSpec `ebpf:"ila_misses_v1"`
+	IlaPaceV1           *ebpf.MapSpec `ebpf:"ila_pace_v1"`
 	IlaPeersV1          *ebpf.MapSpec `ebpf:"ila_peers_v1"`
 	PilDropsV1          *ebpf.MapSpec `ebpf:"pil_drops_v1"`
 	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
@@ -183,6 +200,7 @@ type objectVariableSpecs struct {
 	IlaMask         *ebpf.VariableSpec `ebpf:"ila_mask"`
 	IlaPrefix       *ebpf.VariableSpec `ebpf:"ila_prefix"`
 	Macvlan         *ebpf.VariableSpec `ebpf:"macvlan"`
+	MappingsPulled  *ebpf.VariableSpec `ebpf:"mappings_pulled"`
 	NeutralBit      *ebpf.VariableSpec `ebpf:"neutral_bit"`
 	NoFlowCache     *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie      *ebpf.VariableSpec `ebpf:"node_cookie"`
@@ -197,6 +215,7 @@ type objectVariableSpecs struct {
 	SirPrefix       *ebpf.VariableSpec `ebpf:"sir_prefix"`
 	SourceStays     *ebpf.VariableSpec `ebpf:"source_stays"`
 	UnusedDropEvent *ebpf.VariableSpec `ebpf:"unused_drop_event"`
+	UnusedIlaMiss   *ebpf.VariableSpec `ebpf:"unused_ila_miss"`
 	UplinkIfindex   *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
 }
 
@@ -222,6 +241,8 @@ func (o *objectObjects) Close() error {
 type objectMaps struct {
 	IlaChangesV1        *ebpf.Map `ebpf:"ila_changes_v1"`
 	IlaLocalsV2         *ebpf.Map `ebpf:"ila_locals_v2"`
+	IlaMissesV1         *ebpf.Map `ebpf:"ila_misses_v1"`
+	IlaPaceV1           *ebpf.Map `ebpf:"ila_pace_v1"`
 	IlaPeersV1          *ebpf.Map `ebpf:"ila_peers_v1"`
 	PilDropsV1          *ebpf.Map `ebpf:"pil_drops_v1"`
 	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
@@ -255,6 +276,8 @@ func (m *objectMaps) Close() error {
 	return _ObjectClose(
 		m.IlaChangesV1,
 		m.IlaLocalsV2,
+		m.IlaMissesV1,
+		m.IlaPaceV1,
 		m.IlaPeersV1,
 		m.PilDropsV1,
 		m.PilEventsV2,
@@ -296,6 +319,7 @@ type objectVariables struct {
 	IlaMask         *ebpf.Variable `ebpf:"ila_mask"`
 	IlaPrefix       *ebpf.Variable `ebpf:"ila_prefix"`
 	Macvlan         *ebpf.Variable `ebpf:"macvlan"`
+	MappingsPulled  *ebpf.Variable `ebpf:"mappings_pulled"`
 	NeutralBit      *ebpf.Variable `ebpf:"neutral_bit"`
 	NoFlowCache     *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie      *ebpf.Variable `ebpf:"node_cookie"`
@@ -310,6 +334,7 @@ type objectVariables struct {
 	SirPrefix       *ebpf.Variable `ebpf:"sir_prefix"`
 	SourceStays     *ebpf.Variable `ebpf:"source_stays"`
 	UnusedDropEvent *ebpf.Variable `ebpf:"unused_drop_event"`
+	UnusedIlaMiss   *ebpf.Variable `ebpf:"unused_ila_miss"`
 	UplinkIfindex   *ebpf.Variable `ebpf:"uplink_ifindex"`
 }
 

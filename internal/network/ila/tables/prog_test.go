@@ -33,6 +33,13 @@ func quoting(kind uint8, from, to netip.Addr) packet.ICMP {
 	return packet.ICMP{Type: kind, Payload: packet.Packet{Source: from, Destination: to, Body: gram}.Marshal()}
 }
 
+// tooBig is a router's error about a packet that is longer than an MTU on its way.
+func tooBig(from, to netip.Addr) packet.ICMP {
+	p := quoting(packet.PacketTooBig, from, to)
+	p.Rest = [4]byte{0, 0, 5, 0}
+	return p
+}
+
 // gatewayAddress is the source of ICMP errors of the container's own node.
 var gatewayAddress = netip.MustParseAddr("fe80::1")
 
@@ -148,6 +155,20 @@ func (b *bed) fabricSteps() []step {
 			Source: wire(far, 1), Destination: wire(gone, 3), HopLimit: 63, Body: gram}},
 		{name: "TCP to a container that has moved", frame: p(there, wire(gone, 1), segment), out: packet.Packet{
 			Source: wire(far, 1), Destination: wire(gone, 3), HopLimit: 63, Body: segment}},
+		{name: "to a container that has moved, an error",
+			frame: p(there, wire(gone, 1), quoting(packet.DestinationUnreachable, gone, far)), out: packet.Packet{
+				Source: wire(far, 1), Destination: wire(gone, 3), HopLimit: 63,
+				Body: quoting(packet.DestinationUnreachable, gone, far)}},
+		{name: "to a container that has moved, a router's error",
+			frame: p(router, wire(gone, 1), quoting(packet.DestinationUnreachable, wire(gone, 1), there)),
+			out: packet.Packet{Source: wire(far, 1), Destination: wire(gone, 3), HopLimit: 63,
+				Body: quoting(packet.DestinationUnreachable, gone, far)}},
+		{name: "to a container that has moved, a router's smaller MTU",
+			frame: p(router, wire(gone, 1), tooBig(wire(gone, 1), there)), out: packet.Packet{
+				Source: wire(far, 1), Destination: wire(gone, 3), HopLimit: 63, Body: tooBig(gone, far)}},
+		{name: "a router's smaller MTU, forwarded by the receiver's former node",
+			frame: p(wire(far, 3), wire(guest, 1), tooBig(guest, far)),
+			out:   packet.Packet{Source: far, Destination: guest, Body: tooBig(guest, far)}},
 		{name: "forwarded by the receiver's former node", frame: p(wire(far, 3), wire(guest, 1), gram),
 			out: packet.Packet{Source: far, Destination: guest, Body: gram}},
 		{name: "to a container that came, from its sender's node", frame: p(there, wire(guest, 1), gram),
@@ -177,9 +198,15 @@ func (b *bed) fabricSteps() []step {
 			reason: "no-endpoint"},
 		{name: "to a container that has moved, on its last hop", frame: b.coming(packet.Packet{
 			Source: there, Destination: wire(gone, 1), HopLimit: 1, Body: gram}), reason: "hop-limit"},
-		{name: "to a container that has moved, an error",
-			frame:  p(there, wire(gone, 1), quoting(packet.DestinationUnreachable, gone, far)),
-			reason: "no-endpoint"},
+		{name: "to a container that has moved, a router's error about another's packet",
+			frame:  p(router, wire(gone, 1), quoting(packet.PacketTooBig, wire(own, 1), there)),
+			reason: "icmp-quote"},
+		{name: "to a container that has moved, a router's error about a packet to another",
+			frame:  p(router, wire(gone, 1), quoting(packet.PacketTooBig, wire(gone, 1), wire(moved, 2))),
+			reason: "locator-mismatch"},
+		{name: "to a container that has moved, an error of a container about another's packet",
+			frame:  p(there, wire(gone, 1), quoting(packet.PacketTooBig, own, far)),
+			reason: "icmp-quote"},
 		{name: "to a container that was never here", frame: p(there, wire(cold, 1), gram), reason: "no-endpoint"},
 		{name: "to a container that moved between other nodes", frame: p(there, wire(moved, 1), gram),
 			reason: "no-endpoint"},

@@ -25,6 +25,7 @@ type Config struct {
 	// The source of a packet on the fabric is the address that containers see. Nodes then cannot compare the sender's
 	// locator with its mapping.
 	SourceStays bool
+	Pull        bool // the programs report cache misses, and note which mappings packets use
 }
 
 // Tables implements ila.Tables with pinned maps, which outlive this process.
@@ -34,7 +35,10 @@ type Tables struct {
 	objects *ebpf.Collection
 }
 
-var _ ila.Tables = (*Tables)(nil)
+var (
+	_ ila.Tables     = (*Tables)(nil)
+	_ ila.PullTables = (*Tables)(nil)
+)
 
 // Open loads the programs, and makes them those of the network's containers and of its packets from the fabric.
 func Open(path *datapath.Datapath, c Config) (*Tables, error) {
@@ -47,10 +51,11 @@ func Open(path *datapath.Datapath, c Config) (*Tables, error) {
 
 func open(path *datapath.Datapath, spec *ebpf.CollectionSpec, c Config) (*Tables, error) {
 	constants := map[string]any{
-		"sir_prefix":   bpfobj.ToAddr(c.ILA.SIR.Addr()).Hi,
-		"own_locator":  bpfobj.ToAddr(c.Locator.Addr()).Hi,
-		"neutral_bit":  bpfobj.ToAddr(neutralBit).Lo,
-		"source_stays": c.SourceStays,
+		"sir_prefix":      bpfobj.ToAddr(c.ILA.SIR.Addr()).Hi,
+		"own_locator":     bpfobj.ToAddr(c.Locator.Addr()).Hi,
+		"neutral_bit":     bpfobj.ToAddr(neutralBit).Lo,
+		"source_stays":    c.SourceStays,
+		"mappings_pulled": c.Pull,
 	}
 	if c.ILA.NoCBit {
 		constants["neutral_bit"] = uint64(0)
@@ -76,6 +81,7 @@ const (
 	localsMap  = "ila_locals_v2"
 	peersMap   = "ila_peers_v1"
 	changesMap = "ila_changes_v1"
+	missesMap  = "ila_misses_v1"
 	entry      = "pil_ila"
 	fromFabric = "pil_ila_in"
 )
@@ -183,7 +189,9 @@ func (t *Tables) SetPeers(put map[netip.Addr]ila.Peer, remove []netip.Addr) erro
 		gone = append(gone, identifier(a))
 	}
 	for a, p := range put {
-		v := objectIlaPeer{Locator: half(p.Locator), Former: half(p.Former), App: uint32(p.App)}
+		v := objectIlaPeer{
+			Locator: half(p.Locator), Former: half(p.Former), App: uint32(p.App), Used: usedUnits(now),
+		}
 		if p.Former.IsValid() {
 			v.Until = now + uint64(ila.FormerTime)
 		}

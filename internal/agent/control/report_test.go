@@ -1,0 +1,135 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/network"
+)
+
+// puller is a network that subscribes to what the test says.
+type puller struct {
+	recorder
+	mu         sync.Mutex
+	begin, end []network.Mapping
+	changed    chan struct{}
+}
+
+func (p *puller) Pulls() bool                           { return true }
+func (p *puller) PullStats() network.PullStats          { return network.PullStats{} }
+func (p *puller) SubscriptionsChanged() <-chan struct{} { return p.changed }
+
+func (p *puller) Subscriptions(all bool) (begin, end []network.Mapping) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if all {
+		return mappingsTo("10.0.0.1/32"), nil
+	}
+	begin, end = p.begin, p.end
+	p.begin, p.end = nil, nil
+	return begin, end
+}
+
+func (p *puller) want(begin, end []network.Mapping) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.begin, p.end = begin, end
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
+}
+
+func asked(all []*pilasterv1.Subscriptions) string {
+	var words []string
+	for _, of := range all {
+		for _, b := range of.Addresses {
+			a, _ := netip.AddrFromSlice(b)
+			words = append(words, of.Tenant+" "+a.String())
+		}
+	}
+	slices.Sort(words)
+	return strings.Join(words, ", ")
+}
+
+// TestSubscriptionsOnAStream: a stream names the networks that pull, has all their subscriptions once the orchestrator
+// accepts them, and then the changes, in messages of limited size.
+func TestSubscriptionsOnAStream(t *testing.T) {
+	b := newLinkBed(t)
+	p := &puller{changed: make(chan struct{}, 1)}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	client, err := b.link.dial(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := client.Follow(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	a := &asker{pullers: map[string]network.MappingPuller{"ila": p}, wanted: make(chan struct{}, 1)}
+	running.Go(func() { b.link.report(ctx, stream, a) })
+	if first := <-b.cluster.hosted; !slices.Equal(first.PulledNetworks, []string{"ila"}) || first.OnlySubscriptions ||
+		len(first.Subscribe) > 0 {
+		t.Errorf("the first message is %v", first)
+	}
+	a.start(ctx, true, &running, slog.New(slog.DiscardHandler))
+	next := func(begin, end string) {
+		t.Helper()
+		m := <-b.cluster.hosted
+		if !m.OnlySubscriptions || asked(m.Subscribe) != begin || asked(m.Unsubscribe) != end {
+			t.Errorf("received %v; want to begin %q and to end %q", m, begin, end)
+		}
+	}
+	next("green 10.0.0.1", "")
+	p.want(mappingsTo("10.0.0.2/32", "10.0.0.3/32"), mappingsTo("10.0.0.1/32"))
+	next("green 10.0.0.2, green 10.0.0.3", "green 10.0.0.1")
+	var many []network.Mapping
+	for i := range maxAsked + 1 {
+		many = append(many, mappingsTo(fmt.Sprintf("10.1.%d.%d/32", i>>8, i&255))...)
+	}
+	p.want(many, nil)
+	if m := <-b.cluster.hosted; len(m.Subscribe) != 1 || len(m.Subscribe[0].Addresses) != maxAsked {
+		t.Errorf("received %d lists of subscriptions, want %d subscriptions of one tenant", len(m.Subscribe), maxAsked)
+	}
+	next("green 10.1.16.0", "")
+}
+
+// TestOrchestratorWithoutSubscriptions: the agent says so, and sends none.
+func TestOrchestratorWithoutSubscriptions(t *testing.T) {
+	var log bytes.Buffer
+	var running sync.WaitGroup
+	a := &asker{pullers: map[string]network.MappingPuller{"ila": &puller{}}, wanted: make(chan struct{}, 1)}
+	a.start(t.Context(), false, &running, slog.New(slog.NewTextHandler(&log, nil)))
+	running.Wait()
+	if len(a.wanted) > 0 || !strings.Contains(log.String(), "upgrade the orchestrators") {
+		t.Errorf("wants %d, log %q", len(a.wanted), log.String())
+	}
+}
+
+// TestPulledChanges: mappings of a network that pulls are delivered as they come; there is no list of all to wait for.
+func TestPulledChanges(t *testing.T) {
+	p := &puller{}
+	m := &mappingList{tenant: "green", sinks: mappingSinks{p}, pulled: mappingSinks{p}.pull()}
+	if err := m.handleUpdate(t.Context(), mappingUpdate{revision: 9, add: mappingsTo("10.0.0.1/32")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.replaceAll(t.Context(), mappingsTo("10.0.0.7/32"), 10); err != nil || !m.listed {
+		t.Errorf("listed %v, %v", m.listed, err)
+	}
+	if err := m.handleUpdate(t.Context(), mappingUpdate{revision: 9, remove: mappingsTo("10.0.0.1/32")}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"+10.0.0.1/32 -", "+ -10.0.0.1/32"}; !slices.Equal(p.said, want) {
+		t.Errorf("received %q, want %q", p.said, want)
+	}
+}

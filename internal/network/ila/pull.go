@@ -1,0 +1,295 @@
+package ila
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
+)
+
+// A node that pulls subscribes to a mapping when a packet misses it. The cluster answers, and then sends each change.
+// Packets are dropped until the answer. Subscriptions end by these rules, which also bound their number:
+//
+//   - no packet has used the mapping for idleTime, or for busyTime while there is no room for another one;
+//   - unknownTime after the answer that there is no container (the negative cache): until then, further misses are
+//     ignored, and a container that starts is reachable at once;
+//   - answerTime without an answer.
+//
+// A container of this node with an address key has a subscription until the node no longer forwards for it: then its
+// mapping elsewhere arrives as soon as it has moved.
+const (
+	idleTime    = 5 * time.Minute
+	busyTime    = time.Minute
+	unknownTime = 5 * time.Second
+	answerTime  = 15 * time.Second
+	// sweepTime is less than busyTime: packets of known flows count only at the next look.
+	sweepTime = 30 * time.Second
+	// maxUnknown limits the subscriptions of a tenant without a mapping, so that a container that tries addresses takes
+	// no room from other tenants.
+	maxUnknown = 256
+)
+
+// subscriptions are those of a node that pulls. The lock of Network protects them.
+type subscriptions struct {
+	now     func() time.Time
+	changed chan struct{}
+	of      map[netip.Addr]*subscription
+	unknown map[*hosted]int // subscriptions without a mapping
+	begin   map[netip.Addr]network.Mapping
+	end     map[netip.Addr]network.Mapping
+	swept   time.Time
+	full    bool // there was no room since the last sweep
+	stats   network.PullStats
+}
+
+type subscription struct {
+	tenant *hosted
+	known  bool      // there is a mapping to another node
+	until  time.Time // end of a subscription without a mapping; zero: of a container here
+}
+
+func newSubscriptions() *subscriptions {
+	return &subscriptions{
+		now: time.Now, swept: time.Now(), changed: make(chan struct{}, 1), of: map[netip.Addr]*subscription{},
+		unknown: map[*hosted]int{}, begin: map[netip.Addr]network.Mapping{}, end: map[netip.Addr]network.Mapping{},
+	}
+}
+
+func mappingOf(h *hosted, a netip.Addr) network.Mapping {
+	return network.Mapping{Tenant: h.name, To: netip.PrefixFrom(a, a.BitLen())}
+}
+
+func (s *subscriptions) add(h *hosted, a netip.Addr, known bool, until time.Time) {
+	s.of[a] = &subscription{tenant: h, known: known, until: until}
+	if !known {
+		s.unknown[h]++
+	}
+	delete(s.end, a)
+	s.begin[a] = mappingOf(h, a)
+	s.signal()
+}
+
+func (s *subscriptions) remove(a netip.Addr) {
+	is := s.of[a]
+	s.set(a, true, time.Time{}) // counts
+	delete(s.of, a)
+	if _, unsent := s.begin[a]; unsent {
+		delete(s.begin, a)
+		return
+	}
+	s.end[a] = mappingOf(is.tenant, a)
+	s.signal()
+}
+
+// set notes whether there is a mapping, and when a subscription without one ends.
+func (s *subscriptions) set(a netip.Addr, known bool, until time.Time) {
+	is := s.of[a]
+	if is.known != known {
+		if is.known {
+			s.unknown[is.tenant]++
+		} else if s.unknown[is.tenant]--; s.unknown[is.tenant] == 0 {
+			delete(s.unknown, is.tenant)
+		}
+	}
+	is.known, is.until = known, until
+}
+
+func (s *subscriptions) signal() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Pulls reports whether the node subscribes to mappings.
+func (n *Network) Pulls() bool { return n.config.Pull }
+
+// SubscriptionsChanged receives a value when Subscriptions has changes.
+func (n *Network) SubscriptionsChanged() <-chan struct{} { return n.subscribed.changed }
+
+// Subscriptions returns the subscriptions to begin and to end.
+func (n *Network) Subscriptions(all bool) (begin, end []network.Mapping) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := n.subscribed
+	if all {
+		for a, is := range s.of {
+			s.begin[a] = mappingOf(is.tenant, a)
+		}
+		clear(s.end)
+	}
+	begin, end = slices.Collect(maps.Values(s.begin)), slices.Collect(maps.Values(s.end))
+	clear(s.begin)
+	clear(s.end)
+	return begin, end
+}
+
+// PullStats describes the subscriptions.
+func (n *Network) PullStats() network.PullStats {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	stats := n.subscribed.stats
+	stats.Subscriptions, stats.Capacity = len(n.subscribed.of), n.maxSubscriptions()
+	for _, some := range n.subscribed.unknown {
+		stats.Unknown += some
+	}
+	return stats
+}
+
+// maxSubscriptions is the room for mappings, and for subscriptions without one.
+func (n *Network) maxSubscriptions() int { return min(n.config.MaxMappings, network.MaxSubscriptions) }
+
+// miss subscribes to the mapping of an address.
+func (n *Network) miss(a netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := n.subscribed
+	h := n.ownerOf(a)
+	switch {
+	case h == nil || s.of[a] != nil || h.here[a] != (Local{}):
+		s.stats.Ignored++
+	case s.unknown[h] >= maxUnknown:
+		s.stats.Refused++
+	case len(s.of) >= n.maxSubscriptions():
+		s.full = true
+		s.stats.Refused++
+	default:
+		s.stats.Begun++
+		s.add(h, a, false, s.now().Add(answerTime))
+	}
+}
+
+// ownerOf returns the tenant that has an address; nil if it is not hosted here.
+func (n *Network) ownerOf(a netip.Addr) *hosted {
+	id, ok := n.config.ILA.Split(a)
+	if !ok || id.Locator.IsValid() {
+		return nil
+	}
+	return n.byVNID[id.VNID]
+}
+
+// applyPulled is Apply for mappings that this node has subscribed to. Others came too late, and are ignored.
+func (n *Network) applyPulled(h *hosted, add, remove []network.Mapping) error {
+	s := n.subscribed
+	other := func(m network.Mapping) bool {
+		is := s.of[m.To.Addr()]
+		return is == nil || is.tenant != h || !m.To.IsSingleIP()
+	}
+	add, remove = slices.DeleteFunc(slices.Clone(add), other), slices.DeleteFunc(slices.Clone(remove), other)
+	err := n.apply(h, add, remove)
+	for _, m := range slices.Concat(add, remove) {
+		a := m.To.Addr()
+		if _, known := h.remote[a]; known {
+			s.set(a, true, time.Time{})
+		} else if n.keyed[a] {
+			s.set(a, false, time.Time{})
+		} else {
+			s.set(a, false, s.now().Add(unknownTime))
+		}
+	}
+	return err
+}
+
+// subscribeOwn subscribes to the address of a container here that can move. The caller holds the lock.
+func (n *Network) subscribeOwn(h *hosted, r endpoint.Record, a netip.Addr) {
+	if !n.config.Pull || r.AddressKey == "" {
+		return
+	}
+	n.keyed[a] = true
+	if n.subscribed.of[a] == nil {
+		n.subscribed.add(h, a, false, time.Time{})
+	}
+}
+
+// leaveOwn gives the subscription of a container that was removed an end. The caller holds the lock.
+func (n *Network) leaveOwn(h *hosted, a netip.Addr) {
+	delete(n.keyed, a)
+	if is := n.subscribed.of[a]; is != nil && !is.known {
+		is.until = n.subscribed.now().Add(2 * FormerTime)
+	}
+}
+
+// adoptPulled subscribes to the mappings of a tenant that the tables have.
+func (n *Network) adoptPulled(h *hosted) {
+	if !n.config.Pull {
+		return
+	}
+	for a := range h.remote {
+		if n.subscribed.of[a] == nil {
+			n.subscribed.add(h, a, true, time.Time{})
+		}
+	}
+}
+
+// forgetPulled ends the subscriptions of a tenant whose mappings are no longer in the tables. The caller holds the lock.
+func (n *Network) forgetPulled(h *hosted) {
+	for a, is := range n.subscribed.of {
+		if is.tenant == h {
+			n.subscribed.remove(a)
+		}
+	}
+}
+
+// endSubscriptions ends those whose time is over.
+func (n *Network) endSubscriptions() error {
+	if !n.config.Pull {
+		return nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := n.subscribed
+	now := s.now()
+	for a, is := range s.of {
+		if !is.known && !is.until.IsZero() && now.After(is.until) {
+			s.remove(a)
+		}
+	}
+	if now.Sub(s.swept) < sweepTime {
+		return nil
+	}
+	limit := idleTime
+	if s.full {
+		limit = busyTime
+	}
+	s.swept, s.full = now, false
+	idle, err := n.pulls.Idle()
+	if err != nil {
+		return err
+	}
+	gone := map[*hosted][]netip.Addr{}
+	for a, unused := range idle {
+		if is := s.of[a]; is != nil && is.known && unused > limit {
+			gone[is.tenant] = append(gone[is.tenant], a)
+		}
+	}
+	for h, all := range gone {
+		if err := n.setPeers(h, nil, all); err != nil {
+			return err
+		}
+		for _, a := range all {
+			s.remove(a)
+		}
+	}
+	return nil
+}
+
+// missRetry is the pause after a failure to read misses.
+const missRetry = time.Second
+
+// readMisses subscribes at each miss until ctx ends.
+func (n *Network) readMisses(ctx context.Context, log *slog.Logger) {
+	for ctx.Err() == nil {
+		if err := n.pulls.Misses(ctx, n.miss); err != nil {
+			log.Error("reading cache misses failed; new peers are unreachable; retrying", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(missRetry):
+		}
+	}
+}
