@@ -30,8 +30,22 @@ const youth = 500 * time.Millisecond
 // TestKills kills the agents of two nodes PILASTER_RESTART_KILLS times: during their start, during ADD and DEL, and
 // during an upgrade to another build with other table layouts. PILASTER_RESTART_SEED determines the random choices.
 // Meanwhile two containers exchange numbered datagrams. No datagram is lost, and each datagram to an address without a
-// container is counted once as dropped.
+// container is counted once as dropped. Without PILASTER_TEST_NETWORK, it runs on a network without mappings and on one
+// with them.
 func TestKills(t *testing.T) {
+	networks := []string{tenant.Netpila, tenant.Nimitz}
+	if _, set := os.LookupEnv(labtest.NetworkVariable); set || labtest.Device() == endpoint.Macvlan {
+		networks = []string{labtest.Network()}
+	}
+	for _, network := range networks {
+		t.Run(network, func(t *testing.T) {
+			t.Setenv(labtest.NetworkVariable, network)
+			killAgents(t)
+		})
+	}
+}
+
+func killAgents(t *testing.T) {
 	kills := setting(t, "PILASTER_RESTART_KILLS", 8)
 	seed := uint64(rand.Uint32())
 	if text, set := os.LookupEnv("PILASTER_RESTART_SEED"); set {

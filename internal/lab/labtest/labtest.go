@@ -59,8 +59,11 @@ func New(t testing.TB, spec lab.Spec, options ...func(*lab.Options)) *lab.Lab {
 // Device is the kind of the containers' devices in tests: PILASTER_TEST_DEVICE, or veth.
 func Device() string { return cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), endpoint.Veth) }
 
-// Network is the network of the tenants in suites that run on each network: PILASTER_TEST_NETWORK, or the default.
-func Network() string { return cmp.Or(os.Getenv("PILASTER_TEST_NETWORK"), tenant.DefaultNetwork) }
+// NetworkVariable is the variable with the network of the tenants in suites that run on each network.
+const NetworkVariable = "PILASTER_TEST_NETWORK"
+
+// Network is the network of the tenants in suites that run on each network: NetworkVariable, or the default.
+func Network() string { return cmp.Or(os.Getenv(NetworkVariable), tenant.DefaultNetwork) }
 
 // Tenant returns a tenant on Network. If its addresses are its own, the nodes have no subnets of the CIDR, so that each
 // container has a mapping. number distinguishes the CIDRs of tenants.
