@@ -37,11 +37,12 @@ type container struct {
 	attached bool   // the programs are attached
 }
 
-// daemon is the state of Run. Only the loop uses it.
+// daemon is the state of Run. Only the loop uses it, but for voider.
 type daemon struct {
 	Options
-	calls chan func()
-	ended chan struct{} // closed by reset
+	calls  chan func()
+	ended  chan struct{} // closed by reset
+	voider voider
 
 	cache      *oncache.Cache // nil while the overlay has no device
 	open       oncache.Config
@@ -114,7 +115,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	defer func() { cancel(); err = errors.Join(err, server.close()) }()
-	w, err := startWatch(ctx)
+	w, err := startWatch(ctx, d.voider.void)
 	if err != nil {
 		return err
 	}
@@ -170,8 +171,8 @@ func (d *daemon) loop(ctx context.Context, w *watch) error {
 			return err
 		case b := <-w.routes:
 			d.routeEvents(b)
-		case b := <-w.rules:
-			d.ruleEvents(b)
+		case err := <-w.rules:
+			d.rulesEvent(err)
 		case call := <-d.calls:
 			call()
 		case <-check.C: // what changes without an event

@@ -3,12 +3,15 @@ package accelerate
 import (
 	"context"
 	"errors"
+	"slices"
+	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/accelerate/overlay"
 	"pilaster.io/pilaster/internal/accelerate/rules"
+	"pilaster.io/pilaster/internal/oncache"
 )
 
 // ruleReport is what a reading of the rules found.
@@ -42,15 +45,44 @@ func (d *daemon) applyRules(r ruleReport) error {
 	return nil
 }
 
-// ruleEvents makes all flows pass the rules again.
-func (d *daemon) ruleEvents(b batch) {
-	changed := b.lost
-	for _, m := range b.messages {
-		changed = changed || m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN
+// voider voids the cache while the loop may wait for the kernel: a request about a device takes as long as other
+// processes keep the lock of all devices.
+type voider struct {
+	mu    sync.Mutex
+	cache *oncache.Cache // nil: there is nothing to void
+}
+
+func (v *voider) set(c *oncache.Cache) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.cache = c
+}
+
+// void makes all flows pass the rules again.
+func (v *voider) void() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.cache == nil {
+		return nil
 	}
-	if changed {
-		d.rulesChanged = true
-		d.evict(overlay.Eviction{All: true, Cause: causeNftables})
+	return v.cache.Void()
+}
+
+func rulesHaveChanged(b batch) bool {
+	return b.lost || slices.ContainsFunc(b.messages, func(m syscall.NetlinkMessage) bool {
+		return m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN
+	})
+}
+
+// rulesEvent follows a change of rules, after which voiding the cache returned an error or nil.
+func (d *daemon) rulesEvent(err error) {
+	d.rulesChanged = true
+	if d.cache == nil {
+		return
+	}
+	d.evicted[causeNftables]++
+	if err != nil {
+		d.evictionFailed(causeNftables, err)
 	}
 }
 

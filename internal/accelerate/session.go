@@ -38,6 +38,7 @@ func (d *daemon) openCache() (err error) {
 	if d.cache, err = oncache.Open(d.open); err != nil {
 		return err
 	}
+	d.voider.set(d.cache)
 	d.attacher = startAttacher(d.cache)
 	clear(d.detaching)
 	d.inactive, d.void, d.renewed = false, false, time.Time{}
@@ -72,6 +73,7 @@ func (d *daemon) closeCache() error {
 	if d.attacher != nil {
 		d.attacher.stop()
 	}
+	d.voider.set(nil)
 	err = errors.Join(err, d.cache.Close())
 	d.cache, d.attacher = nil, nil
 	clear(d.containers)
@@ -221,9 +223,13 @@ func (d *daemon) evict(change ...overlay.Eviction) {
 			_, err = d.cache.Evict(oncache.Selector{Inner: e.Inner, VTEP: e.VTEP, Device: e.Device, MAC: e.MAC})
 		}
 		if err != nil {
-			d.Log.Error("cannot evict; the cache is opened again", "cause", e.Cause, "err", err)
-			d.reopen()
+			d.evictionFailed(e.Cause, err)
 			return
 		}
 	}
+}
+
+func (d *daemon) evictionFailed(cause string, err error) {
+	d.Log.Error("cannot evict; the cache is opened again", "cause", cause, "err", err)
+	d.reopen()
 }

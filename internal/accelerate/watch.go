@@ -19,27 +19,47 @@ type batch struct {
 
 // watch receives the kernel's notifications. Both sockets are open before the daemon reads the present state.
 type watch struct {
-	routes, rules chan batch // of devices, neighbours, routes, qdiscs; of nftables
-	failed        chan error
-	done          sync.WaitGroup
+	routes chan batch // of devices, neighbours, routes, qdiscs
+	rules  chan error // rules of nftables have changed, and what voiding the cache returned
+	failed chan error
+	done   sync.WaitGroup
 }
 
 // receiveBuffer is the room for notifications in bytes. A node that lists 10,000 routes at once needs about 2 MB.
 const receiveBuffer = 8 << 20
 
-func startWatch(ctx context.Context) (*watch, error) {
-	w := &watch{routes: make(chan batch), rules: make(chan batch), failed: make(chan error, 2)}
+// startWatch calls void at once when rules have changed, also while the loop is busy.
+func startWatch(ctx context.Context, void func() error) (*watch, error) {
+	w := &watch{routes: make(chan batch), rules: make(chan error, 1), failed: make(chan error, 2)}
+	routes := func(b batch) {
+		select {
+		case w.routes <- b:
+		case <-ctx.Done():
+		}
+	}
+	rules := func(b batch) {
+		if !rulesHaveChanged(b) {
+			return
+		}
+		err := void()
+		select {
+		case before := <-w.rules: // the loop has not seen yet
+			err = errors.Join(before, err)
+		default:
+		}
+		w.rules <- err // has room: nothing else sends
+	}
 	for _, s := range []struct {
 		name     string
 		protocol int
-		into     chan batch
+		handle   func(batch)
 		groups   []uint
 	}{
-		{"devices and routes", unix.NETLINK_ROUTE, w.routes, []uint{
+		{"devices and routes", unix.NETLINK_ROUTE, routes, []uint{
 			unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 			unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_NEXTHOP,
 		}},
-		{"nftables", unix.NETLINK_NETFILTER, w.rules, []uint{unix.NFNLGRP_NFTABLES}},
+		{"nftables", unix.NETLINK_NETFILTER, rules, []uint{unix.NFNLGRP_NFTABLES}},
 	} {
 		socket, err := nl.Subscribe(s.protocol, s.groups...)
 		if err == nil {
@@ -51,7 +71,7 @@ func startWatch(ctx context.Context) (*watch, error) {
 		}
 		w.done.Go(func() {
 			defer socket.Close()
-			if err := receive(ctx, socket, s.into); err != nil {
+			if err := receive(ctx, socket, s.handle); err != nil {
 				w.failed <- fmt.Errorf("receive notifications of %s: %w", s.name, err)
 			}
 		})
@@ -59,7 +79,7 @@ func startWatch(ctx context.Context) (*watch, error) {
 	return w, nil
 }
 
-func receive(ctx context.Context, socket *nl.NetlinkSocket, into chan<- batch) error {
+func receive(ctx context.Context, socket *nl.NetlinkSocket, handle func(batch)) error {
 	for {
 		messages, from, err := socket.Receive()
 		b := batch{messages: messages}
@@ -75,10 +95,6 @@ func receive(ctx context.Context, socket *nl.NetlinkSocket, into chan<- batch) e
 		case from.Pid != nl.PidKernel:
 			continue
 		}
-		select {
-		case into <- b:
-		case <-ctx.Done():
-			return nil
-		}
+		handle(b)
 	}
 }
