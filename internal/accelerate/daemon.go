@@ -226,7 +226,8 @@ func (d *daemon) setLearning() error {
 			return err
 		}
 		d.inactive = want
-		d.Log.Info("the cache's state has changed", "learns", !want, "problems", found)
+		d.Log.Info("the cache's state has changed", "learns", !want, "paused", d.paused,
+			"problems", found)
 	}
 	if !void || d.void {
 		d.void = void

@@ -1,6 +1,7 @@
 package accelerate
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"strings"
@@ -105,7 +106,8 @@ func (d *daemon) observe(ctx context.Context) http.Handler {
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		case !s.InUse:
-			http.Error(w, "the cache is paused: "+strings.Join(s.Problems, "; "), http.StatusServiceUnavailable)
+			why := cmp.Or(strings.Join(s.Problems, "; "), "paused by an operator")
+			http.Error(w, "packets do not use the cache: "+why, http.StatusServiceUnavailable)
 		}
 	})
 	return mux

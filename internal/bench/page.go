@@ -96,7 +96,7 @@ func (r *Report) conclusion() string {
 	}
 	switch {
 	case all == 0 && r.Pass:
-		return "no gate applies to these scenarios and metrics."
+		return "no gate applies to this run."
 	case len(parts) > 0:
 		return strings.Join(parts, ", ") + "."
 	case !r.Pass:

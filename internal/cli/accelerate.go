@@ -18,6 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/accelerate"
 	"pilaster.io/pilaster/internal/accelerate/overlay"
 	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/oncache"
 )
 
 // accelerateSocket is the socket of the daemon of accelerate.
@@ -33,10 +34,6 @@ func (s *accelerateSocket) client() accelerate.Client { return accelerate.Client
 func (s *accelerateSocket) context() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(s.command.Context(), time.Duration(*s.command.Flag(timeoutFlag).Value.(*patience)))
 }
-
-// markMask is the default of --mark-mask. kube-proxy uses the bits 0x4000 and 0x8000, the CNI plugin portmap 0x2000,
-// Calico those of 0xffff0000.
-const markMask = 0x1ff0
 
 func newAccelerateCommand(env Env) *cobra.Command {
 	var o accelerate.Options
@@ -63,6 +60,9 @@ it at its end.`,
 			if o.Containers, err = overlay.ParseContainers(containers); err != nil {
 				return usage("--containers %q: %w", containers, err)
 			}
+			if err := oncache.CheckMarkMask(o.MarkMask); err != nil {
+				return usage("--mark-mask: %w", err)
+			}
 			o.Socket, o.Log = socket.path, slog.New(slog.NewTextHandler(env.Stderr, nil))
 			return accelerate.Run(c.Context(), o)
 		},
@@ -72,7 +72,9 @@ it at its end.`,
 	f.StringVar(&o.Overlay, "overlay", "", "VXLAN device of the overlay, such as flannel.1")
 	f.StringVar(&containers, "containers", "", "the node's devices of containers: bridge:NAME, the ports of a bridge, "+
 		"or veth:PATTERN, veths by name")
-	f.Uint32Var(&o.MarkMask, "mark-mask", markMask, "bits of packets' marks that no rule of this node uses")
+	f.Uint32Var(&o.MarkMask, "mark-mask", oncache.DefaultMarkMask,
+		"six or more contiguous bits of packets' marks that no rule of this node uses")
+	f.Lookup("mark-mask").DefValue = fmt.Sprintf("%#x", oncache.DefaultMarkMask)
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", "host:port for /metrics, /healthz and /readyz "+
 		"(default: on the socket only)")
 	socket.bind(c, "socket")

@@ -11,7 +11,6 @@ import (
 
 	"pilaster.io/pilaster/internal/bench/suites"
 	"pilaster.io/pilaster/internal/bench/traffic"
-	"pilaster.io/pilaster/internal/steering"
 )
 
 func newBenchSteeringCommand(env Env) *cobra.Command {
@@ -68,7 +67,6 @@ A folder given with -o gets report.json, and report.html with plots. Run it on a
 				return err
 			}
 			o.Dir, o.Seed, o.Progress = benchDir, uint64(time.Now().UnixNano()), progressOf(env, "sample")
-			o.Steering = steering.In("/run/pilaster")
 			o.Generator = func(ctx context.Context) *exec.Cmd {
 				return exec.CommandContext(ctx, self, "bench", "generator")
 			}

@@ -68,16 +68,23 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate checks what needs no device.
-func (c Config) validate() error {
-	mask := c.MarkMask
+// CheckMarkMask refuses bits of marks that the cache cannot use.
+func CheckMarkMask(mask uint32) error {
 	width := bits.OnesCount32(mask)
 	if bits.Len32(mask)-bits.TrailingZeros32(mask) != width || width < MarkBits {
-		return fmt.Errorf("oncache: mark mask %#x: %d or more contiguous bits are needed", mask, MarkBits)
+		return fmt.Errorf("mark mask %#x: %d or more contiguous bits are needed", mask, MarkBits)
 	}
 	if mask&masqueradeMarks != 0 {
-		return fmt.Errorf("oncache: mark mask %#x contains bits of kube-proxy or of the CNI plugin portmap (%#x); "+
-			"choose others", mask, masqueradeMarks)
+		return fmt.Errorf("mark mask %#x contains bits of kube-proxy or of the CNI plugin portmap (%#x); choose others",
+			mask, masqueradeMarks)
+	}
+	return nil
+}
+
+// validate checks what needs no device.
+func (c Config) validate() error {
+	if err := CheckMarkMask(c.MarkMask); err != nil {
+		return fmt.Errorf("oncache: %w", err)
 	}
 	if !c.Address.IsValid() || c.Address.Is4In6() {
 		return fmt.Errorf("oncache: VTEP address %v is no IPv4 or IPv6 address", c.Address)

@@ -312,7 +312,7 @@ func (k *killer) onlyOne(node string) {
 	}
 	want := map[string]map[string]uint32{
 		tenant.Netpila: {"endpoints": 1, "tenants": 1, "sources": 1, "locals": 1},
-		tenant.ILA:     {"endpoints": 1, "tenants": 1, "ila-locals": 1, "ila-mappings": 1},
+		tenant.ILA:     {"endpoints": 1, "ila-locals": 1, "ila-mappings": 1},
 		// Forwarding: its own container, the one on the other node, and the CIDR.
 		tenant.Nimitz: {"endpoints": 1, "nimitz-register": 1, "nimitz-forwarding": 3},
 		tenant.EVPN:   {"endpoints": 1, "evpn-register": 1, "evpn-forwarding": 3},

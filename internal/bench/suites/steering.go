@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"time"
@@ -21,9 +22,8 @@ type SteeringOptions struct {
 	Pairs          []int // numbers of clients and servers, each 1 to MaxSteeringPairs
 	Rounds         int
 	Warmup, Window time.Duration
-	Dir            string            // for namespaces; created and removed
-	Steering       steering.Steering // its record
-	ClientCPU      int               // all clients run on it; servers on any CPU
+	Dir            string // for namespaces; created and removed
+	ClientCPU      int    // all clients run on it; servers on any CPU
 	Seed           uint64
 	Generator      func(context.Context) *exec.Cmd // calls traffic.Generate
 	Progress       func(done, of int)
@@ -83,7 +83,10 @@ func Steering(ctx context.Context, o SteeringOptions) (_ *SteeringReport, err er
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	defer func() { err = scenario.Interrupted(ctx, err) }()
-	m := &steeringMeter{SteeringOptions: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
+	// A record of its own: that of an agent or operator of this machine stays as it is.
+	record := steering.Steering{Dir: filepath.Join(o.Dir, "record")}
+	defer func() { err = errors.Join(err, os.RemoveAll(record.Dir)) }()
+	m := &steeringMeter{SteeringOptions: o, record: record, random: rand.New(rand.NewPCG(o.Seed, 0))}
 	r := &SteeringReport{Rounds: o.Rounds, Window: o.Window.Seconds(), ClientCPU: o.ClientCPU, Seed: o.Seed}
 	for _, mode := range SteeringModes() {
 		if err := (steering.Request{Mode: mode.mode}).Check(); err != nil {
@@ -109,6 +112,7 @@ func Steering(ctx context.Context, o SteeringOptions) (_ *SteeringReport, err er
 
 type steeringMeter struct {
 	SteeringOptions
+	record steering.Steering
 	modes  []SteeringMode
 	random *rand.Rand
 	done   int
@@ -157,11 +161,11 @@ func (m *steeringMeter) sample(
 	if err != nil {
 		return s, err
 	}
-	if err := m.SteeringOptions.Steering.Apply(steering.Request{Mode: mode.mode}, devices); err != nil {
+	if err := m.record.Apply(steering.Request{Mode: mode.mode}, devices); err != nil {
 		return s, err
 	}
 	defer func() {
-		_, failed := m.SteeringOptions.Steering.Reset(devices...)
+		_, failed := m.record.Reset(devices...)
 		err = errors.Join(err, failed)
 	}()
 	return m.run(ctx, bed)
