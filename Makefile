@@ -176,14 +176,16 @@ macvlan: ## the suites with macvlans for containers, and a minute of soak
 # FORM=smoke is a part of make test; the same boot runs TestBudget, which does not depend on the device. Pods are left
 # out: containerd's overlays do not work on the virtual machine's root, which is an overlay.
 netkit: export PILASTER_TEST_DEVICE := netkit
-netkit: ## the suites with netkits for containers, on Linux 6.12 in a virtual machine: 20 minutes; FORM=smoke and the budget of programs: one
+netkit: ## what depends on the device with netkits for containers, on Linux 6.12 in a virtual machine: an hour; FORM=smoke: a minute
 ifeq ($(FORM),smoke)
 	@$(MAKE) vm CPUS=1 RUN='^Test(Budget|TenContainers|MissingProgramDrops|CheckNamesAndRestoreRepairs|ChooseDevice)$$$$' | awk -v least=5 -f .ci/test-output.awk
 else
 	@$(MAKE) build
-	$(call suite) $(MAKE) vm CPUS=1 \
-	    PKG='./internal/datapath ./internal/bench ./internal/bench/scenario ./test/attack ./test/ops ./test/cni' \
-	    SKIP='TestBudget|TestMacvlan[^K]|TestScale|TestPods|TestManyRulesDelay'
+	$(call suite) bash -ec '$(MAKE) vm CPUS=1 LIMIT=$(or $(LIMIT),100m) \
+	    PKG="./internal/datapath ./internal/bench/scenario ./test/attack ./test/cni" \
+	    SKIP="TestBudget|TestMacvlan[^K]|TestScale|TestPods|TestManyRulesDelay"; \
+	    $(MAKE) vm CPUS=1 PKG="./internal/bench ./test/ops" \
+	    RUN="^Test(RunOfAllScenarios|ResetLeaves|NodeResetRestores|TraceEnds|PreflightChoosesTheDevice)"'
 endif
 
 policies: export PILASTER_POLICIES_LONG := 1
