@@ -190,7 +190,7 @@ func compileIn(t *testing.T, folder, file, text string) (overlay string) {
 	if source < 0 || include < 0 {
 		t.Fatalf("unexpected go:generate command: %q", generate)
 	}
-	entry := filepath.Base(generate[source])
+	entry, name := filepath.Base(generate[source]), strings.ToLower(generate[source-1])+"_bpfel.o"
 	generate[source], generate[include] = filepath.Join(dir, entry), "-I"+dir
 	out := t.TempDir()
 	generate = slices.Insert(generate, slices.Index(generate, "bpf2go")+1, "-output-dir", out)
@@ -200,9 +200,10 @@ func compileIn(t *testing.T, folder, file, text string) (overlay string) {
 		t.Fatalf("%s does not compile: %v\n%s", file, err, said)
 	}
 
-	name := strings.TrimSuffix(entry, ".bpf.c") + "_bpfel.o"
 	object, err := filepath.Abs(filepath.Join(folder, name))
 	must(t, err)
+	_, err = os.Stat(object)
+	must(t, err) // else the overlay replaces nothing
 	replace, err := json.Marshal(map[string]map[string]string{"Replace": {object: filepath.Join(out, name)}})
 	must(t, err)
 	overlay = filepath.Join(out, "overlay.json")

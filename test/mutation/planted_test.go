@@ -193,6 +193,7 @@ func bugs() []planted {
 			"slices.Collect(maps.Keys(v))",
 		},
 		{"FuzzCache", "bpf/oncache/inner.h", "p->hops <= 1", "p->hops == 1"},
+		{"FuzzEVPN", "bpf/net/evpn/neighbours.h", "asked != mac_to(to)", "(asked ^ mac_to(to)) >> 40"},
 		{
 			"FuzzKernelCipher", "bpf/pilaster.bpf.c",
 			"slot = bpf_map_lookup_elem(&pil_keys_v1, &id);",
@@ -240,6 +241,9 @@ func (b planted) mustBeFound(t *testing.T) {
 	switch {
 	case strings.HasPrefix(header, "oncache/"):
 		folder = "internal/oncache"
+		overlay = compileIn(t, filepath.Join(tree, folder), header, bad)
+	case strings.HasPrefix(header, "net/evpn/"):
+		folder = "internal/network/evpn/tables"
 		overlay = compileIn(t, filepath.Join(tree, folder), header, bad)
 	case found:
 		folder, overlay = "internal/datapath", compile(t, header, bad)
