@@ -132,6 +132,7 @@ func TestTenants(t *testing.T) {
 	t.Run("both ways", func(t *testing.T) { b.with(t).bothWays(n) })
 	t.Run("other tenant", func(t *testing.T) { b.with(t).otherTenant(n) })
 	t.Run("withdrawal", func(t *testing.T) { b.with(t).withdrawn(n) })
+	t.Run("move", func(t *testing.T) { b.with(t).moved(n) })
 	t.Run("stale", func(t *testing.T) { b.with(t).lost(n) })
 }
 

@@ -55,6 +55,7 @@ type frrNode struct {
 	ns               *netns.Namespace
 	kern             *netlink.Handle
 	switched, routed *netns.Namespace
+	segment          uint32 // VNI
 }
 
 func namespace(t *testing.T, name string) *netns.Namespace {
@@ -160,17 +161,11 @@ func newFRRNode(t *testing.T, l *lab.Lab, tenantID uint32, peerASN int, peers ..
 	}
 	must(t, n.ns.Do(func() error { return writeSysctl("ipv4/ip_forward", "1") }))
 
-	segment := evpn.SegmentVNI(tenantID)
-	n.bridge("br-l2", "vx-l2", segment, "02:00:00:00:0e:01", true)
+	n.segment = evpn.SegmentVNI(tenantID)
+	n.bridge("br-l2", "vx-l2", n.segment, "02:00:00:00:0e:01", true)
 	n.bridge("br-l3", "vx-l3", tenantID, "02:00:00:00:0f:07", false)
 	up(t, n.kern, "br-l2", segmentSide+"/16")
-	wire(t, n.kern, "to-switched", n.switched, "eth0", switchedMAC)
-	port, err := n.kern.LinkByName("to-switched")
-	must(t, err)
-	bridge, err := n.kern.LinkByName("br-l2")
-	must(t, err)
-	must(t, n.kern.LinkSetMaster(port, bridge))
-	up(t, n.kern, "to-switched")
+	n.plug(n.switched, "to-switched", switchedMAC)
 	inside := handle(t, n.switched)
 	up(t, inside, "lo")
 	up(t, inside, "eth0", switchedHost+"/16")
@@ -185,6 +180,15 @@ func newFRRNode(t *testing.T, l *lab.Lab, tenantID uint32, peerASN int, peers ..
 	of, activate := neighbors(peerASN, peers...)
 	n.FRR = bgptest.StartFRR(t, n.ns, fmt.Sprintf(frrConfig, tenantID, frrASN, frrVTEP, of, routed, activate))
 	return n
+}
+
+// plug connects a namespace to the tenant's segment. Its device has a MAC.
+func (n *frrNode) plug(ns *netns.Namespace, port, mac string) {
+	n.t.Helper()
+	wire(n.t, n.kern, port, ns, "eth0", mac)
+	bridge, err := n.kern.LinkByName("br-l2")
+	must(n.t, err)
+	must(n.t, n.kern.LinkSetMaster(up(n.t, n.kern, port), bridge))
 }
 
 // bridge adds a bridge with a VXLAN device.
