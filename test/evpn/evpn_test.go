@@ -185,7 +185,7 @@ func (b bed) lost(n *frrNode) {
 	first := <-arrived
 	began := time.Now()
 	n.Kill("bgpd")
-	last, at := first, began
+	last, at := first, time.Now()
 	for end := time.Now().Add(patience); time.Since(at) < 2*time.Second && time.Now().Before(end); {
 		select {
 		case number := <-arrived:

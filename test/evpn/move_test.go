@@ -95,7 +95,7 @@ func further(t *testing.T, where string, arrived <-chan int) {
 	t.Helper()
 	drain(arrived)
 	late := time.After(patience)
-	for range 2 * time.Second / flowEvery {
+	for range time.Second / flowEvery {
 		select {
 		case <-arrived:
 		case <-late:
