@@ -130,6 +130,7 @@ func TestTenants(t *testing.T) {
 	b.isolated("at first")
 	n := newFRRNode(t, b.Lab, b.id, ourASN, orchestratorAt)
 	t.Run("both ways", func(t *testing.T) { b.with(t).bothWays(n) })
+	t.Run("how-to", func(t *testing.T) { b.with(t).followed(n) })
 	t.Run("other tenant", func(t *testing.T) { b.with(t).otherTenant(n) })
 	t.Run("withdrawal", func(t *testing.T) { b.with(t).withdrawn(n) })
 	t.Run("move", func(t *testing.T) { b.with(t).moved(n) })

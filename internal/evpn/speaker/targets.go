@@ -17,7 +17,7 @@ import (
 // Announced routes get other targets by GoBGP's API. For received ones it has no place for that: an import policy only
 // changes what it accepts, and GoBGP enters the withdrawal of a rejected route into the index with the attributes as
 // received; route-server clients and VRFs use the same index; no option sets the decoder of communities; and a watcher
-// receives copies. The logger alone is called with the attributes that GoBGP uses after that.
+// is called later, on another goroutine. The logger alone is called with the attributes that GoBGP uses after that.
 
 // target is a route target that GoBGP does not recognize as one.
 type target evpn.Target
