@@ -132,8 +132,10 @@ func TestTenants(t *testing.T) {
 	t.Run("both ways", func(t *testing.T) { b.with(t).bothWays(n) })
 	t.Run("questions of hosts", func(t *testing.T) { b.with(t).questionsOfHosts(n) })
 	t.Run("questions of containers", func(t *testing.T) { b.with(t).questionsOfContainers(n) })
+	t.Run("how-to", func(t *testing.T) { b.with(t).followed(n) })
 	t.Run("other tenant", func(t *testing.T) { b.with(t).otherTenant(n) })
 	t.Run("withdrawal", func(t *testing.T) { b.with(t).withdrawn(n) })
+	t.Run("move", func(t *testing.T) { b.with(t).moved(n) })
 	t.Run("stale", func(t *testing.T) { b.with(t).lost(n) })
 }
 
@@ -186,7 +188,7 @@ func (b bed) lost(n *frrNode) {
 	first := <-arrived
 	began := time.Now()
 	n.Kill("bgpd")
-	last, at := first, began
+	last, at := first, time.Now()
 	for end := time.Now().Add(patience); time.Since(at) < 2*time.Second && time.Now().Before(end); {
 		select {
 		case number := <-arrived:

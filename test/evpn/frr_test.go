@@ -32,22 +32,6 @@ const (
 	routed       = "172.20.1.0/24"
 )
 
-const frrConfig = `
-vni %d
-router bgp %d
- bgp router-id %s
- no bgp default ipv4-unicast
- no bgp ebgp-requires-policy
- no bgp network import-check
-%s address-family ipv4 unicast
-  network %s
- exit-address-family
- address-family l2vpn evpn
-%s  advertise-all-vni
-  advertise ipv4 unicast
- exit-address-family
-`
-
 // frrNode is a router with FRR, a kernel VXLAN, a host in the tenant's segment and one behind the router.
 type frrNode struct {
 	*bgptest.FRR
@@ -55,6 +39,7 @@ type frrNode struct {
 	ns               *netns.Namespace
 	kern             *netlink.Handle
 	switched, routed *netns.Namespace
+	segment          uint32 // VNI
 }
 
 func namespace(t *testing.T, name string) *netns.Namespace {
@@ -118,19 +103,6 @@ func routeVia(t *testing.T, h *netlink.Handle, device, to string, via string) {
 	must(t, h.RouteReplace(r))
 }
 
-// neighbors returns the lines of FRR's configuration for its peers, and those of their address family.
-func neighbors(asn int, addresses ...string) (of, activate string) {
-	for _, a := range addresses {
-		of += fmt.Sprintf(" neighbor %s remote-as %d\n", a, asn)
-		if asn != frrASN {
-			of += fmt.Sprintf(" neighbor %s ebgp-multihop 8\n", a)
-		}
-		of += fmt.Sprintf(" neighbor %s timers connect 1\n", a)
-		activate += fmt.Sprintf("  neighbor %s activate\n", a)
-	}
-	return of, activate
-}
-
 // newFRRNode connects a router to a lab's fabric. Its peers have one AS.
 func newFRRNode(t *testing.T, l *lab.Lab, tenantID uint32, peerASN int, peers ...string) *frrNode {
 	t.Helper()
@@ -144,7 +116,7 @@ func newFRRNode(t *testing.T, l *lab.Lab, tenantID uint32, peerASN int, peers ..
 	router := handle(t, fabric)
 	wire(t, router, "frr", n.ns, "fabric", "")
 	up(t, router, "frr", frrRouter+"/64", "192.168.99.1/30")
-	up(t, n.kern, "lo", frrVTEP+"/32")
+	up(t, n.kern, "lo")
 	up(t, n.kern, "fabric", frrAddress+"/64", "192.168.99.2/30")
 	routeVia(t, n.kern, "fabric", "2001:db8::/32", frrRouter)
 	routeVia(t, n.kern, "fabric", pool, "192.168.99.1")
@@ -158,19 +130,10 @@ func newFRRNode(t *testing.T, l *lab.Lab, tenantID uint32, peerASN int, peers ..
 		h.Close()
 		ns.Close()
 	}
-	must(t, n.ns.Do(func() error { return writeSysctl("ipv4/ip_forward", "1") }))
-
-	segment := evpn.SegmentVNI(tenantID)
-	n.bridge("br-l2", "vx-l2", segment, "02:00:00:00:0e:01", true)
-	n.bridge("br-l3", "vx-l3", tenantID, "02:00:00:00:0f:07", false)
-	up(t, n.kern, "br-l2", segmentSide+"/16")
-	wire(t, n.kern, "to-switched", n.switched, "eth0", switchedMAC)
-	port, err := n.kern.LinkByName("to-switched")
-	must(t, err)
-	bridge, err := n.kern.LinkByName("br-l2")
-	must(t, err)
-	must(t, n.kern.LinkSetMaster(port, bridge))
-	up(t, n.kern, "to-switched")
+	n.segment = evpn.SegmentVNI(tenantID)
+	page := readHowTo(t)
+	page.run(n.ns, "ip address add")
+	n.plug(n.switched, "to-switched", switchedMAC)
 	inside := handle(t, n.switched)
 	up(t, inside, "lo")
 	up(t, inside, "eth0", switchedHost+"/16")
@@ -182,29 +145,17 @@ func newFRRNode(t *testing.T, l *lab.Lab, tenantID uint32, peerASN int, peers ..
 	up(t, beyond, "eth0", routedHost+"/24")
 	routeVia(t, beyond, "eth0", "10.0.0.0/16", routedSide)
 
-	of, activate := neighbors(peerASN, peers...)
-	n.FRR = bgptest.StartFRR(t, n.ns, fmt.Sprintf(frrConfig, tenantID, frrASN, frrVTEP, of, routed, activate))
+	n.FRR = bgptest.StartFRR(t, n.ns, withPeers(page.block("vni 1"), peerASN, peers...))
 	return n
 }
 
-// bridge adds a bridge with a VXLAN device.
-func (n *frrNode) bridge(name, tunnel string, vni uint32, mac string, suppress bool) {
+// plug connects a namespace to the tenant's segment. Its device has a MAC.
+func (n *frrNode) plug(ns *netns.Namespace, port, mac string) {
 	n.t.Helper()
-	hw, err := net.ParseMAC(mac)
+	wire(n.t, n.kern, port, ns, "eth0", mac)
+	bridge, err := n.kern.LinkByName("br-l2")
 	must(n.t, err)
-	must(n.t, n.kern.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: hw}}))
-	bridge, err := n.kern.LinkByName(name)
-	must(n.t, err)
-	must(n.t, n.kern.LinkAdd(&netlink.Vxlan{
-		LinkAttrs: netlink.LinkAttrs{Name: tunnel, MasterIndex: bridge.Attrs().Index},
-		VxlanId:   int(vni), SrcAddr: net.ParseIP(frrVTEP), Port: 4789, Learning: false,
-	}))
-	l := up(n.t, n.kern, tunnel)
-	must(n.t, n.kern.LinkSetLearning(l, false))
-	if suppress {
-		must(n.t, n.kern.LinkSetBrNeighSuppress(l, true))
-	}
-	up(n.t, n.kern, name)
+	must(n.t, n.kern.LinkSetMaster(up(n.t, n.kern, port), bridge))
 }
 
 // until waits for what the daemons reach in their own time.

@@ -2,7 +2,6 @@ package evpn_test
 
 import (
 	"encoding/json"
-	"fmt"
 	"maps"
 	"net/http"
 	"os"
@@ -31,16 +30,6 @@ const (
 	serverRouter = "2001:db8:97::1"
 )
 
-const serverConfig = `
-router bgp %d
- bgp router-id 10.2.0.1
- no bgp default ipv4-unicast
- no bgp ebgp-requires-policy
-%s%s address-family l2vpn evpn
-%s%s  neighbor %s route-reflector-client
- exit-address-family
-`
-
 // startRouteServer starts an FRR through which orchestrators and a router exchange routes. The router's session stays
 // up when an orchestrator ends.
 func startRouteServer(b bed) *bgptest.FRR {
@@ -48,10 +37,8 @@ func startRouteServer(b bed) *bgptest.FRR {
 	ns := b.host("server", serverHost, serverRouter)
 	h := handle(b.T, ns)
 	routeVia(b.T, h, "eth0", "10.0.0.0/8", serverRouter) // FRR resolves next hops, but sends nothing to them
-	of, activate := neighbors(ourASN, orchestratorAt, secondHost)
-	ofRouter, activateRouter := neighbors(frrASN, frrAddress)
-	return bgptest.StartFRR(b.T, ns,
-		fmt.Sprintf(serverConfig, frrASN, of, ofRouter, activate, activateRouter, frrAddress))
+	config := readHowTo(b.T).block("router bgp")
+	return bgptest.StartFRR(b.T, ns, withPeers(config, ourASN, orchestratorAt, secondHost))
 }
 
 // host connects a namespace to the fabric.

@@ -13,6 +13,11 @@ import (
 // that a peer sends, rejected or withdrawn or not, stays in memory until the process ends. It also changes mobility
 // sequences by that index. So GoBGP must not recognize the route targets of any route. What goes over the wire is the
 // same. TestMemoryIsReleased shows whether this is still needed.
+//
+// Announced routes get other targets by GoBGP's API. For received ones it has no place for that: an import policy only
+// changes what it accepts, and GoBGP enters the withdrawal of a rejected route into the index with the attributes as
+// received; route-server clients and VRFs use the same index; no option sets the decoder of communities; and a watcher
+// is called later, on another goroutine. The logger alone is called with the attributes that GoBGP uses after that.
 
 // target is a route target that GoBGP does not recognize as one.
 type target evpn.Target

@@ -147,6 +147,22 @@ func TestDerive(t *testing.T) {
 	}
 }
 
+// A container whose sequence was raised just now is left out, and no other is.
+func TestWithoutRaised(t *testing.T) {
+	c, err := flags(func(*Flags) {}).Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := derive(address.DefaultPlan(), c, placements())
+	before := evpn.Routes(c.ASN, d.own)
+	d.without(map[string]bool{"shop 10.0.0.8/32": true, "bank 10.0.0.6/32": true})
+	after := evpn.Routes(c.ASN, d.own)
+	gone := slices.DeleteFunc(before, func(r evpn.Route) bool { return slices.ContainsFunc(after, r.Equal) })
+	if len(gone) != 1 || gone[0].Prefix.String() != "10.0.0.8/32" || d.names()["shop 10.0.0.8/32"] {
+		t.Errorf("left out: %+v; names %v", gone, d.names())
+	}
+}
+
 func TestVTEPsAreDistinct(t *testing.T) {
 	pool := netip.MustParsePrefix("10.1.0.0/28")
 	seen := map[netip.Addr]bool{}
