@@ -171,7 +171,7 @@ func (n *node) checkPulled(v *violations, live map[string]*placed) {
 		}
 	}
 	if lacking > 0 || has != len(n.received.wanted) {
-		v.add("a node lacks mappings that it uses", "%s has %d mappings; of %d that it uses, %d are missing", n.name, has,
-			len(n.received.wanted), lacking)
+		v.add("a node lacks mappings that it uses", "%s has %d mappings; of %d that it uses, %d are missing", n.name,
+			has, len(n.received.wanted), lacking)
 	}
 }

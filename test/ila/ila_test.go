@@ -81,7 +81,7 @@ func (b bed) address(name string) netip.Addr {
 func TestTenants(t *testing.T) {
 	each(t, func(t *testing.T, m mode) {
 		b := m.lab(t, spec)
-		b.learn()
+		b.warm()
 		b.isolated("at first")
 		t.Run("transfers", func(t *testing.T) { bed{b.Lab, t, m}.transfers() })
 		t.Run("fabric", func(t *testing.T) { bed{b.Lab, t, m}.fabric() })
@@ -91,9 +91,9 @@ func TestTenants(t *testing.T) {
 	})
 }
 
-// learn waits until each node that pulls has the mappings of what its containers reach. A node that gets all needs no
+// warm waits until each node that pulls has the mappings of what its containers reach. A node that gets all needs no
 // packet for that.
-func (b bed) learn() {
+func (b bed) warm() {
 	b.Helper()
 	if b.mode == push {
 		return
@@ -312,8 +312,8 @@ func (b bed) killed() {
 	must(b.T, b.Start(ctx, lab.Orchestrator))
 }
 
-// comeAndGo: the mapping of a new container is on all nodes that host its tenant, or on those that use it, and that of a
-// removed one on none.
+// comeAndGo: the mapping of a new container is on all nodes that host its tenant, or on those that use it, and that of
+// a removed one on none.
 func (b bed) comeAndGo() {
 	ctx := labtest.Context(b.T)
 	must(b.T, b.AddContainer(ctx, lab.Container{Name: "s5", Node: "n2", Tenant: "silver"}))
@@ -339,7 +339,8 @@ func (b bed) pullsOnce(ctx context.Context) {
 	absent := b.address("s5").As16()
 	absent[13]++
 	before := b.drops(ctx, "n3", "no-mapping")
-	_, err = packet.Ping(ctx, ns, netip.AddrFrom16(absent), packet.PingOptions{Timeout: 100 * time.Millisecond, Count: 3})
+	_, err = packet.Ping(ctx, ns, netip.AddrFrom16(absent),
+		packet.PingOptions{Timeout: 100 * time.Millisecond, Count: 3})
 	must(b.T, err)
 	if n := b.drops(ctx, "n3", "no-mapping") - before; n != 3 {
 		b.Errorf("%d of 3 packets to an unknown address were dropped with reason no-mapping", n)

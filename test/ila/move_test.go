@@ -194,8 +194,8 @@ func testMove(t *testing.T, m mode) {
 	must(t, err)
 	b.more(f)
 	t.Logf("%+v: %v", moved, f)
-	if c, err := b.Container("db"); err != nil || c.Node != "n3" || moved.Sessions == 0 || moved.Later < moved.Sessions ||
-		moved.Left != 0 || moved.Address != c.Address {
+	if c, err := b.Container("db"); err != nil || c.Node != "n3" || moved.Sessions == 0 ||
+		moved.Later < moved.Sessions || moved.Left != 0 || moved.Address != c.Address {
 		t.Errorf("moved: %+v; container %+v, %v", moved, c, err)
 	}
 	must(t, b.CheckContainer(ctx, "db"))

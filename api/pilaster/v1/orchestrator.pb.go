@@ -1041,8 +1041,8 @@ type FollowRequest struct {
 	// The message has only the two fields below; everything else stays as reported. Nodes send it after
 	// FollowResponse.with_subscriptions.
 	OnlySubscriptions bool `protobuf:"varint,10,opt,name=only_subscriptions,json=onlySubscriptions,proto3" json:"only_subscriptions,omitempty"`
-	// Subscriptions to begin and to end, of tenants that the node hosts. Each one that begins is answered by a delta: with
-	// the mapping, or with its end if there is none. They end with the stream.
+	// Subscriptions to begin and to end, of tenants that the node hosts. A delta answers each one that begins: with the
+	// mapping, or with its end if there is none. They end with the stream.
 	Subscribe     []*Subscriptions `protobuf:"bytes,11,rep,name=subscribe,proto3" json:"subscribe,omitempty"`
 	Unsubscribe   []*Subscriptions `protobuf:"bytes,12,rep,name=unsubscribe,proto3" json:"unsubscribe,omitempty"`
 	unknownFields protoimpl.UnknownFields
