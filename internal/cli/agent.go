@@ -105,7 +105,13 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 				return module.Host{Settings: settings(o, dev), Path: path, Log: o.Log}
 			})
 			debug.SetGCPercent(gcPercent)
-			return daemon.Run(c.Context(), o)
+			o.Identifiers = uses
+			err := daemon.Run(c.Context(), o)
+			for errors.Is(err, daemon.ErrReserved) && c.Context().Err() == nil {
+				o.Log.Info("the agent starts again to protect a prefix; packets flow meanwhile", "reason", err)
+				err = daemon.Run(c.Context(), o)
+			}
+			return err
 		},
 	}
 	f := c.Flags()

@@ -206,7 +206,9 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 	}
 	v.Locator = s.GetLocator()
 	for _, p := range s.GetPulls() {
-		v.Pulls = append(v.Pulls, pullView{p.Network, p.Subscriptions, p.Unknown, p.Capacity, p.Begun, p.Ignored, p.Refused})
+		v.Pulls = append(v.Pulls, pullView{
+			p.Network, p.Subscriptions, p.Unknown, p.Capacity, p.Begun, p.Ignored, p.Refused,
+		})
 	}
 	v.Policies = viewPolicies(s.GetPolicies())
 	for _, l := range s.GetLimits() {

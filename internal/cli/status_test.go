@@ -146,7 +146,9 @@ func theStatus() *pilasterv1.StatusResponse {
 			Publications: 1,
 		},
 		Endpoints: 2, Tenants: 2,
-		Pulls: []*pilasterv1.Pull{{Network: "ila", Subscriptions: 1003, Unknown: 1, Capacity: 65536, Begun: 9, Refused: 2}},
+		Pulls: []*pilasterv1.Pull{{
+			Network: "ila", Subscriptions: 1003, Unknown: 1, Capacity: 65536, Begun: 9, Refused: 2,
+		}},
 		Limits: []*pilasterv1.Limit{
 			{
 				Name:          "endpoints",

@@ -68,3 +68,27 @@ func TestReservedUplinks(t *testing.T) {
 	_, err = register("fd70:696c:e1ff::1")
 	wantCode(t, err, connect.CodeFailedPrecondition)
 }
+
+// TestReservationIsAnnounced: when the first tenant has identifiers, every node with a stream gets a message that says
+// so, also one that hosts nothing; later streams begin with it.
+func TestReservationIsAnnounced(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	n1 := registered(t, s, testNode(1))
+	f := follow(t, n1, hosting())
+	if first := f.next(t); first.Identifiers {
+		t.Errorf("without such a tenant: %v", first)
+	}
+	_, err := operator(s.config.RunDir).CreateTenant(t.Context(), connect.NewRequest(&pilasterv1.CreateTenantRequest{
+		Name: "silver", Network: tenant.Networks(tenant.Identifiers)[0],
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m := f.next(t); !m.Identifiers || m.Revision == 0 {
+		t.Errorf("with the first tenant: %v", m)
+	}
+	if first := follow(t, registered(t, s, testNode(2)), hosting()).next(t); !first.Identifiers {
+		t.Errorf("a later stream begins with %v", first)
+	}
+}

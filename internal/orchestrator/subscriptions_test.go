@@ -41,7 +41,9 @@ func TestSubscriptions(t *testing.T) {
 	get := func(of stream, what string) {
 		t.Helper()
 		d := of.next(t).GetDelta()
-		got := describe(&pilasterv1.ListMappingsResponse{Mappings: d.GetMappings(), EndedMappings: d.GetEndedMappings()})
+		got := describe(&pilasterv1.ListMappingsResponse{
+			Mappings: d.GetMappings(), EndedMappings: d.GetEndedMappings(),
+		})
 		if got != what {
 			t.Errorf("received %q, want %q", got, what)
 		}

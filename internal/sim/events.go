@@ -114,6 +114,11 @@ func (w *world) play(ctx context.Context, s step) error {
 			err = w.ask(ctx, s)
 		}
 	}
+	if err == nil && w.scenario.ActivePeers > 0 {
+		if err = w.await(ctx, nodes, since); err == nil {
+			w.talk()
+		}
+	}
 	w.stage.acted()
 	if err != nil {
 		return err

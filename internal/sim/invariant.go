@@ -272,6 +272,11 @@ func (w *world) checkMappings(v *violations) {
 	}
 	for _, n := range w.nodes {
 		n.mapped.mu.Lock()
+		if w.scenario.ActivePeers > 0 {
+			n.checkPulled(v, live)
+			n.mapped.mu.Unlock()
+			continue
+		}
 		for name, f := range n.mapped.tenants {
 			there := cmp.Or(live[name], new(placed))
 			if want, is := there.elsewhere(n, f.remote); !is {

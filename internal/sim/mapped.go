@@ -68,11 +68,13 @@ type mappedNetwork struct {
 	entries func([]module.Hosted) []network.Entries
 	seen    map[string]bool // tenants whose list was received
 	listed  func()          // called at each received list
+
+	*subscriber
 }
 
 var (
-	_ network.Network     = (*mappedNetwork)(nil)
-	_ network.MappingSink = (*mappedNetwork)(nil)
+	_ network.Network       = (*mappedNetwork)(nil)
+	_ network.MappingPuller = (*mappedNetwork)(nil)
 )
 
 func newMappedNetwork(
@@ -81,6 +83,7 @@ func newMappedNetwork(
 	s *mappedSwitch,
 	entries func([]module.Hosted) []network.Entries,
 	listed func(),
+	pulls bool,
 ) *mappedNetwork {
 	return &mappedNetwork{
 		Addresses:    addresses,
@@ -89,6 +92,7 @@ func newMappedNetwork(
 		entries:      entries,
 		seen:         map[string]bool{},
 		listed:       listed,
+		subscriber:   newSubscriber(pulls),
 	}
 }
 
@@ -107,6 +111,7 @@ func (n *mappedNetwork) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 	defer n.mu.Unlock()
 	delete(n.tenants, t.Name)
 	delete(n.seen, t.Name)
+	n.subscriber.forget(t.Name)
 	return nil
 }
 
@@ -166,7 +171,9 @@ func (n *mappedNetwork) Apply(_ context.Context, name string, add, remove []netw
 	if !ok {
 		return nil
 	}
-	if !n.seen[name] {
+	if n.pulls {
+		add, remove = n.subscriber.only(add), n.subscriber.only(remove)
+	} else if !n.seen[name] {
 		return fmt.Errorf("tenant %s: received a change of mappings before the list", name)
 	}
 	for _, m := range remove {

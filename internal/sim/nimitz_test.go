@@ -53,7 +53,7 @@ func TestNimitzCounts(t *testing.T) {
 	own := plan.Node(1)
 	real := nimitz.New(nimitz.Config{Plan: plan, Node: own, Switch: table{}})
 	of, _ := modules.Of(nimitz.Name)
-	counting := newMappedNetwork(real, own, newMappedSwitch(newNumbers()), of.SimulatedEntries, func() {})
+	counting := newMappedNetwork(real, own, newMappedSwitch(newNumbers()), of.SimulatedEntries, func() {}, false)
 	random := rand.New(rand.NewPCG(1, 2))
 	tenants := []tenant.Tenant{overlaid("t1", 7, 26), overlaid("t2", 8, 0)}
 	both := func(do func(networks) error) {

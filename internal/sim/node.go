@@ -165,7 +165,8 @@ func (n *node) networks(w *world, m state.Membership) (map[string]agent.Network,
 	if !tenant.NetworkHas(name, tenant.Mappings) {
 		return map[string]agent.Network{name: countedNetwork{addresses, n.counted}}, nil
 	}
-	n.received = newMappedNetwork(addresses, m.Prefix, n.mapped, of.SimulatedEntries, func() { w.listed(n) })
+	n.received = newMappedNetwork(addresses, m.Prefix, n.mapped, of.SimulatedEntries, func() { w.listed(n) },
+		w.scenario.ActivePeers > 0)
 	return map[string]agent.Network{name: n.received}, nil
 }
 

@@ -27,6 +27,7 @@ type Scenario struct {
 	NodeBits          int               `yaml:"nodeBits"          json:"nodeBits,omitempty"`    // of a node's subnet of it; 0 means 80
 	NoNodeCIDRs       bool              `yaml:"noNodeCIDRs"       json:"noNodeCIDRs,omitempty"` // addresses are allocated one by one, without subnets of nodes
 	MappingsBy        string            `yaml:"mappingsBy"        json:"mappingsBy,omitempty"`  // on a network with mappings: how nodes receive them; empty means by stream
+	ActivePeers       int               `yaml:"activePeers"       json:"activePeers,omitempty"` // on a network whose nodes may subscribe to mappings: each does to so many; 0: they receive all
 	Tenants           int               `yaml:"tenants"           json:"tenants"`               // 0 means 1; containers are assigned to them in turn
 	Nodes             int               `yaml:"nodes"             json:"nodes"`
 	ContainersPerNode int               `yaml:"containersPerNode" json:"containersPerNode"`
@@ -194,7 +195,7 @@ func Parse(file string, b []byte) (Scenario, error) {
 // zeros lists the fields that must be more than 0 if they are present, by path. A value is true if the field is 0.
 func (s Scenario) zeros() map[string]bool {
 	all := map[string]bool{
-		"$.tenants": s.Tenants == 0, "$.atOnce": s.AtOnce == 0,
+		"$.activePeers": s.ActivePeers == 0, "$.tenants": s.Tenants == 0, "$.atOnce": s.AtOnce == 0,
 		"$.limits.time": s.Limits.Time == 0, "$.limits.memory": s.Limits.Memory == 0,
 		"$.limits.messages": s.Limits.Messages == 0,
 	}
@@ -258,6 +259,7 @@ func (s Scenario) Validate() error {
 		between("nodes", s.Nodes, 1, maxNodes),
 		between("containersPerNode", s.ContainersPerNode, 0, dpapi.DefaultMaxEndpoints),
 		between("tenants", s.Tenants, 1, maxTenants),
+		between("activePeers", s.ActivePeers, 0, maxNodes),
 		between("atOnce", s.AtOnce, 1, maxNodes),
 		between("listRate", s.ListRate, 0, maxNodes),
 		positive("$.limits.time", s.Limits.Time),
@@ -266,6 +268,10 @@ func (s Scenario) Validate() error {
 	}
 	if s.Limits.Messages < 0 {
 		return wrong("$.limits.messages", "messages %d: use more than 0, or omit it", s.Limits.Messages)
+	}
+	if s.ActivePeers > 0 && !tenant.NetworkHas(s.Network, tenant.Identifiers) {
+		return wrong("$.activePeers", "activePeers is for network %s; on %s nodes do not subscribe to mappings",
+			tenant.NetworksWith(tenant.Identifiers), s.Network)
 	}
 	with, without := tenant.NetworksWith(tenant.OwnCIDRs), tenant.NetworksWithout(tenant.OwnCIDRs)
 	switch on, known := tenant.TraitsOf(s.Network); {

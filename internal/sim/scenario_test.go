@@ -105,6 +105,8 @@ func TestParseRefuses(t *testing.T) {
 			"and 450000 more: the maximum is 1000000",
 		"nodes: 5\nnetwork: nimitz\naddressing: clear": "f.yaml:3: addressing is for network " +
 			"netpila",
+		"nodes: 5\nactivePeers: 3":                      `f.yaml:2: activePeers is for network ila`,
+		"nodes: 5\nnetwork: ila\nactivePeers: 0":        `f.yaml:3: activePeers: use more than 0`,
 		"nodes: 5\nnetwork: nimitz\nmappingsBy: rumour": `f.yaml:3: mappingsBy "rumour": use stream`,
 		"nodes: 5\nnetwork: nimitz\nmappingsBy: query\nnoNodeCIDRs: true": `f.yaml:3: mappingsBy "query": ` +
 			`use stream, or, if nodes have subnets, query`,

@@ -272,6 +272,23 @@ func TestILA(t *testing.T) {
 	}
 }
 
+// TestILAPull: a node of network ila that subscribes to mappings has one for each container elsewhere that its own
+// containers exchange packets with, however many the tenants have.
+func TestILAPull(t *testing.T) {
+	t.Parallel()
+	r := play(t, `{network: ila, activePeers: 5, nodes: 10, containersPerNode: 3, tenants: 2, events: [
+		{do: grow, by: 10%}, {do: restart-job, by: 5}, {do: crash, by: 3}, {do: reconnect},
+		{do: restart-orchestrator}, {do: shrink, by: 2}]}`)
+	for i := range r.Entries {
+		r.Entries[i].Mean = math.Round(r.Entries[i].Mean)
+	}
+	const here, peers = 3, 5
+	want := []Entries{{"ila-locals", here, here, here}, {"ila-mappings", peers, peers, peers}}
+	if !slices.Equal(r.Entries, want) {
+		t.Errorf("got entries %+v, want %+v", r.Entries, want)
+	}
+}
+
 // TestTenantsMove: if a node's containers are replaced by containers of another tenant, the node no longer hosts the
 // old tenant and releases its subnet.
 func TestTenantsMove(t *testing.T) {

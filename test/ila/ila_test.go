@@ -81,7 +81,7 @@ func (b bed) address(name string) netip.Addr {
 func TestTenants(t *testing.T) {
 	each(t, func(t *testing.T, m mode) {
 		b := m.lab(t, spec)
-		b.learn()
+		b.warm()
 		b.isolated("at first")
 		t.Run("transfers", func(t *testing.T) { bed{b.Lab, t, m}.transfers() })
 		t.Run("fabric", func(t *testing.T) { bed{b.Lab, t, m}.fabric() })
@@ -91,9 +91,9 @@ func TestTenants(t *testing.T) {
 	})
 }
 
-// learn waits until each node that pulls has the mappings of what its containers reach. A node that gets all needs no
+// warm waits until each node that pulls has the mappings of what its containers reach. A node that gets all needs no
 // packet for that.
-func (b bed) learn() {
+func (b bed) warm() {
 	b.Helper()
 	if b.mode == push {
 		return
@@ -312,8 +312,8 @@ func (b bed) killed() {
 	must(b.T, b.Start(ctx, lab.Orchestrator))
 }
 
-// comeAndGo: the mapping of a new container is on all nodes that host its tenant, or on those that use it, and that of a
-// removed one on none.
+// comeAndGo: the mapping of a new container is on all nodes that host its tenant, or on those that use it, and that of
+// a removed one on none.
 func (b bed) comeAndGo() {
 	ctx := labtest.Context(b.T)
 	must(b.T, b.AddContainer(ctx, lab.Container{Name: "s5", Node: "n2", Tenant: "silver"}))
@@ -339,7 +339,8 @@ func (b bed) pullsOnce(ctx context.Context) {
 	absent := b.address("s5").As16()
 	absent[13]++
 	before := b.drops(ctx, "n3", "no-mapping")
-	_, err = packet.Ping(ctx, ns, netip.AddrFrom16(absent), packet.PingOptions{Timeout: 100 * time.Millisecond, Count: 3})
+	_, err = packet.Ping(ctx, ns, netip.AddrFrom16(absent),
+		packet.PingOptions{Timeout: 100 * time.Millisecond, Count: 3})
 	must(b.T, err)
 	if n := b.drops(ctx, "n3", "no-mapping") - before; n != 3 {
 		b.Errorf("%d of 3 packets to an unknown address were dropped with reason no-mapping", n)
@@ -355,7 +356,11 @@ func (b bed) drops(ctx context.Context, node, reason string) (n uint64) {
 	b.Helper()
 	s, err := b.Agent(node).Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
 	must(b.T, err)
-	for _, d := range s.Msg.Drops {
+	return dropped(s.Msg, reason)
+}
+
+func dropped(s *pilasterv1.StatusResponse, reason string) (n uint64) {
+	for _, d := range s.Drops {
 		if d.Reason == reason {
 			n = d.Packets
 		}
@@ -385,5 +390,72 @@ func (b bed) await(ctx context.Context, want map[string]uint32) {
 			case <-time.After(20 * time.Millisecond):
 			}
 		}
+	}
+}
+
+// TestReservation: nodes without network ila protect the prefix of its addresses as soon as the first tenant uses it,
+// without a restart by anyone. No packet of other containers is lost meanwhile.
+func TestReservation(t *testing.T) {
+	b := bed{labtest.New(t, lab.Spec{
+		Nodes: []string{"n1", "n2"}, Tenants: []lab.Tenant{{Name: "green"}},
+		Containers: []lab.Container{
+			{Name: "g1", Node: "n1", Tenant: "green"}, {Name: "g2", Node: "n2", Tenant: "green"},
+		},
+	}), t, push}
+	ctx := labtest.Context(t)
+	router, err := b.Namespace(lab.Router)
+	must(t, err)
+	defer router.Close()
+	inject, err := packet.NewInjector(router, "n1")
+	must(t, err)
+	defer inject.Close()
+	node, err := b.Prefix("n1")
+	must(t, err)
+	n1, err := b.Namespace("n1")
+	must(t, err)
+	defer n1.Close()
+	var uplink *net.Interface
+	must(t, n1.Do(func() (err error) {
+		uplink, err = net.InterfaceByName(lab.Uplink)
+		return err
+	}))
+	mac := uplink.HardwareAddr
+	forged := packet.Packet{
+		Source: use.SIR.Addr().Next(), Destination: node.Addr().Next(), HopLimit: 9,
+		Body: packet.UDP{SourcePort: 9, DestinationPort: 9, Payload: []byte("forged")},
+	}
+	const reason = "tenant-to-node"
+	must(t, inject.Send(forged.Frame(mac, inject.MAC())))
+	if n := b.drops(ctx, "n1", reason); n != 0 {
+		t.Errorf("before the first tenant, %d packets were dropped with reason %s", n, reason)
+	}
+	ns, err := b.Namespace("g1")
+	must(t, err)
+	defer ns.Close()
+	pinging, stop := context.WithCancel(ctx)
+	lost := make(chan packet.PingResult, 1)
+	go func() {
+		var all packet.PingResult
+		for pinging.Err() == nil {
+			r, err := packet.Ping(ctx, ns, b.address("g2"),
+				packet.PingOptions{Count: 10, Interval: 10 * time.Millisecond, Timeout: 5 * time.Second})
+			if err != nil {
+				t.Error(err)
+			}
+			all.Sent, all.Received = all.Sent+r.Sent, all.Received+r.Received
+		}
+		lost <- all
+	}()
+	_, err = b.Operator().CreateTenant(ctx, connect.NewRequest(
+		&pilasterv1.CreateTenantRequest{Name: "silver", Network: tenant.ILA}))
+	must(t, err)
+	labtest.Until(t, patience, "forged packets are dropped", func() bool {
+		must(t, inject.Send(forged.Frame(mac, inject.MAC())))
+		s, err := b.Agent("n1").Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
+		return err == nil && s.Msg.Ready && dropped(s.Msg, reason) > 0 // the agent may just start
+	})
+	stop()
+	if r := <-lost; r.Received != r.Sent || r.Sent == 0 {
+		t.Errorf("%d of %d packets between containers arrived", r.Received, r.Sent)
 	}
 }

@@ -194,8 +194,8 @@ func testMove(t *testing.T, m mode) {
 	must(t, err)
 	b.more(f)
 	t.Logf("%+v: %v", moved, f)
-	if c, err := b.Container("db"); err != nil || c.Node != "n3" || moved.Sessions == 0 || moved.Later < moved.Sessions ||
-		moved.Left != 0 || moved.Address != c.Address {
+	if c, err := b.Container("db"); err != nil || c.Node != "n3" || moved.Sessions == 0 ||
+		moved.Later < moved.Sessions || moved.Left != 0 || moved.Address != c.Address {
 		t.Errorf("moved: %+v; container %+v, %v", moved, c, err)
 	}
 	must(t, b.CheckContainer(ctx, "db"))
@@ -267,8 +267,8 @@ const (
 	maxStall = 500 * time.Millisecond
 )
 
-// TestMoveGap: at 1,000 datagrams a second, a move delays delivery by at most 100 ms, and a connection by 500 ms.
-// Other processes can delay one move, so the test repeats it.
+// TestMoveGap: at 1,000 datagrams a second, no move delays delivery by more than 100 ms, nor a connection by more than
+// 500 ms.
 func TestMoveGap(t *testing.T) { each(t, testMoveGap) }
 
 func testMoveGap(t *testing.T, m mode) {
@@ -283,11 +283,10 @@ func testMoveGap(t *testing.T, m mode) {
 		must(t, err)
 		b.more(f)
 		t.Logf("move %d, attached in %v, removed in %v: %v", i+1, moved.Attach, moved.Remove, f)
-		if f.gap.Load() <= int64(maxGap) && f.stall.Load() <= int64(maxStall) {
-			cancel()
-			must(t, <-f.failed)
-			return
+		if f.gap.Load() > int64(maxGap) || f.stall.Load() > int64(maxStall) {
+			t.Errorf("move %d exceeds %v without a datagram, or %v until an echo", i+1, maxGap, maxStall)
 		}
 	}
-	t.Errorf("no move of 5 kept the limits of %v and %v", maxGap, maxStall)
+	cancel()
+	must(t, <-f.failed)
 }

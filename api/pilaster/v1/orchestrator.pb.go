@@ -1041,8 +1041,8 @@ type FollowRequest struct {
 	// The message has only the two fields below; everything else stays as reported. Nodes send it after
 	// FollowResponse.with_subscriptions.
 	OnlySubscriptions bool `protobuf:"varint,10,opt,name=only_subscriptions,json=onlySubscriptions,proto3" json:"only_subscriptions,omitempty"`
-	// Subscriptions to begin and to end, of tenants that the node hosts. Each one that begins is answered by a delta: with
-	// the mapping, or with its end if there is none. They end with the stream.
+	// Subscriptions to begin and to end, of tenants that the node hosts. A delta answers each one that begins: with the
+	// mapping, or with its end if there is none. They end with the stream.
 	Subscribe     []*Subscriptions `protobuf:"bytes,11,rep,name=subscribe,proto3" json:"subscribe,omitempty"`
 	Unsubscribe   []*Subscriptions `protobuf:"bytes,12,rep,name=unsubscribe,proto3" json:"unsubscribe,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1237,6 +1237,7 @@ type FollowResponse struct {
 	// Set when the refused parts of the node's reports have changed; the rest was accepted.
 	Refusals          *Refusals `protobuf:"bytes,8,opt,name=refusals,proto3" json:"refusals,omitempty"`
 	WithSubscriptions bool      `protobuf:"varint,9,opt,name=with_subscriptions,json=withSubscriptions,proto3" json:"with_subscriptions,omitempty"` // of a stream's first message: the orchestrator answers subscriptions
+	Identifiers       bool      `protobuf:"varint,10,opt,name=identifiers,proto3" json:"identifiers,omitempty"`                                     // Plan.identifiers; every node gets a message when it becomes true
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1343,6 +1344,13 @@ func (x *FollowResponse) GetRefusals() *Refusals {
 func (x *FollowResponse) GetWithSubscriptions() bool {
 	if x != nil {
 		return x.WithSubscriptions
+	}
+	return false
+}
+
+func (x *FollowResponse) GetIdentifiers() bool {
+	if x != nil {
+		return x.Identifiers
 	}
 	return false
 }
@@ -4308,7 +4316,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\vunsubscribe\x18\f \x03(\v2\x1a.pilaster.v1.SubscriptionsR\vunsubscribe\"E\n" +
 	"\rSubscriptions\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1c\n" +
-	"\taddresses\x18\x02 \x03(\fR\taddresses\"\x86\x03\n" +
+	"\taddresses\x18\x02 \x03(\fR\taddresses\"\xa8\x03\n" +
 	"\x0eFollowResponse\x123\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x15.pilaster.v1.SnapshotH\x00R\bsnapshot\x12*\n" +
 	"\x05delta\x18\x02 \x01(\v2\x12.pilaster.v1.DeltaH\x00R\x05delta\x126\n" +
@@ -4318,7 +4326,9 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x04more\x18\x06 \x01(\bR\x04more\x12#\n" +
 	"\rwith_policies\x18\a \x01(\bR\fwithPolicies\x121\n" +
 	"\brefusals\x18\b \x01(\v2\x15.pilaster.v1.RefusalsR\brefusals\x12-\n" +
-	"\x12with_subscriptions\x18\t \x01(\bR\x11withSubscriptionsB\a\n" +
+	"\x12with_subscriptions\x18\t \x01(\bR\x11withSubscriptions\x12 \n" +
+	"\videntifiers\x18\n" +
+	" \x01(\bR\videntifiersB\a\n" +
 	"\x05event\"$\n" +
 	"\bRefusals\x12\x18\n" +
 	"\areasons\x18\x01 \x03(\tR\areasons\"\x93\x02\n" +

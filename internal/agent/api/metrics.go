@@ -86,8 +86,8 @@ func newCollector(s *Service) *collector {
 		),
 		misses: metric(
 			"mapping_misses_total",
-			"Cache misses of mappings that the programs reported, by what followed: a subscription was begun, they were "+
-				"ignored because there is one, or refused because there was no room.",
+			"Cache misses of mappings that the programs reported, by what followed: a subscription was begun, they "+
+				"were ignored because there is one, or refused because there was no room.",
 			"network",
 			"event",
 		),

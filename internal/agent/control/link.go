@@ -76,7 +76,9 @@ type Config struct {
 	// AddressesChanged receives a value when they may have changed; nil if they never change.
 	AddressesChanged <-chan struct{}
 	// FirstContact is how long Tried waits for the orchestrator from the start of Run; 0 means firstContact.
-	FirstContact    time.Duration
+	FirstContact time.Duration
+	// Reserved is called when the cluster has reserved the prefix of identifiers after this node had joined; nil: not.
+	Reserved        func()
 	WithoutMappings bool // do not stream changes of mappings: the caller queries them
 	// Dial returns a client that authenticates as the node. It joins first if needed.
 	Dial func(context.Context) (pilasterv1connect.NodeServiceClient, error)
@@ -295,6 +297,11 @@ func (l *Link) follow(ctx context.Context, core Core, lists *mappingSync) (conne
 		}
 		if event, begun = reassemble(begun, event); event == nil {
 			continue
+		}
+		if event.Identifiers {
+			if err := l.reserve(); err != nil {
+				return connected, err
+			}
 		}
 		if connected && isPolicyOnly(event) {
 			if err := policing.handleEvent(ctx, event); err != nil {

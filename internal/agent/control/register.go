@@ -74,12 +74,29 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 			return nil, err
 		}
 		if joined && m.Plan.Identifiers && !was.Plan.Identifiers {
-			l.config.Log.Warn("the cluster has reserved a prefix for containers; this node protects it from the next "+
-				"start of its agent on", "prefix", m.Plan.ReservedPrefix())
+			l.reserved()
 		}
 	}
 	l.uplink = addrs
 	return client, nil
+}
+
+// reserve stores that the cluster reserves the prefix of identifiers.
+func (l *Link) reserve() error {
+	if m, joined := l.config.Node.Membership(); !joined || m.Plan.Identifiers {
+		return nil
+	}
+	if err := l.config.Node.Reserve(); err != nil {
+		return fmt.Errorf("store that a prefix is reserved for containers: %w", err)
+	}
+	l.reserved()
+	return nil
+}
+
+func (l *Link) reserved() {
+	if l.config.Reserved != nil {
+		l.config.Reserved()
+	}
 }
 
 // registeredClient returns a client for the stream. It registers first, unless Register ran last and the registration

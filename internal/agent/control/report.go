@@ -17,8 +17,8 @@ import (
 // nodeStream is a stream from the node's side.
 type nodeStream = *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]
 
-// report sends the hosted tenants now and after each change, and the subscriptions of networks that pull mappings. After
-// an error, Receive returns the reason.
+// report sends the hosted tenants now and after each change, and the subscriptions of networks that pull mappings.
+// After an error, Receive returns the reason.
 func (l *Link) report(ctx context.Context, stream nodeStream, a *asker) {
 	first := &pilasterv1.FollowRequest{
 		Sequence: l.config.Node.Sequence(), ResumeRevision: l.Status().Revision,
@@ -103,7 +103,8 @@ func (a *asker) send(ctx context.Context, stream nodeStream) error {
 		n := min(len(begin), maxAsked)
 		m := min(len(end), maxAsked)
 		err := stream.Send(&pilasterv1.FollowRequest{
-			OnlySubscriptions: true, Subscribe: subscriptionsToProto(begin[:n]), Unsubscribe: subscriptionsToProto(end[:m]),
+			OnlySubscriptions: true,
+			Subscribe:         subscriptionsToProto(begin[:n]), Unsubscribe: subscriptionsToProto(end[:m]),
 		})
 		if err != nil {
 			return err

@@ -133,3 +133,24 @@ func TestPulledChanges(t *testing.T) {
 		t.Errorf("received %q, want %q", p.said, want)
 	}
 }
+
+// TestReservationWhileRunning: the agent stores that the cluster has reserved a prefix, and calls its daemon once.
+func TestReservationWhileRunning(t *testing.T) {
+	b := newLinkBed(t)
+	reserved := 0
+	b.link.config.Reserved = func() { reserved++ }
+	if err := b.link.reserve(); err != nil || reserved != 0 {
+		t.Errorf("before the node has joined: %d calls, %v", reserved, err)
+	}
+	if err := b.link.Register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := b.link.reserve(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m, _ := b.node.Membership(); reserved != 1 || !m.Plan.Identifiers {
+		t.Errorf("%d calls, plan %v", reserved, m.Plan)
+	}
+}

@@ -47,6 +47,7 @@ type Options struct {
 	RunDir, StateDir string
 	MaxEndpoints     int
 	MaxTenantIDs     int
+	Identifiers      bool   // the packet path reserves the prefix of identifiers in any case
 	Edge             bool   // this node is an Edge Switch: it runs no containers
 	MetricsListen    string // "host:port"; empty means the unix socket only
 	Version          string
@@ -63,6 +64,10 @@ type DriverCloser interface {
 	dpapi.Driver
 	io.Closer
 }
+
+// ErrReserved means that the cluster has reserved a prefix for containers. The packet path protects it once Run has
+// started again.
+var ErrReserved = errors.New("the cluster has reserved a prefix for containers")
 
 // Run runs the agent daemon until ctx ends. The packet path continues without it.
 func Run(ctx context.Context, o Options) (err error) {
@@ -87,7 +92,9 @@ func Run(ctx context.Context, o Options) (err error) {
 		return nil
 	})
 	<-ctx.Done()
-	sdnotify.Notify(sdnotify.Stopping)
+	if !errors.Is(context.Cause(ctx), ErrReserved) {
+		sdnotify.Notify(sdnotify.Stopping)
+	}
 	return g.Wait()
 }
 
@@ -103,6 +110,7 @@ type daemon struct {
 	received control.MessageCounter
 	joined   chan *join.Client
 	changed  chan struct{} // receives a value when addresses of this node changed
+	reserved chan struct{} // receives a value when the cluster has reserved a prefix
 	driver   DriverCloser
 	opened   []agent.Network // in that order
 	// one of them has a working gateway; queried once, because a network may wait for its switch
@@ -121,6 +129,7 @@ func newDaemon(o Options) (*daemon, error) {
 		received: control.NewMessageCounter(),
 		joined:   make(chan *join.Client, 1),
 		changed:  make(chan struct{}, 1),
+		reserved: make(chan struct{}, 1),
 	}
 	var err error
 	if d.lock, err = statefile.Lock(o.StateDir); err != nil {
@@ -142,6 +151,12 @@ func newDaemon(o Options) (*daemon, error) {
 			return hostnet.UplinkAddresses(d.Uplink, m.Prefix)
 		},
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
+		Reserved: func() {
+			select {
+			case d.reserved <- struct{}{}:
+			default:
+			}
+		},
 	})
 	d.service = api.New(
 		api.Config{
@@ -374,7 +389,20 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		d.Log.Warn("notifying the service manager failed", "error", err)
 	}
 	d.supply(ctx, g, core, overlap)
+	if !m.Plan.Identifiers && !d.Identifiers {
+		g.Go(func() error { return d.awaitReservation(ctx) })
+	}
 	return nil
+}
+
+// awaitReservation ends the daemon when the cluster has reserved a prefix that the packet path does not protect yet.
+func (d *daemon) awaitReservation(ctx context.Context) error {
+	select {
+	case <-d.reserved:
+		return ErrReserved
+	case <-ctx.Done():
+		return nil
+	}
 }
 
 // serveTraces makes the service answer traces, if the packet path can be traced.

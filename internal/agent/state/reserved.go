@@ -24,13 +24,27 @@ func (n *Node) readReserved() error {
 		return nil
 	}
 	n.reserved = reservedFile{}
-	return n.damages.SetAside(err, "the agent requests its content from the orchestrator again; until it has that and "+
-		"is restarted, packets of other hosts and interfaces may have addresses that are reserved for containers")
+	return n.damages.SetAside(err, "the agent requests its content from the orchestrator again; until it has that, "+
+		"packets of other hosts and interfaces may have addresses that are reserved for containers")
 }
 
 // joinReserved stores what is reserved. A reservation stays, because an older orchestrator does not send it.
 func (n *Node) joinReserved(m Membership) error {
-	if n.reserved.Identifiers || !m.Plan.Identifiers {
+	if !m.Plan.Identifiers {
+		return nil
+	}
+	return n.reserve()
+}
+
+// Reserve stores that the prefix of identifiers is reserved. Membership then says so.
+func (n *Node) Reserve() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.reserve()
+}
+
+func (n *Node) reserve() error {
+	if n.reserved.Identifiers {
 		return nil
 	}
 	next := reservedFile{Version, true}

@@ -250,8 +250,8 @@ func (c *cluster) events(ctx context.Context, r *Nodes, times int, from string) 
 			do       func() error
 		}{
 			{&r.Start, c.predicted.Start, func() error { return c.start(ctx, r, one, source) }},
-			{&r.Move, c.predicted.Stop, remove},
-			{&r.Move, c.predicted.Start, func() error {
+			{&r.Move, c.predicted.Move - c.predicted.Stop, remove}, // the end of the former one
+			{&r.Move, c.predicted.Stop, func() error {
 				one.Node = here
 				return c.lab.AddContainer(ctx, one)
 			}},
@@ -287,6 +287,28 @@ func (c *cluster) start(ctx context.Context, r *Nodes, one lab.Container, from *
 		return fmt.Errorf("container %s at %v: %w", one.Name, to, err)
 	}
 	r.Added, r.Reachable = append(r.Added, milliseconds(added)), append(r.Reachable, milliseconds(time.Since(began)))
+	return nil
+}
+
+// talk sends packets from a container to others until each has answered.
+func (c *cluster) talk(ctx context.Context, from string, others []string) error {
+	if len(others) == 0 {
+		return nil
+	}
+	source, err := c.lab.Namespace(from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	for _, name := range others {
+		to, err := c.lab.Address(name)
+		if err != nil {
+			return err
+		}
+		if err := reach(ctx, source, to); err != nil {
+			return fmt.Errorf("container %s at %v: %w", name, to, err)
+		}
+	}
 	return nil
 }
 

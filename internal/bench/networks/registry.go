@@ -39,6 +39,10 @@ type Cluster struct {
 	// Entries is the number of entries for other nodes on a node, in a cluster of so many nodes with so many containers
 	// each.
 	Entries func(nodes, each int) int
+	// ActivePeers is the number of containers elsewhere with which a node's containers exchange packets, if agents
+	// subscribe to mappings; 0: they receive those of all containers.
+	ActivePeers int
+	Arguments   []string // more arguments of agents
 	// PerNode is the number of messages to each node that follows the orchestrator, when a container starts or stops on
 	// one of them.
 	PerNode int
@@ -84,8 +88,14 @@ func rows() []Network {
 		},
 		{
 			Name: "ila", Scenario: "ila", Tenant: &lab.Tenant{Name: "silver", Network: tenant.ILA},
-			Clusters: []Cluster{{Name: "ila, mappings by push", Entries: containers, PerNode: 1}},
-			Design:   designILA, Smoke: true,
+			Clusters: []Cluster{
+				{Name: "ila, mappings by push", Entries: containers, PerNode: 1},
+				{
+					Name: "ila, mappings by pull", Entries: peers(activePeers), ActivePeers: activePeers,
+					Arguments: []string{"--ila-mappings", "pull"},
+				},
+			},
+			Design: designILA, Smoke: true,
 		},
 		{
 			Name: "evpn", Scenario: "evpn", Tenant: own("red", tenant.EVPN),
@@ -141,3 +151,11 @@ func others(nodes, _ int) int { return nodes - 1 }
 
 // containers: an entry for each container of other nodes.
 func containers(nodes, each int) int { return (nodes - 1) * each }
+
+// activePeers is the number of active peers of each node in a cluster whose nodes subscribe to mappings.
+const activePeers = 10
+
+// peers: an entry for each active peer, however many containers there are.
+func peers(active int) func(nodes, each int) int {
+	return func(_, each int) int { return min(active, each) }
+}

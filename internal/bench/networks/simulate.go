@@ -41,6 +41,11 @@ type Predicted struct {
 // predict returns the figures of a cluster, some of whose nodes follow the orchestrator.
 func (c Cluster) predict(nodes, each, following int) Predicted {
 	messages := float64(c.PerNode * following)
+	if c.ActivePeers > 0 {
+		// The node that exchanges packets with the container subscribes, and gets the answer; it is the only one that
+		// gets the end. Nothing is known of the container that starts on it instead, nor of that one's end.
+		return Predicted{State: c.Entries(nodes, each), Start: 1, Move: 1}
+	}
 	return Predicted{State: c.Entries(nodes, each), Start: messages, Stop: messages, Move: 2 * messages}
 }
 
@@ -66,7 +71,7 @@ func (o Options) simulate(ctx context.Context, n Network, c Cluster, size Size) 
 	network := n.Tenant.Network
 	s := sim.Scenario{
 		Network: network, Nodes: size.Nodes - realNodes, ContainersPerNode: size.Containers,
-		NoNodeCIDRs: c.NoNodeCIDRs,
+		NoNodeCIDRs: c.NoNodeCIDRs, ActivePeers: c.ActivePeers,
 	}.Filled("networks")
 	if err := s.Validate(); err != nil {
 		return r, err
@@ -84,7 +89,7 @@ func (o Options) simulate(ctx context.Context, n Network, c Cluster, size Size) 
 		r.Following = options.Followers + realNodes
 	}
 	r.Predicted = c.predict(size.Nodes, size.Containers, r.Following)
-	p := &probe{Options: o, size: size, network: n, result: &r.Figures, predicted: r.Predicted}
+	p := &probe{Options: o, size: size, network: n, cluster: c, result: &r.Figures, predicted: r.Predicted}
 	options.Probe, options.Settled = p, func() error { return p.leave(ctx) }
 	if _, err := sim.Run(ctx, s, options); err != nil {
 		return r, err
@@ -110,10 +115,12 @@ type probe struct {
 	Options
 	size    Size
 	network Network
+	cluster Cluster
 	result  *Nodes
 	real    *cluster
 	alone   reading
-	first   string
+	first   string   // container here
+	others  []string // containers there
 
 	predicted Predicted
 }
@@ -121,7 +128,7 @@ type probe struct {
 // Join starts the real nodes, and fills them as the simulated ones.
 func (p *probe) Join(ctx context.Context, by sim.Cluster) error {
 	mappings := 2 * p.size.Nodes * p.size.Containers
-	arguments := agentArguments(p.network.Tenant.Network, mappings)
+	arguments := append(agentArguments(p.network.Tenant.Network, mappings), p.cluster.Arguments...)
 	l, err := p.upLab(ctx, spec(p.Name, Agents{}, p.network), arguments, &lab.ExternalOrchestrator{
 		Serve: by.Orchestrator.ServeNodes, Socket: by.Socket, Token: by.Token,
 	})
@@ -140,12 +147,15 @@ func (p *probe) Join(ctx context.Context, by sim.Cluster) error {
 	if p.alone, err = p.real.meter.quiet(ctx, surely); err != nil {
 		return err
 	}
-	_, err = p.real.fill(ctx, there, p.size.Containers)
+	p.others, err = p.real.fill(ctx, there, p.size.Containers)
 	return err
 }
 
 // After measures when the cluster is complete.
 func (p *probe) After(ctx context.Context, _ sim.Stage) error {
+	if err := p.real.talk(ctx, p.first, p.others[:min(p.cluster.ActivePeers, len(p.others))]); err != nil {
+		return err
+	}
 	full, err := p.real.full(ctx, p.alone)
 	if err != nil {
 		return err

@@ -55,8 +55,8 @@ type Tables interface {
 // PullTables are tables of a node that subscribes to mappings.
 type PullTables interface {
 	Tables
-	// Misses calls deliver with addresses of containers to or from which a packet was dropped because the tables have no
-	// mapping, until ctx ends.
+	// Misses calls deliver with addresses of containers to or from which a packet was dropped because the tables have
+	// no mapping, until ctx ends.
 	Misses(ctx context.Context, deliver func(netip.Addr)) error
 	// Idle returns how long ago a packet last used each mapping. Packets since the last call count, if there was one.
 	Idle() (map[netip.Addr]time.Duration, error)

@@ -114,8 +114,8 @@ func (n *Network) formerHere(h *hosted, a netip.Addr) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// Run removes the mappings of tenants that have no more containers here, once this node no longer forwards for them. On a
-// node that pulls, it begins and ends subscriptions.
+// Run removes the mappings of tenants that have no more containers here, once this node no longer forwards for them. On
+// a node that pulls, it begins and ends subscriptions.
 func (n *Network) Run(ctx context.Context, log *slog.Logger) {
 	if n.config.Pull {
 		var reading sync.WaitGroup

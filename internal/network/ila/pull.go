@@ -226,7 +226,7 @@ func (n *Network) adoptPulled(h *hosted) {
 	}
 }
 
-// forgetPulled ends the subscriptions of a tenant whose mappings are no longer in the tables. The caller holds the lock.
+// forgetPulled ends the subscriptions of a tenant that this node no longer hosts. The caller holds the lock.
 func (n *Network) forgetPulled(h *hosted) {
 	for a, is := range n.subscribed.of {
 		if is.tenant == h {

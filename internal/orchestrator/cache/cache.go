@@ -99,7 +99,7 @@ func (m *Cache) Apply(b store.Batch) {
 		// The events since the previous batch are unknown, so every stream must resume or start with a snapshot.
 		m.endStreams(connect.CodeAborted, "restart", "the orchestrator has read the whole store again; follow again")
 	}
-	edge := m.Nodes[m.edge]
+	edge, identifiers := m.Nodes[m.edge], m.identifiers
 	for _, e := range b.Events {
 		m.applyEvent(e, b.Revision)
 	}
@@ -121,6 +121,11 @@ func (m *Cache) Apply(b store.Batch) {
 				),
 			},
 		)
+	}
+	if m.identifiers != identifiers { // every node protects their prefix, also one without such a tenant
+		for _, f := range m.Subscribers {
+			m.enqueue(f, response(b.Revision, &pilasterv1.Delta{}))
+		}
 	}
 	m.wake(b, m.changedNodes)
 	m.changedNodes = map[string]bool{} // clear would keep the memory of the first, largest batch

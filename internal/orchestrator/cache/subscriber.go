@@ -212,6 +212,7 @@ func (m *Cache) feed(f *Subscriber, b store.Batch) {
 // enqueue completes and queues a message for one stream.
 func (m *Cache) enqueue(f *Subscriber, r *pilasterv1.FollowResponse) {
 	r.SpreadMs, r.WithPolicies, r.WithSubscriptions = m.spread(), true, true
+	r.Identifiers = m.identifiers
 	m.queueShared(f, r)
 }
 
@@ -244,6 +245,7 @@ func (m *Cache) Heartbeat(f *Subscriber) *pilasterv1.FollowResponse {
 		Revision:     m.Revision,
 		SpreadMs:     m.spread(),
 		WithPolicies: true,
+		Identifiers:  m.identifiers,
 		Event:        &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}},
 	}
 }

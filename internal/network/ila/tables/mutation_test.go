@@ -33,7 +33,9 @@ func TestMutations(t *testing.T) {
 			[]string{"out, too long on its last hop, without a flow"}},
 		{stages, "if (key.src.hi == own_locator)", "if (0)", []string{"in, from a container here"}},
 		{stages, "is_error(&p) && !claims_tenant(&key.src)", "is_error(&p)",
-			[]string{"in, a router's smaller MTU, forwarded by the receiver's former node", "in, to a container that has moved, an error", "in, to a container that has moved, an error of a container about another's packet",
+			[]string{"in, a router's smaller MTU, forwarded by the receiver's former node",
+				"in, to a container that has moved, an error",
+				"in, to a container that has moved, an error of a container about another's packet",
 				"in, error of a container",
 				"in, error of a container about another's packet",
 				"in, error of a container about a packet to another",
@@ -120,8 +122,8 @@ func TestMutations(t *testing.T) {
 		{miss, ".vnid = identifier_vnid(identifier)", ".vnid = 0", []string{"pull, of another tenant meanwhile"}},
 		{miss, "peer->used = now;", ";", []string{"pull, use to the fabric", "pull, use from the fabric",
 			"pull, use by a packet to a container that has moved"}},
-		{miss, "if (mappings_pulled)\n		ila_report_miss(identifier, hook);", "", []string{"pull, from a container",
-			"pull, from the fabric", "pull, to a container that has moved", "pull, pace",
+		{miss, "if (mappings_pulled)\n		ila_report_miss(identifier, hook);", "", []string{
+			"pull, from a container", "pull, from the fabric", "pull, to a container that has moved", "pull, pace",
 			"pull, while senders are forged", "pull, of another tenant meanwhile"}},
 	} {
 		all = append(all, bpftest.Mutation(m))

@@ -15,11 +15,12 @@ import (
 	"pilaster.io/pilaster/internal/network/ila"
 )
 
-// usedUnits converts a time of CLOCK_MONOTONIC, in ns, to the units of the field used (mark_used in bpf/net/ila/miss.h).
+// usedUnits converts a time of CLOCK_MONOTONIC, in ns, to the units of the field used (mark_used in
+// bpf/net/ila/miss.h).
 func usedUnits(now uint64) uint32 { return uint32(now >> 30) }
 
-// Misses calls deliver with the address of each packet's end of which the tables have no mapping, until ctx ends. A ring
-// buffer has one reader, so only one call may be active at a time.
+// Misses calls deliver with the address of each packet's end of which the tables have no mapping, until ctx ends. A
+// ring buffer has one reader, so only one call may be active at a time.
 func (t *Tables) Misses(ctx context.Context, deliver func(netip.Addr)) error {
 	reader, err := ringbuf.NewReader(t.objects.Maps[missesMap])
 	if err != nil {
