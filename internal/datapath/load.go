@@ -20,8 +20,8 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// pinnedMap is a map that is pinned and outlives this process. Most maps are filled from the records at each start, so a
-// map of another layout loses nothing. Counters start again. A new layout of sessions, or of mappings to other nodes,
+// pinnedMap is a map that is pinned and outlives this process. Most maps are filled from the records at each start, so
+// a map of another layout loses nothing. Counters start again. A new layout of sessions, or of mappings to other nodes,
 // needs a function that converts the entries of the former one.
 type pinnedMap struct {
 	symbol     string // of the map in the object

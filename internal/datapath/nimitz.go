@@ -98,7 +98,8 @@ func (d *Datapath) openTunnel(name string) error {
 	} else if !errors.As(err, new(netlink.LinkNotFoundError)) {
 		return fmt.Errorf("find %s: %w", pipeline.NodeSide, err)
 	}
-	// Another build's programs may be attached to a device that exists: Restore replaces them once all maps are complete.
+	// Another build's programs may be attached to a device that exists: Restore replaces them later, when all maps are
+	// complete.
 	made, err := d.CreateTunnel()
 	if err == nil && made {
 		err = d.AttachTunnel()

@@ -28,7 +28,7 @@ type Variant struct {
 	local       bool         // both containers on one node
 	direct      bool         // the tunnel of network nimitz
 	pool        netip.Prefix // of the nodes' IPv4 tunnel addresses
-	rules       int          // number of rules of a policy whose last rule admits the client; 0: the tenant has no policies
+	rules       int          // rules of a policy whose last one admits the client; 0: the tenant has no policies
 	// Endpoints and Mappings are table sizes; 0 means enough for a pair.
 	Endpoints, Mappings int
 }
