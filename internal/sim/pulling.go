@@ -9,7 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/network"
 )
 
-// With activePeers, nodes subscribe to mappings, as agents with --ila-mappings pull do: after each event, each node
+// With activePeers, nodes subscribe to mappings, as agents that pull mappings do: after each event, each node
 // exchanges packets with so many containers of other nodes, and no longer with those of before.
 
 // peer is a container that a node exchanges packets with.

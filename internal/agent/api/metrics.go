@@ -80,7 +80,7 @@ func newCollector(s *Service) *collector {
 		mostOfTenant: metric("sessions_largest_tenant", "Sessions of the tenant with the most sessions.", "tenant"),
 		subscriptions: metric(
 			"mapping_subscriptions",
-			"Subscriptions to mappings, with --ila-mappings pull, by state: known, or unknown without a mapping.",
+			"Subscriptions of a node that pulls mappings, by state: known, or unknown without a mapping.",
 			"network",
 			"state",
 		),
