@@ -238,6 +238,7 @@ accelerate: ## CHANGES=1000 of overlays beside `pilaster accelerate`, against a 
 # KERNEL is a Debian package. PKG are arguments of `go test`, RUN and SKIP patterns of tests. Files outside of the folder WRITE are
 # lost with the machine. No KVM is needed; ACCEL=kvm uses it. Without KVM, two CPUs sometimes fail on code that the kernel
 # patches at run time; CPUS=1 avoids that.
+vm: export PILASTER_TEST_PATIENCE := 15m
 vm: ## tests of PKG=./internal/datapath on Linux 6.12 in a virtual machine, RUN=pattern only those
 	@.ci/deps packages-vm
 	@go build -o dist/vm/run ./test/vm

@@ -297,6 +297,7 @@ func TestAdoption(t *testing.T) {
 	must(t, b.datapath.SetPolicies(isolated(policy.PortKey{Table: 10, Protocol: packet.ProtocolTCP, Port: 80})))
 	b.policePackets(t,
 		policedPacket{name: "an answer of ours first", body: tcp(80, 7, packet.ACK)},
+		policedPacket{name: "and theirs, so that the session lasts", in: true, body: tcp(7, 80, packet.ACK)},
 		policedPacket{name: "another one's", body: tcp(80, 8, packet.ACK)},
 		policedPacket{name: "to another port", body: tcp(81, 7, packet.ACK), reason: denied},
 		policedPacket{name: "a connection from here", body: tcp(80, 9, packet.SYN), reason: denied},

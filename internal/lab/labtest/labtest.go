@@ -22,8 +22,15 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Patience is the timeout of New and of Context.
-const Patience = 2 * time.Minute
+// Patience is the timeout of New and of Context: 2 minutes, or PILASTER_TEST_PATIENCE on a slow machine.
+var Patience = patience()
+
+func patience() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("PILASTER_TEST_PATIENCE")); err == nil {
+		return d
+	}
+	return 2 * time.Minute
+}
 
 // New brings a lab up and removes it at the end of the test. If the spec has no name, the name derives from the test's
 // name. If the test fails, New logs the end of every daemon's log.
