@@ -238,6 +238,7 @@ func measureCosts(t *testing.T) map[string]cost {
 	}
 	constants["own_vtep4"] = uint32(0x7000a0a)
 	constants["macvlan"] = false // these networks have none
+	constants["mappings_pulled"] = true
 	for _, object := range []string{ilaObject, evpnObject} {
 		spec, err = ebpf.LoadCollectionSpec(object)
 		must(t, err)

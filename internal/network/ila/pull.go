@@ -49,8 +49,8 @@ type subscriptions struct {
 
 type subscription struct {
 	tenant *hosted
-	known  bool      // there is a mapping to another node
-	until  time.Time // end of a subscription without a mapping; zero: of a container here
+	known  bool      // there is a mapping to another node, or the container is here
+	until  time.Time // end of the subscription if it is not known
 }
 
 func newSubscriptions() *subscriptions {
@@ -184,13 +184,8 @@ func (n *Network) applyPulled(h *hosted, add, remove []network.Mapping) error {
 	err := n.apply(h, add, remove)
 	for _, m := range slices.Concat(add, remove) {
 		a := m.To.Addr()
-		if _, known := h.remote[a]; known {
-			s.set(a, true, time.Time{})
-		} else if n.keyed[a] {
-			s.set(a, false, time.Time{})
-		} else {
-			s.set(a, false, s.now().Add(unknownTime))
-		}
+		_, known := h.remote[a]
+		s.set(a, known || n.keyed[a], s.now().Add(unknownTime))
 	}
 	return err
 }
@@ -202,15 +197,16 @@ func (n *Network) subscribeOwn(h *hosted, r endpoint.Record, a netip.Addr) {
 	}
 	n.keyed[a] = true
 	if n.subscribed.of[a] == nil {
-		n.subscribed.add(h, a, false, time.Time{})
+		n.subscribed.add(h, a, true, time.Time{})
 	}
+	n.subscribed.set(a, true, time.Time{})
 }
 
 // leaveOwn gives the subscription of a container that was removed an end. The caller holds the lock.
 func (n *Network) leaveOwn(h *hosted, a netip.Addr) {
 	delete(n.keyed, a)
-	if is := n.subscribed.of[a]; is != nil && !is.known {
-		is.until = n.subscribed.now().Add(2 * FormerTime)
+	if _, moved := h.remote[a]; !moved && n.subscribed.of[a] != nil {
+		n.subscribed.set(a, false, n.subscribed.now().Add(2*FormerTime))
 	}
 }
 
@@ -245,7 +241,7 @@ func (n *Network) endSubscriptions() error {
 	s := n.subscribed
 	now := s.now()
 	for a, is := range s.of {
-		if !is.known && !is.until.IsZero() && now.After(is.until) {
+		if !is.known && now.After(is.until) {
 			s.remove(a)
 		}
 	}

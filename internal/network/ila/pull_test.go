@@ -250,6 +250,15 @@ func TestPullOwn(t *testing.T) {
 	b.later(time.Minute)
 	b.requests("after a move", nil, nil)
 
+	r3 := record(green, 3, 3)
+	r3.AddressKey = "db-2"
+	b.miss(at(green, 3))
+	must(t, b.Activate(t.Context(), r3))
+	b.requests("of one to which a packet was sent before", some(at(green, 3)), nil)
+	b.later(time.Hour)
+	if s := b.PullStats(); s.Subscriptions != 2 || s.Unknown != 0 {
+		t.Errorf("%+v; want the container here, and the one that has moved", s)
+	}
 	r2 := record(green, 2, 2)
 	r2.AddressKey = "db-1"
 	must(t, b.Activate(t.Context(), r2))
@@ -263,5 +272,5 @@ func TestPullOwn(t *testing.T) {
 	must(t, b.Activate(t.Context(), r2))
 	b.restart(8)
 	must(t, b.Repair(t.Context(), nil, []endpoint.Record{r2}))
-	b.requests("after a restart", some(at(green, 1), at(green, 2)), nil)
+	b.requests("after another restart", some(at(green, 1), at(green, 2)), nil)
 }
