@@ -174,7 +174,8 @@ macvlan: ## the suites with macvlans for containers, and a minute of soak
 	    ./test/ops ./test/wire ./test/routing ./test/soak | awk -f .ci/test-output.awk'
 
 # FORM=smoke is a part of make test; the same boot runs TestBudget, which does not depend on the device. Pods are left
-# out: containerd's overlays do not work on the virtual machine's root, which is an overlay.
+# out: containerd's overlays do not work on the virtual machine's root, which is an overlay. So is Open vSwitch, whose
+# ports Linux 6.12 cannot let forward alone.
 netkit: export PILASTER_TEST_DEVICE := netkit
 netkit: ## what depends on the device with netkits for containers, on Linux 6.12 in a virtual machine: an hour; FORM=smoke: a minute
 ifeq ($(FORM),smoke)
@@ -183,7 +184,7 @@ else
 	@$(MAKE) build
 	$(call suite) bash -ec '$(MAKE) vm CPUS=1 LIMIT=$(or $(LIMIT),100m) \
 	    PKG="./internal/datapath ./internal/bench/scenario ./test/attack ./test/cni" \
-	    SKIP="TestBudget|TestMacvlan[^K]|TestScale|TestPods|TestManyRulesDelay"; \
+	    SKIP="TestBudget|TestMacvlan[^K]|TestScale|TestPods|TestManyRulesDelay|OnOpenVSwitch"; \
 	    $(MAKE) vm CPUS=1 PKG="./internal/bench ./test/ops" \
 	    RUN="^Test(RunOfAllScenarios|ResetLeaves|NodeResetRestores|TraceEnds|PreflightChoosesTheDevice)"'
 endif
