@@ -15,6 +15,19 @@ type PeerCount struct {
 	Stale    int            `json:"stale,omitzero"` // of the accepted
 }
 
+// HiddenSize is how many bytes of attributes a hidden loop counts for: those of BGP's largest message (RFC 4271 §4).
+const HiddenSize = 4096
+
+// Hide sets how many loops of a peer that is up the caller knows only the number of. They count towards its limits.
+func (t *Table) Hide(addr netip.Addr, loops int) {
+	if p := t.peers[addr]; p != nil && p.up {
+		p.hidden = loops
+	}
+}
+
+// Loops returns how many routes came from this AS or this orchestrator.
+func (c PeerCount) Loops() int { return c.Refused[Loop] }
+
 // Count returns what the table has of a peer.
 func (t *Table) Count(addr netip.Addr) PeerCount {
 	p := t.peers[addr]
@@ -22,7 +35,7 @@ func (t *Table) Count(addr netip.Addr) PeerCount {
 		return PeerCount{}
 	}
 	c := PeerCount{
-		Up: p.up, Routes: len(p.routes), Size: p.size, Stale: p.stale,
+		Up: p.up, Routes: len(p.routes) + p.hidden, Size: p.size + p.hidden*HiddenSize, Stale: p.stale,
 		Accepted: map[Kind]int{}, Refused: map[Reason]int{},
 	}
 	for reason, kinds := range p.counts {
@@ -36,13 +49,16 @@ func (t *Table) Count(addr netip.Addr) PeerCount {
 			}
 		}
 	}
+	if p.hidden > 0 {
+		c.Refused[Loop] += p.hidden
+	}
 	return c
 }
 
 // Exceeds reports whether a peer has announced more than a number of routes, or of bytes of attributes.
 func (t *Table) Exceeds(addr netip.Addr, routes, size int) bool {
 	p := t.peers[addr]
-	return p != nil && (len(p.routes) > routes || p.size > size)
+	return p != nil && (len(p.routes)+p.hidden > routes || p.size+p.hidden*HiddenSize > size)
 }
 
 // Contested returns the MACs and addresses of this cluster's containers that other speakers announce too, in order.

@@ -179,6 +179,13 @@ type Route struct {
 	Fault       Reason // why the route cannot be used whatever the rules are; Accepted if it may be
 }
 
+// MarkLoop records that a route came from this AS, unless it has a fault of its form.
+func (r *Route) MarkLoop() {
+	if r.Fault == Accepted {
+		r.Fault = Loop
+	}
+}
+
 // Equal compares everything.
 func (r Route) Equal(other Route) bool {
 	return slices.Equal(r.Targets, other.Targets) && r.Key == other.Key && r.VNI == other.VNI &&

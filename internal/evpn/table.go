@@ -30,6 +30,7 @@ type peer struct {
 	size    int // sum of the entries' sizes
 	counts  [reasonCount]map[Kind]int
 	stale   int
+	hidden  int // loops that are not among the routes
 }
 
 // entry is one route of one peer.
@@ -184,7 +185,7 @@ func (t *Table) PeerDown(addr netip.Addr, until time.Time) {
 	if p == nil || !p.up {
 		return
 	}
-	p.up = false
+	p.up, p.hidden = false, 0
 	for _, e := range p.routes {
 		if e.reason != Accepted {
 			t.remove(e)

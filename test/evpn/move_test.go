@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// movedAddress is the next address that the orchestrator allocates, so the next container gets it, with the MAC
-	// that follows from it. There is no way to choose an address.
+	// movedAddress is the next address that the orchestrator allocates, so the next container gets it, and the MAC that
+	// follows. There is no way to choose an address.
 	movedAddress = "10.0.0.5"
 	movedTo      = "10.71.0.2" // VTEP of node n2
 )

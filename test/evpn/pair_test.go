@@ -99,7 +99,7 @@ func withEtcd(t *testing.T) func(*lab.Options) {
 	name, started := labtest.Name(t), false
 	return func(o *lab.Options) {
 		o.OrchestratorArgs = append(o.OrchestratorArgs, "--etcd", etcdClients)
-		o.Progress = func(string) { // a step with the fabric's namespace comes before the orchestrator's
+		o.Progress = func(string) { // the fabric's namespace exists at the step before the orchestrator's start
 			router, err := netns.Open(filepath.Join(lab.DefaultRoot, name, "netns", lab.Router))
 			if err != nil || started {
 				return
@@ -208,8 +208,8 @@ func TestOneOfTwoOrchestratorsIsKilled(t *testing.T) {
 	})
 	t.Run("peers of a route server", func(t *testing.T) {
 		p := newPair(t, true)
-		// A router with sessions to both orchestrators would lose these: FRR 8.4 forgets a VTEP's router MAC when the
-		// best path to the VTEP changes to another peer's (FRR issue 12391).
+		// A router with sessions to both orchestrators would lose these: FRR 8.4 forgets the router MAC of a VTEP when
+		// the best path to the VTEP changes to another peer's (FRR issue 12391).
 		routed := start(t, "the routed host to c1", p.n.routed, p.namespace("c1"), p.address("c1"))
 		p.killEach(append(p.switchedFlows(), routed))
 	})

@@ -90,8 +90,8 @@ func fromPath(p *apiutil.Path, asn uint32) (evpn.Route, int) {
 		case *bgp.PathAttributePmsiTunnel:
 			fromTunnel(&r, a)
 		case *bgp.PathAttributeAsPath:
-			if r.Fault == evpn.Accepted && contains(a, asn) {
-				r.Fault = evpn.Loop
+			if contains(a, asn) {
+				r.MarkLoop()
 			}
 		}
 	}

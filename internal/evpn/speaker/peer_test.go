@@ -232,7 +232,7 @@ func TestPeerLimits(t *testing.T) {
 			"more than 20000 bytes",
 		},
 		{
-			"bytes of reflected routes", ownASN, Limits{Routes: 100 * limit, Bytes: limit * hiddenSize},
+			"bytes of reflected routes", ownASN, Limits{Routes: 100 * limit, Bytes: limit * evpn.HiddenSize},
 			[]bgp.PathAttributeInterface{originator}, nil, false, "more than 819200 bytes",
 		},
 	} {

@@ -8,8 +8,6 @@ import (
 	"github.com/osrg/gobgp/v4/api"
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
-
-	"pilaster.io/pilaster/internal/evpn"
 )
 
 // session is the state of one peer.
@@ -21,7 +19,6 @@ type session struct {
 	excess   string    // the exceeded limit; empty while the peer may be up
 	restart  time.Time // with excess: when the peer is started again
 	synced   bool      // it has sent all of its routes since the speaker started
-	hidden   int       // routes that GoBGP keeps but does not report
 	flaps    uint64    // how often a session ended
 	excesses uint64
 }
@@ -53,7 +50,7 @@ func (s *Speaker) onPeer(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) {
 
 // lose ends a session in the table. The caller has the lock.
 func (s *Speaker) lose(p *session, reason string) {
-	p.up, p.since, p.reason, p.hidden = false, time.Now(), reason, 0
+	p.up, p.since, p.reason = false, time.Now(), reason
 	p.flaps++
 	s.table.PeerDown(p.Addr, p.since.Add(s.config.Stale))
 	s.stream.Publish(s.table)
@@ -102,12 +99,12 @@ func (s *Speaker) onRoutes(paths []*apiutil.Path, _ time.Time) {
 }
 
 func (s *Speaker) excessOf(p *session) string {
-	c := s.count(p)
+	c := s.table.Count(p.Addr)
 	excess := fmt.Sprintf("more than %d bytes of attributes, in %d routes", s.config.Limits.Bytes, c.Routes)
 	if c.Routes > s.config.Limits.Routes {
 		excess = fmt.Sprintf("more than %d routes", s.config.Limits.Routes)
 	}
-	if loops := c.Refused[evpn.Loop]; loops > 0 {
+	if loops := c.Loops(); loops > 0 {
 		excess += fmt.Sprintf(", of which %d came from this AS", loops)
 	}
 	return excess
@@ -194,9 +191,6 @@ func (s *Speaker) list(p *session, read func(*api.Peer)) {
 	}
 }
 
-// hiddenSize is how many bytes of attributes a hidden route counts for: those of the largest message.
-const hiddenSize = bgp.BGP_MAX_MESSAGE_LENGTH
-
 // countHidden applies the limits to routes that GoBGP keeps but does not report: those that came from this speaker.
 func (s *Speaker) countHidden() {
 	for s.sleep(hiddenInterval) {
@@ -211,29 +205,15 @@ func (s *Speaker) countHidden() {
 				}
 			})
 			s.mu.Lock()
-			if p.up {
-				p.hidden = hidden
-				if hidden > 0 && s.exceeds(p) {
-					s.shutDown(p, s.excessOf(p))
-				}
+			if s.table.Hide(p.Addr, hidden); p.up && s.exceeds(p) {
+				s.shutDown(p, s.excessOf(p))
 			}
 			s.mu.Unlock()
 		}
 	}
 }
 
-// count returns what a peer has announced, hidden routes included. The caller has the lock.
-func (s *Speaker) count(p *session) evpn.PeerCount {
-	c := s.table.Count(p.Addr)
-	if p.hidden > 0 {
-		c.Routes += p.hidden
-		c.Size += p.hidden * hiddenSize
-		c.Refused[evpn.Loop] += p.hidden
-	}
-	return c
-}
-
 // exceeds reports whether a peer is above a limit. The caller has the lock.
 func (s *Speaker) exceeds(p *session) bool {
-	return s.table.Exceeds(p.Addr, s.config.Limits.Routes-p.hidden, s.config.Limits.Bytes-p.hidden*hiddenSize)
+	return s.table.Exceeds(p.Addr, s.config.Limits.Routes, s.config.Limits.Bytes)
 }

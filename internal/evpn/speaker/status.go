@@ -43,7 +43,7 @@ func (s *Speaker) Status() Status {
 	}
 	for _, p := range s.sortedPeers() {
 		peer := PeerStatus{
-			Peer: p.Peer, PeerCount: s.count(p),
+			Peer: p.Peer, PeerCount: s.table.Count(p.Addr),
 			Since: p.since, Reason: p.reason, Flaps: p.flaps, Excesses: p.excesses,
 		}
 		if p.excess != "" {
