@@ -20,7 +20,6 @@ import (
 
 var (
 	unknown, unknown6     = netip.MustParseAddr("10.0.9.9"), netip.MustParseAddr("fd12::ab:cdef")
-	group6                = netip.MustParseAddr("ff02::1:ffab:cdef") // of unknown6
 	noAddress, noAddress6 = netip.IPv4Unspecified(), netip.IPv6Unspecified()
 	allNodes              = netip.MustParseAddr("ff02::1")
 	everybody             = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
