@@ -29,8 +29,8 @@ const (
 	answerTime  = 15 * time.Second
 	// sweepTime is less than busyTime: packets of known flows count only at the next look.
 	sweepTime = 30 * time.Second
-	// maxUnknown limits the subscriptions of an origin without a mapping, so that a container that tries addresses takes
-	// no room from other tenants.
+	// maxUnknown limits the subscriptions of an origin without a mapping, so that a container that tries addresses
+	// takes no room from other tenants.
 	maxUnknown = 256
 )
 
@@ -47,8 +47,8 @@ type subscriptions struct {
 	stats   network.PullStats
 }
 
-// origin has a limit of subscriptions without a mapping of its own, so that forged senders on the fabric take no room from
-// containers.
+// origin has a limit of subscriptions without a mapping of its own, so that forged senders on the fabric take no room
+// from containers.
 type origin struct {
 	tenant *hosted
 	sender bool // see Miss
