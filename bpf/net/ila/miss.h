@@ -16,8 +16,10 @@ CONSTANT bool mappings_pulled = 0;
 
 struct ila_miss {
 	__u64 identifier;
+	__u32 hook; /* enum hook; containers' misses and those of senders on the fabric have limits of their own */
+	__u32 zero;
 };
-_Static_assert(sizeof(struct ila_miss) == 8, "no implicit padding");
+_Static_assert(sizeof(struct ila_miss) == 16, "no implicit padding");
 const struct ila_miss *unused_ila_miss __attribute__((unused)); /* for bpf2go; see unused_drop_event */
 
 struct {
@@ -62,6 +64,8 @@ static __noinline int ila_report_miss(__u64 identifier, __u32 hook)
 	if (!miss)
 		return 0;
 	miss->identifier = identifier;
+	miss->hook = hook;
+	miss->zero = 0;
 	bpf_ringbuf_submit(miss, 0);
 	*pace += MISS_INTERVAL;
 	return 0;

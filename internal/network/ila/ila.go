@@ -52,12 +52,18 @@ type Tables interface {
 	Capacity() (locals, peers int)
 }
 
+// Miss is a cache miss of a mapping.
+type Miss struct {
+	Address netip.Addr
+	Sender  bool // the address is the source of a packet from the fabric, where a host may have forged it
+}
+
 // PullTables are tables of a node that subscribes to mappings.
 type PullTables interface {
 	Tables
 	// Misses calls deliver with addresses of containers to or from which a packet was dropped because the tables have
 	// no mapping, until ctx ends.
-	Misses(ctx context.Context, deliver func(netip.Addr)) error
+	Misses(ctx context.Context, deliver func(Miss)) error
 	// Idle returns how long ago a packet last used each mapping. Packets since the last call count, if there was one.
 	Idle() (map[netip.Addr]time.Duration, error)
 }

@@ -29,8 +29,8 @@ const (
 	answerTime  = 15 * time.Second
 	// sweepTime is less than busyTime: packets of known flows count only at the next look.
 	sweepTime = 30 * time.Second
-	// maxUnknown limits the subscriptions of a tenant without a mapping, so that a container that tries addresses takes
-	// no room from other tenants.
+	// maxUnknown limits the subscriptions of an origin without a mapping, so that a container that tries addresses
+	// takes no room from other tenants.
 	maxUnknown = 256
 )
 
@@ -39,7 +39,7 @@ type subscriptions struct {
 	now     func() time.Time
 	changed chan struct{}
 	of      map[netip.Addr]*subscription
-	unknown map[*hosted]int // subscriptions without a mapping
+	unknown map[origin]int // subscriptions without a mapping
 	begin   map[netip.Addr]network.Mapping
 	end     map[netip.Addr]network.Mapping
 	swept   time.Time
@@ -47,16 +47,23 @@ type subscriptions struct {
 	stats   network.PullStats
 }
 
-type subscription struct {
+// origin has a limit of subscriptions without a mapping of its own, so that forged senders on the fabric take no room
+// from containers.
+type origin struct {
 	tenant *hosted
-	known  bool      // there is a mapping to another node, or the container is here
-	until  time.Time // end of the subscription if it is not known
+	sender bool // see Miss
+}
+
+type subscription struct {
+	origin
+	known bool      // there is a mapping to another node, or the container is here
+	until time.Time // end of the subscription if it is not known
 }
 
 func newSubscriptions() *subscriptions {
 	return &subscriptions{
 		now: time.Now, swept: time.Now(), changed: make(chan struct{}, 1), of: map[netip.Addr]*subscription{},
-		unknown: map[*hosted]int{}, begin: map[netip.Addr]network.Mapping{}, end: map[netip.Addr]network.Mapping{},
+		unknown: map[origin]int{}, begin: map[netip.Addr]network.Mapping{}, end: map[netip.Addr]network.Mapping{},
 	}
 }
 
@@ -64,13 +71,13 @@ func mappingOf(h *hosted, a netip.Addr) network.Mapping {
 	return network.Mapping{Tenant: h.name, To: netip.PrefixFrom(a, a.BitLen())}
 }
 
-func (s *subscriptions) add(h *hosted, a netip.Addr, known bool, until time.Time) {
-	s.of[a] = &subscription{tenant: h, known: known, until: until}
+func (s *subscriptions) add(of origin, a netip.Addr, known bool, until time.Time) {
+	s.of[a] = &subscription{origin: of, known: known, until: until}
 	if !known {
-		s.unknown[h]++
+		s.unknown[of]++
 	}
 	delete(s.end, a)
-	s.begin[a] = mappingOf(h, a)
+	s.begin[a] = mappingOf(of.tenant, a)
 	s.signal()
 }
 
@@ -91,9 +98,9 @@ func (s *subscriptions) set(a netip.Addr, known bool, until time.Time) {
 	is := s.of[a]
 	if is.known != known {
 		if is.known {
-			s.unknown[is.tenant]++
-		} else if s.unknown[is.tenant]--; s.unknown[is.tenant] == 0 {
-			delete(s.unknown, is.tenant)
+			s.unknown[is.origin]++
+		} else if s.unknown[is.origin]--; s.unknown[is.origin] == 0 {
+			delete(s.unknown, is.origin)
 		}
 	}
 	is.known, is.until = known, until
@@ -145,22 +152,23 @@ func (n *Network) PullStats() network.PullStats {
 func (n *Network) maxSubscriptions() int { return min(n.config.MaxMappings, network.MaxSubscriptions) }
 
 // miss subscribes to the mapping of an address.
-func (n *Network) miss(a netip.Addr) {
+func (n *Network) miss(m Miss) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	s := n.subscribed
+	s, a := n.subscribed, m.Address
 	h := n.ownerOf(a)
+	of := origin{h, m.Sender}
 	switch {
 	case h == nil || s.of[a] != nil || h.here[a] != (Local{}):
 		s.stats.Ignored++
-	case s.unknown[h] >= maxUnknown:
+	case s.unknown[of] >= maxUnknown:
 		s.stats.Refused++
 	case len(s.of) >= n.maxSubscriptions():
 		s.full = true
 		s.stats.Refused++
 	default:
 		s.stats.Begun++
-		s.add(h, a, false, s.now().Add(answerTime))
+		s.add(of, a, false, s.now().Add(answerTime))
 	}
 }
 
@@ -197,7 +205,7 @@ func (n *Network) subscribeOwn(h *hosted, r endpoint.Record, a netip.Addr) {
 	}
 	n.keyed[a] = true
 	if n.subscribed.of[a] == nil {
-		n.subscribed.add(h, a, true, time.Time{})
+		n.subscribed.add(origin{tenant: h}, a, true, time.Time{})
 	}
 	n.subscribed.set(a, true, time.Time{})
 }
@@ -217,7 +225,7 @@ func (n *Network) adoptPulled(h *hosted) {
 	}
 	for a := range h.remote {
 		if n.subscribed.of[a] == nil {
-			n.subscribed.add(h, a, true, time.Time{})
+			n.subscribed.add(origin{tenant: h}, a, true, time.Time{})
 		}
 	}
 }

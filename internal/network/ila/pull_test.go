@@ -25,7 +25,7 @@ type pullFake struct {
 	*pullBed
 }
 
-func (f pullFake) Misses(context.Context, func(netip.Addr)) error       { return nil }
+func (f pullFake) Misses(context.Context, func(Miss)) error             { return nil }
 func (f pullFake) Idle() (map[netip.Addr]time.Duration, error)          { return f.idle, nil }
 func (f pullFake) Locals() (map[netip.Addr]Local, error)                { return f.fake.Locals() }
 func (f pullFake) Peers() (map[netip.Addr]Peer, error)                  { return f.fake.Peers() }
@@ -59,6 +59,9 @@ func (b *pullBed) later(d time.Duration) {
 	b.now = b.now.Add(d)
 	must(b.t, b.endSubscriptions())
 }
+
+// miss is one of a container's packet.
+func (b *pullBed) miss(a netip.Addr) { b.Network.miss(Miss{Address: a}) }
 
 // requests checks which subscriptions begin and end.
 func (b *pullBed) requests(when string, begin, end []netip.Addr) {
@@ -182,8 +185,9 @@ func TestUnknownIdentifiers(t *testing.T) {
 		b.miss(netip.AddrFrom16(a))
 	}
 	b.miss(at(gold, 2))
-	if s := b.PullStats(); s.Refused != 10 || s.Unknown != maxUnknown+1 {
-		t.Errorf("%+v; want %d without a mapping", s, maxUnknown+1)
+	b.Network.miss(Miss{Address: at(green, 2), Sender: true})
+	if s := b.PullStats(); s.Refused != 10 || s.Unknown != maxUnknown+2 {
+		t.Errorf("%+v; want %d without a mapping", s, maxUnknown+2)
 	}
 }
 

@@ -26,6 +26,8 @@ type objectIlaLocal struct {
 type objectIlaMiss struct {
 	_          structs.HostLayout
 	Identifier uint64
+	Hook       uint32
+	Zero       uint32
 }
 
 type objectIlaMissSource struct {

@@ -19,9 +19,12 @@ import (
 // bpf/net/ila/miss.h).
 func usedUnits(now uint64) uint32 { return uint32(now >> 30) }
 
+// hookContainer is HOOK_CONTAINER of bpf/common/event.h.
+const hookContainer = 1
+
 // Misses calls deliver with the address of each packet's end of which the tables have no mapping, until ctx ends. A
 // ring buffer has one reader, so only one call may be active at a time.
-func (t *Tables) Misses(ctx context.Context, deliver func(netip.Addr)) error {
+func (t *Tables) Misses(ctx context.Context, deliver func(ila.Miss)) error {
 	reader, err := ringbuf.NewReader(t.objects.Maps[missesMap])
 	if err != nil {
 		return fmt.Errorf("read cache misses of network %s: %w", ila.Name, err)
@@ -36,9 +39,11 @@ func (t *Tables) Misses(ctx context.Context, deliver func(netip.Addr)) error {
 		if err != nil {
 			return fmt.Errorf("read cache misses of network %s: %w", ila.Name, err)
 		}
-		if len(record.RawSample) >= 8 {
-			deliver(t.address(binary.NativeEndian.Uint64(record.RawSample)))
+		var m objectIlaMiss
+		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &m); err != nil {
+			return fmt.Errorf("decode a cache miss of network %s: %w", ila.Name, err)
 		}
+		deliver(ila.Miss{Address: t.address(m.Identifier), Sender: m.Hook != hookContainer})
 	}
 }
 
