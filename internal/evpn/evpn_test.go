@@ -150,6 +150,29 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
+// Whatever is allowed, no route is about multicast, broadcast or loopback addresses.
+func TestUnicastOnly(t *testing.T) {
+	s := settings()
+	s.Tenants[0].Allow = []netip.Prefix{prefix("0.0.0.0/0"), prefix("::/0")}
+	r, err := newRules(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for to, want := range map[string]Reason{
+		"0.0.0.0/0": Accepted, "198.51.100.0/24": Accepted, "255.255.255.255/32": ForeignPrefix, "224.0.0.0/4": ForeignPrefix,
+		"127.0.0.1/32": ForeignPrefix, "ff02::1/128": ForeignPrefix, "2001:db8::/32": Accepted,
+	} {
+		route := subnet(vtep1, to)
+		if _, reason := r.check(&route); reason != want {
+			t.Errorf("prefix %s: %v, want %v", to, reason, want)
+		}
+	}
+	route := host(t, vtep1, mac1, "255.255.255.255", 0)
+	if _, reason := r.check(&route); reason != ForeignAddress {
+		t.Errorf("host with the broadcast address: %v", reason)
+	}
+}
+
 func TestReasons(t *testing.T) {
 	h := func(change func(*Route)) Route { r := host(t, vtep1, mac1, ip1, 0); change(&r); return r }
 	p := func(change func(*Route)) Route { r := subnet(vtep1, "172.20.1.0/24"); change(&r); return r }

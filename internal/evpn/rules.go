@@ -48,12 +48,13 @@ var reasonNames = [reasonCount]struct{ name, text string }{
 	OtherVNI:           {"vni", "a VNI is not the one of the tenant with this route target"},
 	BadMAC:             {"mac", "the MAC address is not a unicast address, or is reserved for gateways"},
 	BadRouterMAC:       {"router-mac", "the router MAC address is missing or is not a unicast address"},
-	ForeignAddress:     {"address", "the address is neither in a CIDR of the tenant nor allowed with --evpn-allow"},
+	ForeignAddress:     {"address", "the address is no unicast address, or neither in a CIDR of the tenant nor allowed with --evpn-allow"},
 	OwnSubnet:          {"subnet", "the address is in the subnet of a node of this cluster"},
-	ForeignPrefix:      {"prefix", "the prefix is in a CIDR of the tenant, or not allowed with --evpn-allow"},
+	ForeignPrefix:      {"prefix", "the prefix is not of unicast addresses, in a CIDR of the tenant, or not allowed with --evpn-allow"},
 	BadTunnel:          {"tunnel", "the tunnel is not ingress replication to the next hop"},
 	TooManyPaths: {
-		"paths", fmt.Sprintf("%d other routes of the peer are about the same MAC, address, prefix or VTEP", MaxPaths),
+		"paths",
+		fmt.Sprintf("%d other routes of the peer are about the same address, prefix, VTEP, or MAC without address", MaxPaths),
 	},
 }
 
@@ -188,7 +189,7 @@ func (r *rules) checkMACIP(t *Tenant, route *Route) Reason {
 			return BadRouterMAC
 		}
 	}
-	if p := route.Prefix; p.IsValid() && !contains(t.CIDRs, p) && !contains(t.Allow, p) {
+	if p := route.Prefix; p.IsValid() && (contains(notUnicast, p) || !contains(t.CIDRs, p) && !contains(t.Allow, p)) {
 		return ForeignAddress
 	}
 	return Accepted
@@ -200,10 +201,15 @@ func (t *Tenant) checkPrefix(route *Route) Reason {
 	switch {
 	case !route.RouterMAC.IsUnicast():
 		return BadRouterMAC
-	case contains(t.CIDRs, p) || !contains(t.Allow, p):
+	case contains(notUnicast, p) || contains(t.CIDRs, p) || !contains(t.Allow, p):
 		return ForeignPrefix
 	}
 	return Accepted
+}
+
+// notUnicast has the addresses that no host has: loopback, multicast, reserved, broadcast.
+var notUnicast = []netip.Prefix{
+	netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("224.0.0.0/3"), netip.MustParsePrefix("ff00::/8"),
 }
 
 // contains reports whether one of the prefixes contains all addresses of p.

@@ -58,14 +58,21 @@ func (g group) without(e *entry) group {
 // distinguisher, of which a peer can have any number, and each change of one takes time in proportion to their number.
 const MaxPaths = 128
 
-// isFull reports whether the group of a key has as many routes of a peer as it may have.
+// bounded is the key whose group has a bounded number of routes of each peer: that of the address, of the prefix or of
+// the VTEP. A MAC may have any number of addresses, but a bounded number of routes without one.
+func (r *Route) bounded() RecordKey {
+	all := r.records()
+	return all[len(all)-1]
+}
+
+// isFull reports whether the group of a bounded key has as many routes of a peer as it may have.
 func (t *Table) isFull(p *peer, key RecordKey) bool {
 	g, n := t.groups[key], 0
 	if len(g) < MaxPaths {
 		return false
 	}
 	for _, e := range g {
-		if e.peer == p {
+		if e.peer == p && e.route.bounded() == key {
 			n++
 		}
 	}
@@ -77,28 +84,25 @@ func (e *entry) wait(add bool) {
 	if e.reason != TooManyPaths {
 		return
 	}
-	for _, key := range e.route.records() {
-		all := e.peer.waiting[key]
-		switch {
-		case !add:
-			if delete(all, e); len(all) == 0 {
-				delete(e.peer.waiting, key)
-			}
-		case all == nil:
-			e.peer.waiting[key] = map[*entry]bool{e: true}
-		default:
-			all[e] = true
+	key := e.route.bounded()
+	all := e.peer.waiting[key]
+	switch {
+	case !add:
+		if delete(all, e); len(all) == 0 {
+			delete(e.peer.waiting, key)
 		}
+	case all == nil:
+		e.peer.waiting[key] = map[*entry]bool{e: true}
+	default:
+		all[e] = true
 	}
 }
 
-// admit checks entries of a peer again that wait for room in the groups of some keys. One that still has no room waits
-// for that of another key, so only a bounded number is checked.
+// admit checks entries of a peer again that wait for room in the groups of some keys.
 func (t *Table) admit(p *peer, keys []RecordKey) {
 	for _, key := range keys {
-		tries := 0
 		for e := range p.waiting[key] {
-			if tries++; tries > MaxPaths || t.isFull(p, key) {
+			if t.isFull(p, key) {
 				break
 			}
 			t.checkAgain(e)

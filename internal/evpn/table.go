@@ -247,7 +247,7 @@ func (t *Table) change(e *entry, mutate func()) {
 
 // link counts an entry and adds an accepted one to its groups; unlink undoes it.
 func (t *Table) link(e *entry) {
-	if e.reason == Accepted && slices.ContainsFunc(e.keys(), func(k RecordKey) bool { return t.isFull(e.peer, k) }) {
+	if e.reason == Accepted && t.isFull(e.peer, e.route.bounded()) {
 		e.tenant, e.reason = nil, TooManyPaths
 	}
 	e.wait(true)

@@ -187,6 +187,28 @@ func TestPathsAreBounded(t *testing.T) {
 	checkEmpty(t, table)
 }
 
+// A MAC may have more addresses than an address may have routes.
+func TestAddressesOfOneMAC(t *testing.T) {
+	const addresses = 2*MaxPaths - 1
+	table := newTable(t)
+	for i := range addresses {
+		ip := netip.AddrFrom4([4]byte{10, 0, 3, byte(i)})
+		update(t, table, peerA, host(t, vtep1, mac1, ip.String(), 0))
+	}
+	if c := table.Count(peerA); c.Accepted[KindMACIP] != addresses || len(table.Records()) != addresses+1 {
+		t.Errorf("%+v, %d records", c, len(table.Records()))
+	}
+	withoutAddress := host(t, vtep1, mac1, ip1, 0)
+	withoutAddress.Prefix = netip.Prefix{}
+	for i := range MaxPaths + 1 {
+		withoutAddress.RD = NewRD(addr(vtep1), uint16(i+1))
+		update(t, table, peerA, withoutAddress)
+	}
+	if c := table.Count(peerA); c.Accepted[KindMACIP] != addresses+MaxPaths || c.Refused[TooManyPaths] != 1 {
+		t.Errorf("with routes without an address: %+v", c)
+	}
+}
+
 func TestStale(t *testing.T) {
 	table := newTable(t)
 	accepted, refused := host(t, vtep1, mac1, ip1, 0), host(t, "10.3.0.1", mac1, ip1, 0)

@@ -187,7 +187,9 @@ static __always_inline int write_nd(struct __sk_buff *skb, const struct neighbou
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)src_of(&f.ip), 2 * sizeof(struct addr), sum);
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&f.type, sizeof(f) - sizeof(f.ip), sum);
 	f.checksum = ~csum_fold(sum);
-	return bpf_skb_change_tail(skb, sizeof(f), 0) || bpf_skb_store_bytes(skb, 0, &f, sizeof(f), 0);
+	/* The sum that a network card may have computed begins behind the Ethernet header. */
+	return bpf_skb_change_tail(skb, sizeof(f), 0) || bpf_skb_store_bytes(skb, 0, &f, ETH_HLEN, 0) ||
+	       bpf_skb_store_bytes(skb, ETH_HLEN, (void *)&f + ETH_HLEN, sizeof(f) - ETH_HLEN, BPF_F_RECOMPUTE_CSUM);
 }
 
 /* write_neighbour replaces a frame of the same family. */
