@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
@@ -38,18 +39,37 @@ func (v victim) gateway() netlink.Neigh {
 	}
 }
 
-// forget removes an entry of a pinned map.
-func (v victim) forget(name string, key []byte) error {
+// pinned opens a pinned map.
+func (v victim) pinned(name string) (*ebpf.Map, error) {
 	pins, err := filepath.Glob(filepath.Join(v.maps, name+"_*")) // the suffix is the map's size
 	if err != nil || len(pins) != 1 {
-		return errors.Join(err, fmt.Errorf("pins of %s: %q", name, pins))
+		return nil, errors.Join(err, fmt.Errorf("pins of %s: %q", name, pins))
 	}
-	m, err := ebpf.LoadPinnedMap(pins[0], nil)
+	return ebpf.LoadPinnedMap(pins[0], nil)
+}
+
+// forget removes an entry of a pinned map.
+func (v victim) forget(name string, key []byte) error {
+	m, err := v.pinned(name)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
 	return m.Delete(key)
+}
+
+// forgetAll removes all entries of a pinned map.
+func (v victim) forgetAll(name string) error {
+	m, err := v.pinned(name)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	keys, _, err := bpfobj.RawEntries(m)
+	for _, key := range keys {
+		err = errors.Join(err, m.Delete(key))
+	}
+	return err
 }
 
 func (v victim) forgetTenant(name string) error {
@@ -151,11 +171,26 @@ var breakagesOfILA = []breakage{
 	}, "program pil_ila is not on {}"},
 }
 
+// breakagesOfEVPN are damages of an endpoint on network evpn.
+var breakagesOfEVPN = []breakage{
+	{"evpn, address", breakages[0].do, "address fd12:"},
+	{"evpn, neighbour", breakages[2].do, "neighbour fe80::1"},
+	{"evpn, sender", func(v victim) error { return v.forgetAll("evpn_senders_v1") }, "fd12:"},
+	{"evpn, way", func(v victim) error { return v.forgetAll("evpn_forward_v1") }, "fd12:"},
+	{"evpn, program", func(v victim) error {
+		return v.host.FilterDel(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: v.peer.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1,
+			Protocol: unix.ETH_P_ALL,
+		}})
+	}, "program pil_evpn is not on {}"},
+}
+
 // testCheck checks one breakage after another, each on a new endpoint. DEL must succeed after each breakage.
 func testCheck(t *testing.T, n *node) {
 	detects(t, n, "blue", slices.Concat(breakages, breakagesOf[labtest.Device()]))
 	if labtest.Device() == endpoint.Veth {
 		detects(t, n, "silver", breakagesOfILA)
+		detects(t, n, "bronze", breakagesOfEVPN)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -100,7 +101,8 @@ func TestCNITool(t *testing.T) {
 		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "glass", Addressing: tenant.Clear}},
 	}
 	if labtest.Device() != endpoint.Macvlan {
-		spec.Tenants = append(spec.Tenants, lab.Tenant{Name: "silver", Network: tenant.ILA})
+		spec.Tenants = append(spec.Tenants, lab.Tenant{Name: "silver", Network: tenant.ILA},
+			lab.Tenant{Name: "bronze", Network: tenant.EVPN, CIDRs: []netip.Prefix{netip.MustParsePrefix("fd12::/48")}})
 	}
 	n := newNode(t, labtest.New(t, spec), "n1")
 	t.Run("example", func(t *testing.T) { testExample(t, n) })

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/modules/evpn"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -45,9 +47,12 @@ func newNode(t *testing.T, mounted bool) *node {
 		Name: labtest.Name(t), Nodes: []string{name}, Tenants: []lab.Tenant{{Name: "blue"}},
 		Containers: []lab.Container{{Name: "b1", Node: name, Tenant: "blue"}, {Name: "b2", Node: name, Tenant: "blue"}},
 	}
-	if labtest.Device() != endpoint.Macvlan { // network ila has no macvlans
-		spec.Tenants = append(spec.Tenants, lab.Tenant{Name: "silver", Network: "ila"})
-		spec.Containers = append(spec.Containers, lab.Container{Name: "s1", Node: name, Tenant: "silver"})
+	if labtest.Device() != endpoint.Macvlan { // networks ila and evpn have no macvlans
+		spec.Tenants = append(spec.Tenants, lab.Tenant{Name: "silver", Network: "ila"}, lab.Tenant{
+			Name: "bronze", Network: "evpn", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.7.0.0/16")},
+		})
+		spec.Containers = append(spec.Containers, lab.Container{Name: "s1", Node: name, Tenant: "silver"},
+			lab.Container{Name: "z1", Node: name, Tenant: "bronze"})
 	}
 	folder := filepath.Join(lab.DefaultRoot, spec.Name)
 	n.bpffs = filepath.Join(folder, "bpf", name)
@@ -75,6 +80,9 @@ func newNode(t *testing.T, mounted bool) *node {
 		}
 	})
 	t.Cleanup(func() { n.ns.Close() })
+	if labtest.Device() != endpoint.Macvlan {
+		say(ctx, t, n.ns, "ip route del "+evpn.Pool{}.Prefix().String()) // the lab's own
+	}
 	return n
 }
 
