@@ -54,7 +54,8 @@ var spec = withOthers(lab.Spec{
 var sentinels = func() [][2]string {
 	all := [][2]string{{"mallory", "b1"}, {"mallory", "b2"}, {"b2", "b3"}, {"r2", "r1"}, {"r1", "r2"}}
 	if hasNimitz() {
-		all = append(all, [2]string{"v1", "v2"}, [2]string{"a2", "a1"}, [2]string{"s1", "s2"}, [2]string{"t2", "t1"})
+		all = append(all, [2]string{"v1", "v2"}, [2]string{"a2", "a1"}, [2]string{"s1", "s2"}, [2]string{"t2", "t1"},
+			[2]string{"o1", "o2"}, [2]string{"p2", "p1"})
 	}
 	return all
 }()
@@ -93,7 +94,7 @@ func newBed(t *testing.T, spec lab.Spec, sentinels [][2]string) *bed {
 		sent: map[string]uint64{},
 	}
 	for _, of := range spec.Tenants {
-		if of.Network == tenant.Nimitz {
+		if of.Network == tenant.Nimitz || of.Network == tenant.EVPN {
 			continue
 		}
 		got, err := b.Operator().GetTenant(b.ctx,

@@ -41,7 +41,7 @@ func TestAttacks(t *testing.T) {
 		{"node", b.nodes(t)},
 	}
 	if hasNimitz() {
-		sides = append(sides, side{"nimitz", b.nimitz(t)}, side{"ila", b.ila(t)})
+		sides = append(sides, side{"nimitz", b.nimitz(t)}, side{"ila", b.ila(t)}, side{"evpn", b.evpn(t)})
 	}
 	for _, side := range sides {
 		t.Run(side.name, func(t *testing.T) {
@@ -61,13 +61,13 @@ func (b *bed) testEveryReason(t *testing.T) {
 	except := []dropreason.Reason{dropreason.NoRoute, dropreason.NoKey, dropreason.NoProgram}
 	except = append(except, dropreason.LaterFragment)   // Open vSwitch only
 	except = append(except, dropreason.ConnectionLimit) // gateways only
-	except = append(except, dropreason.ForeignUnknown)  // Edge Switches only; this lab has one region
 	except = append(except, dropreason.SessionLimit)    // only with more connections than a test opens
-	// tunnels over IPv4 only
-	except = append(except, dropreason.MacMismatch, dropreason.NotReplicated, dropreason.ReplicationLimit)
+	// Only with a peer of EVPN.
+	except = append(except, dropreason.ReplicationLimit)
 	if labtest.Device() == endpoint.Macvlan {
 		except = append(except, dropreason.PeerUnknown, dropreason.TunnelForged, dropreason.Untranslated,
-			dropreason.NoMapping, dropreason.LocatorMismatch)
+			dropreason.NoMapping, dropreason.LocatorMismatch, dropreason.MacMismatch, dropreason.NotReplicated,
+			dropreason.ForeignUnknown)
 		except = append(except, dropreason.TooBig) // the kernel limits a macvlan's MTU to its uplink's
 	} else {
 		except = append(except, dropreason.MacOutside) // no frame on the fabric has a container's MAC

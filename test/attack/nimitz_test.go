@@ -18,7 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// hasNimitz reports whether the nodes support networks nimitz and ila: with macvlans they do not.
+// hasNimitz reports whether the nodes support networks nimitz, ila and evpn: with macvlans they do not.
 func hasNimitz() bool { return labtest.Device() != endpoint.Macvlan }
 
 // withOthers adds tenants of the networks that need devices on the node, if containers have these.
@@ -26,7 +26,7 @@ func withOthers(spec lab.Spec) lab.Spec {
 	if !hasNimitz() {
 		return spec
 	}
-	return addILA(addNimitz(spec))
+	return addEVPN(addILA(addNimitz(spec)))
 }
 
 // addNimitz adds two tenants with the same addresses, v1 and a1 on n1, v2 and a2 on n2.
