@@ -69,14 +69,14 @@ func (r *streamMappings) handleEvent(ctx context.Context, event *pilasterv1.Foll
 	}
 	for name, n := range changed {
 		if m := r.m[name]; m != nil {
-			if err := m.handleUpdate(ctx, n); err != nil {
-				r.link.config.Log.Error(
-					"applying changes of a tenant's mappings failed; listing all again",
-					"tenant",
-					name,
-					"error",
-					err,
-				)
+			err := m.handleUpdate(ctx, n)
+			switch {
+			case err != nil && m.pulled:
+				r.link.config.Log.Error("applying changes of a tenant's mappings failed; subscribing again", "tenant",
+					name, "error", err)
+			case err != nil:
+				r.link.config.Log.Error("applying changes of a tenant's mappings failed; listing all again", "tenant",
+					name, "error", err)
 				r.list(ctx, name, m.sinks)
 			}
 		}

@@ -56,8 +56,9 @@ type origin struct {
 
 type subscription struct {
 	origin
-	known bool      // there is a mapping to another node, or the container is here
-	until time.Time // end of the subscription if it is not known
+	known  bool      // there is a mapping to another node, or the container is here
+	until  time.Time // end of the subscription if it is not known
+	failed bool      // a change of the mapping was not applied: the node must ask again
 }
 
 func newSubscriptions() *subscriptions {
@@ -190,10 +191,21 @@ func (n *Network) applyPulled(h *hosted, add, remove []network.Mapping) error {
 	}
 	add, remove = slices.DeleteFunc(slices.Clone(add), other), slices.DeleteFunc(slices.Clone(remove), other)
 	err := n.apply(h, add, remove)
+	failed := map[netip.Addr]bool{}
+	if err != nil {
+		// One by one: a mapping that cannot be used must not keep others from their changes.
+		for _, m := range remove {
+			failed[m.To.Addr()] = n.apply(h, nil, []network.Mapping{m}) != nil
+		}
+		for _, m := range add {
+			failed[m.To.Addr()] = n.apply(h, []network.Mapping{m}, nil) != nil
+		}
+	}
 	for _, m := range slices.Concat(add, remove) {
 		a := m.To.Addr()
 		_, known := h.remote[a]
 		s.set(a, known || n.keyed[a], s.now().Add(unknownTime))
+		s.of[a].failed = s.of[a].known && failed[a] // others end, and the next miss begins them again
 	}
 	return err
 }
@@ -239,7 +251,7 @@ func (n *Network) forgetPulled(h *hosted) {
 	}
 }
 
-// endSubscriptions ends those whose time is over.
+// endSubscriptions ends those whose time is over, and repeats those whose changes were not applied.
 func (n *Network) endSubscriptions() error {
 	if !n.config.Pull {
 		return nil
@@ -249,8 +261,12 @@ func (n *Network) endSubscriptions() error {
 	s := n.subscribed
 	now := s.now()
 	for a, is := range s.of {
-		if !is.known && now.After(is.until) {
+		switch {
+		case !is.known && now.After(is.until):
 			s.remove(a)
+		case is.failed:
+			is.failed, s.begin[a] = false, mappingOf(is.tenant, a)
+			s.signal()
 		}
 	}
 	if now.Sub(s.swept) < sweepTime {

@@ -2,6 +2,7 @@ package ila
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -189,6 +190,38 @@ func TestUnknownIdentifiers(t *testing.T) {
 	if s := b.PullStats(); s.Refused != 10 || s.Unknown != maxUnknown+2 {
 		t.Errorf("%+v; want %d without a mapping", s, maxUnknown+2)
 	}
+}
+
+// TestPullFailure: the node asks again for a mapping whose change could not be applied. Other changes of the same message
+// are applied.
+func TestPullFailure(t *testing.T) {
+	b := newPullBed(t, 8)
+	must(t, b.Repair(t.Context(), nil, nil))
+	for i := byte(2); i <= 4; i++ {
+		b.miss(at(green, i))
+		b.answer([]network.Mapping{mapping(green, i, 2, 9)}, nil)
+	}
+	b.requests("three", some(at(green, 2), at(green, 3), at(green, 4)), nil)
+	bad := mapping(green, 2, 3, 9)
+	bad.Node = netip.Prefix{}
+	ended := mapping(green, 4, 2, 9)
+	err := b.Apply(t.Context(), green.Name, []network.Mapping{bad, mapping(green, 3, 3, 9)}, []network.Mapping{ended})
+	refused(t, err, "is no node")
+	if b.far[at(green, 2)].Locator != locator(2) || b.far[at(green, 3)].Locator != locator(3) || len(b.far) != 2 {
+		t.Errorf("after an invalid mapping, a move and an end: %+v", b.far)
+	}
+	b.requests("at once", nil, nil)
+	b.later(time.Second)
+	b.requests("later", some(at(green, 2)), nil)
+	b.answer([]network.Mapping{mapping(green, 2, 3, 9)}, nil)
+	b.later(time.Second)
+	b.requests("after a valid answer", nil, nil)
+
+	b.fail = errors.New("the table cannot be written")
+	refused(t, b.Apply(t.Context(), green.Name, nil, []network.Mapping{mapping(green, 3, 3, 9)}), "cannot be written")
+	b.fail = nil
+	b.later(time.Second)
+	b.requests("after an end that failed", some(at(green, 3)), nil)
 }
 
 // TestPullRoom: without room, subscriptions that were not used for a minute end; others stay.
