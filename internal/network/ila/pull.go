@@ -44,6 +44,7 @@ type subscriptions struct {
 	end     map[netip.Addr]network.Mapping
 	swept   time.Time
 	full    bool // there was no room since the last sweep
+	looked  bool // there was a sweep: the next one knows which mappings are used
 	stats   network.PullStats
 }
 
@@ -280,6 +281,10 @@ func (n *Network) endSubscriptions() error {
 	idle, err := n.pulls.Idle()
 	if err != nil {
 		return err
+	}
+	if !s.looked {
+		s.looked = true // a process that does not pull may have been here before: its programs note no use
+		return nil
 	}
 	gone := map[*hosted][]netip.Addr{}
 	for a, unused := range idle {

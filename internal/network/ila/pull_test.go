@@ -49,7 +49,7 @@ func (b *pullBed) restart(room int) {
 		ILA: use, Locator: locator(1), Cluster: cluster{b.bed}, Tables: pullFake{fake{b.bed}, b}, MaxMappings: room,
 		Pull: true,
 	})
-	b.subscribed.now = func() time.Time { return b.now }
+	b.subscribed.now, b.subscribed.swept = func() time.Time { return b.now }, b.now
 	must(b.t, b.PutTenant(b.t.Context(), green))
 	must(b.t, b.PutTenant(b.t.Context(), gold))
 }
@@ -234,6 +234,7 @@ func TestPullRoom(t *testing.T) {
 	}
 	b.requests("two", some(at(green, 2), at(green, 3)), nil)
 	b.idle[at(green, 2)], b.idle[at(green, 3)] = busyTime+1, busyTime
+	b.later(sweepTime) // the first look
 	b.later(sweepTime)
 	b.requests("with room", nil, nil)
 	b.miss(at(green, 4))
@@ -265,6 +266,23 @@ func TestPullRestart(t *testing.T) {
 	}
 	if begin, end := b.Subscriptions(true); len(begin) != 2 || len(end) != 0 {
 		t.Errorf("on a new stream: begin %v, end %v", begin, end)
+	}
+}
+
+// TestPullAfterPush: with push, nothing notes which mappings packets use. So the first look ends no subscription.
+func TestPullAfterPush(t *testing.T) {
+	b := newPullBed(t, 8)
+	peer := at(green, 2)
+	b.far[peer] = Peer{Locator: locator(2), App: 9}
+	b.idle[peer] = time.Hour
+	must(t, b.Repair(t.Context(), nil, nil))
+	b.requests("after the switch", some(peer), nil)
+	b.later(sweepTime)
+	b.requests("after the first look", nil, nil)
+	b.later(sweepTime)
+	b.requests("still not used", nil, some(peer))
+	if len(b.far) != 0 {
+		t.Errorf("after the end: %+v", b.far)
 	}
 }
 
