@@ -60,6 +60,7 @@ type subscription struct {
 	known  bool      // there is a mapping to another node, or the container is here
 	until  time.Time // end of the subscription if it is not known
 	failed bool      // a change of the mapping was not applied: the node must ask again
+	there  bool      // the orchestrator may have it also while begin has it
 }
 
 func newSubscriptions() *subscriptions {
@@ -74,7 +75,8 @@ func mappingOf(h *hosted, a netip.Addr) network.Mapping {
 }
 
 func (s *subscriptions) add(of origin, a netip.Addr, known bool, until time.Time) {
-	s.of[a] = &subscription{origin: of, known: known, until: until}
+	_, there := s.end[a] // not sent
+	s.of[a] = &subscription{origin: of, known: known, until: until, there: there}
 	if !known {
 		s.unknown[of]++
 	}
@@ -87,8 +89,9 @@ func (s *subscriptions) remove(a netip.Addr) {
 	is := s.of[a]
 	s.set(a, true, time.Time{}) // counts
 	delete(s.of, a)
-	if _, unsent := s.begin[a]; unsent {
-		delete(s.begin, a)
+	_, unsent := s.begin[a]
+	delete(s.begin, a)
+	if unsent && !is.there {
 		return
 	}
 	s.end[a] = mappingOf(is.tenant, a)
@@ -266,7 +269,7 @@ func (n *Network) endSubscriptions() error {
 		case !is.known && now.After(is.until):
 			s.remove(a)
 		case is.failed:
-			is.failed, s.begin[a] = false, mappingOf(is.tenant, a)
+			is.failed, is.there, s.begin[a] = false, true, mappingOf(is.tenant, a)
 			s.signal()
 		}
 	}

@@ -192,6 +192,32 @@ func TestUnknownIdentifiers(t *testing.T) {
 	}
 }
 
+// TestBetweenMessages: a subscription that the orchestrator has gets its end, also if it has begun again meanwhile.
+func TestBetweenMessages(t *testing.T) {
+	b := newPullBed(t, 8)
+	must(t, b.Repair(t.Context(), nil, nil))
+	peer := at(green, 2)
+	b.miss(peer)
+	b.requests("after a miss", some(peer), nil)
+	b.later(2 * answerTime)
+	b.miss(peer)
+	b.later(2 * answerTime)
+	b.requests("ended, begun and ended", nil, some(peer))
+	b.miss(peer)
+	b.later(2 * answerTime)
+	b.requests("begun and ended", nil, nil)
+
+	b.miss(peer)
+	b.answer([]network.Mapping{mapping(green, 2, 2, 9)}, nil)
+	b.requests("after another miss", some(peer), nil)
+	b.fail = errors.New("the table cannot be written")
+	refused(t, b.Apply(t.Context(), green.Name, []network.Mapping{mapping(green, 2, 3, 9)}, nil), "cannot be written")
+	b.fail = nil
+	b.later(time.Second)
+	must(t, b.DeleteTenant(t.Context(), green))
+	b.requests("begun again because of a failure, and ended", nil, some(peer))
+}
+
 // TestPullFailure: the node asks again for a mapping whose change could not be applied. Other changes of the same message
 // are applied.
 func TestPullFailure(t *testing.T) {
