@@ -218,8 +218,8 @@ func TestBetweenMessages(t *testing.T) {
 	b.requests("begun again because of a failure, and ended", nil, some(peer))
 }
 
-// TestPullFailure: the node asks again for a mapping whose change could not be applied. Other changes of the same message
-// are applied.
+// TestPullFailure: the node asks again for a mapping whose change could not be applied. Other changes of the same
+// message are applied.
 func TestPullFailure(t *testing.T) {
 	b := newPullBed(t, 8)
 	must(t, b.Repair(t.Context(), nil, nil))
