@@ -2,7 +2,7 @@ package network
 
 // MappingPuller is a MappingSink that may subscribe to single mappings instead of receiving those of all its tenants.
 // Then Replace is not called, and Apply also delivers the answer to each subscription: the mapping, or its end if there
-// is none.
+// is none. After an error of Apply, it subscribes to what it could not change again.
 type MappingPuller interface {
 	MappingSink
 	// Pulls reports whether it subscribes. It is constant.

@@ -69,14 +69,14 @@ func (r *streamMappings) handleEvent(ctx context.Context, event *pilasterv1.Foll
 	}
 	for name, n := range changed {
 		if m := r.m[name]; m != nil {
-			if err := m.handleUpdate(ctx, n); err != nil {
-				r.link.config.Log.Error(
-					"applying changes of a tenant's mappings failed; listing all again",
-					"tenant",
-					name,
-					"error",
-					err,
-				)
+			err := m.handleUpdate(ctx, n)
+			switch {
+			case err != nil && m.pulled:
+				r.link.config.Log.Error("applying changes of a tenant's mappings failed; subscribing again", "tenant",
+					name, "error", err)
+			case err != nil:
+				r.link.config.Log.Error("applying changes of a tenant's mappings failed; listing all again", "tenant",
+					name, "error", err)
 				r.list(ctx, name, m.sinks)
 			}
 		}
@@ -166,7 +166,7 @@ func (r *streamMappings) list(ctx context.Context, name string, to mappingSinks)
 }
 
 func (r *streamMappings) listOnce(ctx context.Context, m *mappingList) error {
-	held := r.heldPrefixes(m.tenant)
+	held := r.heldPrefixes(m)
 	var list []network.Mapping
 	var own []*pilasterv1.Mapping
 	var revision int64
@@ -263,13 +263,16 @@ func RetryAfter(err error) (time.Duration, bool) {
 	return time.Duration(seconds) * time.Second, err == nil && seconds > 0
 }
 
-// heldPrefixes returns this node's subnets and addresses in a tenant's overlays, from local state.
-func (s *mappingSync) heldPrefixes(name string) []netip.Prefix {
-	all := s.link.config.Tenants.Subnets(name)
+// heldPrefixes returns what a list must have: this node's subnets and addresses in a tenant's overlays, from local
+// state. An address with a key may be another node's by now; then it is not in a list of this node's allocations only.
+func (s *mappingSync) heldPrefixes(list *mappingList) []netip.Prefix {
+	all := s.link.config.Tenants.Subnets(list.tenant)
 	for _, m := range heldAddresses(s.core.Endpoints()) {
-		if to, err := netip.ParsePrefix(m.To); err == nil && m.Tenant == name {
-			all = append(all, to)
+		to, err := netip.ParsePrefix(m.To)
+		if mayHaveMoved := m.AddressKey != ""; err != nil || m.Tenant != list.tenant || list.pulled && mayHaveMoved {
+			continue
 		}
+		all = append(all, to)
 	}
 	return all
 }

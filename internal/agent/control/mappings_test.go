@@ -223,6 +223,47 @@ func TestListThatLacks(t *testing.T) {
 	}
 }
 
+// TestListWithoutMovedAddress: a list of the node's own allocations lacks the address of a container that has moved to
+// another node, until the container here is removed. It must have other addresses.
+func TestListWithoutMovedAddress(t *testing.T) {
+	at := func(address string, sequence uint64) endpoint.Attachment {
+		return endpoint.Attachment{
+			Network: "ila", Address: netip.MustParseAddr(address), Gateway: netip.MustParseAddr("10.0.5.254"),
+			Routes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}, Sequence: sequence,
+		}
+	}
+	moved := endpoint.Record{
+		ID: 1, ContainerID: "c1", Interface: "eth0", Tenant: "green", TenantID: 7, State: endpoint.Active,
+		AddressKey: "db-0", Attachments: []endpoint.Attachment{at("10.0.5.1", 3)},
+	}
+	fixed := moved
+	fixed.ID, fixed.ContainerID, fixed.AddressKey = 2, "c2", ""
+	fixed.Attachments = []endpoint.Attachment{at("10.0.5.2", 0)}
+	for _, c := range []struct {
+		name string
+		held endpoint.Record
+		sink network.MappingSink
+		want error
+	}{
+		{"own allocations, with an address key", moved, &puller{}, nil},
+		{"own allocations, without a key", fixed, &puller{}, errIncomplete},
+		{"all mappings, with an address key", moved, &recorder{}, errIncomplete},
+	} {
+		core := agenttest.New(t)
+		reader := newListerOf(t, core, func(int, string) (*pilasterv1.ListMappingsResponse, error) {
+			return page(5, "", "10.0.1.0/24"), nil
+		})
+		if err := core.Store.Put(c.held); err != nil {
+			t.Fatal(err)
+		}
+		to := mappingSinks{c.sink}
+		m := &mappingList{tenant: "green", sinks: to, pulled: to.pull()}
+		if err := reader.listOnce(t.Context(), m); !errors.Is(err, c.want) || m.listed != (c.want == nil) {
+			t.Errorf("%s: listed %v, %v; want %v", c.name, m.listed, err, c.want)
+		}
+	}
+}
+
 // mappedNetwork is a network that receives mappings.
 type mappedNetwork struct {
 	agent.Network

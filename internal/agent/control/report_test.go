@@ -13,6 +13,8 @@ import (
 	"time"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/network"
 )
 
@@ -131,6 +133,41 @@ func TestPulledChanges(t *testing.T) {
 	}
 	if want := []string{"+10.0.0.1/32 -", "+ -10.0.0.1/32"}; !slices.Equal(p.said, want) {
 		t.Errorf("received %q, want %q", p.said, want)
+	}
+}
+
+// pullingNetwork is a network that subscribes to mappings.
+type pullingNetwork struct {
+	agent.Network
+	*puller
+}
+
+// TestPulledChangeThatFails: a list of the node's own allocations does not have it, so the node asks for none. The
+// network subscribes again.
+func TestPulledChangeThatFails(t *testing.T) {
+	core := agenttest.New(t)
+	lists := 0
+	reader := newListerOf(t, core, func(int, string) (*pilasterv1.ListMappingsResponse, error) {
+		lists++
+		return page(5, "", "10.0.1.0/24"), nil
+	})
+	var running sync.WaitGroup
+	var log bytes.Buffer
+	reader.running, reader.link.config.Log = &running, slog.New(slog.NewTextHandler(&log, nil))
+	core.Networks["ila"] = pullingNetwork{puller: &puller{recorder: recorder{fail: agenttest.ErrFake}}}
+	green := listed
+	green.Network = "ila"
+	if _, err := core.Tenants.Merge(agent.TenantState{Tenant: green}); err != nil {
+		t.Fatal(err)
+	}
+	to := reader.sinksOf("green")
+	reader.m["green"] = &mappingList{tenant: "green", sinks: to, stop: func() {}, pulled: to.pull(), listed: true}
+	delta := &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{}}}
+	change := mappingUpdate{revision: 6, add: mappingsTo("10.0.7.0/24")}
+	reader.handleEvent(t.Context(), delta, map[string]mappingUpdate{"green": change})
+	running.Wait()
+	if lists != 0 || !strings.Contains(log.String(), "subscribing again") {
+		t.Errorf("%d lists, log %q", lists, log.String())
 	}
 }
 

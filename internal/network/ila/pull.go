@@ -44,6 +44,7 @@ type subscriptions struct {
 	end     map[netip.Addr]network.Mapping
 	swept   time.Time
 	full    bool // there was no room since the last sweep
+	looked  bool // there was a sweep: the next one knows which mappings are used
 	stats   network.PullStats
 }
 
@@ -56,8 +57,10 @@ type origin struct {
 
 type subscription struct {
 	origin
-	known bool      // there is a mapping to another node, or the container is here
-	until time.Time // end of the subscription if it is not known
+	known  bool      // there is a mapping to another node, or the container is here
+	until  time.Time // end of the subscription if it is not known
+	failed bool      // a change of the mapping was not applied: the node must ask again
+	there  bool      // the orchestrator may have it also while begin has it
 }
 
 func newSubscriptions() *subscriptions {
@@ -72,7 +75,8 @@ func mappingOf(h *hosted, a netip.Addr) network.Mapping {
 }
 
 func (s *subscriptions) add(of origin, a netip.Addr, known bool, until time.Time) {
-	s.of[a] = &subscription{origin: of, known: known, until: until}
+	_, there := s.end[a] // not sent
+	s.of[a] = &subscription{origin: of, known: known, until: until, there: there}
 	if !known {
 		s.unknown[of]++
 	}
@@ -85,8 +89,9 @@ func (s *subscriptions) remove(a netip.Addr) {
 	is := s.of[a]
 	s.set(a, true, time.Time{}) // counts
 	delete(s.of, a)
-	if _, unsent := s.begin[a]; unsent {
-		delete(s.begin, a)
+	_, unsent := s.begin[a]
+	delete(s.begin, a)
+	if unsent && !is.there {
 		return
 	}
 	s.end[a] = mappingOf(is.tenant, a)
@@ -190,10 +195,21 @@ func (n *Network) applyPulled(h *hosted, add, remove []network.Mapping) error {
 	}
 	add, remove = slices.DeleteFunc(slices.Clone(add), other), slices.DeleteFunc(slices.Clone(remove), other)
 	err := n.apply(h, add, remove)
+	failed := map[netip.Addr]bool{}
+	if err != nil {
+		// One by one: a mapping that cannot be used must not keep others from their changes.
+		for _, m := range remove {
+			failed[m.To.Addr()] = n.apply(h, nil, []network.Mapping{m}) != nil
+		}
+		for _, m := range add {
+			failed[m.To.Addr()] = n.apply(h, []network.Mapping{m}, nil) != nil
+		}
+	}
 	for _, m := range slices.Concat(add, remove) {
 		a := m.To.Addr()
 		_, known := h.remote[a]
 		s.set(a, known || n.keyed[a], s.now().Add(unknownTime))
+		s.of[a].failed = s.of[a].known && failed[a] // others end, and the next miss begins them again
 	}
 	return err
 }
@@ -239,7 +255,7 @@ func (n *Network) forgetPulled(h *hosted) {
 	}
 }
 
-// endSubscriptions ends those whose time is over.
+// endSubscriptions ends those whose time is over, and repeats those whose changes were not applied.
 func (n *Network) endSubscriptions() error {
 	if !n.config.Pull {
 		return nil
@@ -249,8 +265,12 @@ func (n *Network) endSubscriptions() error {
 	s := n.subscribed
 	now := s.now()
 	for a, is := range s.of {
-		if !is.known && now.After(is.until) {
+		switch {
+		case !is.known && now.After(is.until):
 			s.remove(a)
+		case is.failed:
+			is.failed, is.there, s.begin[a] = false, true, mappingOf(is.tenant, a)
+			s.signal()
 		}
 	}
 	if now.Sub(s.swept) < sweepTime {
@@ -264,6 +284,10 @@ func (n *Network) endSubscriptions() error {
 	idle, err := n.pulls.Idle()
 	if err != nil {
 		return err
+	}
+	if !s.looked {
+		s.looked = true // a process that does not pull may have been here before: its programs note no use
+		return nil
 	}
 	gone := map[*hosted][]netip.Addr{}
 	for a, unused := range idle {

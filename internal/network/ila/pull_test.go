@@ -2,6 +2,7 @@ package ila
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -48,7 +49,7 @@ func (b *pullBed) restart(room int) {
 		ILA: use, Locator: locator(1), Cluster: cluster{b.bed}, Tables: pullFake{fake{b.bed}, b}, MaxMappings: room,
 		Pull: true,
 	})
-	b.subscribed.now = func() time.Time { return b.now }
+	b.subscribed.now, b.subscribed.swept = func() time.Time { return b.now }, b.now
 	must(b.t, b.PutTenant(b.t.Context(), green))
 	must(b.t, b.PutTenant(b.t.Context(), gold))
 }
@@ -191,6 +192,64 @@ func TestUnknownIdentifiers(t *testing.T) {
 	}
 }
 
+// TestBetweenMessages: a subscription that the orchestrator has gets its end, also if it has begun again meanwhile.
+func TestBetweenMessages(t *testing.T) {
+	b := newPullBed(t, 8)
+	must(t, b.Repair(t.Context(), nil, nil))
+	peer := at(green, 2)
+	b.miss(peer)
+	b.requests("after a miss", some(peer), nil)
+	b.later(2 * answerTime)
+	b.miss(peer)
+	b.later(2 * answerTime)
+	b.requests("ended, begun and ended", nil, some(peer))
+	b.miss(peer)
+	b.later(2 * answerTime)
+	b.requests("begun and ended", nil, nil)
+
+	b.miss(peer)
+	b.answer([]network.Mapping{mapping(green, 2, 2, 9)}, nil)
+	b.requests("after another miss", some(peer), nil)
+	b.fail = errors.New("the table cannot be written")
+	refused(t, b.Apply(t.Context(), green.Name, []network.Mapping{mapping(green, 2, 3, 9)}, nil), "cannot be written")
+	b.fail = nil
+	b.later(time.Second)
+	must(t, b.DeleteTenant(t.Context(), green))
+	b.requests("begun again because of a failure, and ended", nil, some(peer))
+}
+
+// TestPullFailure: the node asks again for a mapping whose change could not be applied. Other changes of the same
+// message are applied.
+func TestPullFailure(t *testing.T) {
+	b := newPullBed(t, 8)
+	must(t, b.Repair(t.Context(), nil, nil))
+	for i := byte(2); i <= 4; i++ {
+		b.miss(at(green, i))
+		b.answer([]network.Mapping{mapping(green, i, 2, 9)}, nil)
+	}
+	b.requests("three", some(at(green, 2), at(green, 3), at(green, 4)), nil)
+	bad := mapping(green, 2, 3, 9)
+	bad.Node = netip.Prefix{}
+	ended := mapping(green, 4, 2, 9)
+	err := b.Apply(t.Context(), green.Name, []network.Mapping{bad, mapping(green, 3, 3, 9)}, []network.Mapping{ended})
+	refused(t, err, "is no node")
+	if b.far[at(green, 2)].Locator != locator(2) || b.far[at(green, 3)].Locator != locator(3) || len(b.far) != 2 {
+		t.Errorf("after an invalid mapping, a move and an end: %+v", b.far)
+	}
+	b.requests("at once", nil, nil)
+	b.later(time.Second)
+	b.requests("later", some(at(green, 2)), nil)
+	b.answer([]network.Mapping{mapping(green, 2, 3, 9)}, nil)
+	b.later(time.Second)
+	b.requests("after a valid answer", nil, nil)
+
+	b.fail = errors.New("the table cannot be written")
+	refused(t, b.Apply(t.Context(), green.Name, nil, []network.Mapping{mapping(green, 3, 3, 9)}), "cannot be written")
+	b.fail = nil
+	b.later(time.Second)
+	b.requests("after an end that failed", some(at(green, 3)), nil)
+}
+
 // TestPullRoom: without room, subscriptions that were not used for a minute end; others stay.
 func TestPullRoom(t *testing.T) {
 	b := newPullBed(t, 2)
@@ -201,6 +260,7 @@ func TestPullRoom(t *testing.T) {
 	}
 	b.requests("two", some(at(green, 2), at(green, 3)), nil)
 	b.idle[at(green, 2)], b.idle[at(green, 3)] = busyTime+1, busyTime
+	b.later(sweepTime) // the first look
 	b.later(sweepTime)
 	b.requests("with room", nil, nil)
 	b.miss(at(green, 4))
@@ -232,6 +292,23 @@ func TestPullRestart(t *testing.T) {
 	}
 	if begin, end := b.Subscriptions(true); len(begin) != 2 || len(end) != 0 {
 		t.Errorf("on a new stream: begin %v, end %v", begin, end)
+	}
+}
+
+// TestPullAfterPush: with push, nothing notes which mappings packets use. So the first look ends no subscription.
+func TestPullAfterPush(t *testing.T) {
+	b := newPullBed(t, 8)
+	peer := at(green, 2)
+	b.far[peer] = Peer{Locator: locator(2), App: 9}
+	b.idle[peer] = time.Hour
+	must(t, b.Repair(t.Context(), nil, nil))
+	b.requests("after the switch", some(peer), nil)
+	b.later(sweepTime)
+	b.requests("after the first look", nil, nil)
+	b.later(sweepTime)
+	b.requests("still not used", nil, some(peer))
+	if len(b.far) != 0 {
+		t.Errorf("after the end: %+v", b.far)
 	}
 }
 
