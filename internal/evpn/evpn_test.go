@@ -159,8 +159,9 @@ func TestUnicastOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	for to, want := range map[string]Reason{
-		"0.0.0.0/0": Accepted, "198.51.100.0/24": Accepted, "255.255.255.255/32": ForeignPrefix, "224.0.0.0/4": ForeignPrefix,
-		"127.0.0.1/32": ForeignPrefix, "ff02::1/128": ForeignPrefix, "2001:db8::/32": Accepted,
+		"0.0.0.0/0": Accepted, "198.51.100.0/24": Accepted, "2001:db8::/32": Accepted,
+		"255.255.255.255/32": ForeignPrefix, "224.0.0.0/4": ForeignPrefix, "127.0.0.1/32": ForeignPrefix,
+		"ff02::1/128": ForeignPrefix,
 	} {
 		route := subnet(vtep1, to)
 		if _, reason := r.check(&route); reason != want {

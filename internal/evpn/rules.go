@@ -48,13 +48,13 @@ var reasonNames = [reasonCount]struct{ name, text string }{
 	OtherVNI:           {"vni", "a VNI is not the one of the tenant with this route target"},
 	BadMAC:             {"mac", "the MAC address is not a unicast address, or is reserved for gateways"},
 	BadRouterMAC:       {"router-mac", "the router MAC address is missing or is not a unicast address"},
-	ForeignAddress:     {"address", "the address is no unicast address, or neither in a CIDR of the tenant nor allowed with --evpn-allow"},
+	ForeignAddress:     {"address", "the address is not unicast, or neither in the tenant's CIDRs nor in --evpn-allow"},
 	OwnSubnet:          {"subnet", "the address is in the subnet of a node of this cluster"},
-	ForeignPrefix:      {"prefix", "the prefix is not of unicast addresses, in a CIDR of the tenant, or not allowed with --evpn-allow"},
+	ForeignPrefix:      {"prefix", "the prefix is not unicast, in the tenant's CIDRs, or not in --evpn-allow"},
 	BadTunnel:          {"tunnel", "the tunnel is not ingress replication to the next hop"},
 	TooManyPaths: {
 		"paths",
-		fmt.Sprintf("%d other routes of the peer are about the same address, prefix, VTEP, or MAC without address", MaxPaths),
+		fmt.Sprintf("%d other routes of the peer have the same address, prefix, VTEP, or MAC without address", MaxPaths),
 	},
 }
 

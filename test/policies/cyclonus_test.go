@@ -140,7 +140,7 @@ func compare(t *testing.T, l *lab.Lab, bits, part int) {
 	}
 	t.Logf("%d cases, %d packets and their answers, %d of them allowed; %d differ from cyclonus; %v, %v of it "+
 		"until policies were in force", len(trials), count, arrive, wrong, time.Since(begun), applying)
-	if all < 200 || count < 10_000 || arrive < count/10 || arrive > count*9/10 {
+	if all < 200 || count < 60_000/parts || arrive < count/10 || arrive > count*9/10 {
 		t.Error("too few cases or packets")
 	}
 }
