@@ -54,7 +54,7 @@ var reasonNames = [reasonCount]struct{ name, text string }{
 	BadTunnel:          {"tunnel", "the tunnel is not ingress replication to the next hop"},
 	TooManyPaths: {
 		"paths",
-		fmt.Sprintf("%d other routes of the peer have the same address, prefix, VTEP, or MAC without address", MaxPaths),
+		fmt.Sprintf("%d other routes of the peer have the same address, prefix, VTEP, or bare MAC", MaxPaths),
 	},
 }
 
