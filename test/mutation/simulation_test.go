@@ -35,8 +35,8 @@ func faults() []fault {
 		},
 		{
 			"mappings not sent", "internal/orchestrator/cache/subscriber.go",
-			"case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.pullsMappings:",
-			`case e.Mapping != nil && f.has(e.Mapping.Tenant) && !f.pullsMappings && f.Node.Name != "n3":`,
+			"case e.Mapping != nil && f.receives(e.Mapping):",
+			`case e.Mapping != nil && f.receives(e.Mapping) && f.Node.Name != "n3":`,
 			"TestNimitz", "a node lacks mappings of a tenant", false,
 		},
 		{
