@@ -121,7 +121,8 @@ generate: deps ## protobuf, eBPF objects, drop reasons and command reference; re
 generated: deps ## runs make generate in a copy of the tree, and compares the result with the committed files
 	@.ci/generated
 
-# FORM=full takes 28 minutes, about nine for policies and ten for caches, and by estimate half an hour more for networks.
+# FORM=full takes 28 minutes, about nine for policies and ten for caches, and by estimate half an hour more for
+# networks.
 # FORM=smoke is for CI; its figures mean little.
 bench: ## the datapath, policy rules, caches of overlays, networks side by side: FORM=quick (17 minutes), full or smoke
 	@$(as_root)
@@ -177,7 +178,7 @@ macvlan: ## the suites with macvlans for containers, and a minute of soak
 # out: containerd's overlays do not work on the virtual machine's root, which is an overlay. So is Open vSwitch, whose
 # ports Linux 6.12 cannot let forward alone.
 netkit: export PILASTER_TEST_DEVICE := netkit
-netkit: ## what depends on the device with netkits for containers, on Linux 6.12 in a virtual machine: an hour; FORM=smoke: a minute
+netkit: ## what depends on the device, with netkits, on Linux 6.12 in a virtual machine: by estimate an hour; FORM=smoke
 ifeq ($(FORM),smoke)
 	@$(MAKE) vm CPUS=1 RUN='^Test(Budget|TenContainers|MissingProgramDrops|CheckNamesAndRestoreRepairs|ChooseDevice)$$$$' | awk -v least=5 -f .ci/test-output.awk
 else

@@ -54,7 +54,7 @@ type appView struct {
 type appNumbersView struct {
 	Used       int      `json:"used"`
 	Capacity   uint32   `json:"capacity"`
-	Retiring   int      `json:"retiring"`            // of Used: retired when all nodes have reported that no container has them
+	Retiring   int      `json:"retiring"`            // of Used: retired when all nodes report that no container has them
 	WaitingFor []string `json:"waitingFor,omitzero"` // nodes that have not reported whether a container has them
 	Resting    uint32   `json:"resting"`             // quarantined for some minutes
 }

@@ -27,7 +27,7 @@ type Scenario struct {
 	NodeBits          int               `yaml:"nodeBits"          json:"nodeBits,omitempty"`    // of a node's subnet of it; 0 means 80
 	NoNodeCIDRs       bool              `yaml:"noNodeCIDRs"       json:"noNodeCIDRs,omitempty"` // addresses are allocated one by one, without subnets of nodes
 	MappingsBy        string            `yaml:"mappingsBy"        json:"mappingsBy,omitempty"`  // on a network with mappings: how nodes receive them; empty means by stream
-	ActivePeers       int               `yaml:"activePeers"       json:"activePeers,omitempty"` // on a network whose nodes may subscribe to mappings: each does to so many; 0: they receive all
+	ActivePeers       int               `yaml:"activePeers"       json:"activePeers,omitempty"` // mappings that each node subscribes to; 0: it receives all
 	Tenants           int               `yaml:"tenants"           json:"tenants"`               // 0 means 1; containers are assigned to them in turn
 	Nodes             int               `yaml:"nodes"             json:"nodes"`
 	ContainersPerNode int               `yaml:"containersPerNode" json:"containersPerNode"`

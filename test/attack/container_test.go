@@ -99,11 +99,23 @@ func datagram(from, to netip.Addr) packet.Packet {
 }
 
 // from is an attack of packets from a container, repeated many times.
-func from(name, container string, why dropreason.Reason, at string, ports int, packets ...packet.Packet) attack {
-	a := attack{name: name, from: container, why: why, at: at, ports: ports}
+func from(name, sender string, why dropreason.Reason, at string, ports int, packets ...packet.Packet) attack {
+	a := attack{name: name, from: sender, why: why, at: at, ports: ports}
 	for _, p := range packets {
 		for range many {
-			a.frames = append(a.frames, toGateway(p.Marshal()))
+			a.frames = append(a.frames, p.Frame(gateway, container))
+		}
+	}
+	return a
+}
+
+// wire is an attack of packets that a sender on the fabric sends to the device of another one, repeated many times.
+func (b *bed) wire(name, sender, receiver string, why dropreason.Reason, at string, ports int,
+	packets ...packet.Packet) attack {
+	a := attack{name: name, from: sender, why: why, at: at, ports: ports}
+	for _, p := range packets {
+		for range many {
+			a.frames = append(a.frames, p.Frame(b.inject[receiver].MAC(), b.inject[sender].MAC()))
 		}
 	}
 	return a

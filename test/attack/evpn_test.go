@@ -57,27 +57,11 @@ func (b *bed) evpn(t *testing.T) []attack {
 	}
 	inner := func(to net.HardwareAddr, p packet.Packet) []byte { return p.Frame(to, gateway) }
 	good := inner(router[:], datagram(own4, far4))
-	frames := func(name, sender, receiver string, why dropreason.Reason, at string, ports int,
-		packets ...packet.Packet) attack {
-		a := attack{name: name, from: sender, why: why, at: at, ports: ports}
-		for _, p := range packets {
-			for range many {
-				a.frames = append(a.frames, p.Frame(b.inject[receiver].MAC(), b.inject[sender].MAC()))
-			}
-		}
-		return a
-	}
 	fabric := func(name string, why dropreason.Reason, packets ...packet.Packet) attack {
-		return frames(name, onRouter+"n2", onNode+"n2", why, "n2", 1, packets...)
+		return b.wire(name, onRouter+"n2", onNode+"n2", why, "n2", 1, packets...)
 	}
 	inside := func(name string, why dropreason.Reason, packets ...packet.Packet) attack {
-		a := attack{name: name, from: "o1", why: why, at: "n1"}
-		for _, p := range packets {
-			for range many {
-				a.frames = append(a.frames, p.Frame(gateway, container))
-			}
-		}
-		return a
+		return from(name, "o1", why, "n1", 0, packets...)
 	}
 	question := func(from netip.Addr) []byte {
 		target := far4.As4()
@@ -110,7 +94,7 @@ func (b *bed) evpn(t *testing.T) []attack {
 		fabric("VXLAN with a question", dropreason.NotReplicated, tunnel(vtep("n1"), vni, question(own4))),
 		fabric("VXLAN to no container", dropreason.NoEndpoint,
 			tunnel(vtep("n1"), vni, inner(router[:], datagram(own4, absent4)))),
-		frames("VXLAN of a process", onNode+"n3", onRouter+"n3", dropreason.TunnelForged, "n3", 0,
+		b.wire("VXLAN of a process", onNode+"n3", onRouter+"n3", dropreason.TunnelForged, "n3", 0,
 			tunnel(vtep("n3"), vni, good)),
 	}
 }

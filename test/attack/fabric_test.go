@@ -97,28 +97,18 @@ func (b *bed) fabric(t *testing.T) []attack {
 // nodes returns attacks of processes on a node, and of machines that are not nodes.
 func (b *bed) nodes(t *testing.T) []attack {
 	b1, b2, r2, n2 := b.container(t, "b1"), b.container(t, "b2"), b.container(t, "r2"), b.prefix(t, "n2")
-	out := func(name, sender, receiver string, why dropreason.Reason, at string, ports int,
-		packets ...packet.Packet) attack {
-		a := attack{name: name, from: sender, why: why, at: at, ports: ports}
-		for _, p := range packets {
-			for range many {
-				a.frames = append(a.frames, p.Frame(b.inject[receiver].MAC(), b.inject[sender].MAC()))
-			}
-		}
-		return a
-	}
 	underlay := netip.MustParseAddr("2001:db8:70::2") // the outsider's own address
 	return []attack{
-		out("process claims a container's address", onNode+"n3", onRouter+"n3", dropreason.HostClaimsTenant, "n3", 0,
+		b.wire("process claims a container's address", onNode+"n3", onRouter+"n3", dropreason.HostClaimsTenant, "n3", 0,
 			datagram(b1.Plaintext, b2.Plaintext), datagram(b.container(t, "b3").Plaintext, b2.Plaintext),
 			datagram(r2.Plaintext, b2.Plaintext)),
-		out("process sends to a ciphertext, and as one", onNode+"n3", onRouter+"n3", dropreason.PrivateOutside, "n3",
+		b.wire("process sends to a ciphertext, and as one", onNode+"n3", onRouter+"n3", dropreason.PrivateOutside, "n3",
 			0,
 			datagram(b.prefix(t, "n3").Addr().Next(), b2.Address),
 			datagram(b.container(t, "b3").Address, n2.Addr().Next())),
-		out("outsider claims a container's address", outsider, onRouter+outsider, 0, "", 0,
+		b.wire("outsider claims a container's address", outsider, onRouter+outsider, 0, "", 0,
 			datagram(b1.Plaintext, b2.Plaintext)),
-		out("outsider sends to a container", outsider, onRouter+outsider, dropreason.TenantMismatch, "n2", 1,
+		b.wire("outsider sends to a container", outsider, onRouter+outsider, dropreason.TenantMismatch, "n2", 1,
 			datagram(underlay, b2.Plaintext), datagram(underlay, r2.Plaintext)),
 	}
 }

@@ -48,18 +48,7 @@ func (b *bed) ila(t *testing.T) []attack {
 			Body: packet.ICMP{Type: packet.TimeExceeded, Payload: datagram(quotedFrom, quotedTo).Marshal()}}
 	}
 	fabric := func(name string, why dropreason.Reason, packets ...packet.Packet) attack {
-		a := attack{name: name, from: onRouter + "n2", why: why, at: "n2", ports: 1}
-		for _, p := range packets {
-			for range many {
-				a.frames = append(a.frames, p.Frame(b.inject[onNode+"n2"].MAC(), b.inject[onRouter+"n2"].MAC()))
-			}
-		}
-		return a
-	}
-	process := attack{name: "a process as a container", from: onNode + "n3", why: dropreason.HostClaimsTenant, at: "n3"}
-	for range many {
-		process.frames = append(process.frames,
-			datagram(at(s1, "n3"), at(s2, "n2")).Frame(b.inject[onRouter+"n3"].MAC(), b.inject[onNode+"n3"].MAC()))
+		return b.wire(name, onRouter+"n2", onNode+"n2", why, "n2", 1, packets...)
 	}
 	stranger := netip.MustParseAddr("2001:db8:70:99::1")
 	return []attack{
@@ -86,6 +75,7 @@ func (b *bed) ila(t *testing.T) []attack {
 		fabric("to a node", dropreason.TenantToNode, datagram(at(s1, "n1"), b.prefix(t, "n2").Addr().Next())),
 		fabric("error about a packet of others, of a router", dropreason.IcmpQuote,
 			meddling(stranger, at(s2, "n2"), at(t2, "n2"), at(s1, "n1"))),
-		process,
+		b.wire("a process as a container", onNode+"n3", onRouter+"n3", dropreason.HostClaimsTenant, "n3", 0,
+			datagram(at(s1, "n3"), at(s2, "n2"))),
 	}
 }

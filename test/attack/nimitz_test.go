@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"testing"
-	"time"
 
 	"connectrpc.com/connect"
 
@@ -54,16 +53,13 @@ func (b *bed) serve(t *testing.T, name string, nodes ...string) {
 		t.Fatal(err)
 	}
 	for _, node := range nodes {
-		for {
+		labtest.Until(t, labtest.Patience, "the service is on "+node, func() bool {
 			got, err := b.Agent(node).Status(b.ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got.Msg.GetGateway().GetServices() > 0 {
-				break
-			}
-			time.Sleep(tryAgain)
-		}
+			return got.Msg.GetGateway().GetServices() > 0
+		})
 	}
 }
 
@@ -75,13 +71,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 	at6, at4 := v1.Address, v1.Addresses()[1]
 	unused6, unused4 := netip.MustParseAddr("fd12::ffff:0:1"), netip.MustParseAddr("10.12.250.1")
 	inside := func(name string, why dropreason.Reason, packets ...packet.Packet) attack {
-		a := attack{name: name, from: "v1", why: why, at: "n1"}
-		for _, p := range packets {
-			for range many {
-				a.frames = append(a.frames, p.Frame(gateway, container))
-			}
-		}
-		return a
+		return from(name, "v1", why, "n1", 0, packets...)
 	}
 	violet, err := b.Operator().GetTenant(b.ctx, connect.NewRequest(&pilasterv1.GetTenantRequest{Name: "violet"}))
 	if err != nil {
@@ -98,18 +88,8 @@ func (b *bed) nimitz(t *testing.T) []attack {
 	tunnel := func(from, to netip.Addr, vni uint32) packet.Packet {
 		return carry(from, to, vni, datagram(at6, v2.Address))
 	}
-	wire := func(name, sender, receiver string, why dropreason.Reason, at string, ports int,
-		packets ...packet.Packet) attack {
-		a := attack{name: name, from: sender, why: why, at: at, ports: ports}
-		for _, p := range packets {
-			for range many {
-				a.frames = append(a.frames, p.Frame(b.inject[receiver].MAC(), b.inject[sender].MAC()))
-			}
-		}
-		return a
-	}
 	fabric := func(name string, why dropreason.Reason, packets ...packet.Packet) attack {
-		return wire(name, onRouter+"n2", onNode+"n2", why, "n2", 1, packets...)
+		return b.wire(name, onRouter+"n2", onNode+"n2", why, "n2", 1, packets...)
 	}
 	to := pipeline.VTEP(n2)
 	routed, meddling := datagram(at6, v2.Address), datagram(at6, v2.Address)
@@ -143,7 +123,7 @@ func (b *bed) nimitz(t *testing.T) []attack {
 			carry(pipeline.VTEP(n1), to, vni, half)),
 		fabric("VXLAN of a node that looks at no quotes, with an error about another endpoint's packet",
 			dropreason.IcmpQuote, carry(pipeline.VTEP(n1), to, vni, meddling)),
-		wire("VXLAN of a process", onNode+"n3", onRouter+"n3", dropreason.TunnelForged, "n3", 0,
+		b.wire("VXLAN of a process", onNode+"n3", onRouter+"n3", dropreason.TunnelForged, "n3", 0,
 			tunnel(pipeline.VTEP(n3), to, vni)),
 	}
 }

@@ -2,12 +2,12 @@ package attack_test
 
 import (
 	"testing"
-	"time"
 
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/dropreason"
+	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
 )
 
@@ -55,15 +55,12 @@ func (b *bed) untilReceived(t *testing.T, node, tenant string) {
 		t.Fatal(err)
 	}
 	for _, p := range list.Msg.Policies {
-		for {
+		labtest.Until(t, labtest.Patience, "the policies are on "+node, func() bool {
 			status, err := b.Agent(node).Status(b.ctx, connect.NewRequest(&pilasterv1.StatusRequest{}))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if status.Msg.GetOrchestrator().GetRevision() >= p.Revision {
-				break
-			}
-			time.Sleep(tryAgain)
-		}
+			return status.Msg.GetOrchestrator().GetRevision() >= p.Revision
+		})
 	}
 }

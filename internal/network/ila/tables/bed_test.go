@@ -193,9 +193,15 @@ func (b *bed) extend(t testing.TB) {
 // peerUntil sets when the former locator of a container elsewhere ends, localUntil that of one here.
 func (b *bed) peerUntil(t testing.TB, a netip.Addr, until uint64) {
 	t.Helper()
+	b.changePeer(t, a, func(p *objectIlaPeer) { p.Until = until })
+}
+
+// changePeer changes the entry of a container elsewhere.
+func (b *bed) changePeer(t testing.TB, a netip.Addr, change func(*objectIlaPeer)) {
+	t.Helper()
 	var p objectIlaPeer
 	must(t, b.peers().Lookup(identifier(a), &p))
-	p.Until = until
+	change(&p)
 	must(t, b.peers().Put(identifier(a), p))
 }
 

@@ -125,10 +125,7 @@ func (b *bed) wrongPull(t testing.TB) (names []string) {
 // lastUse sets when a packet last used a mapping.
 func (b *bed) lastUse(t testing.TB, a netip.Addr, used uint32) {
 	t.Helper()
-	var p objectIlaPeer
-	must(t, b.peers().Lookup(identifier(a), &p))
-	p.Used = used
-	must(t, b.peers().Put(identifier(a), p))
+	b.changePeer(t, a, func(p *objectIlaPeer) { p.Used = used })
 }
 
 // TestPull: what a node reports that subscribes to mappings, and that it knows which ones packets use.
