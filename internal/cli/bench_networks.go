@@ -18,7 +18,7 @@ func newBenchNetworksCommand(env Env) *cobra.Command {
 	var flannel, from, page string
 	var to reportPlace
 	var form func() string
-	known, missing := networks.All()
+	known := networks.All()
 	forms := map[string]func() networks.Options{
 		"quick": networks.Quick, "full": networks.Full, "smoke": networks.Smoke,
 	}
@@ -43,7 +43,7 @@ the figures.
 A folder given with -o gets report.json, and report.html with plots. With --from, the command measures nothing and
 prints an earlier report.json; with --page it replaces the tables of a Markdown file, between its marks.
 
-Networks: ` + strings.Join(networks.Names(known), ", ") + lacking(missing),
+Networks: ` + strings.Join(networks.Names(known), ", "),
 		Example: `  pilaster bench networks --quick -o results
   pilaster bench networks --full --flannel ./flannel.sh -o results
   pilaster bench networks --networks ` + strings.Join(networks.Names(known)[:3], ",") + ` -o json
@@ -102,14 +102,6 @@ Networks: ` + strings.Join(networks.Names(known), ", ") + lacking(missing),
 	return c
 }
 
-// lacking names the rows that this build does not have.
-func lacking(missing []networks.Missing) (text string) {
-	for _, m := range missing {
-		text += fmt.Sprintf("\n\nLeft out: %s: %s", m.Network, m.Reason)
-	}
-	return text
-}
-
 // readNetworks reads the report of an earlier run.
 func readNetworks(path string) (*networks.Report, error) {
 	b, err := os.ReadFile(path)
@@ -141,7 +133,6 @@ func chooseNetworks(o *networks.Options, known []networks.Network, chosen []stri
 				strings.Join(networks.Names(known), ", "))
 		}
 	}
-	o.Missing = nil
 	o.Networks = slices.DeleteFunc(slices.Clone(known),
 		func(n networks.Network) bool { return !slices.Contains(chosen, n.Name) })
 	return nil

@@ -18,7 +18,8 @@ type PeerCount struct {
 // HiddenSize is how many bytes of attributes a hidden loop counts for: those of BGP's largest message (RFC 4271 §4).
 const HiddenSize = 4096
 
-// Hide sets how many loops of a peer that is up the caller knows only the number of. They count towards its limits.
+// Hide sets the number of loops of a peer that the caller has counted, but not passed to Update. They count towards the
+// peer's limits.
 func (t *Table) Hide(addr netip.Addr, loops int) {
 	if p := t.peers[addr]; p != nil && p.up {
 		p.hidden = loops

@@ -71,7 +71,7 @@ func TestClusters(t *testing.T) {
 		Events: 1, Look: 200 * time.Millisecond, Binary: labtest.Binary(t), Name: labName(),
 		Progress: func(what string) { t.Log(what) },
 	}
-	all, _ := All()
+	all := All()
 	for _, n := range all {
 		for _, c := range n.Clusters {
 			t.Run(c.Name, func(t *testing.T) {

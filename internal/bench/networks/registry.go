@@ -1,11 +1,8 @@
 package networks
 
 import (
-	"fmt"
 	"net/netip"
-	"slices"
 
-	"pilaster.io/pilaster/internal/bench/scenario"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -48,26 +45,10 @@ type Cluster struct {
 	PerNode int
 }
 
-// Missing is a row that this build does not have.
+// Missing is a row that this machine does not support.
 type Missing struct {
 	Network string `json:"network"`
 	Reason  string `json:"reason"`
-}
-
-// All returns the rows of this build in the order of reports, and those that it does not have. Add a network here.
-func All() (all []Network, missing []Missing) {
-	known := scenario.Names(scenario.Scenarios())
-	for _, n := range rows() {
-		switch {
-		case !slices.Contains(known, n.Scenario):
-			missing = append(missing, Missing{n.Name, fmt.Sprintf("this build has no scenario %q", n.Scenario)})
-		case n.Tenant != nil && !slices.Contains(tenant.Networks(), n.Tenant.Network):
-			missing = append(missing, Missing{n.Name, fmt.Sprintf("this build has no network %q", n.Tenant.Network)})
-		default:
-			all = append(all, n)
-		}
-	}
-	return all, missing
 }
 
 // Names returns the names of rows.
@@ -78,7 +59,8 @@ func Names(all []Network) (names []string) {
 	return names
 }
 
-func rows() []Network {
+// All returns the rows in the order of reports. Add a network here.
+func All() []Network {
 	return []Network{
 		{Name: "native", Scenario: "native", Design: designNative, Smoke: true},
 		{

@@ -311,7 +311,7 @@ func (r *Report) stateBars() *plot.Bars {
 
 // class is the colour of a row: ours, or others'.
 func class(row string) string {
-	all, _ := All()
+	all := All()
 	if slices.ContainsFunc(all, func(n Network) bool { return n.Name == row && n.Tenant != nil }) {
 		return "ours"
 	}

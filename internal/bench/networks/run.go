@@ -16,7 +16,7 @@ import (
 type Options struct {
 	Form     string
 	Networks []Network
-	Missing  []Missing // rows that this build or machine does not have
+	Missing  []Missing // rows that this machine does not support
 	Speed    bench.Options
 	// Containers start on the second of two real nodes, and Events is how often another one starts, moves and stops.
 	Containers, Events int
@@ -67,7 +67,7 @@ func Full() Options {
 
 func options(form string, speed bench.Options, metrics ...string) Options {
 	o := Options{Form: form, Speed: speed}
-	o.Networks, o.Missing = All()
+	o.Networks = All()
 	o.Speed.Form = form
 	o.Speed.Metrics, _ = scenario.Pick(traffic.Metrics(), metrics)
 	return o
