@@ -46,6 +46,7 @@ type Tenant struct {
 	// Only with overlays; see CheckNorthSouth.
 	Services     []Service
 	Publications []Publication
+	Offloads     []Offload
 }
 
 // Equal compares all fields.
@@ -56,6 +57,7 @@ func (t Tenant) Equal(other Tenant) bool {
 		slices.Equal(t.Overlays, other.Overlays) &&
 		slices.Equal(t.Services, other.Services) &&
 		slices.Equal(t.Publications, other.Publications) &&
+		slices.EqualFunc(t.Offloads, other.Offloads, Offload.Equal) &&
 		slices.EqualFunc(t.Regions, other.Regions, Region.Equal)
 }
 

@@ -76,6 +76,64 @@ func (Addressing) EnumDescriptor() ([]byte, []int) {
 	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{0}
 }
 
+type OffloadPhase int32
+
+const (
+	OffloadPhase_OFFLOAD_PHASE_UNSPECIFIED OffloadPhase = 0
+	OffloadPhase_OFFLOAD_PHASE_PREPARING   OffloadPhase = 1 // frontends load the rules; packets go to the backend
+	OffloadPhase_OFFLOAD_PHASE_DUAL        OffloadPhase = 2 // packets go to the frontends; the backend has its rules too
+	OffloadPhase_OFFLOAD_PHASE_ACTIVE      OffloadPhase = 3 // packets go to the frontends; the backend has dropped its rules
+	OffloadPhase_OFFLOAD_PHASE_RETURNING   OffloadPhase = 4 // packets go to the frontends; the backend loads its rules again
+	OffloadPhase_OFFLOAD_PHASE_ENDING      OffloadPhase = 5 // packets go to the backend; the frontends still have the rules
+)
+
+// Enum value maps for OffloadPhase.
+var (
+	OffloadPhase_name = map[int32]string{
+		0: "OFFLOAD_PHASE_UNSPECIFIED",
+		1: "OFFLOAD_PHASE_PREPARING",
+		2: "OFFLOAD_PHASE_DUAL",
+		3: "OFFLOAD_PHASE_ACTIVE",
+		4: "OFFLOAD_PHASE_RETURNING",
+		5: "OFFLOAD_PHASE_ENDING",
+	}
+	OffloadPhase_value = map[string]int32{
+		"OFFLOAD_PHASE_UNSPECIFIED": 0,
+		"OFFLOAD_PHASE_PREPARING":   1,
+		"OFFLOAD_PHASE_DUAL":        2,
+		"OFFLOAD_PHASE_ACTIVE":      3,
+		"OFFLOAD_PHASE_RETURNING":   4,
+		"OFFLOAD_PHASE_ENDING":      5,
+	}
+)
+
+func (x OffloadPhase) Enum() *OffloadPhase {
+	p := new(OffloadPhase)
+	*p = x
+	return p
+}
+
+func (x OffloadPhase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OffloadPhase) Descriptor() protoreflect.EnumDescriptor {
+	return file_pilaster_v1_cluster_proto_enumTypes[1].Descriptor()
+}
+
+func (OffloadPhase) Type() protoreflect.EnumType {
+	return &file_pilaster_v1_cluster_proto_enumTypes[1]
+}
+
+func (x OffloadPhase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OffloadPhase.Descriptor instead.
+func (OffloadPhase) EnumDescriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{1}
+}
+
 // Plan has the prefixes of the cluster. They never change after the first start.
 type Plan struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -168,6 +226,9 @@ type Node struct {
 	// How it writes addresses in packets on the fabric, if it has a network with a choice. Nodes with different forms do
 	// not reach each other.
 	Form          string `protobuf:"bytes,12,opt,name=form,proto3" json:"form,omitempty"`
+	Offloads      bool   `protobuf:"varint,13,opt,name=offloads,proto3" json:"offloads,omitempty"`                       // it can be a backend and a frontend of offloads
+	MtuReserve    uint32 `protobuf:"varint,14,opt,name=mtu_reserve,json=mtuReserve,proto3" json:"mtu_reserve,omitempty"` // bytes by which its containers' MTU is smaller than the tunnels allow
+	Rack          string `protobuf:"bytes,15,opt,name=rack,proto3" json:"rack,omitempty"`                                // a label for the choice of frontends; may be empty
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -286,6 +347,27 @@ func (x *Node) GetForm() string {
 	return ""
 }
 
+func (x *Node) GetOffloads() bool {
+	if x != nil {
+		return x.Offloads
+	}
+	return false
+}
+
+func (x *Node) GetMtuReserve() uint32 {
+	if x != nil {
+		return x.MtuReserve
+	}
+	return 0
+}
+
+func (x *Node) GetRack() string {
+	if x != nil {
+		return x.Rack
+	}
+	return ""
+}
+
 // TenantId is one 24-bit id a tenant owns, with its key. Ids are never reused.
 type TenantId struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -365,6 +447,7 @@ type Tenant struct {
 	// without a migration.
 	Leaving       string        `protobuf:"bytes,11,opt,name=leaving,proto3" json:"leaving,omitempty"`
 	RetiringApps  *RetiringApps `protobuf:"bytes,12,opt,name=retiring_apps,json=retiringApps,proto3" json:"retiring_apps,omitempty"` // unset without a retirement round
+	Offloads      []*Offload    `protobuf:"bytes,13,rep,name=offloads,proto3" json:"offloads,omitempty"`                             // of a nimitz tenant: by backend, at most 64
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -483,6 +566,192 @@ func (x *Tenant) GetRetiringApps() *RetiringApps {
 	return nil
 }
 
+func (x *Tenant) GetOffloads() []*Offload {
+	if x != nil {
+		return x.Offloads
+	}
+	return nil
+}
+
+// Offload has a tenant's rules for containers of one node, its backend, looked up on other nodes, its frontends. The
+// sessions stay at the backend (Nezha §3).
+type Offload struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`        // 24 bits, never reused: the service path identifier in NSH
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`     // the backend
+	Prefix        string                 `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"` // of the backend
+	Phase         OffloadPhase           `protobuf:"varint,4,opt,name=phase,proto3,enum=pilaster.v1.OffloadPhase" json:"phase,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`         // random, never 0, of this activation: packets of an earlier one are stale
+	Frontends     []*Frontend            `protobuf:"bytes,6,rep,name=frontends,proto3" json:"frontends,omitempty"`  // at most 16, of which 1, 2, 4 or 8 are not draining
+	Endpoints     []*OffloadedEndpoint   `protobuf:"bytes,10,rep,name=endpoints,proto3" json:"endpoints,omitempty"` // from the backend's reports; not stored
+	Since         uint64                 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"`         // the tenant's changes at which phase or frontends changed last
+	Automatic     bool                   `protobuf:"varint,8,opt,name=automatic,proto3" json:"automatic,omitempty"` // started by the controller
+	Changed       *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=changed,proto3" json:"changed,omitempty"`      // when phase or frontends changed last
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Offload) Reset() {
+	*x = Offload{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Offload) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Offload) ProtoMessage() {}
+
+func (x *Offload) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Offload.ProtoReflect.Descriptor instead.
+func (*Offload) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Offload) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Offload) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Offload) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *Offload) GetPhase() OffloadPhase {
+	if x != nil {
+		return x.Phase
+	}
+	return OffloadPhase_OFFLOAD_PHASE_UNSPECIFIED
+}
+
+func (x *Offload) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Offload) GetFrontends() []*Frontend {
+	if x != nil {
+		return x.Frontends
+	}
+	return nil
+}
+
+func (x *Offload) GetEndpoints() []*OffloadedEndpoint {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *Offload) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *Offload) GetAutomatic() bool {
+	if x != nil {
+		return x.Automatic
+	}
+	return false
+}
+
+func (x *Offload) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+// Frontend is a node that looks up rules for an offload.
+type Frontend struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Draining      bool                   `protobuf:"varint,3,opt,name=draining,proto3" json:"draining,omitempty"` // packets from it are still accepted, none are sent to it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Frontend) Reset() {
+	*x = Frontend{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Frontend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Frontend) ProtoMessage() {}
+
+func (x *Frontend) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Frontend.ProtoReflect.Descriptor instead.
+func (*Frontend) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Frontend) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Frontend) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *Frontend) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
 // RetiringApps are apps of a tenant whose ids may be reused for other labels. First step: each node that hosts the
 // tenant reports which of these apps its containers have. After its report, the node creates a container of a listed
 // app only when Resolve has removed the app from the list. Second step: the list has the apps that no node has, and all
@@ -498,7 +767,7 @@ type RetiringApps struct {
 
 func (x *RetiringApps) Reset() {
 	*x = RetiringApps{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -510,7 +779,7 @@ func (x *RetiringApps) String() string {
 func (*RetiringApps) ProtoMessage() {}
 
 func (x *RetiringApps) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -523,7 +792,7 @@ func (x *RetiringApps) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetiringApps.ProtoReflect.Descriptor instead.
 func (*RetiringApps) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RetiringApps) GetRound() uint64 {
@@ -561,7 +830,7 @@ type TenantRegion struct {
 
 func (x *TenantRegion) Reset() {
 	*x = TenantRegion{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -573,7 +842,7 @@ func (x *TenantRegion) String() string {
 func (*TenantRegion) ProtoMessage() {}
 
 func (x *TenantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -586,7 +855,7 @@ func (x *TenantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantRegion.ProtoReflect.Descriptor instead.
 func (*TenantRegion) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TenantRegion) GetName() string {
@@ -638,7 +907,7 @@ type Region struct {
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -650,7 +919,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -663,7 +932,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Region) GetName() string {
@@ -707,7 +976,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -719,7 +988,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -732,7 +1001,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Service) GetTenant() string {
@@ -778,7 +1047,7 @@ type Publication struct {
 
 func (x *Publication) Reset() {
 	*x = Publication{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -790,7 +1059,7 @@ func (x *Publication) String() string {
 func (*Publication) ProtoMessage() {}
 
 func (x *Publication) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -803,7 +1072,7 @@ func (x *Publication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publication.ProtoReflect.Descriptor instead.
 func (*Publication) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Publication) GetTenant() string {
@@ -860,7 +1129,7 @@ type Overlay struct {
 
 func (x *Overlay) Reset() {
 	*x = Overlay{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -872,7 +1141,7 @@ func (x *Overlay) String() string {
 func (*Overlay) ProtoMessage() {}
 
 func (x *Overlay) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -885,7 +1154,7 @@ func (x *Overlay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
 func (*Overlay) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Overlay) GetCidr() string {
@@ -930,7 +1199,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -942,7 +1211,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -955,7 +1224,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Mapping) GetTenant() string {
@@ -1044,25 +1313,30 @@ func (x *Mapping) GetAddressKey() string {
 
 // Hosting is a node's report about a tenant that it hosts.
 type Hosting struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	Accepts       []uint32               `protobuf:"varint,3,rep,packed,name=accepts,proto3" json:"accepts,omitempty"`                       // ids in its packet path
-	Holds         []uint32               `protobuf:"varint,4,rep,packed,name=holds,proto3" json:"holds,omitempty"`                           // of these, the ids of its containers and the one for the next container
-	Sequence      uint64                 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`                            // in the store: sequence of the node's message
-	Connected     bool                   `protobuf:"varint,6,opt,name=connected,proto3" json:"connected,omitempty"`                          // the node; memory only, never stored
-	Moving        *Moving                `protobuf:"bytes,7,opt,name=moving,proto3" json:"moving,omitempty"`                                 // while the tenant leaves a network
-	Overrides     []*Override            `protobuf:"bytes,8,rep,name=overrides,proto3" json:"overrides,omitempty"`                           // of its containers; their tenant is not set
-	HeardRound    uint64                 `protobuf:"varint,9,opt,name=heard_round,json=heardRound,proto3" json:"heard_round,omitempty"`      // the last round of RetiringApps that the node applied; earlier builds report none
-	KeepsApps     []uint32               `protobuf:"varint,10,rep,packed,name=keeps_apps,json=keepsApps,proto3" json:"keeps_apps,omitempty"` // apps of that round that its containers have, or that it has not deleted yet
-	Unenforced    string                 `protobuf:"bytes,11,opt,name=unenforced,proto3" json:"unenforced,omitempty"`                        // why the node does not enforce the tenant's current policies
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Tenant     string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Node       string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Accepts    []uint32               `protobuf:"varint,3,rep,packed,name=accepts,proto3" json:"accepts,omitempty"`                       // ids in its packet path
+	Holds      []uint32               `protobuf:"varint,4,rep,packed,name=holds,proto3" json:"holds,omitempty"`                           // of these, the ids of its containers and the one for the next container
+	Sequence   uint64                 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`                            // in the store: sequence of the node's message
+	Connected  bool                   `protobuf:"varint,6,opt,name=connected,proto3" json:"connected,omitempty"`                          // the node; memory only, never stored
+	Moving     *Moving                `protobuf:"bytes,7,opt,name=moving,proto3" json:"moving,omitempty"`                                 // while the tenant leaves a network
+	Overrides  []*Override            `protobuf:"bytes,8,rep,name=overrides,proto3" json:"overrides,omitempty"`                           // of its containers; their tenant is not set
+	HeardRound uint64                 `protobuf:"varint,9,opt,name=heard_round,json=heardRound,proto3" json:"heard_round,omitempty"`      // the last round of RetiringApps that the node applied; earlier builds report none
+	KeepsApps  []uint32               `protobuf:"varint,10,rep,packed,name=keeps_apps,json=keepsApps,proto3" json:"keeps_apps,omitempty"` // apps of that round that its containers have, or that it has not deleted yet
+	Unenforced string                 `protobuf:"bytes,11,opt,name=unenforced,proto3" json:"unenforced,omitempty"`                        // why the node does not enforce the tenant's current policies
+	// The tenant's changes that the node's packet path has, with the rules that the offloads demand of it. Reported while
+	// the tenant has offloads, by nodes with the tenant.
+	AppliedChanges uint64               `protobuf:"varint,12,opt,name=applied_changes,json=appliedChanges,proto3" json:"applied_changes,omitempty"`
+	Offloaded      []*OffloadedEndpoint `protobuf:"bytes,13,rep,name=offloaded,proto3" json:"offloaded,omitempty"`                              // of the tenant's containers there, while the node is a backend
+	LostFrontends  []string             `protobuf:"bytes,14,rep,name=lost_frontends,json=lostFrontends,proto3" json:"lost_frontends,omitempty"` // names of nodes whose program does not answer the backend's probes
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Hosting) Reset() {
 	*x = Hosting{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1074,7 +1348,7 @@ func (x *Hosting) String() string {
 func (*Hosting) ProtoMessage() {}
 
 func (x *Hosting) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1087,7 +1361,7 @@ func (x *Hosting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hosting.ProtoReflect.Descriptor instead.
 func (*Hosting) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Hosting) GetTenant() string {
@@ -1167,6 +1441,80 @@ func (x *Hosting) GetUnenforced() string {
 	return ""
 }
 
+func (x *Hosting) GetAppliedChanges() uint64 {
+	if x != nil {
+		return x.AppliedChanges
+	}
+	return 0
+}
+
+func (x *Hosting) GetOffloaded() []*OffloadedEndpoint {
+	if x != nil {
+		return x.Offloaded
+	}
+	return nil
+}
+
+func (x *Hosting) GetLostFrontends() []string {
+	if x != nil {
+		return x.LostFrontends
+	}
+	return nil
+}
+
+// OffloadedEndpoint tells frontends the app of a backend's container.
+type OffloadedEndpoint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Addresses     [][]byte               `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"` // 4 or 16 bytes each
+	App           uint32                 `protobuf:"varint,2,opt,name=app,proto3" json:"app,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OffloadedEndpoint) Reset() {
+	*x = OffloadedEndpoint{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OffloadedEndpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OffloadedEndpoint) ProtoMessage() {}
+
+func (x *OffloadedEndpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OffloadedEndpoint.ProtoReflect.Descriptor instead.
+func (*OffloadedEndpoint) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *OffloadedEndpoint) GetAddresses() [][]byte {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *OffloadedEndpoint) GetApp() uint32 {
+	if x != nil {
+		return x.App
+	}
+	return 0
+}
+
 // Moving is a node's progress with the migration of a tenant.
 type Moving struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1179,7 +1527,7 @@ type Moving struct {
 
 func (x *Moving) Reset() {
 	*x = Moving{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1191,7 +1539,7 @@ func (x *Moving) String() string {
 func (*Moving) ProtoMessage() {}
 
 func (x *Moving) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1204,7 +1552,7 @@ func (x *Moving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moving.ProtoReflect.Descriptor instead.
 func (*Moving) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Moving) GetEndpoints() uint32 {
@@ -1240,7 +1588,7 @@ type App struct {
 
 func (x *App) Reset() {
 	*x = App{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1600,7 @@ func (x *App) String() string {
 func (*App) ProtoMessage() {}
 
 func (x *App) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1613,7 @@ func (x *App) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use App.ProtoReflect.Descriptor instead.
 func (*App) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *App) GetTenant() string {
@@ -1302,7 +1650,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1662,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1675,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Override) GetTenant() string {
@@ -1369,7 +1717,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1381,7 +1729,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1394,7 +1742,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Policy) GetTenant() string {
@@ -1475,7 +1823,7 @@ type Region_Tenant struct {
 
 func (x *Region_Tenant) Reset() {
 	*x = Region_Tenant{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1835,7 @@ func (x *Region_Tenant) String() string {
 func (*Region_Tenant) ProtoMessage() {}
 
 func (x *Region_Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1848,7 @@ func (x *Region_Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region_Tenant.ProtoReflect.Descriptor instead.
 func (*Region_Tenant) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6, 0}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8, 0}
 }
 
 func (x *Region_Tenant) GetName() string {
@@ -1548,7 +1896,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"basePrefix\x12%\n" +
 	"\x0eprivate_prefix\x18\x02 \x01(\tR\rprivatePrefix\x12)\n" +
 	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\x12 \n" +
-	"\videntifiers\x18\x04 \x01(\bR\videntifiers\"\xdd\x02\n" +
+	"\videntifiers\x18\x04 \x01(\bR\videntifiers\"\xae\x03\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x16\n" +
@@ -1564,11 +1912,15 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\agateway\x18\n" +
 	" \x01(\bR\agateway\x12\x1a\n" +
 	"\benforces\x18\v \x03(\tR\benforces\x12\x12\n" +
-	"\x04form\x18\f \x01(\tR\x04form\"Q\n" +
+	"\x04form\x18\f \x01(\tR\x04form\x12\x1a\n" +
+	"\boffloads\x18\r \x01(\bR\boffloads\x12\x1f\n" +
+	"\vmtu_reserve\x18\x0e \x01(\rR\n" +
+	"mtuReserve\x12\x12\n" +
+	"\x04rack\x18\x0f \x01(\tR\x04rack\"Q\n" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
-	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\x99\x04\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xcb\x04\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -1584,7 +1936,24 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\aregions\x18\n" +
 	" \x03(\v2\x19.pilaster.v1.TenantRegionR\aregions\x12\x18\n" +
 	"\aleaving\x18\v \x01(\tR\aleaving\x12>\n" +
-	"\rretiring_apps\x18\f \x01(\v2\x19.pilaster.v1.RetiringAppsR\fretiringApps\"V\n" +
+	"\rretiring_apps\x18\f \x01(\v2\x19.pilaster.v1.RetiringAppsR\fretiringApps\x120\n" +
+	"\boffloads\x18\r \x03(\v2\x14.pilaster.v1.OffloadR\boffloads\"\xe9\x02\n" +
+	"\aOffload\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
+	"\x06prefix\x18\x03 \x01(\tR\x06prefix\x12/\n" +
+	"\x05phase\x18\x04 \x01(\x0e2\x19.pilaster.v1.OffloadPhaseR\x05phase\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\rR\x05epoch\x123\n" +
+	"\tfrontends\x18\x06 \x03(\v2\x15.pilaster.v1.FrontendR\tfrontends\x12<\n" +
+	"\tendpoints\x18\n" +
+	" \x03(\v2\x1e.pilaster.v1.OffloadedEndpointR\tendpoints\x12\x14\n" +
+	"\x05since\x18\a \x01(\x04R\x05since\x12\x1c\n" +
+	"\tautomatic\x18\b \x01(\bR\tautomatic\x124\n" +
+	"\achanged\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\achanged\"R\n" +
+	"\bFrontend\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x1a\n" +
+	"\bdraining\x18\x03 \x01(\bR\bdraining\"V\n" +
 	"\fRetiringApps\x12\x14\n" +
 	"\x05round\x18\x01 \x01(\x04R\x05round\x12\x12\n" +
 	"\x04apps\x18\x02 \x03(\rR\x04apps\x12\x1c\n" +
@@ -1637,7 +2006,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	" \x01(\x04R\bsequence\x12\x16\n" +
 	"\x06origin\x18\v \x01(\tR\x06origin\x12\x1f\n" +
 	"\vaddress_key\x18\f \x01(\tR\n" +
-	"addressKey\"\xe1\x02\n" +
+	"addressKey\"\xef\x03\n" +
 	"\aHosting\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x18\n" +
@@ -1654,7 +2023,13 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	" \x03(\rR\tkeepsApps\x12\x1e\n" +
 	"\n" +
 	"unenforced\x18\v \x01(\tR\n" +
-	"unenforced\"V\n" +
+	"unenforced\x12'\n" +
+	"\x0fapplied_changes\x18\f \x01(\x04R\x0eappliedChanges\x12<\n" +
+	"\toffloaded\x18\r \x03(\v2\x1e.pilaster.v1.OffloadedEndpointR\toffloaded\x12%\n" +
+	"\x0elost_frontends\x18\x0e \x03(\tR\rlostFrontends\"C\n" +
+	"\x11OffloadedEndpoint\x12\x1c\n" +
+	"\taddresses\x18\x01 \x03(\fR\taddresses\x12\x10\n" +
+	"\x03app\x18\x02 \x01(\rR\x03app\"V\n" +
 	"\x06Moving\x12\x1c\n" +
 	"\tendpoints\x18\x01 \x01(\rR\tendpoints\x12\x14\n" +
 	"\x05moved\x18\x02 \x01(\rR\x05moved\x12\x18\n" +
@@ -1685,7 +2060,14 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x16ADDRESSING_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ADDRESSING_ENCRYPTED\x10\x01\x12\x14\n" +
 	"\x10ADDRESSING_CLEAR\x10\x02\x12\x12\n" +
-	"\x0eADDRESSING_OWN\x10\x03B1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
+	"\x0eADDRESSING_OWN\x10\x03*\xb3\x01\n" +
+	"\fOffloadPhase\x12\x1d\n" +
+	"\x19OFFLOAD_PHASE_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17OFFLOAD_PHASE_PREPARING\x10\x01\x12\x16\n" +
+	"\x12OFFLOAD_PHASE_DUAL\x10\x02\x12\x18\n" +
+	"\x14OFFLOAD_PHASE_ACTIVE\x10\x03\x12\x1b\n" +
+	"\x17OFFLOAD_PHASE_RETURNING\x10\x04\x12\x18\n" +
+	"\x14OFFLOAD_PHASE_ENDING\x10\x05B1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
 
 var (
 	file_pilaster_v1_cluster_proto_rawDescOnce sync.Once
@@ -1699,52 +2081,62 @@ func file_pilaster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_cluster_proto_rawDescData
 }
 
-var file_pilaster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_pilaster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(Addressing)(0),               // 0: pilaster.v1.Addressing
-	(*Plan)(nil),                  // 1: pilaster.v1.Plan
-	(*Node)(nil),                  // 2: pilaster.v1.Node
-	(*TenantId)(nil),              // 3: pilaster.v1.TenantId
-	(*Tenant)(nil),                // 4: pilaster.v1.Tenant
-	(*RetiringApps)(nil),          // 5: pilaster.v1.RetiringApps
-	(*TenantRegion)(nil),          // 6: pilaster.v1.TenantRegion
-	(*Region)(nil),                // 7: pilaster.v1.Region
-	(*Service)(nil),               // 8: pilaster.v1.Service
-	(*Publication)(nil),           // 9: pilaster.v1.Publication
-	(*Overlay)(nil),               // 10: pilaster.v1.Overlay
-	(*Mapping)(nil),               // 11: pilaster.v1.Mapping
-	(*Hosting)(nil),               // 12: pilaster.v1.Hosting
-	(*Moving)(nil),                // 13: pilaster.v1.Moving
-	(*App)(nil),                   // 14: pilaster.v1.App
-	(*Override)(nil),              // 15: pilaster.v1.Override
-	(*Policy)(nil),                // 16: pilaster.v1.Policy
-	(*Region_Tenant)(nil),         // 17: pilaster.v1.Region.Tenant
-	nil,                           // 18: pilaster.v1.App.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
+	(OffloadPhase)(0),             // 1: pilaster.v1.OffloadPhase
+	(*Plan)(nil),                  // 2: pilaster.v1.Plan
+	(*Node)(nil),                  // 3: pilaster.v1.Node
+	(*TenantId)(nil),              // 4: pilaster.v1.TenantId
+	(*Tenant)(nil),                // 5: pilaster.v1.Tenant
+	(*Offload)(nil),               // 6: pilaster.v1.Offload
+	(*Frontend)(nil),              // 7: pilaster.v1.Frontend
+	(*RetiringApps)(nil),          // 8: pilaster.v1.RetiringApps
+	(*TenantRegion)(nil),          // 9: pilaster.v1.TenantRegion
+	(*Region)(nil),                // 10: pilaster.v1.Region
+	(*Service)(nil),               // 11: pilaster.v1.Service
+	(*Publication)(nil),           // 12: pilaster.v1.Publication
+	(*Overlay)(nil),               // 13: pilaster.v1.Overlay
+	(*Mapping)(nil),               // 14: pilaster.v1.Mapping
+	(*Hosting)(nil),               // 15: pilaster.v1.Hosting
+	(*OffloadedEndpoint)(nil),     // 16: pilaster.v1.OffloadedEndpoint
+	(*Moving)(nil),                // 17: pilaster.v1.Moving
+	(*App)(nil),                   // 18: pilaster.v1.App
+	(*Override)(nil),              // 19: pilaster.v1.Override
+	(*Policy)(nil),                // 20: pilaster.v1.Policy
+	(*Region_Tenant)(nil),         // 21: pilaster.v1.Region.Tenant
+	nil,                           // 22: pilaster.v1.App.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 23: google.protobuf.Timestamp
 }
 var file_pilaster_v1_cluster_proto_depIdxs = []int32{
-	19, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
+	23, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
 	0,  // 1: pilaster.v1.Tenant.addressing:type_name -> pilaster.v1.Addressing
-	3,  // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
-	19, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
-	10, // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
-	8,  // 5: pilaster.v1.Tenant.services:type_name -> pilaster.v1.Service
-	9,  // 6: pilaster.v1.Tenant.publications:type_name -> pilaster.v1.Publication
-	6,  // 7: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
-	5,  // 8: pilaster.v1.Tenant.retiring_apps:type_name -> pilaster.v1.RetiringApps
-	17, // 9: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
-	13, // 10: pilaster.v1.Hosting.moving:type_name -> pilaster.v1.Moving
-	15, // 11: pilaster.v1.Hosting.overrides:type_name -> pilaster.v1.Override
-	18, // 12: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
-	19, // 13: pilaster.v1.Policy.changed:type_name -> google.protobuf.Timestamp
-	19, // 14: pilaster.v1.Region.Tenant.created:type_name -> google.protobuf.Timestamp
-	19, // 15: pilaster.v1.Region.Tenant.joined:type_name -> google.protobuf.Timestamp
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	4,  // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
+	23, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
+	13, // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
+	11, // 5: pilaster.v1.Tenant.services:type_name -> pilaster.v1.Service
+	12, // 6: pilaster.v1.Tenant.publications:type_name -> pilaster.v1.Publication
+	9,  // 7: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
+	8,  // 8: pilaster.v1.Tenant.retiring_apps:type_name -> pilaster.v1.RetiringApps
+	6,  // 9: pilaster.v1.Tenant.offloads:type_name -> pilaster.v1.Offload
+	1,  // 10: pilaster.v1.Offload.phase:type_name -> pilaster.v1.OffloadPhase
+	7,  // 11: pilaster.v1.Offload.frontends:type_name -> pilaster.v1.Frontend
+	16, // 12: pilaster.v1.Offload.endpoints:type_name -> pilaster.v1.OffloadedEndpoint
+	23, // 13: pilaster.v1.Offload.changed:type_name -> google.protobuf.Timestamp
+	21, // 14: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
+	17, // 15: pilaster.v1.Hosting.moving:type_name -> pilaster.v1.Moving
+	19, // 16: pilaster.v1.Hosting.overrides:type_name -> pilaster.v1.Override
+	16, // 17: pilaster.v1.Hosting.offloaded:type_name -> pilaster.v1.OffloadedEndpoint
+	22, // 18: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
+	23, // 19: pilaster.v1.Policy.changed:type_name -> google.protobuf.Timestamp
+	23, // 20: pilaster.v1.Region.Tenant.created:type_name -> google.protobuf.Timestamp
+	23, // 21: pilaster.v1.Region.Tenant.joined:type_name -> google.protobuf.Timestamp
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_cluster_proto_init() }
@@ -1757,8 +2149,8 @@ func file_pilaster_v1_cluster_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_cluster_proto_rawDesc), len(file_pilaster_v1_cluster_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   18,
+			NumEnums:      2,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

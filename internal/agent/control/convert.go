@@ -66,6 +66,9 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 	if out.Publications, err = tenant.ParsePublications(t.GetPublications()); err != nil {
 		return out, fmt.Errorf("tenant %s: %w", t.GetName(), err)
 	}
+	if out.Offloads, err = tenant.ParseOffloads(t.GetOffloads()); err != nil {
+		return out, fmt.Errorf("tenant %s: %w", t.GetName(), err)
+	}
 	if out.Regions, err = tenant.ParseRegions(t.GetRegions()); err != nil {
 		return out, fmt.Errorf("tenant %s: %w", t.GetName(), err)
 	}
