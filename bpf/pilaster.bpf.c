@@ -8,6 +8,7 @@
 #include "hooks/container.h"
 #include "hooks/uplink.h"
 #include "net/nimitz/gateway.h"
+#include "net/nimitz/offload_nsh.h"
 #include "net/nimitz/ovs_port.h"
 #include "net/nimitz/stages.h"
 #include "policy/ct_move.h"
@@ -100,6 +101,18 @@ SEC("tc")
 int pil_underlay_in(struct __sk_buff *skb)
 {
 	return gateway_to_fabric(skb);
+}
+
+SEC("tc")
+int pil_offload_in(struct __sk_buff *skb)
+{
+	return offload_in(skb);
+}
+
+SEC("tc")
+int pil_offload_out(struct __sk_buff *skb)
+{
+	return offload_out(skb);
 }
 
 SEC("tc")

@@ -23,9 +23,11 @@ struct uplink_class {
 };
 _Static_assert(sizeof(struct uplink_class) == 40, "no implicit padding");
 
-#define UPLINK_TUNNEL4 3 /* in pil_uplinks_v1: the program of tunnels over IPv4 */
+/* Further programs in pil_uplinks_v1. */
+#define UPLINK_TUNNEL4	   3 /* of tunnels over IPv4 */
+#define UPLINK_OFFLOAD_OUT 4 /* of packets to frontends and backends */
 
-#define UPLINK_CLASSES 4
+#define UPLINK_CLASSES	   4
 CONSTANT struct uplink_class uplink_classes[UPLINK_CLASSES] = {};
 
 /* Programs of networks for packets of a class. */

@@ -51,7 +51,10 @@ enum enforce_mode {
 	ENFORCE_OWN,	 /* the end's own rules; the caller knows both apps */
 	ENFORCE_BY_APP,	 /* the rules of both ends */
 	ENFORCE_REMOTE,	 /* no rules: another node checks; the session is kept for the replies */
+	ENFORCE_ASK,	 /* the rules of both ends, which another node looks up: POLICY_ASK */
+	ENFORCE_CARRIED, /* pol_scratch.carried, which another node has looked up */
 };
+#define POLICY_ASK  -1
 #define APPS_REMOTE 0xffffffff
 
 /* Data that is too large for the stack. Programs run with softirqs off, so a CPU's copy is never shared. */
@@ -65,6 +68,8 @@ struct pol_scratch {
 	struct pre_actions pre;
 	struct flow_tuple peer_tuple; /* the tuple as the peer sees it */
 	struct pre_actions peer_pre;  /* the pre-actions of the peer's rules */
+	struct pre_actions carried;
+	struct verdict uncached; /* of ENFORCE_CARRIED, in place of a slot of the cache */
 };
 
 struct {
@@ -339,7 +344,8 @@ static __noinline int ct_parse(struct __sk_buff *skb, const struct packet *p, st
 	return 0;
 }
 
-/* policy_slow decides about all other packets. It returns 0, or the reason of the drop and the rule that denied. */
+/* policy_slow decides about all other packets. It returns 0, the reason of the drop and the rule that denied, or
+ * POLICY_ASK. */
 static __always_inline int policy_slow(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
 				       __be32 *rule)
 {
@@ -359,6 +365,12 @@ static __always_inline int policy_slow(struct __sk_buff *skb, const struct packe
 			return 0;
 		return REASON_FRAGMENT_UNKNOWN;
 	}
+	if (d->mode == ENFORCE_ASK)
+		return POLICY_ASK;
+	if (d->mode == ENFORCE_CARRIED) {
+		d->pre = d->carried;
+		return ct_verdict(&d->uncached, d, rule);
+	}
 	v = verdict_slot(&key->local, &key->remote, ports_of(key));
 	if (!v)
 		return REASON_SESSION_LIMIT;
@@ -366,13 +378,15 @@ static __always_inline int policy_slow(struct __sk_buff *skb, const struct packe
 	return ct_verdict(v, d, rule);
 }
 
-/* policy_check returns 0 if the packet may pass, else it drops the packet. */
+/* policy_check returns 0 if the packet may pass, or POLICY_ASK; else it drops the packet. */
 static __always_inline int policy_check(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
 					__u32 hook)
 {
 	__be32 rule = 0;
 	int why = policy_slow(skb, p, d, &rule);
 
+	if (why == POLICY_ASK)
+		return why;
 	trace_policy(skb, d->ct.key.endpoint, d->ct.pkt.dir, why, bpf_ntohl(rule));
 	if (why)
 		return drop_by(skb, why, hook, bpf_ntohl(rule));

@@ -158,6 +158,7 @@ func newDatapath(c Config) *Datapath {
 	hostLink := &host.Host{
 		Log: c.Log, UplinkName: c.Uplink, DeviceKind: c.Device, BPFFS: c.BPFFS, Cluster: c.Cluster,
 		NodePrefix: c.NodePrefix, Plan: c.Plan, MTUReserve: c.MTUReserve,
+		DirectTunnel: c.DirectTunnel,
 	}
 	return &Datapath{
 		Devices: device.NewDevices(

@@ -221,7 +221,10 @@ func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 	if err := c.write(); err != nil {
 		return errors.Join(err, c.undo())
 	}
-	return nil
+	if len(c.offloads) == 0 {
+		return nil
+	}
+	return n.d.AttachOffloads()
 }
 
 // pipelineChange is one Apply.
@@ -229,10 +232,15 @@ type pipelineChange struct {
 	n       *Nimitz
 	entries []mapEntry
 	undoLog []mapEntry // replaced entries, in the order of replacement
-	added   map[*ebpf.Map]int
+
+	offloads []pipeline.Entry // entries of the stage Sharing
+	added    map[*ebpf.Map]int
 }
 
 func (c *pipelineChange) plan(e pipeline.Entry, put bool) error {
+	if e.Stage() == pipeline.Sharing {
+		c.offloads = append(c.offloads, e)
+	}
 	r, err := c.n.encode(e)
 	if err != nil && (put || !errors.Is(err, errNoDevice)) { // the container of an entry to remove may be gone
 		return fmt.Errorf("%v: %w", e, err)

@@ -70,6 +70,24 @@ var pipelineMaps = []pipelineMap{
 		func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimForwardV1 },
 		decodeForward,
 	},
+	{
+		"offloads",
+		bpfobj.PinNimOffloads,
+		func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimOffloadsV1 },
+		decodeOffload,
+	},
+	{
+		"backends",
+		bpfobj.PinNimBackends,
+		func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimBackendsV1 },
+		decodeBackend,
+	},
+	{
+		"fronted",
+		bpfobj.PinNimFronted,
+		func(o *bpfobj.PilasterObjects) *ebpf.Map { return o.NimFrontedV1 },
+		decodeFronted,
+	},
 }
 
 // scopeOf returns the scope that the programs use: a family and a VNI.
@@ -146,6 +164,16 @@ func (n *Nimitz) encode(e pipeline.Entry) (mapEntry, error) {
 		return n.encodeForward(e)
 	case pipeline.Replication:
 		return encodeReplication(n.vteps, e)
+	case pipeline.Offload:
+		return encodeOffload(o.NimOffloadsV1, e)
+	case pipeline.Backend:
+		return newMapEntry(o.NimBackendsV1, uint32(e.VNI), bpfobj.PilasterBackend{
+			Offload: e.Offload, Asks: bpfobj.BoolToUint32(e.Asks),
+		}), valid(e.VNI, netip.IPv6Unspecified())
+	case pipeline.Fronted:
+		return newMapEntry(o.NimFrontedV1, addrKey(e.Address, e.VNI), bpfobj.PilasterFronted{
+			Offload: e.Offload, App: uint32(e.App),
+		}), valid(e.VNI, e.Address)
 	}
 	return mapEntry{}, fmt.Errorf("unknown type %T of entry", e)
 }
@@ -185,6 +213,8 @@ func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
 		value.Vtep, value.Outside = bpfobj.ToAddr(e.VTEP), bpfobj.BoolToUint32(e.Outside)
 		if e.VTEP.Is4() {
 			value.Vtep.Hi, value.Ifindex = macWords(e.MAC).Hi, uint32(e.Wire)
+		} else {
+			value.Ifindex = e.Offload
 		}
 	case e.Port != 0 && e.Port != pipeline.Gateway:
 		index, there := n.ports[e.Port]
@@ -329,6 +359,8 @@ func decodeForward(key, value []byte) (pipeline.Entry, error) {
 		f.VTEP, f.Outside = v.Vtep.Addr(), v.Outside != 0
 		if a := (bpfobj.PilasterAddr{Lo: v.Vtep.Lo}).Addr(); a.Is4In6() {
 			f.VTEP, f.Wire, f.MAC = a.Unmap(), pipeline.VNI(v.Ifindex), macFrom(v.Vtep)
+		} else {
+			f.Offload = v.Ifindex
 		}
 	case 0, pipeline.Gateway:
 	default:

@@ -20,6 +20,9 @@ import (
 // maxPeers is the number of regions and of other prefixes that a node accepts tunnels from.
 const maxPeers = 256
 
+// maxOffloads is the number of offloads of the tenants that a node hosts or is a frontend for.
+const maxOffloads = 1024
+
 // DefaultMaxMappings is the limit of mappings, unless the configuration says another.
 const DefaultMaxMappings = nimitz.DefaultMaxMappings
 
@@ -35,14 +38,21 @@ func nimitzPart() networkPart {
 				{bpfobj.PilasterMapNimDnatV1, bpfobj.PinNimDnat, c.MaxMappings},
 				{bpfobj.PilasterMapNimSnatV1, bpfobj.PinNimSnat, c.MaxMappings},
 				{bpfobj.PilasterMapNimForwardV1, bpfobj.PinNimForward, c.MaxMappings},
+				{bpfobj.PilasterMapNimOffloadsV1, bpfobj.PinNimOffloads, maxOffloads},
+				{bpfobj.PilasterMapNimBackendsV1, bpfobj.PinNimBackends, maxOffloads},
+				{bpfobj.PilasterMapNimFrontedV1, bpfobj.PinNimFronted, c.MaxMappings},
+				{bpfobj.PilasterMapNimSentV1, bpfobj.PinNimSent, 0},
+				{bpfobj.PilasterMapNimProbesV1, bpfobj.PinNimProbes, 0},
 			}
 		},
 		constants: func(d *Datapath) map[string]any {
 			return map[string]any{
-				bpfobj.PilasterVarTunnelMark:    hook.TunnelMark(d.AcceptMark),
-				bpfobj.PilasterVarTunnelBits:    uint32(pipeline.MarkBits),
-				bpfobj.PilasterVarTunnelPorts:   [tunnelPorts]uint16{bigEndian16(pipeline.UDPPort)},
-				bpfobj.PilasterVarUplinkClasses: d.uplinkClasses(d.config.DirectTunnel),
+				bpfobj.PilasterVarTunnelMark: hook.TunnelMark(d.AcceptMark),
+				bpfobj.PilasterVarTunnelBits: uint32(pipeline.MarkBits),
+				bpfobj.PilasterVarTunnelPorts: [tunnelPorts]uint16{
+					bigEndian16(pipeline.UDPPort), bigEndian16(pipeline.OffloadPort),
+				},
+				bpfobj.PilasterVarUplinkClasses: d.uplinkClasses(true),
 				bpfobj.PilasterVarDirectPort:    d.directPort(),
 			}
 		},
@@ -87,8 +97,9 @@ const (
 
 // uplinkClasses returns the destinations on this node that belong to networks beside netpila, whose packets are
 // compared with no class. The classes exclude each other; each costs a packet of a later one two comparisons. A node
-// with macvlans has no tunnels. With direct, a program gets tunnel packets before the VXLAN device.
-func (d *Datapath) uplinkClasses(direct bool) (classes [uplinkClasses]bpfobj.PilasterUplinkClass) {
+// with macvlans has no tunnels. With programs, AttachOffloads decides which one gets tunnel packets before the VXLAN
+// device.
+func (d *Datapath) uplinkClasses(programs bool) (classes [uplinkClasses]bpfobj.PilasterUplinkClass) {
 	var all []bpfobj.PilasterUplinkClass
 	defer func() { copy(classes[:], all) }()
 	gateway := bpfobj.ToAddr(address.Plain{Node: d.config.NodePrefix, App: address.GatewayApp}.Addr())
@@ -102,7 +113,7 @@ func (d *Datapath) uplinkClasses(direct bool) (classes [uplinkClasses]bpfobj.Pil
 		tunnel := bpfobj.PilasterUplinkClass{
 			Hi: vtep.Hi, HiMask: math.MaxUint64, Lo: vtep.Lo, LoMask: math.MaxUint64, Action: classTunnel,
 		}
-		if direct {
+		if programs {
 			tunnel.Program = hook.UplinkTunnel
 		}
 		all = append(all, tunnel)
@@ -126,9 +137,11 @@ func (d *Datapath) directPort() uint16 {
 
 // withoutDirectTunnel makes packets pass the VXLAN device, where the programs with tracing report them.
 func (d *Datapath) withoutDirectTunnel(spec *ebpf.CollectionSpec) error {
+	member, err := d.OffloadMember() // then the program of offloads has the tunnel packets, and not the direct tunnel's
 	return errors.Join(
+		err,
 		spec.Variables[bpfobj.PilasterVarDirectPort].Set(uint16(0)),
-		spec.Variables[bpfobj.PilasterVarUplinkClasses].Set(d.uplinkClasses(false)),
+		spec.Variables[bpfobj.PilasterVarUplinkClasses].Set(d.uplinkClasses(member || !d.config.DirectTunnel)),
 	)
 }
 

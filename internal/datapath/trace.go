@@ -117,7 +117,7 @@ func (d *Datapath) withPrograms(p *follow.Programs) *Datapath {
 	h := &host.Host{
 		Node: d.Node, Netlink: d.Netlink, Sysctls: d.Sysctls, Uplink: d.Uplink, Objects: p.Objects(d.Objects),
 		Log: d.Log, UplinkName: d.UplinkName, DeviceKind: d.DeviceKind, BPFFS: d.BPFFS, NodePrefix: d.NodePrefix,
-		Plan: d.Plan, MTUReserve: d.MTUReserve, AcceptMark: d.AcceptMark,
+		Plan: d.Plan, MTUReserve: d.MTUReserve, AcceptMark: d.AcceptMark, DirectTunnel: d.DirectTunnel,
 	}
 	hooks := &hook.Hooks{Host: h, NodeNear: d.NodeNear, NodeFar: d.NodeFar, ActiveOVSPorts: d.ActiveOVSPorts}
 	return &Datapath{Devices: device.NewDevices(hooks), config: d.config}

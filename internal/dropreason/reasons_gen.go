@@ -43,6 +43,12 @@ const (
 	MacMismatch      Reason = 38
 	NotReplicated    Reason = 39
 	ReplicationLimit Reason = 40
+	NshMalformed     Reason = 41
+	NshUnknown       Reason = 42
+	NshForged        Reason = 43
+	NshStale         Reason = 44
+	NshSegments      Reason = 45
+	NoFrontend       Reason = 46
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -86,4 +92,10 @@ var reasons = [...]struct{ name, text string }{
 	38: {"mac-mismatch", "Network evpn: a frame from a tunnel over IPv4 is neither for the MAC of this node's router nor, in the tenant's Ethernet segment, for that of the container. Its sender has an old route, or forges."},
 	39: {"not-replicated", "In a tenant's Ethernet segment: a broadcast or multicast frame that is neither an ARP request nor a neighbour solicitation, or is one that no VTEP can answer. From a tunnel also a question about no container of this node, and an answer to none. Mostly harmless."},
 	40: {"replication-limit", "Containers of the tenant ask for more unknown addresses of its Ethernet segment than the node replicates, which are 20 a second. A container scans the tenant's subnets, or a host that many use is gone."},
+	41: {"nsh-malformed", "Load sharing: a message between a frontend and a backend has fields that this build does not know or that contradict each other. Builds of different versions, or a machine on the fabric forges."},
+	42: {"nsh-unknown", "Load sharing: this node does not know the offload, its container or its rules. The offload has just begun or ended, or the container has just started; if it persists, see `pilaster offload get`."},
+	43: {"nsh-forged", "Load sharing: a message comes from a node that is no member of its offload, or goes to one in another role. A machine on the fabric forges it, or a frontend was removed a moment ago."},
+	44: {"nsh-stale", "Load sharing: a message of an earlier activation of the offload. Harmless when it started again a moment ago; otherwise somebody replays packets."},
+	45: {"nsh-segments", "Load sharing: a packet of several UDP segments came in one piece, which the kernel does only between virtual devices. Turn tx-udp-segmentation off at the uplink of the frontend."},
+	46: {"no-frontend", "Load sharing: the backend has no rules, and its offload has no frontend to ask. See `pilaster offload get`."},
 }

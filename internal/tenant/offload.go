@@ -15,7 +15,7 @@ const (
 	MaxFrontends    = 16        // of an offload, with draining ones
 	MaxActive       = 8         // of these, frontends that packets are sent to
 	MaxOffloadID    = 1<<24 - 1 // NSH's service path identifier has 24 bits (RFC 8300 §2.3)
-	OffloadOverhead = 104       // bytes that NSH with its context adds to a tunnel packet
+	OffloadOverhead = 96        // bytes that NSH with its context adds to a tunnel packet
 )
 
 // OffloadPhase is a step of an offload's activation or end (Nezha §4.2).

@@ -8,6 +8,13 @@
 #define QUOTED_CHECKSUM_4  (ICMPV6_HLEN + 10)
 #define QUOTED_ADDRESSES_4 (ICMPV6_HLEN + 12)
 
+/* Programs that go on with a packet when the stages return. */
+enum next_program {
+	NEXT_NOTHING = 0,
+	NEXT_FRONT = 1, /* this node is a frontend of the packet's backend */
+	NEXT_ASK = 2,	/* a frontend has to look up the rules */
+};
+
 /* A packet on its way through the stages of stages.h. */
 struct pkt_ctx {
 	struct addr src, dst;		/* after NAT */
@@ -21,8 +28,11 @@ struct pkt_ctx {
 	__u32 why;	   /* reason of a drop that its sender may get an ICMP error about */
 	__u32 mtu;	   /* of the egress device, if the packet is too long for it */
 	__u64 remote_edge; /* the /64 of the other region's Edge Switch that sent it, or 0; over IPv4 see evpn_decap */
-	__u32 bridged;	   /* 1: in the tunnel it has the VNI of an Ethernet segment, so it was not routed */
-	__u32 zero;
+	__u8 bridged;	   /* 1: in the tunnel it has the VNI of an Ethernet segment, so it was not routed */
+	__u8 judged;	   /* 1: a frontend has looked up the rules (offload.h) */
+	__u8 next;	   /* enum next_program */
+	__u8 zero;
+	__u32 offload; /* of the packet's destination, or 0 */
 };
 
 /* parse_any parses a frame of either IP version and returns 0 or a reason. */

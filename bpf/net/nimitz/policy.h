@@ -3,9 +3,10 @@
  * the receiver's node knows the receiver's app. So a packet between containers is checked where it leaves the tunnel,
  * by the rules of both ends. The node where it enters the tunnel only keeps the session, to recognise the replies,
  * which it checks itself. A peer outside of the region has neither rules nor app: packets to it are checked at their
- * sender, and nodes in transit need no state. */
+ * sender, and nodes in transit need no state. If the tenant's rules are offloaded, frontends look them up
+ * (offload.h). */
 #pragma once
-#include "net/nimitz/nat.h"
+#include "net/nimitz/offload.h"
 #include "policy/policy.h"
 
 static __noinline struct sender *lookup_receiver(const struct pkt_ctx *j, __u32 port)
@@ -22,6 +23,8 @@ static __noinline int nimitz_policy_end(struct __sk_buff *skb, const struct pack
 	const struct session_key *k = &d->ct.key;
 	__u32 dir = d->ct.pkt.dir;
 
+	if (d->mode >= ENFORCE_ASK)
+		return policy_check(skb, p, d, hook);
 	if (p->ip4 ? policy_fast_hit(skb, p, sizeof(struct eth_ip4), &k->local, &k->remote, k->endpoint, d->apps, dir)
 		   : policy_fast_hit(skb, p, sizeof(struct eth_ip6), &k->local, &k->remote, k->endpoint, d->apps,
 				     dir)) {
@@ -44,11 +47,29 @@ static __always_inline void set_session(struct pol_scratch *d, const struct addr
 	key->dir = key->zero[0] = key->zero[1] = 0;
 }
 
+/* who_judges returns where the rules of a tenant are looked up: here, or by a frontend. */
+static __always_inline __u32 who_judges(const struct nimitz_node *node, struct pkt_ctx *j, __u32 vni)
+{
+	struct backend *b;
+
+	if (over_ipv4)
+		return ENFORCE_BY_APP;
+	if (j->judged)
+		return ENFORCE_CARRIED;
+	b = lookup_backend(node, vni);
+	if (!b)
+		return ENFORCE_BY_APP;
+	j->offload = b->offload;
+	return ENFORCE_ASK;
+}
+
 /* nimitz_policy applies the policies of the sender and of the receiver, if they are on this node. It returns 0 or drops
  * the packet. from and vni are the source and the VNI before NAT. */
-static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j,
-					 const struct addr *from, __u32 vni, const struct route *r)
+static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct packet *p, struct pkt_ctx *j,
+					 const struct addr *from, __u32 vni, const struct route *r,
+					 const struct nimitz_node *node)
 {
+	int verdict;
 	__u32 zero = 0, identity = j->identity & GBP_IDENTITY;
 	struct pol_scratch *d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
 
@@ -59,10 +80,13 @@ static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct pac
 
 		set_session(d, from, &j->dst, j->from, vni);
 		d->ct.pkt.dir = TX;
-		d->mode = leaves ? ENFORCE_BY_APP : ENFORCE_REMOTE;
+		d->mode = leaves ? who_judges(node, j, vni) : ENFORCE_REMOTE;
 		d->apps = leaves ? identity << 16 | APP_OUTSIDE : APPS_REMOTE;
-		if (nimitz_policy_end(skb, p, d, j->hook))
+		verdict = nimitz_policy_end(skb, p, d, j->hook);
+		if (verdict) {
+			j->next = verdict == POLICY_ASK ? NEXT_ASK : NEXT_NOTHING;
 			return TC_ACT_SHOT;
+		}
 	}
 	if (r->port < FIRST_DEVICE && has_policies(j->vni)) {
 		struct sender *receiver = lookup_receiver(j, r->port);
@@ -73,10 +97,13 @@ static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct pac
 			return drop(skb, REASON_NO_ENDPOINT, j->hook);
 		set_session(d, &j->dst, from, r->port, j->vni);
 		d->ct.pkt.dir = RX;
-		d->mode = ENFORCE_BY_APP;
+		d->mode = who_judges(node, j, j->vni);
 		d->apps = (receiver->identity & GBP_IDENTITY) << 16 | app;
-		if (nimitz_policy_end(skb, p, d, j->hook))
+		verdict = nimitz_policy_end(skb, p, d, j->hook);
+		if (verdict) {
+			j->next = verdict == POLICY_ASK ? NEXT_ASK : NEXT_NOTHING;
 			return TC_ACT_SHOT;
+		}
 	}
 	return 0;
 }

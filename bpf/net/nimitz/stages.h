@@ -195,6 +195,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 	struct nimitz_node *node;
 	struct addr vtep, from;
 	__u32 zero = 0, vni;
+	bool fronts = false;
 	struct route *r;
 
 	if (!p || !j)
@@ -208,8 +209,15 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 	if (r->port == PORT_NONE)
 		return drop(skb, REASON_NO_ENDPOINT, j->hook);
+	if (!over_ipv4 && r->port == PORT_VXLAN && r->ifindex) {
+		struct offload *o = lookup_offload(r->ifindex);
+
+		j->offload = r->ifindex;
+		fronts = o && o->fronts;
+	}
 	/* Tunnel packets pass only between this region and another one, and packets from the gateway do not go back. */
-	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && (own_vtep4 || in_base(&r->vtep) == !j->remote_edge)) ||
+	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && !fronts &&
+	     (own_vtep4 || in_base(&r->vtep) == !j->remote_edge)) ||
 	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 	/* On the underlay an overlay address is unknown, or belongs to another host. */
@@ -220,9 +228,14 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		if (j->why)
 			return TC_ACT_SHOT;
 	}
-	if (nimitz_policy(skb, p, j, &from, vni, r))
+	if (nimitz_policy(skb, p, j, &from, vni, r, node))
 		return TC_ACT_SHOT;
 	trace_pipeline(skb, j->vni);
+	if (fronts) {
+		j->why = j->from == PORT_VXLAN ? 0 : is_translated(j) ? REASON_NO_ROUTE : dec_ttl(skb, j);
+		j->next = j->why ? NEXT_NOTHING : NEXT_FRONT;
+		return TC_ACT_SHOT;
+	}
 	if (r->port == PORT_VXLAN) {
 		if (own_vtep4) {
 			j->bridged = r->ifindex != 0;
@@ -245,6 +258,8 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		int sent = 0;
 
 		vtep = r->vtep;
+		if (!over_ipv4 && j->offload)
+			choose_frontend(skb, j->offload, &vtep);
 		if (direct_port && !over_ipv4)
 			sent = direct_xmit(skb, j, &vtep, node->vxlan);
 		return sent ? sent : tunnel_xmit(skb, j, &vtep, node->vxlan);
@@ -282,6 +297,8 @@ static __always_inline int nimitz_from_container(struct __sk_buff *skb)
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
 	why = nimitz_forward(skb, &p, &j);
+	if (!over_ipv4 && j.next)
+		return nimitz_next(skb, &p, &j);
 	return j.why ? nimitz_icmp_error(skb, &p, &j) : why;
 }
 
@@ -297,7 +314,10 @@ static __always_inline int nimitz_decapped(struct __sk_buff *skb, struct pkt_ctx
 		why = lookup_remote_sender(j);
 	if (over_ipv4)
 		j->bridged = wire != j->vni;
-	return why ? drop(skb, why, HOOK_TUNNEL) : finish(skb, j, nimitz_forward(skb, &p, j));
+	if (why)
+		return drop(skb, why, HOOK_TUNNEL);
+	why = nimitz_forward(skb, &p, j);
+	return !over_ipv4 && j->next ? nimitz_next(skb, &p, j) : finish(skb, j, why);
 }
 
 /* came_over_ipv4 has the key on a stack of its own: the callers' is nearly full. */
@@ -346,5 +366,8 @@ static __always_inline int nimitz_from_gateway(struct __sk_buff *skb)
 
 	if (!why && is_any_error(&p, j.family))
 		icmp_err_set_src(skb, &p, &j);
-	return why ? drop(skb, why, HOOK_GATEWAY) : finish(skb, &j, nimitz_forward(skb, &p, &j));
+	if (why)
+		return drop(skb, why, HOOK_GATEWAY);
+	why = nimitz_forward(skb, &p, &j);
+	return !over_ipv4 && j.next ? nimitz_next(skb, &p, &j) : finish(skb, &j, why);
 }

@@ -134,7 +134,7 @@ struct {
 struct route {
 	__u32 bits;
 	__u32 port;
-	__u32 ifindex;	  /* if the port is a container's; else see wire_vni */
+	__u32 ifindex;	  /* if the port is a container's; if it is VXLAN, the offload; else see wire_vni */
 	__u32 outside;	  /* 1: the port is VXLAN and no container of the region is there */
 	struct addr vtep; /* if the port is VXLAN; see mac_to and vtep4_of */
 };
@@ -200,7 +200,7 @@ const struct replication *unused_replication __attribute__((unused)); /* keeps t
 struct nimitz_node {
 	__u32 vxlan;
 	__u32 gateway;
-	__u32 zero;
+	__u32 backends; /* 1: nim_backends_v1 has entries */
 	__u32 underlay; /* between the gateway and the fabric */
 };
 

@@ -41,6 +41,12 @@ type PilasterAppRules struct {
 	Zero  uint32
 }
 
+type PilasterBackend struct {
+	_       structs.HostLayout
+	Offload uint32
+	Asks    uint32
+}
+
 type PilasterCidrKey struct {
 	_       structs.HostLayout
 	Bits    uint32
@@ -234,6 +240,12 @@ type PilasterFlowTuple struct {
 	Zero       [7]uint8
 }
 
+type PilasterFronted struct {
+	_       structs.HostLayout
+	Offload uint32
+	App     uint32
+}
+
 type PilasterKeepRequest struct {
 	_     structs.HostLayout
 	Key   PilasterSessionKey
@@ -251,8 +263,41 @@ type PilasterNimitzNode struct {
 	_        structs.HostLayout
 	Vxlan    uint32
 	Gateway  uint32
-	Zero     uint32
+	Backends uint32
 	Underlay uint32
+}
+
+type PilasterOffload struct {
+	_         structs.HostLayout
+	Backend   uint64
+	Vni       uint32
+	Epoch     uint32
+	Frontends uint32
+	Accepted  uint32
+	Fronts    uint32
+	Zero      uint32
+	To        [8]uint64
+	From      [16]uint64
+}
+
+type PilasterOffloadMsg struct {
+	_          structs.HostLayout
+	Class      uint16
+	Type       uint8
+	Length     uint8
+	Version    uint8
+	Kind       uint8
+	Proto      uint8
+	Zero       uint8
+	Local      PilasterAddr
+	Remote     PilasterAddr
+	LocalPort  uint16
+	RemotePort uint16
+	Epoch      uint32
+	Apps       uint32
+	From       uint32
+	Pre        PilasterPreActions
+	Zeros      uint32
 }
 
 type PilasterPeerKey struct {
@@ -307,6 +352,13 @@ type PilasterPreActions struct {
 	Rules    [2]uint32
 	Audits   [2]uint32
 	Nats     [2]uint32
+}
+
+type PilasterProbeKey struct {
+	_        structs.HostLayout
+	Frontend uint64
+	Offload  uint32
+	Zero     uint32
 }
 
 type PilasterRangeKey struct {
@@ -486,14 +538,20 @@ type PilasterWhyRequest struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	PilasterMapNimBackendsV1       = "nim_backends_v1"
 	PilasterMapNimDirect           = "nim_direct"
 	PilasterMapNimDnatV1           = "nim_dnat_v1"
 	PilasterMapNimForeignV1        = "nim_foreign_v1"
 	PilasterMapNimForwardV1        = "nim_forward_v1"
+	PilasterMapNimFrontedV1        = "nim_fronted_v1"
 	PilasterMapNimNodeV1           = "nim_node_v1"
+	PilasterMapNimOffloadsV1       = "nim_offloads_v1"
 	PilasterMapNimOutsideV1        = "nim_outside_v1"
 	PilasterMapNimPeersV1          = "nim_peers_v1"
+	PilasterMapNimProbesV1         = "nim_probes_v1"
 	PilasterMapNimSendersV1        = "nim_senders_v1"
+	PilasterMapNimSentV1           = "nim_sent_v1"
+	PilasterMapNimSharing          = "nim_sharing"
 	PilasterMapNimSnatV1           = "nim_snat_v1"
 	PilasterMapPilBlock            = "pil_block"
 	PilasterMapPilDropsV1          = "pil_drops_v1"
@@ -533,6 +591,8 @@ const (
 	PilasterProgPilKeepSession     = "pil_keep_session"
 	PilasterProgPilNimitz          = "pil_nimitz"
 	PilasterProgPilNode            = "pil_node"
+	PilasterProgPilOffloadIn       = "pil_offload_in"
+	PilasterProgPilOffloadOut      = "pil_offload_out"
 	PilasterProgPilPortIn          = "pil_port_in"
 	PilasterProgPilSetKey          = "pil_set_key"
 	PilasterProgPilSweep           = "pil_sweep"
@@ -629,6 +689,8 @@ type PilasterProgramSpecs struct {
 	PilKeepSession  *ebpf.ProgramSpec `ebpf:"pil_keep_session"`
 	PilNimitz       *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
 	PilNode         *ebpf.ProgramSpec `ebpf:"pil_node"`
+	PilOffloadIn    *ebpf.ProgramSpec `ebpf:"pil_offload_in"`
+	PilOffloadOut   *ebpf.ProgramSpec `ebpf:"pil_offload_out"`
 	PilPortIn       *ebpf.ProgramSpec `ebpf:"pil_port_in"`
 	PilSetKey       *ebpf.ProgramSpec `ebpf:"pil_set_key"`
 	PilSweep        *ebpf.ProgramSpec `ebpf:"pil_sweep"`
@@ -648,14 +710,20 @@ type PilasterProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PilasterMapSpecs struct {
+	NimBackendsV1       *ebpf.MapSpec `ebpf:"nim_backends_v1"`
 	NimDirect           *ebpf.MapSpec `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
 	NimForeignV1        *ebpf.MapSpec `ebpf:"nim_foreign_v1"`
 	NimForwardV1        *ebpf.MapSpec `ebpf:"nim_forward_v1"`
+	NimFrontedV1        *ebpf.MapSpec `ebpf:"nim_fronted_v1"`
 	NimNodeV1           *ebpf.MapSpec `ebpf:"nim_node_v1"`
+	NimOffloadsV1       *ebpf.MapSpec `ebpf:"nim_offloads_v1"`
 	NimOutsideV1        *ebpf.MapSpec `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.MapSpec `ebpf:"nim_peers_v1"`
+	NimProbesV1         *ebpf.MapSpec `ebpf:"nim_probes_v1"`
 	NimSendersV1        *ebpf.MapSpec `ebpf:"nim_senders_v1"`
+	NimSentV1           *ebpf.MapSpec `ebpf:"nim_sent_v1"`
+	NimSharing          *ebpf.MapSpec `ebpf:"nim_sharing"`
 	NimSnatV1           *ebpf.MapSpec `ebpf:"nim_snat_v1"`
 	PilBlock            *ebpf.MapSpec `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.MapSpec `ebpf:"pil_drops_v1"`
@@ -744,14 +812,20 @@ func (o *PilasterObjects) Close() error {
 //
 // It can be passed to LoadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PilasterMaps struct {
+	NimBackendsV1       *ebpf.Map `ebpf:"nim_backends_v1"`
 	NimDirect           *ebpf.Map `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.Map `ebpf:"nim_dnat_v1"`
 	NimForeignV1        *ebpf.Map `ebpf:"nim_foreign_v1"`
 	NimForwardV1        *ebpf.Map `ebpf:"nim_forward_v1"`
+	NimFrontedV1        *ebpf.Map `ebpf:"nim_fronted_v1"`
 	NimNodeV1           *ebpf.Map `ebpf:"nim_node_v1"`
+	NimOffloadsV1       *ebpf.Map `ebpf:"nim_offloads_v1"`
 	NimOutsideV1        *ebpf.Map `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.Map `ebpf:"nim_peers_v1"`
+	NimProbesV1         *ebpf.Map `ebpf:"nim_probes_v1"`
 	NimSendersV1        *ebpf.Map `ebpf:"nim_senders_v1"`
+	NimSentV1           *ebpf.Map `ebpf:"nim_sent_v1"`
+	NimSharing          *ebpf.Map `ebpf:"nim_sharing"`
 	NimSnatV1           *ebpf.Map `ebpf:"nim_snat_v1"`
 	PilBlock            *ebpf.Map `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.Map `ebpf:"pil_drops_v1"`
@@ -786,14 +860,20 @@ type PilasterMaps struct {
 
 func (m *PilasterMaps) Close() error {
 	return _PilasterClose(
+		m.NimBackendsV1,
 		m.NimDirect,
 		m.NimDnatV1,
 		m.NimForeignV1,
 		m.NimForwardV1,
+		m.NimFrontedV1,
 		m.NimNodeV1,
+		m.NimOffloadsV1,
 		m.NimOutsideV1,
 		m.NimPeersV1,
+		m.NimProbesV1,
 		m.NimSendersV1,
+		m.NimSentV1,
+		m.NimSharing,
 		m.NimSnatV1,
 		m.PilBlock,
 		m.PilDropsV1,
@@ -876,6 +956,8 @@ type PilasterPrograms struct {
 	PilKeepSession  *ebpf.Program `ebpf:"pil_keep_session"`
 	PilNimitz       *ebpf.Program `ebpf:"pil_nimitz"`
 	PilNode         *ebpf.Program `ebpf:"pil_node"`
+	PilOffloadIn    *ebpf.Program `ebpf:"pil_offload_in"`
+	PilOffloadOut   *ebpf.Program `ebpf:"pil_offload_out"`
 	PilPortIn       *ebpf.Program `ebpf:"pil_port_in"`
 	PilSetKey       *ebpf.Program `ebpf:"pil_set_key"`
 	PilSweep        *ebpf.Program `ebpf:"pil_sweep"`
@@ -902,6 +984,8 @@ func (p *PilasterPrograms) Close() error {
 		p.PilKeepSession,
 		p.PilNimitz,
 		p.PilNode,
+		p.PilOffloadIn,
+		p.PilOffloadOut,
 		p.PilPortIn,
 		p.PilSetKey,
 		p.PilSweep,

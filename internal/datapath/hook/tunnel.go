@@ -173,11 +173,56 @@ func (d *Hooks) AttachTunnelPrograms() error {
 		if err != nil {
 			return err
 		}
-		if err := d.Objects.PilUplinksV1.Put(UplinkTunnel, d.Objects.PilTunnelDirect); err != nil {
+		if err := d.AttachOffloads(); err != nil {
 			return err
 		}
 		return d.Objects.PilNetworksV1.Put(NetworkNimitz, d.Objects.PilNimitz)
 	})
+}
+
+// OffloadMember reports whether this node is the backend or a frontend of an offload.
+func (d *Hooks) OffloadMember() (bool, error) {
+	backend, fronts, err := d.offloadRoles()
+	return backend || fronts, err
+}
+
+func (d *Hooks) offloadRoles() (backend, fronts bool, err error) {
+	own := bpfobj.ToAddr(d.NodePrefix.Addr()).Hi
+	err = bpfobj.ForEachEntry(d.Objects.NimOffloadsV1, func(_ uint32, o bpfobj.PilasterOffload) {
+		backend = backend || o.Backend == own
+		fronts = fronts || o.Fronts != 0
+	})
+	if err != nil {
+		return false, false, fmt.Errorf("read the offloads: %w", err)
+	}
+	return backend, fronts, nil
+}
+
+// AttachOffloads gives tunnel packets of the uplink to the program that the offloads in the kernel's tables demand. A
+// node that is a backend or a frontend accepts messages of the others, and leaves VXLAN to the kernel's device, because
+// a program cannot put a packet into a tunnel that a program has taken out of one.
+func (d *Hooks) AttachOffloads() error {
+	backend, fronts, err := d.offloadRoles()
+	if err != nil {
+		return err
+	}
+	if err := d.Objects.PilUplinksV1.Put(UplinkOffloadOut, d.Objects.PilOffloadOut); err != nil {
+		return err
+	}
+	err = d.SetTunnelNode(func(v *bpfobj.PilasterNimitzNode) { v.Backends = bpfobj.BoolToUint32(backend) })
+	switch {
+	case err != nil:
+	case backend || fronts:
+		err = d.Objects.PilUplinksV1.Put(UplinkTunnel, d.Objects.PilOffloadIn)
+	case d.DirectTunnel:
+		err = d.Objects.PilUplinksV1.Put(UplinkTunnel, d.Objects.PilTunnelDirect)
+	default:
+		err = d.Objects.PilUplinksV1.Delete(UplinkTunnel)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			err = nil
+		}
+	}
+	return err
 }
 
 // SweepPorts removes ports whose devices belong to none of these endpoints.
@@ -235,4 +280,6 @@ const (
 	UplinkTunnel  = uint32(1)
 	UplinkILA     = uint32(2)
 	UplinkTunnel4 = uint32(3)
+
+	UplinkOffloadOut = uint32(4)
 )

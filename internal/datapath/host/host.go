@@ -35,8 +35,10 @@ type Host struct {
 	Cluster    string // UUID, which MACs are derived from
 	NodePrefix netip.Prefix
 	Plan       address.Plan
-	MTUReserve int    // bytes that a container's MTU stays below the uplink's
-	AcceptMark uint32 // of packets that policy has accepted
+	MTUReserve int // bytes that a container's MTU stays below the uplink's
+	// programs push and pull outer headers of tunnels, without the kernel's device
+	DirectTunnel bool
+	AcceptMark   uint32 // of packets that policy has accepted
 
 	StandIns sync.Map // by ebpf.ProgramID: programs in the place of those in Objects during a trace
 

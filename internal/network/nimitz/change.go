@@ -120,6 +120,9 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	if !known {
 		h = newHosted()
 		h.sealed = n.sealed[t.Name]
+		if n.config.SharesLoad {
+			h.node = n.config.Node
+		}
 		n.tenants[t.Name] = h
 	}
 	was := *h
@@ -294,6 +297,12 @@ func (n *Network) adopt(there []pipeline.Entry) {
 		case pipeline.Forward:
 			of = byVNI[own.VNI]
 		case pipeline.Replication:
+			of = byVNI[own.VNI]
+		case pipeline.Offload:
+			of = byVNI[own.VNI]
+		case pipeline.Backend:
+			of = byVNI[own.VNI]
+		case pipeline.Fronted:
 			of = byVNI[own.VNI]
 		}
 		if of == nil {

@@ -25,6 +25,8 @@ type hosted struct {
 	services  []tenant.Service
 	published []tenant.Publication
 	regions   []tenant.Region
+	offloads  []tenant.Offload
+	node      netip.Prefix           // this node, if it can take part in offloads
 	beyond    map[any]pipeline.Entry // the entries of services, publications and regions, by match
 	installed map[any]pipeline.Entry // by match
 }
@@ -52,7 +54,7 @@ func (h *hosted) set(u Underlay, t tenant.Tenant) {
 	for _, o := range t.Overlays {
 		h.overlays = append(h.overlays, o.CIDR)
 	}
-	h.regions = t.Regions
+	h.regions, h.offloads = t.Regions, t.Offloads
 	h.services, h.published = t.Services, slices.SortedFunc(
 		slices.Values(t.Publications),
 		func(a, b tenant.Publication) int { return a.Underlay.Compare(b.Underlay) },
@@ -113,7 +115,7 @@ func (h *hosted) allMatches() []any {
 	for a, p := range h.here {
 		all = append(all, senderMatch(p.Port, a), h.forwardMatch(host(a)))
 	}
-	return all
+	return append(all, h.sharingMatches()...)
 }
 
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
@@ -146,6 +148,8 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 		if p, ok := h.remote[tenant.Broadcast]; ok && m.VNI == h.vni {
 			return pipeline.NewReplication(h.vni, p.Replicas)
 		}
+	case pipeline.Offload, pipeline.Backend, pipeline.Fronted:
+		return h.wantedSharing(m)
 	case pipeline.Forward:
 		if m.VNI != h.vni {
 			return nil // the entry of a former container
@@ -161,6 +165,7 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 			if p.Bridged {
 				m.Wire = h.segment
 			}
+			m.Offload = h.offloadTo(p.VTEP)
 			return m
 		}
 		if slices.Contains(h.overlays, m.To) {

@@ -35,6 +35,7 @@ type Config struct {
 	NoGateway   error   // why there is none
 	Edge        bool    // this node is an Edge Switch
 	MaxMappings int     // limit of forwarding entries
+	SharesLoad  bool    // the switch can take part in offloads
 }
 
 // Network is NIMITZ on one node.

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -16,13 +17,14 @@ const (
 	Register
 	NAT
 	Forwarding
+	Sharing // of load: which nodes look up the rules
 )
 
 // Stages lists all stages, in order.
-var Stages = []Stage{Decap, Register, NAT, Forwarding}
+var Stages = []Stage{Decap, Register, NAT, Forwarding, Sharing}
 
 func (s Stage) String() string {
-	return [...]string{"none", "decap", "register", "nat", "forwarding"}[s]
+	return [...]string{"none", "decap", "register", "nat", "forwarding", "sharing"}[s]
 }
 
 // VNI is a VXLAN network identifier, 24 bits: the tenant's id.
@@ -124,6 +126,64 @@ type Forward struct {
 	MAC MAC
 	// where the VTEP is an IPv4 address: the VNI on the wire, if not the packet's own
 	Wire VNI
+	// where the VTEP is the backend of an offload: its id. Packets go to a frontend
+	Offload uint32
+}
+
+// Offload, in Sharing, lists the nodes that look up a tenant's rules for its containers of one node (Nezha §3).
+type Offload struct {
+	ID      uint32
+	VNI     VNI
+	Backend netip.Prefix // the /64 of the containers' node
+	Epoch   uint32
+	Fronts  bool // this node is a frontend
+	// Frontends that packets are sent to, 1, 2, 4 or 8; unused ones are invalid.
+	To [tenant.MaxActive]netip.Prefix
+	// Frontends that messages are accepted from.
+	From [tenant.MaxFrontends]netip.Prefix
+}
+
+// Backend, in Sharing, says that a tenant's containers here are those of an offload.
+type Backend struct {
+	VNI     VNI
+	Offload uint32
+	Asks    bool // this node has no rules: frontends look them up
+}
+
+// Fronted, in Sharing, is a container of an offload's backend, at a frontend.
+type Fronted struct {
+	VNI     VNI
+	Address netip.Addr
+	Offload uint32
+	App     uint16
+}
+
+func (Offload) Stage() Stage { return Sharing }
+func (Backend) Stage() Stage { return Sharing }
+func (Fronted) Stage() Stage { return Sharing }
+
+func (e Offload) Match() any { return Offload{ID: e.ID} }
+func (e Backend) Match() any { return Backend{VNI: e.VNI} }
+func (e Fronted) Match() any { return Fronted{VNI: e.VNI, Address: e.Address} }
+
+func (e Offload) String() string {
+	valid := func(all []netip.Prefix) (some []netip.Prefix) {
+		return slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return !p.IsValid() })
+	}
+	return fmt.Sprintf("sharing: offload %d in VNI %d of backend %v, epoch %d: to frontends %v, from %v",
+		e.ID, e.VNI, e.Backend, e.Epoch, valid(e.To[:]), valid(e.From[:]))
+}
+
+func (e Backend) String() string {
+	where := "here and at frontends"
+	if e.Asks {
+		where = "at frontends"
+	}
+	return fmt.Sprintf("sharing: containers here in VNI %d: offload %d, rules %s", e.VNI, e.Offload, where)
+}
+
+func (e Fronted) String() string {
+	return fmt.Sprintf("sharing: %v in VNI %d: app %d, a container of offload %d", e.Address, e.VNI, e.App, e.Offload)
 }
 
 // MaxReplicas is the maximum number of VTEPs to which a frame is replicated.
@@ -204,6 +264,9 @@ func (e Forward) String() string {
 		}
 		if e.Wire != 0 {
 			to += fmt.Sprintf(" in VNI %d", e.Wire)
+		}
+		if e.Offload != 0 {
+			to += fmt.Sprintf(", by a frontend of offload %d", e.Offload)
 		}
 		if e.Outside {
 			to = "outside, by the " + to

@@ -7,7 +7,8 @@ import (
 
 // Fields that both switches write alike, so that nodes of either kind understand each other.
 const (
-	UDPPort = 4789 // VXLAN's (IANA)
+	UDPPort     = 4789 // VXLAN's (IANA)
+	OffloadPort = 4790 // VXLAN-GPE's (IANA), of messages between frontends and backends
 	// Overhead is how many bytes the tunnel adds to a container's packet: IPv6, UDP, VXLAN, Ethernet.
 	Overhead = 40 + 8 + 8 + 14
 )
