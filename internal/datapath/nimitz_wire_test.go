@@ -69,7 +69,12 @@ func overlay(node int) []netip.Prefix {
 // add makes a container with the node's host-th address of each family.
 func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, hostLink byte) *testContainer {
 	t.Helper()
-	n := w.nodes[node-1]
+	return w.nodes[node-1].addOverlay(t, w.switches[node-1], node, vni, hostLink)
+}
+
+// addOverlay makes a container on the node with a number.
+func (n *testNode) addOverlay(t testing.TB, s *Nimitz, node int, vni pipeline.VNI, hostLink byte) *testContainer {
+	t.Helper()
 	n.ids++
 	c := &testContainer{node: n, ns: namespace(t, fmt.Sprint("container", n.ids))}
 	c.record = endpoint.Record{ID: n.ids, State: endpoint.Active, Interface: "eth0", Netns: c.ns.Path()}
@@ -99,8 +104,8 @@ func (w *nimitzWire) add(t testing.TB, node int, vni pipeline.VNI, hostLink byte
 		}
 	}
 	must(t, n.datapath.Attach(c.record))
-	must(t, w.switches[node-1].Plug(t.Context(), port, pipeline.Device{Name: c.record.Device.HostName}))
-	must(t, w.switches[node-1].Apply(t.Context(), nil, entries))
+	must(t, s.Plug(t.Context(), port, pipeline.Device{Name: c.record.Device.HostName}))
+	must(t, s.Apply(t.Context(), nil, entries))
 	must(t, n.datapath.Check(t.Context(), c.record))
 	return c
 }
