@@ -1,22 +1,33 @@
 package datapath
 
 import (
+	"bytes"
+	"context"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
 // frontWire is four nodes on one link: a sender's, the backend, and two frontends. Their containers are of tenant 7.
 type frontWire struct {
+	hub      *netns.Namespace
 	nodes    []*testNode
 	switches []*Nimitz
 }
@@ -34,8 +45,8 @@ const frontOffload, frontEpoch = 77, 0xfeed
 
 func newFrontWire(t testing.TB) *frontWire {
 	t.Helper()
-	w := &frontWire{}
 	hub := namespace(t, "hub")
+	w := &frontWire{hub: hub}
 	h, err := hub.Netlink()
 	must(t, err)
 	defer h.Close()
@@ -218,6 +229,159 @@ func TestFrontends(t *testing.T) {
 	for _, i := range []int{ofFront1, ofFront2} {
 		if sent := w.sent(t, i); sent[1] == 0 || sent[4] == 0 {
 			t.Errorf("frontend %d sent %v by kind, want pre-actions and answers", i, sent)
+		}
+	}
+}
+
+// Offsets in a message's frame.
+const (
+	atSource = 14 + 8
+	atVNI    = 66
+	atNSH    = 70
+	atPath   = 74
+	atMsg    = 78
+	atKind   = atMsg + 5
+	atEpoch  = atMsg + 44
+	atFrom   = atMsg + 52
+	atPre    = atMsg + 56
+)
+
+// message captures the next message to a node, of a datagram that a function sends.
+func (w *frontWire) message(t *testing.T, node int, kind byte, send func()) []byte {
+	t.Helper()
+	c := capture(t, w.nodes[node].ns)
+	send()
+	deadline, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	got, err := c.Until(deadline, func(c packet.Captured) bool {
+		return len(c.Frame) > atPre && binary.BigEndian.Uint16(c.Frame[56:58]) == pipeline.OffloadPort &&
+			c.Frame[atKind] == kind
+	})
+	must(t, err)
+	return got[len(got)-1].Frame
+}
+
+// readMessage compares the fields that tshark reads in a message: version, O bit, TTL, length in words, MD type, next
+// protocol, service path and index, class, type and length of the metadata, and the metadata's first bytes.
+func (w *frontWire) readMessage(t *testing.T, frame []byte, want string) {
+	t.Helper()
+	file := binary.LittleEndian.AppendUint32(nil, 0xa1b2c3d4) // pcap
+	for _, v := range []uint32{2 | 4<<16, 0, 0, 1 << 18, 1, 0, 0, uint32(len(frame)), uint32(len(frame))} {
+		file = binary.LittleEndian.AppendUint32(file, v)
+	}
+	path := filepath.Join(t.TempDir(), "message.pcap")
+	must(t, os.WriteFile(path, append(file, frame...), 0o600))
+	args := []string{"-n", "-r", path, "-T", "fields", "-E", "separator=|"}
+	for _, field := range []string{
+		"version", "Obit", "ttl", "length", "mdtype", "nextproto", "spi", "si", "metadataclass", "metadatatype",
+		"metadatalen", "metadata",
+	} {
+		args = append(args, "-e", "nsh."+field)
+	}
+	out, err := exec.Command("tshark", args...).Output()
+	must(t, err)
+	if got := strings.TrimSpace(string(out)); !strings.HasPrefix(got, want) {
+		t.Errorf("tshark: reads %s, want %s", got, want)
+	}
+}
+
+// TestFrontendMessages: a backend accepts messages of its frontends only, a frontend those of its backends, and only
+// whole ones of this activation. What a message says about a packet is no use to others.
+func TestFrontendMessages(t *testing.T) {
+	w := newFrontWire(t)
+	hot, beside, far := w.add(t, ofBackend, 2).of(1), w.add(t, ofBackend, 3).of(1), w.add(t, ofSender, 2).of(1)
+	for i, n := range w.nodes {
+		n.rules(t, i == ofBackend)
+	}
+	w.offload(t, true, hot, beside)
+	hub := map[int]*packet.Injector{}
+	for _, i := range []int{ofBackend, ofFront1, ofFront2} {
+		var err error
+		hub[i], err = packet.NewInjector(w.hub, fmt.Sprint("port", i))
+		must(t, err)
+		t.Cleanup(func() { hub[i].Close() })
+	}
+	pre := w.message(t, ofBackend, 1, func() { datagram(t, far, hot, 100) })
+	answer := w.message(t, ofBackend, 4, func() { datagram(t, beside, hot, 100) })
+	var ask []byte
+	asked := ofFront1
+	for _, i := range []int{ofFront1, ofFront2} { // the answer's frontend
+		if node := w.nodes[i].prefix.Addr().As16(); bytes.Equal(answer[atSource:atSource+8], node[:8]) {
+			asked = i
+		}
+	}
+	ask = bytes.Clone(answer) // what it answered
+	copy(ask[atSource:atSource+16], answer[atSource+16:])
+	copy(ask[atSource+16:atSource+32], answer[atSource:])
+	ask[atPath+3], ask[atKind] = 255, 3
+
+	w.readMessage(t, pre, fmt.Sprintf("0|0|0x003f|24|2|3|%d|254|%d|1|0x54|01010000%036d", frontOffload, 0xfff6, 0))
+	w.readMessage(t, ask, fmt.Sprintf("0|0|0x003f|24|2|3|%d|255|%d|1|0x54|01031100", frontOffload, 0xfff6))
+
+	put := func(at int, b ...byte) func([]byte) { return func(f []byte) { copy(f[at:], b) } }
+	from := func(node int) func([]byte) {
+		a := pipeline.VTEP(w.nodes[node].prefix).As16()
+		return put(atSource, a[:]...)
+	}
+	for _, c := range []struct {
+		name  string
+		frame []byte
+		to    int
+		with  func([]byte)
+		why   dropreason.Reason // 0: accepted
+	}{
+		{"pre-actions", pre, ofBackend, nil, 0},
+		{"an answer", answer, ofBackend, nil, 0},
+		{"a question", ask, asked, nil, 0},
+		{"pre-actions of a node that is no frontend", pre, ofBackend, from(ofSender), dropreason.NshForged},
+		{"pre-actions of the backend itself", pre, ofBackend, from(ofBackend), dropreason.OwnSource},
+		{"pre-actions of a host", pre, ofBackend, put(atSource+15, 3), dropreason.NshForged},
+		{"a question of a node that is no backend", ask, asked, from(ofSender), dropreason.NshForged},
+		{"a question to the backend", ask, ofBackend, nil, dropreason.OwnSource},
+		{"a question among pre-actions", pre, ofBackend, put(atKind, 3), dropreason.NshMalformed},
+		{"a question with pre-actions' index", ask, asked, put(atPath+3, 254), dropreason.NshMalformed},
+		{"another index", pre, ofBackend, put(atPath+3, 7), dropreason.NshMalformed},
+		{"of another offload", pre, ofBackend, put(atPath, 0, 0, 78), dropreason.NshUnknown},
+		{"of another activation", pre, ofBackend, put(atEpoch, 1), dropreason.NshStale},
+		{"a question of another activation", ask, asked, put(atEpoch, 1), dropreason.NshStale},
+		{"of another tenant", pre, ofBackend, put(atVNI, 0, 0, 8), dropreason.NshForged},
+		{"of another version", pre, ofBackend, put(atMsg+4, 2), dropreason.NshMalformed},
+		{"of another class", pre, ofBackend, put(atMsg, 1), dropreason.NshMalformed},
+		{"of another type", pre, ofBackend, put(atMsg+2, 2), dropreason.NshMalformed},
+		{"of another length", pre, ofBackend, put(atMsg+3, 80), dropreason.NshMalformed},
+		{"of no kind", pre, ofBackend, put(atKind, 0), dropreason.NshMalformed},
+		{"of an unknown kind", pre, ofBackend, put(atKind, 7), dropreason.NshMalformed},
+		{"of MD type 1", pre, ofBackend, put(atNSH+2, 1), dropreason.NshMalformed},
+		{"of a shorter NSH", pre, ofBackend, put(atNSH+1, pre[atNSH+1]-1), dropreason.NshMalformed},
+		{"NSH in NSH", pre, ofBackend, put(atNSH+3, 4), dropreason.NshMalformed},
+		{"pre-actions of another version", pre, ofBackend, put(atPre, 9), dropreason.PolicyDenied},
+		{"an answer for another container", answer, ofBackend, put(atFrom, 0, 0, 0, 1), dropreason.NshForged},
+		{"an answer for no port", answer, ofBackend, put(atFrom, 9), dropreason.NshMalformed},
+	} {
+		frame := bytes.Clone(c.frame)
+		if c.with != nil {
+			c.with(frame)
+		}
+		n := w.nodes[c.to]
+		copy(frame, n.mac(t))
+		before, sent, arrives := n.drops(t), w.sent(t, c.to), capture(t, hot.ns)
+		must(t, hub[c.to].Send(frame))
+		deadline, stop := context.WithTimeout(t.Context(), impatience)
+		const inner = atPre + 32
+		_, err := arrives.Until(deadline, func(got packet.Captured) bool {
+			return bytes.Equal(got.Frame[14:], frame[inner+14:])
+		})
+		stop()
+		got, answered := n.counted(t, before), w.sent(t, c.to)[4]-sent[4]
+		switch {
+		case (err == nil) != (c.why == 0):
+			t.Errorf("%s: delivered %v, dropped %v", c.name, err == nil, got)
+		case c.why != 0:
+			if got[c.why.String()] != 1 || len(got) != 1 || answered != 0 {
+				t.Errorf("%s: dropped %v, %d answers; want %v", c.name, got, answered, c.why)
+			}
+		case len(got) != 0 || c.to == asked && answered != 1:
+			t.Errorf("%s: dropped %v, %d answers", c.name, got, answered)
 		}
 	}
 }

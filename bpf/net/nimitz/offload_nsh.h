@@ -69,7 +69,6 @@ static __always_inline int nsh_send(struct __sk_buff *skb, struct offload_scratc
 	s->msg.type = NSH_TYPE;
 	s->msg.length = sizeof(s->msg) - 4;
 	s->msg.version = OFFLOAD_VERSION;
-	s->msg.zero = s->msg.zeros = 0;
 	s->msg.epoch = bpf_htonl(o->epoch);
 	t->src.hi = own_node;
 	t->src.lo = t->dst.lo = VTEP_HOST;
@@ -108,6 +107,7 @@ static __always_inline int offload_front(struct __sk_buff *skb, struct offload_s
 	d->mode = ENFORCE_BY_APP;
 	d->apps = e->app << 16 | (j->identity & GBP_IDENTITY);
 	d->quotes_fragment = 0;
+	__builtin_memset(&s->msg, 0, sizeof(s->msg)); /* it may have another tenant's session */
 	s->msg.kind = OFFLOAD_PASS;
 	if (s->p.l4) {
 		int why = ct_parse(skb, &s->p, d);
@@ -143,6 +143,7 @@ static __always_inline int offload_ask(struct __sk_buff *skb, struct offload_scr
 	if (!to)
 		return drop(skb, REASON_NO_FRONTEND, s->j.hook);
 	k = &d->ct.key;
+	__builtin_memset(&s->msg, 0, sizeof(s->msg));
 	s->msg.kind = OFFLOAD_ASK;
 	s->msg.proto = k->proto;
 	s->msg.local = k->local;
