@@ -62,6 +62,7 @@ func newFrontWire(t testing.TB) *frontWire {
 			prefix:   netip.MustParsePrefix(fmt.Sprintf("fd70:696c:6100:%d::/64", i+1)),
 			underlay: netip.MustParseAddr(fmt.Sprintf("2001:db8:70::%d", i+1)),
 			reserve:  tenant.OffloadOverhead,
+			room:     16384, // a small table is read fast
 		}
 		w.nodes = append(w.nodes, n)
 		attrs := netlink.NewLinkAttrs()

@@ -40,6 +40,7 @@ type testNode struct {
 	vtep4    netip.Prefix // of Config
 	direct   bool         // DirectTunnel of Config
 	reserve  int          // MTUReserve of Config
+	room     int          // MaxSessions of Config
 }
 
 type testContainer struct {
@@ -168,7 +169,7 @@ func (n *testNode) open(t testing.TB, kind string) {
 		n.datapath, err = Open(Config{
 			Uplink: "eth0", NodePrefix: n.prefix, Plan: plan, MaxEndpoints: 100,
 			BPFFS: bpffs(t), Log: slog.New(slog.DiscardHandler), Device: kind, VTEP4: n.vtep4, DirectTunnel: n.direct,
-			MTUReserve: n.reserve,
+			MTUReserve: n.reserve, MaxSessions: n.room,
 		})
 		return err
 	}))
