@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/dropreason"
@@ -193,6 +194,34 @@ func connects(t *testing.T, from, to *testContainer, port int) bool {
 	return true
 }
 
+// segments sends ten datagrams in one piece, and returns how many arrive.
+func segments(t *testing.T, from, to *testContainer) (arrived int) {
+	t.Helper()
+	listen := func(c *testContainer) (conn *net.UDPConn) {
+		must(t, c.ns.Do(func() (err error) {
+			conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.seen(), 0)))
+			return err
+		}))
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	a, b := listen(from), listen(to)
+	raw, err := a.SyscallConn()
+	must(t, err)
+	must(t, raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT, 1000)
+	}))
+	must(t, err)
+	_, err = a.WriteTo(make([]byte, 10_000), b.LocalAddr())
+	must(t, err)
+	must(t, b.SetDeadline(time.Now().Add(impatience)))
+	for buf := make([]byte, 2000); ; arrived++ {
+		if _, _, err := b.ReadFromUDPAddrPort(buf); err != nil {
+			return arrived
+		}
+	}
+}
+
 // TestFrontends: packets to an offloaded container pass a frontend, whose rules decide, from containers of another
 // node, of a frontend and of the backend itself; its own connections and their answers pass too (Nezha §3, NZ1, NZ2).
 func TestFrontends(t *testing.T) {
@@ -223,6 +252,9 @@ func TestFrontends(t *testing.T) {
 				datagram(t, from, to, 20000)
 			})
 		}
+	}
+	if got := segments(t, far.of(1), hot.of(1)); got != 10 {
+		t.Errorf("%d of 10 datagrams sent with UDP_SEGMENT arrived", got)
 	}
 	for i := range w.nodes {
 		t.Logf("node %d sent %v, dropped %v", i, w.sent(t, i), w.nodes[i].drops(t))
@@ -296,7 +328,10 @@ func TestFrontendMessages(t *testing.T) {
 	}
 	w.offload(t, true, hot, beside)
 	hub := map[int]*packet.Injector{}
-	for _, i := range []int{ofBackend, ofFront1, ofFront2} {
+	must(t, w.switches[ofSender].Apply(t.Context(), nil, []pipeline.Entry{pipeline.Offload{
+		ID: 78, VNI: 8, Backend: netip.MustParsePrefix("fd70:696c:6100:9::/64"), Epoch: 1, Fronts: true,
+	}}))
+	for i := range w.nodes {
 		var err error
 		hub[i], err = packet.NewInjector(w.hub, fmt.Sprint("port", i))
 		must(t, err)
@@ -324,6 +359,10 @@ func TestFrontendMessages(t *testing.T) {
 		a := pipeline.VTEP(w.nodes[node].prefix).As16()
 		return put(atSource, a[:]...)
 	}
+	to := func(node int) func([]byte) {
+		a := pipeline.VTEP(w.nodes[node].prefix).As16()
+		return put(atSource+16, a[:]...)
+	}
 	for _, c := range []struct {
 		name  string
 		frame []byte
@@ -338,6 +377,11 @@ func TestFrontendMessages(t *testing.T) {
 		{"pre-actions of the backend itself", pre, ofBackend, from(ofBackend), dropreason.OwnSource},
 		{"pre-actions of a host", pre, ofBackend, put(atSource+15, 3), dropreason.NshForged},
 		{"a question of a node that is no backend", ask, asked, from(ofSender), dropreason.NshForged},
+		{"a question to a node that is no frontend", ask, ofSender, to(ofSender), dropreason.NshForged},
+		{"pre-actions to a frontend", pre, ofFront1, func(f []byte) {
+			from(ofFront2)(f)
+			to(ofFront1)(f)
+		}, dropreason.NshForged},
 		{"a question to the backend", ask, ofBackend, nil, dropreason.OwnSource},
 		{"a question among pre-actions", pre, ofBackend, put(atKind, 3), dropreason.NshMalformed},
 		{"a question with pre-actions' index", ask, asked, put(atPath+3, 254), dropreason.NshMalformed},
@@ -385,4 +429,50 @@ func TestFrontendMessages(t *testing.T) {
 			t.Errorf("%s: dropped %v, %d answers", c.name, got, answered)
 		}
 	}
+}
+
+// TestFrontendDrops: what cannot be decided is dropped and counted, and never accepted.
+func TestFrontendDrops(t *testing.T) {
+	w := newFrontWire(t)
+	hot, beside, far := w.add(t, ofBackend, 2).of(1), w.add(t, ofBackend, 3).of(1), w.add(t, ofSender, 2).of(1)
+	w.nodes[ofSender].rules(t, false)
+	w.nodes[ofBackend].rules(t, true)
+	w.offload(t, true, hot)
+	fronts := []int{ofFront1, ofFront2}
+	dropped := func(name string, why dropreason.Reason, at []int, from, to *testContainer) {
+		t.Helper()
+		before := map[int]map[string]uint64{}
+		for _, i := range at {
+			before[i] = w.nodes[i].drops(t)
+		}
+		if r := from.ping(t, to.seen(), 56, impatience); r.Received != 0 {
+			t.Errorf("%s: %d pings answered", name, r.Received)
+		}
+		counted := uint64(0)
+		for _, i := range at {
+			got := w.nodes[i].counted(t, before[i])
+			counted += got[why.String()]
+			if delete(got, why.String()); len(got) > 0 {
+				t.Errorf("%s: node %d dropped %v", name, i, got)
+			}
+		}
+		if counted == 0 {
+			t.Errorf("%s: no %v counted", name, why)
+		}
+	}
+	dropped("at frontends without rules", dropreason.NshUnknown, fronts, far, hot)
+	dropped("asking frontends without rules", dropreason.NshUnknown, fronts, beside, hot)
+	for _, i := range fronts {
+		w.nodes[i].rules(t, false)
+	}
+	dropped("to a container that the frontends do not know", dropreason.NshUnknown, fronts, far, beside)
+	mustReach(t, far, hot, "with rules")
+
+	o := pipeline.Offload{ID: frontOffload, VNI: 7, Backend: w.nodes[ofBackend].prefix, Epoch: frontEpoch}
+	backend := w.switches[ofBackend]
+	must(t, backend.Apply(t.Context(), nil, []pipeline.Entry{o}))
+	dropped("asking nobody", dropreason.NoFrontend, []int{ofBackend}, beside, hot)
+	o.To[0] = netip.MustParsePrefix("2001:db8:1::/64")
+	must(t, backend.Apply(t.Context(), nil, []pipeline.Entry{o}))
+	dropped("asking who has no route", dropreason.NoRoute, []int{ofBackend}, beside, hot)
 }

@@ -315,11 +315,11 @@ func TestUDPSegments(t *testing.T) {
 		{name: "pulled all the same", pullSegments: true, want: 0, left: 1},
 		{name: "left to the kernel's device", want: 10, left: 1},
 		{name: "feature off on the sending node's uplink", pullSegments: true, want: 10, prepare: func(w *wire) error {
-			return w.nodes[0].NS.Do(func() error { return setFeature("eth0", feature, false) })
+			return w.nodes[0].NS.Do(func() error { return netns.SetFeature("eth0", feature, false) })
 		}},
 		{name: "feature off on the sending container's device", pullSegments: true, want: 10,
 			prepare: func(w *wire) error {
-				return w.inside[0].Do(func() error { return setFeature("eth0", feature, false) })
+				return w.inside[0].Do(func() error { return netns.SetFeature("eth0", feature, false) })
 			}},
 	} {
 		for _, outer6 := range []bool{false, true} {

@@ -98,6 +98,20 @@ func unreachable() map[string]map[string]string {
 			`if (!own)
 		return drop(skb, REASON_SRC_NOT_OWN, HOOK_CONTAINER);`: verifier,
 		},
+		"net/nimitz/offload.h": {
+			"return drop(skb, REASON_NO_PROGRAM, j->hook);": "the agent attaches the program before the first offload",
+		},
+		"net/nimitz/offload_nsh.h": {
+			`if (tunnel_push(skb, t, &s->msg, sizeof(s->msg)))
+		return drop(skb, REASON_MALFORMED, HOOK_TUNNEL);`: "the packet is IP and in no tunnel, and a long one fits no MTU",
+			`if (!o)
+		return drop(skb, REASON_NSH_UNKNOWN, s->j.hook);`: "only while the offload ends: the stages have found it",
+			`bpf_skb_store_bytes(skb, MSG_AT, m, sizeof(*m), BPF_F_RECOMPUTE_CSUM))
+		return drop(skb, REASON_MALFORMED, HOOK_TUNNEL);`: within,
+			`if (tunnel_pull(skb, &s->outer))
+		return drop(skb, REASON_NSH_MALFORMED, HOOK_TUNNEL);`: within,
+			`return drop(skb, REASON_NSH_SEGMENTS, HOOK_TUNNEL);`: "the uplink of a frontend cuts such packets",
+		},
 		"net/nimitz/gateway.h": {
 			`if (set_both_macs(skb, mac_word(container_mac)))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: within,

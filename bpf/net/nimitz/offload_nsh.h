@@ -259,7 +259,7 @@ static __always_inline bool is_frontend(const struct offload *o, __u64 node)
 	return false;
 }
 
-/* check_msg returns the reason why a message is not accepted. */
+/* check_msg returns the reason why a message is not accepted. classify has compared the destination. */
 static __always_inline int check_msg(const struct offload_scratch *s, const struct offload *o, __u32 index)
 {
 	const struct offload_msg *m = &s->msg;
@@ -269,8 +269,7 @@ static __always_inline int check_msg(const struct offload_scratch *s, const stru
 	    m->version != OFFLOAD_VERSION || !m->kind || m->kind >= OFFLOAD_KINDS ||
 	    index != (to_frontend ? INDEX_TO_FRONTEND : INDEX_TO_BACKEND))
 		return REASON_NSH_MALFORMED;
-	if (s->outer.src.lo != VTEP_HOST || s->outer.dst.lo != VTEP_HOST || s->outer.dst.hi != own_node ||
-	    s->outer.vni != o->vni)
+	if (s->outer.src.lo != VTEP_HOST || s->outer.vni != o->vni)
 		return REASON_NSH_FORGED;
 	if (to_frontend ? !o->fronts || s->outer.src.hi != o->backend
 			: o->backend != own_node || !is_frontend(o, s->outer.src.hi))

@@ -231,12 +231,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 	if (nimitz_policy(skb, p, j, &from, vni, r, node))
 		return TC_ACT_SHOT;
 	trace_pipeline(skb, j->vni);
-	if (fronts) {
-		j->why = j->from == PORT_VXLAN ? 0 : is_translated(j) ? REASON_NO_ROUTE : dec_ttl(skb, j);
-		j->next = j->why ? NEXT_NOTHING : NEXT_FRONT;
-		return TC_ACT_SHOT;
-	}
-	if (r->port == PORT_VXLAN) {
+	if (r->port == PORT_VXLAN && !(fronts && j->from == PORT_VXLAN)) {
 		if (own_vtep4) {
 			j->bridged = r->ifindex != 0;
 			j->vni = wire_vni(r, j->vni);
@@ -254,6 +249,10 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		return drop(skb, REASON_MALFORMED, j->hook);
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
+	if (fronts) {
+		j->next = NEXT_FRONT;
+		return TC_ACT_SHOT;
+	}
 	if (r->port == PORT_VXLAN) {
 		int sent = 0;
 

@@ -213,6 +213,13 @@ func (d *Hooks) AttachOffloads() error {
 	switch {
 	case err != nil:
 	case backend || fronts:
+		// Messages pass no tunnel device, which would cut UDP segments that came in one piece from a virtual uplink.
+		if d.Uplink.Type() == "veth" {
+			err = d.Node.Do(func() error { return netns.SetFeature(d.UplinkName, "tx-udp-segmentation", false) })
+		}
+		if err != nil {
+			return err
+		}
 		err = d.Objects.PilUplinksV1.Put(UplinkTunnel, d.Objects.PilOffloadIn)
 	case d.DirectTunnel:
 		err = d.Objects.PilUplinksV1.Put(UplinkTunnel, d.Objects.PilTunnelDirect)

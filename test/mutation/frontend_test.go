@@ -1,0 +1,130 @@
+package mutation_test
+
+// frontends returns mutations of the checks of messages between frontends and backends.
+func frontends() []mutation {
+	const messages, drops = "TestFrontendMessages", "TestFrontendDrops"
+	return []mutation{
+		{name: "class", old: "m->class != bpf_htons(NSH_CLASS) || ", test: messages, cases: []string{"of another class"}},
+		{name: "type", old: "m->type != NSH_TYPE || ", test: messages, cases: []string{"of another type"}},
+		{
+			name: "length", old: "m->length != sizeof(*m) - 4 ||", test: messages,
+			cases: []string{"of another length"},
+		},
+		{
+			name: "version", old: "m->version != OFFLOAD_VERSION || ", test: messages,
+			cases: []string{"of another version"},
+		},
+		{name: "no kind", old: "!m->kind || ", test: messages, cases: []string{"of no kind"}},
+		{
+			name: "unknown kind", old: "m->kind >= OFFLOAD_KINDS ||", test: messages,
+			cases: []string{"of an unknown kind"},
+		},
+		{
+			name: "index", old: `index != (to_frontend ? INDEX_TO_FRONTEND : INDEX_TO_BACKEND))
+		return REASON_NSH_MALFORMED;`,
+			new: `0)
+		return REASON_NSH_MALFORMED;`,
+			test: messages,
+			cases: []string{
+				"a question among pre-actions", "a question with pre-actions' index", "another index",
+			},
+		},
+		{
+			name: "hosts", old: "s->outer.src.lo != VTEP_HOST || ", test: messages,
+			cases: []string{"pre-actions of a host"},
+		},
+		{
+			name: "tenant",
+			old: ` || s->outer.vni != o->vni)
+		return REASON_NSH_FORGED;`,
+			new: `)
+		return REASON_NSH_FORGED;`,
+			test: messages, cases: []string{"of another tenant"},
+		},
+		{
+			name: "role of a frontend", old: "!o->fronts || ", test: messages,
+			cases: []string{"a question to a node that is no frontend"},
+		},
+		{
+			name: "backend", old: "!o->fronts || s->outer.src.hi != o->backend", new: "!o->fronts", test: messages,
+			cases: []string{"a question of a node that is no backend"},
+		},
+		{
+			name: "role of a backend", old: "o->backend != own_node || ", test: messages,
+			cases: []string{"pre-actions to a frontend"},
+		},
+		{
+			name: "frontend",
+			old: ` || !is_frontend(o, s->outer.src.hi))
+		return REASON_NSH_FORGED;`,
+			new: `)
+		return REASON_NSH_FORGED;`,
+			test:  messages,
+			cases: []string{"pre-actions of a node that is no frontend"},
+		},
+		{
+			name: "activation", old: "bpf_ntohl(m->epoch) == o->epoch ? 0 : REASON_NSH_STALE", new: "0", test: messages,
+			cases: []string{"a question of another activation", "of another activation"},
+		},
+		{
+			name: "MD type",
+			old: ` || t->md != NSH_MD2 ||
+	    t->nsh != NSH_BYTES || is_ip4_mapped(&t->src) || bpf_skb_load_bytes(skb, MSG_AT, &s->msg, sizeof(s->msg)))
+		return drop(skb, REASON_NSH_MALFORMED, HOOK_TUNNEL);`,
+			new: ` ||
+	    t->nsh != NSH_BYTES || is_ip4_mapped(&t->src) || bpf_skb_load_bytes(skb, MSG_AT, &s->msg, sizeof(s->msg)))
+		return drop(skb, REASON_NSH_MALFORMED, HOOK_TUNNEL);`,
+			test: messages, cases: []string{"of MD type 1"},
+		},
+		{name: "length of the NSH", old: "t->nsh != NSH_BYTES || ", test: messages, cases: []string{"of a shorter NSH"}},
+		{
+			name: "sender of an answer's packet",
+			old: `if (why || j.vni != vni)
+			return drop(skb, REASON_NSH_FORGED, HOOK_TUNNEL);`,
+			new:   "",
+			test:  messages,
+			cases: []string{"an answer for another container"},
+		},
+		{
+			name: "port of an answer's packet",
+			old: `} else if (j.from != PORT_VXLAN) {
+		return drop(skb, REASON_NSH_MALFORMED, HOOK_TUNNEL);`,
+			new:  "} else if (0) {",
+			test: messages, cases: []string{"an answer for no port"},
+		},
+		{
+			name: "rules of a frontend",
+			old: ` || !has_policies(j->vni))
+		return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);`,
+			new: `)
+		return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);`,
+			test:  drops,
+			cases: []string{"at frontends without rules"},
+		},
+		{
+			name: "rules of who is asked",
+			old: ` || !has_policies(o->vni))
+			return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);`,
+			new: `)
+			return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);`,
+			test:  drops,
+			cases: []string{"asking frontends without rules"},
+		},
+		{
+			name: "offload",
+			old: `return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);
+	why = check_msg`,
+			new: `return TCX_NEXT;
+	why = check_msg`,
+			test: messages, cases: []string{"of another offload"},
+		},
+		{
+			name: "nobody to ask", old: "return drop(skb, REASON_NO_FRONTEND, s->j.hook);", new: "return TC_ACT_SHOT;",
+			test: drops, cases: []string{"asking nobody"},
+		},
+		{
+			name: "no route", old: "return drop(skb, why, HOOK_TUNNEL);\n\tcount_sent", new: "return TC_ACT_SHOT;\n\tcount_sent",
+			test: drops, cases: []string{"asking who has no route"},
+		},
+	}
+}
