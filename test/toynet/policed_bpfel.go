@@ -213,7 +213,16 @@ type PolicedPolScratch struct {
 		Audits   [2]uint32
 		Nats     [2]uint32
 	}
-	_ [4]byte
+	Carried struct {
+		_        structs.HostLayout
+		Version  uint8
+		Verdicts [2]uint8
+		Zero     uint8
+		Rules    [2]uint32
+		Audits   [2]uint32
+		Nats     [2]uint32
+	}
+	Uncached PolicedVerdict
 }
 
 type PolicedPolTarget struct {

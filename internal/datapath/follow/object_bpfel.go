@@ -64,14 +64,18 @@ const (
 	objectMapIlaMissesV1         = "ila_misses_v1"
 	objectMapIlaPaceV1           = "ila_pace_v1"
 	objectMapIlaPeersV1          = "ila_peers_v1"
+	objectMapNimBackendsV1       = "nim_backends_v1"
 	objectMapNimDirect           = "nim_direct"
 	objectMapNimDnatV1           = "nim_dnat_v1"
 	objectMapNimForeignV1        = "nim_foreign_v1"
 	objectMapNimForwardV1        = "nim_forward_v1"
+	objectMapNimFrontedV1        = "nim_fronted_v1"
 	objectMapNimNodeV1           = "nim_node_v1"
+	objectMapNimOffloadsV1       = "nim_offloads_v1"
 	objectMapNimOutsideV1        = "nim_outside_v1"
 	objectMapNimPeersV1          = "nim_peers_v1"
 	objectMapNimSendersV1        = "nim_senders_v1"
+	objectMapNimSharing          = "nim_sharing"
 	objectMapNimSnatV1           = "nim_snat_v1"
 	objectMapPilBlock            = "pil_block"
 	objectMapPilDropsV1          = "pil_drops_v1"
@@ -211,14 +215,18 @@ type objectMapSpecs struct {
 	IlaMissesV1         *ebpf.MapSpec `ebpf:"ila_misses_v1"`
 	IlaPaceV1           *ebpf.MapSpec `ebpf:"ila_pace_v1"`
 	IlaPeersV1          *ebpf.MapSpec `ebpf:"ila_peers_v1"`
+	NimBackendsV1       *ebpf.MapSpec `ebpf:"nim_backends_v1"`
 	NimDirect           *ebpf.MapSpec `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.MapSpec `ebpf:"nim_dnat_v1"`
 	NimForeignV1        *ebpf.MapSpec `ebpf:"nim_foreign_v1"`
 	NimForwardV1        *ebpf.MapSpec `ebpf:"nim_forward_v1"`
+	NimFrontedV1        *ebpf.MapSpec `ebpf:"nim_fronted_v1"`
 	NimNodeV1           *ebpf.MapSpec `ebpf:"nim_node_v1"`
+	NimOffloadsV1       *ebpf.MapSpec `ebpf:"nim_offloads_v1"`
 	NimOutsideV1        *ebpf.MapSpec `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.MapSpec `ebpf:"nim_peers_v1"`
 	NimSendersV1        *ebpf.MapSpec `ebpf:"nim_senders_v1"`
+	NimSharing          *ebpf.MapSpec `ebpf:"nim_sharing"`
 	NimSnatV1           *ebpf.MapSpec `ebpf:"nim_snat_v1"`
 	PilBlock            *ebpf.MapSpec `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.MapSpec `ebpf:"pil_drops_v1"`
@@ -320,14 +328,18 @@ type objectMaps struct {
 	IlaMissesV1         *ebpf.Map `ebpf:"ila_misses_v1"`
 	IlaPaceV1           *ebpf.Map `ebpf:"ila_pace_v1"`
 	IlaPeersV1          *ebpf.Map `ebpf:"ila_peers_v1"`
+	NimBackendsV1       *ebpf.Map `ebpf:"nim_backends_v1"`
 	NimDirect           *ebpf.Map `ebpf:"nim_direct"`
 	NimDnatV1           *ebpf.Map `ebpf:"nim_dnat_v1"`
 	NimForeignV1        *ebpf.Map `ebpf:"nim_foreign_v1"`
 	NimForwardV1        *ebpf.Map `ebpf:"nim_forward_v1"`
+	NimFrontedV1        *ebpf.Map `ebpf:"nim_fronted_v1"`
 	NimNodeV1           *ebpf.Map `ebpf:"nim_node_v1"`
+	NimOffloadsV1       *ebpf.Map `ebpf:"nim_offloads_v1"`
 	NimOutsideV1        *ebpf.Map `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.Map `ebpf:"nim_peers_v1"`
 	NimSendersV1        *ebpf.Map `ebpf:"nim_senders_v1"`
+	NimSharing          *ebpf.Map `ebpf:"nim_sharing"`
 	NimSnatV1           *ebpf.Map `ebpf:"nim_snat_v1"`
 	PilBlock            *ebpf.Map `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.Map `ebpf:"pil_drops_v1"`
@@ -370,14 +382,18 @@ func (m *objectMaps) Close() error {
 		m.IlaMissesV1,
 		m.IlaPaceV1,
 		m.IlaPeersV1,
+		m.NimBackendsV1,
 		m.NimDirect,
 		m.NimDnatV1,
 		m.NimForeignV1,
 		m.NimForwardV1,
+		m.NimFrontedV1,
 		m.NimNodeV1,
+		m.NimOffloadsV1,
 		m.NimOutsideV1,
 		m.NimPeersV1,
 		m.NimSendersV1,
+		m.NimSharing,
 		m.NimSnatV1,
 		m.PilBlock,
 		m.PilDropsV1,
