@@ -476,3 +476,40 @@ func TestFrontendDrops(t *testing.T) {
 	must(t, backend.Apply(t.Context(), nil, []pipeline.Entry{o}))
 	dropped("asking who has no route", dropreason.NoRoute, []int{ofBackend}, beside, hot)
 }
+
+// TestFrontendProbe: a frontend's program answers the backend's probes, and nobody else's (NZ6).
+func TestFrontendProbe(t *testing.T) {
+	w := newFrontWire(t)
+	hot := w.add(t, ofBackend, 2)
+	w.offload(t, true, hot)
+	o := pipeline.Offload{ID: frontOffload, VNI: 7, Epoch: frontEpoch}
+	backend := w.nodes[ofBackend].datapath
+	answered := func(from int, o pipeline.Offload, to int) bool {
+		t.Helper()
+		d := w.nodes[from].datapath
+		before := w.sent(t, to)[6]
+		must(t, d.Probe(o, w.nodes[to].prefix))
+		for end := time.Now().Add(impatience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			ago, ok, err := backend.ProbeAnswered(frontOffload, w.nodes[to].prefix)
+			must(t, err)
+			if ok && ago < impatience && w.sent(t, to)[6] > before {
+				return true
+			}
+		}
+		return false
+	}
+	if !answered(ofBackend, o, ofFront1) || !answered(ofBackend, o, ofFront2) {
+		t.Error("a frontend does not answer")
+	}
+	if answered(ofSender, o, ofFront1) {
+		t.Error("a frontend answers a node that is not the backend")
+	}
+	stale := o
+	stale.Epoch++
+	if answered(ofBackend, stale, ofFront1) {
+		t.Error("a frontend answers a probe of another activation")
+	}
+	if answered(ofBackend, o, ofSender) {
+		t.Error("a node that is no frontend answers")
+	}
+}

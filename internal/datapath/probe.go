@@ -1,0 +1,88 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// Messages of bpf/net/nimitz/offload.h.
+const (
+	probeKind       = 5
+	indexToFrontend = 255
+	nshClass        = 0xfff6
+	nshTTL          = 63
+)
+
+// Probe sends a probe to the program of a frontend. The frontend's agent need not run.
+func (d *Datapath) Probe(o pipeline.Offload, frontend netip.Prefix) error {
+	return d.Node.Do(func() error {
+		s, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return fmt.Errorf("probe a frontend: %w", err)
+		}
+		defer unix.Close(s)
+		to := pipeline.VTEP(frontend)
+		if err := unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_MARK, int(d.AcceptMark)); err != nil {
+			return fmt.Errorf("probe a frontend: %w", err)
+		}
+		err = unix.Sendto(s, probe(o, pipeline.VTEP(d.config.NodePrefix), to), 0,
+			&unix.SockaddrInet6{Addr: to.As16()})
+		if err != nil {
+			return fmt.Errorf("probe frontend %v: %w", to, err)
+		}
+		return nil
+	})
+}
+
+// probe returns the IPv6 packet of a probe: UDP, VXLAN-GPE, NSH, an empty frame.
+func probe(o pipeline.Offload, from, to netip.Addr) []byte {
+	var message bpfobj.PilasterOffloadMsg
+	message.Class, message.Type = bigEndian16(nshClass), 1
+	message.Length, message.Version, message.Kind = uint8(binary.Size(message)-4), 1, probeKind
+	message.Epoch = binary.NativeEndian.Uint32(binary.BigEndian.AppendUint32(nil, o.Epoch))
+	nsh := 8 + binary.Size(message)
+	length := 8 + 8 + nsh + 14 + 40
+	b := binary.BigEndian.AppendUint32(nil, 6<<28)
+	b = binary.BigEndian.AppendUint16(b, uint16(length))
+	b = append(b, unix.IPPROTO_UDP, 64)
+	b = append(append(b, from.AsSlice()...), to.AsSlice()...)
+	for _, v := range []uint16{0xc000, pipeline.OffloadPort, uint16(length), 0} { // RFC 6935
+		b = binary.BigEndian.AppendUint16(b, v)
+	}
+	for _, v := range []uint32{
+		0x0c000004, uint32(o.VNI) << 8, // VXLAN-GPE: a VNI, and NSH next
+		nshTTL<<22 | uint32(nsh/4)<<16 | 2<<8 | 3, o.ID<<8 | indexToFrontend,
+	} {
+		b = binary.BigEndian.AppendUint32(b, v)
+	}
+	b = append(b, marshal(message)...)
+	b = append(append(b, make([]byte, 12)...), 0x86, 0xdd)
+	b = append(b, 6<<4, 0, 0, 0, 0, 0, unix.IPPROTO_NONE, 1)
+	return append(b, make([]byte, 32)...)
+}
+
+// ProbeAnswered returns how long ago a frontend's program has last answered a probe; false if it never has.
+func (d *Datapath) ProbeAnswered(offload uint32, frontend netip.Prefix) (ago time.Duration, ok bool, err error) {
+	var at uint64
+	key := bpfobj.PilasterProbeKey{Frontend: bpfobj.ToAddr(frontend.Addr()).Hi, Offload: offload}
+	switch err := d.Objects.NimProbesV1.Lookup(key, &at); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return 0, false, nil
+	case err != nil:
+		return 0, false, fmt.Errorf("read the answers of frontends: %w", err)
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0, false, err
+	}
+	return time.Duration(now.Nano() - int64(at)), true, nil
+}
