@@ -67,16 +67,14 @@ func frontends() []mutation {
 			cases: []string{"a question of another activation", "of another activation"},
 		},
 		{
-			name: "MD type",
-			old: ` || t->md != NSH_MD2 ||
-	    t->nsh != NSH_BYTES || is_ip4_mapped(&t->src) || bpf_skb_load_bytes(skb, MSG_AT, &s->msg, sizeof(s->msg)))
+			name: "length of the NSH",
+			old: `t->nsh != NSH_BYTES ||
+	    bpf_skb_load_bytes(skb, MSG_AT, &s->msg, sizeof(s->msg)))
 		return drop(skb, REASON_NSH_MALFORMED, HOOK_TUNNEL);`,
-			new: ` ||
-	    t->nsh != NSH_BYTES || is_ip4_mapped(&t->src) || bpf_skb_load_bytes(skb, MSG_AT, &s->msg, sizeof(s->msg)))
+			new: `bpf_skb_load_bytes(skb, MSG_AT, &s->msg, sizeof(s->msg)))
 		return drop(skb, REASON_NSH_MALFORMED, HOOK_TUNNEL);`,
-			test: messages, cases: []string{"of MD type 1"},
+			test: messages, cases: []string{"of a shorter NSH"},
 		},
-		{name: "length of the NSH", old: "t->nsh != NSH_BYTES || ", test: messages, cases: []string{"of a shorter NSH"}},
 		{
 			name: "sender of an answer's packet",
 			old: `if (why || j.vni != vni)

@@ -293,8 +293,9 @@ static __always_inline int offload_in(struct __sk_buff *skb)
 	result = tunnel_parse(skb, bpf_htons(UDP_VXLAN_GPE), TUNNEL_GPE | TUNNEL_NSH, t);
 	if (result == TUNNEL_OTHER || result == TUNNEL_OPTIONS)
 		return TCX_NEXT;
-	if ((result && result != TUNNEL_KERNEL) || !(t->flags & TUNNEL_NSH) || t->md != NSH_MD2 ||
-	    t->nsh != NSH_BYTES || is_ip4_mapped(&t->src) || bpf_skb_load_bytes(skb, MSG_AT, &s->msg, sizeof(s->msg)))
+	/* An NSH of MD type 1 is shorter, and without an NSH the length is 0. */
+	if ((result && result != TUNNEL_KERNEL) || t->nsh != NSH_BYTES ||
+	    bpf_skb_load_bytes(skb, MSG_AT, &s->msg, sizeof(s->msg)))
 		return drop(skb, REASON_NSH_MALFORMED, HOOK_TUNNEL);
 	path = bpf_ntohl(t->path);
 	s->j.offload = path >> 8;
