@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
@@ -468,8 +469,26 @@ func TestFrontendDrops(t *testing.T) {
 	dropped("to a container that the frontends do not know", dropreason.NshUnknown, fronts, far, beside)
 	mustReach(t, far, hot, "with rules")
 
-	o := pipeline.Offload{ID: frontOffload, VNI: 7, Backend: w.nodes[ofBackend].prefix, Epoch: frontEpoch}
+	// What leaves the region is judged where it begins; an error about it comes back after the frontend's answer.
 	backend := w.switches[ofBackend]
+	outside := netip.MustParsePrefix("fd10:9::/32")
+	must(t, backend.Apply(t.Context(), nil, []pipeline.Entry{pipeline.Forward{
+		VNI: 7, To: outside, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(w.nodes[ofSender].prefix), Outside: true,
+	}}))
+	inject, errors := injector(t, hot.ns), capture(t, hot.ns)
+	must(t, inject.Send(packet.Packet{
+		Source: hot.seen(), Destination: outside.Addr().Next(), HopLimit: 1,
+		Body: packet.UDP{SourcePort: 5, DestinationPort: 6, Payload: []byte("far")},
+	}.Frame(host.GatewayMAC, hot.record.Device.ContainerMAC)))
+	deadline, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	if _, err := errors.Until(deadline, func(c packet.Captured) bool {
+		return len(c.Frame) > 54 && c.Frame[20] == packet.ProtocolICMPv6 && c.Frame[54] == packet.TimeExceeded
+	}); err != nil {
+		t.Errorf("out of hops: no error about it: %v; dropped %v", err, w.nodes[ofBackend].drops(t))
+	}
+
+	o := pipeline.Offload{ID: frontOffload, VNI: 7, Backend: w.nodes[ofBackend].prefix, Epoch: frontEpoch}
 	must(t, backend.Apply(t.Context(), nil, []pipeline.Entry{o}))
 	dropped("asking nobody", dropreason.NoFrontend, []int{ofBackend}, beside, hot)
 	o.To[0] = netip.MustParsePrefix("2001:db8:1::/64")

@@ -221,6 +221,13 @@ func nimitz() []mutation {
 			),
 		},
 		{
+			name:  "hops of what a frontend judges",
+			old:   "return why || hops > 1 ? why : REASON_HOP_LIMIT;",
+			new:   "return why;",
+			test:  "TestFrontendDrops",
+			cases: []string{"out of hops"},
+		},
+		{
 			name: "multicast destination",
 			old: `if (!why && is_multicast(&j))
 		why = over_ipv4 ? REASON_NOT_REPLICATED : REASON_MULTICAST;`,

@@ -8,8 +8,8 @@
 /* The IPv4 gateway that internal/network/nimitz configures in containers; that of IPv6 is gateway_6. */
 #define GATEWAY_4 bpf_htonl(0xa9fe0101) /* 169.254.1.1 */
 
-/* nimitz_icmp_error drops a container's packet, which must be unchanged except for its hop limit, and sends the error
- * about it. */
+/* nimitz_icmp_error drops a container's packet, which must be unchanged except for its hop
+ * limit, and sends the error about it. */
 __slowpath int nimitz_icmp_error(struct __sk_buff *skb, const struct packet *p, const struct pkt_ctx *j)
 {
 	__u32 device;

@@ -136,9 +136,8 @@ static __always_inline int encap(struct __sk_buff *skb, const struct pkt_ctx *j,
 	       bpf_skb_set_tunnel_opt(skb, &policy, sizeof(policy));
 }
 
-/* check_egress returns the reason why a packet cannot leave by the tunnel device, before it changes anything except the
- * hop limit. */
-static __always_inline int check_egress(struct __sk_buff *skb, struct pkt_ctx *j, __u32 device)
+/* check_mtu returns the reason why the tunnel device cannot take a packet. */
+static __always_inline int check_mtu(struct __sk_buff *skb, struct pkt_ctx *j, __u32 device)
 {
 	long fits = bpf_check_mtu(skb, device, &j->mtu, 0, skb->gso_segs ? BPF_MTU_CHK_SEGS : 0);
 
@@ -147,7 +146,27 @@ static __always_inline int check_egress(struct __sk_buff *skb, struct pkt_ctx *j
 	if (fits)
 		return REASON_TOO_BIG;
 	j->mtu = 0;
-	return j->bridged ? 0 : dec_ttl(skb, j);
+	return 0;
+}
+
+/* may_leave returns the reason why a packet cannot leave by the tunnel device, and changes nothing. */
+static __noinline int may_leave(struct __sk_buff *skb, struct pkt_ctx *j, __u32 device)
+{
+	__u32 at = j->family == FAMILY_4 ? offsetof(struct eth_ip4, ttl) : offsetof(struct eth_ip6, hop_limit);
+	int why = check_mtu(skb, j, device);
+	__u8 hops = 0;
+
+	bpf_skb_load_bytes(skb, at, &hops, sizeof(hops));
+	return why || hops > 1 ? why : REASON_HOP_LIMIT;
+}
+
+/* check_egress returns the reason why a packet cannot leave by the tunnel device, before it changes anything except the
+ * hop limit. */
+static __always_inline int check_egress(struct __sk_buff *skb, struct pkt_ctx *j, __u32 device)
+{
+	int why = check_mtu(skb, j, device);
+
+	return why || j->bridged ? why : dec_ttl(skb, j);
 }
 
 /* set_route_macs writes the MACs of a packet that leaves by a route. In a tunnel over IPv4, other speakers see them: a
@@ -228,8 +247,15 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		if (j->why)
 			return TC_ACT_SHOT;
 	}
-	if (nimitz_policy(skb, p, j, &from, vni, r, node))
+	if (nimitz_policy(skb, p, j, &from, vni, r, node)) {
+		/* A packet that comes back from a frontend is too late for an ICMP error: the kernel cannot cut what a
+		 * program has taken out of a tunnel. */
+		if (!over_ipv4 && j->next == NEXT_ASK && r->port == PORT_VXLAN)
+			j->why = may_leave(skb, j, node->vxlan);
+		if (j->why)
+			j->next = NEXT_NOTHING;
 		return TC_ACT_SHOT;
+	}
 	trace_pipeline(skb, j->vni);
 	if (r->port == PORT_VXLAN && !(fronts && j->from == PORT_VXLAN)) {
 		if (own_vtep4) {
