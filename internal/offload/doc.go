@@ -1,0 +1,2 @@
+// Package offload decides.
+package offload
