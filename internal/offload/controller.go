@@ -474,14 +474,16 @@ func (s *step) fallBack(r *Record, be *Node) {
 	}
 	rules := Table{be.Rules.Used + be.Tenants[r.Tenant].Rules, be.Rules.Capacity}.load()
 	past := s.history[r.Key()]
-	hold := s.limits.FallBackFor << min(past.times, s.limits.MaxDoublings)
+	earlier := past.times
+	if past.epoch == r.Epoch { // decided before, but not stored yet
+		earlier--
+	}
+	hold := s.limits.FallBackFor << min(earlier, s.limits.MaxDoublings)
 	cool := r.Automatic && known && max(after, rules) < s.limits.FallBackBelow
 	if !s.lasting(cool, name, hold) || s.now.Sub(r.Changed) < s.limits.Dwell {
 		return
 	}
-	if past.epoch != r.Epoch || past.at.IsZero() { // not repeated for the same activation
-		s.history[r.Key()] = returned{past.times + 1, s.now, r.Epoch}
-	}
+	s.history[r.Key()] = returned{earlier + 1, s.now, r.Epoch}
 	s.change(r, Change{Kind: Stop, Phase: StopPhase(r.Phase)},
 		"with its rules the backend would be at %s of its packet budget and %s of its rule table, for %v",
 		percent(after), percent(rules), hold)
@@ -556,7 +558,8 @@ func (s *step) relieve(n *Node, packets bool, why string) string {
 	})
 	for _, c := range all {
 		k := Key{c.tenant, n.Name}
-		chosen, text := s.choose(k, n, demand{DefaultFrontends, DefaultFrontends, s.expected(k, n, DefaultFrontends)}, nil)
+		d := demand{DefaultFrontends, DefaultFrontends, s.expected(k, n, DefaultFrontends)}
+		chosen, text := s.choose(k, n, d, nil)
 		if text != "" {
 			reasons = append(reasons, c.tenant+": "+text)
 			continue

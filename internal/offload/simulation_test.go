@@ -230,6 +230,16 @@ func (w *world) serving(tenantID, node string) (count int) {
 	return count
 }
 
+// Kinds of hot endpoints: the endpoint's number modulo kinds.
+const (
+	ramp = iota
+	square
+	noise
+	threshold
+	growing
+	kinds
+)
+
 // hotCluster has nodes in 50 racks, each with a hot endpoint whose load changes in a way that invites oscillation.
 func hotCluster(tb testing.TB, limits Limits, nodes int, seed uint64) (*world, *rand.Rand) {
 	rng, rack := rand.New(rand.NewPCG(seed, 24)), nodes/50
@@ -253,7 +263,7 @@ func hotCluster(tb testing.TB, limits Limits, nodes int, seed uint64) (*world, *
 	}
 	for i := range 50 {
 		tenantID := fmt.Sprint("t", i/2)
-		noise := rand.New(rand.NewPCG(seed, uint64(i)))
+		random := rand.New(rand.NewPCG(seed, uint64(i)))
 		phase := rng.Float64()
 		wave := func(at, period time.Duration) float64 {
 			return math.Sin(2 * math.Pi * (at.Seconds()/period.Seconds() + phase))
@@ -263,10 +273,10 @@ func hotCluster(tb testing.TB, limits Limits, nodes int, seed uint64) (*world, *
 				return 0.1 + 0.8*min(1, max(0, 2-math.Abs(at.Minutes()-45)/20))
 			},
 			func(at time.Duration) float64 { return 0.5 + math.Copysign(0.3, wave(at, 6*time.Minute)) },
-			func(time.Duration) float64 { return 0.35 + 0.5*noise.Float64() },
-			func(at time.Duration) float64 { return 0.55 + 0.2*wave(at, 4*time.Minute) }, // about the threshold
+			func(time.Duration) float64 { return 0.35 + 0.5*random.Float64() },
+			func(at time.Duration) float64 { return 0.62 + 0.1*wave(at, 4*time.Minute) }, // 57 to 77 %
 			func(at time.Duration) float64 { return min(1.9, 0.2+at.Minutes()/25) },      // wants more frontends
-		}[i%5]
+		}[i%kinds]
 		node := rack*i + rng.IntN(rack)
 		w.base[node] = constant(0.05)
 		w.in.Nodes[node].Budget = 1
@@ -289,9 +299,10 @@ type outcome struct {
 	kinds   map[Kind]int
 }
 
-func (o outcome) most() (starts int) {
-	for _, n := range o.starts {
-		starts = max(starts, n)
+// most is the highest number of starts of one endpoint of a kind.
+func (w *world) most(o outcome, kind int) (starts int) {
+	for i := kind; i < len(w.endpoints); i += kinds {
+		starts = max(starts, o.starts[w.endpoints[i].Key])
 	}
 	return starts
 }
@@ -378,9 +389,10 @@ func simulate(w *world, rng *rand.Rand, length time.Duration) outcome {
 // TestSimulation runs hours of a cluster of 1,000 nodes. apply checks the number of frontends and their room at each
 // change.
 func TestSimulation(t *testing.T) {
+	t.Parallel()
 	w, rng := hotCluster(t, DefaultLimits(), 1000, 1)
 	o := simulate(w, rng, 2*time.Hour)
-	t.Logf("%v, at most %d starts of one offload", o.kinds, o.most())
+	t.Log(o.kinds)
 	if len(o.starts) < 40 {
 		t.Errorf("only %d of 50 hot endpoints were offloaded", len(o.starts))
 	}
@@ -396,8 +408,8 @@ func TestSimulation(t *testing.T) {
 		if n > mostStarts {
 			t.Errorf("%v started %d times in 2 hours", k, n)
 		}
-		// A start needs no change of frontends, scaling out four; a fault: drain and add, activate, remove, and the same
-		// once more if the replacement fails too.
+		// A start needs no change of frontends, and scaling out four. A fault needs three (drain and add, activate,
+		// remove), and three more if the replacement fails too.
 		if most := 6*o.faults[k] + 4*n; o.changes[k] > most {
 			t.Errorf("%v: %d changes of frontends with %d faults and %d starts", k, o.changes[k], o.faults[k], n)
 		}
@@ -409,17 +421,34 @@ const mostStarts = 6
 
 // TestOscillationWithoutHysteresis shows that TestSimulation would notice it if one of the measures were missing.
 func TestOscillationWithoutHysteresis(t *testing.T) {
-	for name, change := range map[string]func(*Limits){
-		"one threshold": func(l *Limits) { l.FallBackBelow, l.MaxDoublings = l.OffloadAt, 0 },
-		"no durations":  func(l *Limits) { l.OffloadFor, l.FallBackFor, l.Dwell = 0, 0, 0 },
-		"no doubling":   func(l *Limits) { l.MaxDoublings = 0 },
+	t.Parallel()
+	noDoubling := func(l *Limits) { l.MaxDoublings = 0 }
+	for name, c := range map[string]struct {
+		change        func(*Limits)
+		more, notMore []int // kinds of endpoints
+	}{
+		"no doubling": {noDoubling, []int{square}, []int{ramp, noise, threshold, growing}},
+		"one threshold": {func(l *Limits) {
+			noDoubling(l) // which would hide it; without it alone, these endpoints do not oscillate
+			l.FallBackBelow = l.OffloadAt
+		}, []int{threshold}, []int{ramp, growing}},
+		"no durations": {func(l *Limits) { l.OffloadFor, l.FallBackFor, l.Dwell = 0, 0, 0 }, []int{noise}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			limits := DefaultLimits()
-			change(&limits)
+			c.change(&limits)
 			w, rng := hotCluster(t, limits, 400, 1)
-			if o := simulate(w, rng, time.Hour); o.most() <= mostStarts {
-				t.Errorf("at most %d starts of one offload in an hour", o.most())
+			o := simulate(w, rng, time.Hour)
+			for _, kind := range c.more {
+				if n := w.most(o, kind); n <= mostStarts {
+					t.Errorf("endpoints of kind %d: at most %d starts in an hour", kind, n)
+				}
+			}
+			for _, kind := range c.notMore {
+				if n := w.most(o, kind); n > mostStarts {
+					t.Errorf("endpoints of kind %d: %d starts in an hour, without a reason", kind, n)
+				}
 			}
 		})
 	}
