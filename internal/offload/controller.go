@@ -252,7 +252,7 @@ func (c *Controller) Step(now time.Time, in Input) Result {
 	for i := range in.Records {
 		s.decide(&in.Records[i])
 	}
-	if in.Auto {
+	if in.Auto && !s.result.InDoubt {
 		s.start()
 	}
 	c.forget(now)

@@ -477,7 +477,7 @@ func TestMassFailure(t *testing.T) {
 	}
 }
 
-// TestDoubtWhileDraining: a frontend that was lost before the mass failure is not removed in it.
+// TestDoubtWhileDraining: a frontend that was lost before the mass failure is not removed in it, nothing else begins.
 func TestDoubtWhileDraining(t *testing.T) {
 	w, k := small(t, 12, 0.2)
 	w.offload(k, 8, tenant.OffloadActive)
@@ -486,8 +486,11 @@ func TestDoubtWhileDraining(t *testing.T) {
 	for i := range 6 {
 		w.dead[fmt.Sprint("f", i+1)] = true
 	}
+	w.addEndpoint("blue", "f9", 100, constant(0.9)) // nor does an offload begin
+	w.in.Auto = true
 	w.only(w.run(time.Minute, 50*time.Millisecond))
 	w.wantProblem("6 of 9 frontends")
+	w.in.Auto, w.endpoints[1].demand = false, constant(0)
 	delete(w.dead, "f6")
 	delete(w.dead, "f5")
 	// Three others replace f2, f3 and f4. The lost ones are not kept: there may be at most 16 frontends.

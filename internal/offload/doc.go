@@ -12,7 +12,7 @@
 //     (Hosted.Applied >= Record.Since), and for senders a bounded time only: a packet that comes to the backend without
 //     pre-actions is not lost. What a start cannot finish in 8 s is undone.
 //  2. Are more than half of all frontends reported as lost? Then the network is more likely to be at fault than they
-//     are, and no frontend is removed (C.2).
+//     are: no frontend is removed (C.2) or added, and no offload begins.
 //  3. Does it have its frontends (maintain)? A lost one goes at once. One with too much load of its own or with old
 //     policies goes when another is ready. Frontends come as draining, load the rules, and become active together.
 //     The active ones are always a power of two: what is left over waits as a reserve, with its rules.

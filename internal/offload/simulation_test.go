@@ -375,8 +375,8 @@ func simulate(w *world, rng *rand.Rand, length time.Duration) outcome {
 			case Add, Activate, Drain, Remove:
 				o.changes[c.Key]++
 			}
-			if len(silent) > 0 && at > mass && (c.Kind == Drain || c.Kind == Remove) {
-				w.Fatalf("a frontend is removed while most are in doubt: %+v", c)
+			if len(silent) > 0 && (c.Kind == Start || c.Phase == tenant.OffloadActive && c.Kind != Advance) {
+				w.Fatalf("a change of frontends while most are in doubt: %+v", c)
 			}
 		}
 		if at == mass+tick && !w.last.InDoubt {
