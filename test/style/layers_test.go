@@ -31,7 +31,7 @@ var layers = []struct {
 	}},
 	{"the domain, pure", []string{
 		"api", "internal/address", "internal/tenant", "internal/policy", "internal/dropreason", "internal/packet",
-		"internal/network/nimitz/pipeline", "internal/trace", "internal/evpn",
+		"internal/network/nimitz/pipeline", "internal/trace", "internal/evpn", "internal/offload",
 	}},
 	{"records of a node, and its part of the CNI", []string{
 		"internal/endpoint", "internal/join", "internal/cniserver", "internal/cniclient",
