@@ -75,7 +75,7 @@ func TestFrontendVerdicts(t *testing.T) {
 			delete(ids, p.id)
 		}
 		if len(ids) > 0 {
-			t.Errorf("reference: denies packets %v, which are delivered; rules %+v", slices.Collect(maps.Keys(ids)), rules)
+			t.Errorf("reference: denies packets %v, which are delivered", slices.Collect(maps.Keys(ids)))
 		}
 		if !maps.Equal(outs[0], outs[1]) {
 			t.Errorf("bytes: %d frames without frontends, %d with them, differ", len(outs[0]), len(outs[1]))
@@ -358,21 +358,21 @@ func (f splitReference) passes(p splitPacket) bool {
 	return f.end(here, p, true, false) && f.end(there, p, false, true)
 }
 
-func (f splitReference) end(k splitKey, p splitPacket, out, judged bool) bool {
+func (f splitReference) end(k splitKey, p splitPacket, out, checked bool) bool {
 	fragments := splitKey{k.local, k.remote, k.family, 0, 0, 0, p.fragment, out}
 	if p.family == 0 { // IPv4 has a number space for each protocol (RFC 791)
 		fragments.proto = p.proto
 	}
 	if p.part == 2 {
 		_, known := f.sessions[fragments]
-		return known || !judged
+		return known || !checked
 	}
 	accepts := func(opened bool) bool { // by the container
 		port := k.lport
 		if opened {
 			port = k.rport
 		}
-		return !judged || f.rules.out.accepts(k.proto, port) && f.rules.in.accepts(k.proto, port)
+		return !checked || f.rules.out.accepts(k.proto, port) && f.rules.in.accepts(k.proto, port)
 	}
 	s, known := f.sessions[k]
 	closed := s.reset || s.openerFIN && s.otherFIN
@@ -413,6 +413,7 @@ func (f splitReference) end(k splitKey, p splitPacket, out, judged bool) bool {
 
 // of a capture's frame, for messages
 func (p splitPacket) String() string {
-	return fmt.Sprintf("packet %d: %d to %d, family %d, protocol %d, ports %d to %d, flags %#x, part %d of %d, error %v",
+	return fmt.Sprintf(
+		"packet %d: %d to %d, family %d, protocol %d, ports %d to %d, flags %#x, part %d of %d, error %v",
 		p.id, p.from, p.to, p.family, p.proto, p.sport, p.dport, p.flags, p.part, p.fragment, p.error)
 }

@@ -469,7 +469,7 @@ func TestFrontendDrops(t *testing.T) {
 	dropped("to a container that the frontends do not know", dropreason.NshUnknown, fronts, far, beside)
 	mustReach(t, far, hot, "with rules")
 
-	// What leaves the region is judged where it begins; an error about it comes back after the frontend's answer.
+	// Rules for what leaves the region apply where it begins; an error about it comes back after the frontend's answer.
 	backend := w.switches[ofBackend]
 	outside := netip.MustParsePrefix("fd10:9::/32")
 	must(t, backend.Apply(t.Context(), nil, []pipeline.Entry{pipeline.Forward{
@@ -490,13 +490,13 @@ func TestFrontendDrops(t *testing.T) {
 
 	o := pipeline.Offload{ID: frontOffload, VNI: 7, Backend: w.nodes[ofBackend].prefix, Epoch: frontEpoch}
 	must(t, backend.Apply(t.Context(), nil, []pipeline.Entry{o}))
-	dropped("asking nobody", dropreason.NoFrontend, []int{ofBackend}, beside, hot)
+	dropped("asking no node", dropreason.NoFrontend, []int{ofBackend}, beside, hot)
 	o.To[0] = netip.MustParsePrefix("2001:db8:1::/64")
 	must(t, backend.Apply(t.Context(), nil, []pipeline.Entry{o}))
 	dropped("asking who has no route", dropreason.NoRoute, []int{ofBackend}, beside, hot)
 }
 
-// TestFrontendProbe: a frontend's program answers the backend's probes, and nobody else's (NZ6).
+// TestFrontendProbe: a frontend's program answers the backend's probes, and no other node else's (NZ6).
 func TestFrontendProbe(t *testing.T) {
 	w := newFrontWire(t)
 	hot := w.add(t, ofBackend, 2)

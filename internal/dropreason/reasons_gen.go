@@ -95,7 +95,7 @@ var reasons = [...]struct{ name, text string }{
 	41: {"nsh-malformed", "Load sharing: a message between a frontend and a backend has fields that this build does not know or that contradict each other. Builds of different versions, or a machine on the fabric forges."},
 	42: {"nsh-unknown", "Load sharing: this node does not know the offload, its container or its rules. The offload has just begun or ended, or the container has just started; if it persists, see `pilaster offload get`."},
 	43: {"nsh-forged", "Load sharing: a message comes from a node that is no member of its offload, or goes to one in another role. A machine on the fabric forges it, or a frontend was removed a moment ago."},
-	44: {"nsh-stale", "Load sharing: a message of an earlier activation of the offload. Harmless when it started again a moment ago; otherwise somebody replays packets."},
+	44: {"nsh-stale", "Load sharing: a message of an earlier activation of the offload. Harmless when it started again a moment ago; otherwise a machine on the fabric replays packets."},
 	45: {"nsh-segments", "Load sharing: a packet of several UDP segments came in one piece, which the kernel does only between virtual devices. Turn tx-udp-segmentation off at the uplink of the frontend."},
 	46: {"no-frontend", "Load sharing: the backend has no rules, and its offload has no frontend to ask. See `pilaster offload get`."},
 }

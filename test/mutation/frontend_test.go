@@ -4,7 +4,10 @@ package mutation_test
 func frontends() []mutation {
 	const messages, drops = "TestFrontendMessages", "TestFrontendDrops"
 	return []mutation{
-		{name: "class", old: "m->class != bpf_htons(NSH_CLASS) || ", test: messages, cases: []string{"of another class"}},
+		{
+			name: "class", old: "m->class != bpf_htons(NSH_CLASS) || ", test: messages,
+			cases: []string{"of another class"},
+		},
 		{name: "type", old: "m->type != NSH_TYPE || ", test: messages, cases: []string{"of another type"}},
 		{
 			name: "length", old: "m->length != sizeof(*m) - 4 ||", test: messages,
@@ -117,11 +120,13 @@ func frontends() []mutation {
 			test: messages, cases: []string{"of another offload"},
 		},
 		{
-			name: "nobody to ask", old: "return drop(skb, REASON_NO_FRONTEND, s->j.hook);", new: "return TC_ACT_SHOT;",
-			test: drops, cases: []string{"asking nobody"},
+			name: "no node to ask", old: "return drop(skb, REASON_NO_FRONTEND, s->j.hook);", new: "return TC_ACT_SHOT;",
+			test: drops, cases: []string{"asking no node"},
 		},
 		{
-			name: "no route", old: "return drop(skb, why, HOOK_TUNNEL);\n\tcount_sent", new: "return TC_ACT_SHOT;\n\tcount_sent",
+			name: "no route",
+			old:  "return drop(skb, why, HOOK_TUNNEL);\n\tcount_sent",
+			new:  "return TC_ACT_SHOT;\n\tcount_sent",
 			test: drops, cases: []string{"asking who has no route"},
 		},
 	}

@@ -103,7 +103,7 @@ func unreachable() map[string]map[string]string {
 		},
 		"net/nimitz/offload_nsh.h": {
 			`if (tunnel_push(skb, t, &s->msg, sizeof(s->msg)))
-		return drop(skb, REASON_MALFORMED, HOOK_TUNNEL);`: "the packet is IP and in no tunnel, and a long one fits no MTU",
+		return drop(skb, REASON_MALFORMED, HOOK_TUNNEL);`: "the packet is IP and in no tunnel",
 			`if (!o)
 		return drop(skb, REASON_NSH_UNKNOWN, s->j.hook);`: "only while the offload ends: the stages have found it",
 			`bpf_skb_store_bytes(skb, MSG_AT, m, sizeof(*m), BPF_F_RECOMPUTE_CSUM))

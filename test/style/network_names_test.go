@@ -19,7 +19,7 @@ var namedNetworks = map[string]struct {
 	lines  int
 	reason string
 }{
-	"api/pilaster/v1":                        {29, "comments say which messages are of which network's tenants"},
+	"api/pilaster/v1":                        {30, "comments say which messages are of which network's tenants"},
 	"bpf/common":                             {8, "comments, packet4.h of one network, addresses of another"},
 	"bpf/ila.bpf.c":                          {6, "the entry programs of a network"},
 	"internal/address/ila.go":                {26, "the addresses of a network"},
@@ -39,7 +39,7 @@ var namedNetworks = map[string]struct {
 	"internal/tenant/overlay.go":             {2, "the addresses of a network"},
 	"internal/lab/up.go":                     {2, "the addresses of a network, which the fabric routes"},
 	"bpf/hooks":                              {11, "the hook of containers begins with one network's lookup"},
-	"bpf/pilaster.bpf.c":                     {9, "the entry programs of networks"},
+	"bpf/pilaster.bpf.c":                     {10, "the entry programs of networks"},
 	"deploy/systemd/pilaster-agent.service":  {1, "an example of flags"},
 	"internal/bench":                         {148, "scenarios, gates and reports are about one network"},
 	"internal/bench/networks":                {55, "a comparison of all networks, a row for each"},
@@ -51,12 +51,12 @@ var namedNetworks = map[string]struct {
 	"internal/cli/bench_nic.go":              {2, "a model of NIMITZ alone"},
 	"internal/cli/sim_paper.go":              {2, "the title of the paper"},
 	"internal/datapath/bpfobj/doc.go":        {1, "a type of the programs"},
-	"internal/datapath/hook":                 {33, "NIMITZ's tunnel, gateway and Open vSwitch ports, ILA's program"},
+	"internal/datapath/hook":                 {36, "NIMITZ's tunnel, gateway and Open vSwitch ports, ILA's program"},
 	"internal/datapath/dump.go":              {1, "a key of the JSON"},
 	"internal/datapath/networks.go":          {6, "the list of the networks' parts of the data path"},
 	"internal/datapath/netpila.go":           {14, "a network's part of the data path"},
 	"internal/datapath/nimitz.go":            {26, "a network's part of the data path"},
-	"internal/datapath/nimitz_entries.go":    {4, "a network's part of the data path"},
+	"internal/datapath/nimitz_entries.go":    {6, "a network's part of the data path"},
 	"internal/datapath/nimitz_part.go":       {10, "a network's part of the data path"},
 	"bpf/trace.bpf.c":                        {11, "the entry programs of networks, with tracing"},
 	"internal/agent/daemon/run.go":           {1, "the type of a pipeline's entries, which a trace reads"},

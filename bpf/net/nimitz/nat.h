@@ -29,7 +29,7 @@ struct pkt_ctx {
 	__u32 mtu;	   /* of the egress device, if the packet is too long for it */
 	__u64 remote_edge; /* the /64 of the other region's Edge Switch that sent it, or 0; over IPv4 see evpn_decap */
 	__u8 bridged;	   /* 1: in the tunnel it has the VNI of an Ethernet segment, so it was not routed */
-	__u8 judged;	   /* 1: a frontend has looked up the rules (offload.h) */
+	__u8 has_pre;	   /* 1: a frontend has looked up the rules (offload.h) */
 	__u8 next;	   /* enum next_program */
 	__u8 zero;
 	__u32 offload; /* of the packet's destination, or 0 */

@@ -227,7 +227,7 @@ static __always_inline int offload_resume(struct __sk_buff *skb, struct offload_
 		j.from = bpf_ntohl(s->msg.from);
 	if (s->msg.kind != OFFLOAD_PASS) {
 		d->carried = s->msg.pre;
-		j.judged = 1;
+		j.has_pre = 1;
 	}
 	j.identity = bpf_ntohl(s->msg.apps) & GBP_IDENTITY;
 	if (tunnel_pull(skb, &s->outer))

@@ -47,14 +47,14 @@ static __always_inline void set_session(struct pol_scratch *d, const struct addr
 	key->dir = key->zero[0] = key->zero[1] = 0;
 }
 
-/* who_judges returns where the rules of a tenant are looked up: here, or by a frontend. */
-static __always_inline __u32 who_judges(const struct nimitz_node *node, struct pkt_ctx *j, __u32 vni)
+/* rules_at returns where the rules of a tenant are looked up: here, or by a frontend. */
+static __always_inline __u32 rules_at(const struct nimitz_node *node, struct pkt_ctx *j, __u32 vni)
 {
 	struct backend *b;
 
 	if (over_ipv4)
 		return ENFORCE_BY_APP;
-	if (j->judged)
+	if (j->has_pre)
 		return ENFORCE_CARRIED;
 	b = lookup_backend(node, vni);
 	if (!b)
@@ -80,7 +80,7 @@ static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct pac
 
 		set_session(d, from, &j->dst, j->from, vni);
 		d->ct.pkt.dir = TX;
-		d->mode = leaves ? who_judges(node, j, vni) : ENFORCE_REMOTE;
+		d->mode = leaves ? rules_at(node, j, vni) : ENFORCE_REMOTE;
 		d->apps = leaves ? identity << 16 | APP_OUTSIDE : APPS_REMOTE;
 		verdict = nimitz_policy_end(skb, p, d, j->hook);
 		if (verdict) {
@@ -97,7 +97,7 @@ static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct pac
 			return drop(skb, REASON_NO_ENDPOINT, j->hook);
 		set_session(d, &j->dst, from, r->port, j->vni);
 		d->ct.pkt.dir = RX;
-		d->mode = who_judges(node, j, j->vni);
+		d->mode = rules_at(node, j, j->vni);
 		d->apps = (receiver->identity & GBP_IDENTITY) << 16 | app;
 		verdict = nimitz_policy_end(skb, p, d, j->hook);
 		if (verdict) {

@@ -1,4 +1,4 @@
-package datapath
+package hook
 
 import (
 	"encoding/binary"
@@ -23,7 +23,7 @@ const (
 )
 
 // Probe sends a probe to the program of a frontend. The frontend's agent need not run.
-func (d *Datapath) Probe(o pipeline.Offload, frontend netip.Prefix) error {
+func (d *Hooks) Probe(o pipeline.Offload, frontend netip.Prefix) error {
 	return d.Node.Do(func() error {
 		s, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if err != nil {
@@ -34,7 +34,7 @@ func (d *Datapath) Probe(o pipeline.Offload, frontend netip.Prefix) error {
 		if err := unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_MARK, int(d.AcceptMark)); err != nil {
 			return fmt.Errorf("probe a frontend: %w", err)
 		}
-		err = unix.Sendto(s, probe(o, pipeline.VTEP(d.config.NodePrefix), to), 0,
+		err = unix.Sendto(s, probe(o, pipeline.VTEP(d.NodePrefix), to), 0,
 			&unix.SockaddrInet6{Addr: to.As16()})
 		if err != nil {
 			return fmt.Errorf("probe frontend %v: %w", to, err)
@@ -46,7 +46,7 @@ func (d *Datapath) Probe(o pipeline.Offload, frontend netip.Prefix) error {
 // probe returns the IPv6 packet of a probe: UDP, VXLAN-GPE, NSH, an empty frame.
 func probe(o pipeline.Offload, from, to netip.Addr) []byte {
 	var message bpfobj.PilasterOffloadMsg
-	message.Class, message.Type = bigEndian16(nshClass), 1
+	message.Class, message.Type = binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, nshClass)), 1
 	message.Length, message.Version, message.Kind = uint8(binary.Size(message)-4), 1, probeKind
 	message.Epoch = binary.NativeEndian.Uint32(binary.BigEndian.AppendUint32(nil, o.Epoch))
 	nsh := 8 + binary.Size(message)
@@ -64,14 +64,14 @@ func probe(o pipeline.Offload, from, to netip.Addr) []byte {
 	} {
 		b = binary.BigEndian.AppendUint32(b, v)
 	}
-	b = append(b, marshal(message)...)
+	b, _ = binary.Append(b, binary.NativeEndian, message) // its size is fixed
 	b = append(append(b, make([]byte, 12)...), 0x86, 0xdd)
 	b = append(b, 6<<4, 0, 0, 0, 0, 0, unix.IPPROTO_NONE, 1)
 	return append(b, make([]byte, 32)...)
 }
 
 // ProbeAnswered returns how long ago a frontend's program has last answered a probe; false if it never has.
-func (d *Datapath) ProbeAnswered(offload uint32, frontend netip.Prefix) (ago time.Duration, ok bool, err error) {
+func (d *Hooks) ProbeAnswered(offload uint32, frontend netip.Prefix) (ago time.Duration, ok bool, err error) {
 	var at uint64
 	key := bpfobj.PilasterProbeKey{Frontend: bpfobj.ToAddr(frontend.Addr()).Hi, Offload: offload}
 	switch err := d.Objects.NimProbesV1.Lookup(key, &at); {
