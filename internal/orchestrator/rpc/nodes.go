@@ -33,6 +33,7 @@ const (
 	MaxTenants   = 65_535  // as many as tenant ids in a node's datapath
 	MaxApps      = 1 << 18 // of all tenants
 	MaxOverrides = 4096    // of all tenants
+	MaxOffloaded = 8192    // addresses of offloaded containers, of all tenants
 )
 
 // NodeService serves agents. The certificate determines the node, and a node acts only as itself.
@@ -300,7 +301,7 @@ func (s *NodeService) Resolve(
 		return nil, err
 	}
 	return connect.NewResponse(
-		&pilasterv1.ResolveResponse{Tenant: s.Cache.WithRegions(tenant), App: app, HasPolicies: hasPolicies},
+		&pilasterv1.ResolveResponse{Tenant: s.Cache.WithDerived(tenant), App: app, HasPolicies: hasPolicies},
 	), nil
 }
 

@@ -391,6 +391,17 @@ var labelForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 // CheckNode refuses an invalid name or UUID of a node. A name is DNS labels joined by dots, at most 63 characters
 // together, so that it fits the common name of a certificate. A UUID is in lower case.
 func CheckNode(name, uuid string) error {
+	if err := CheckNodeName(name); err != nil {
+		return err
+	}
+	if !join.IsUUID(uuid) {
+		return refuse(Invalid, "node UUID %.80q is not 32 lower-case hexadecimal digits in 5 groups", uuid)
+	}
+	return nil
+}
+
+// CheckNodeName refuses an invalid name of a node; see CheckNode.
+func CheckNodeName(name string) error {
 	ok := len(name) <= 63
 	for label := range strings.SplitSeq(name, ".") {
 		ok = ok && labelForm.MatchString(label)
@@ -402,9 +413,6 @@ func CheckNode(name, uuid string) error {
 				"a letter or digit; choose one with --node-name",
 			name,
 		)
-	}
-	if !join.IsUUID(uuid) {
-		return refuse(Invalid, "node UUID %.80q is not 32 lower-case hexadecimal digits in 5 groups", uuid)
 	}
 	return nil
 }

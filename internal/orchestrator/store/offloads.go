@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -26,7 +27,8 @@ import (
 type Offloading struct {
 	Tenant    string
 	Node      string   // the backend
-	Frontends []string // names of nodes
+	Count     int      // of frontends: 1, 2, 4 or 8
+	Frontends []string // names of nodes that can be frontends, at most Count
 	DryRun    bool     // only check
 }
 
@@ -56,6 +58,18 @@ func (s *Store) StartOffload(ctx context.Context, is Offloading) (*pilasterv1.Of
 			return err
 		}
 		made.Prefix = prefix.String()
+		if n := len(is.Frontends); n < is.Count {
+			return refuse(
+				Refused,
+				"%s can be frontends of node %s, and %d are wanted; nothing was changed: use fewer (1, 2, 4 or %d), or "+
+					"connect more nodes with network %s and a build with offloads; the Edge Switch cannot be one",
+				humanize.Of(n, "node", "nodes"),
+				is.Node,
+				is.Count,
+				tenant.MaxActive,
+				tenant.Nimitz,
+			)
+		}
 		for _, name := range is.Frontends {
 			prefix, err := t.frontendNode(name)
 			if err != nil {
@@ -83,7 +97,7 @@ func (s *Store) StartOffload(ctx context.Context, is Offloading) (*pilasterv1.Of
 
 // checkFrontends refuses a choice of frontends that is wrong in every cluster.
 func checkFrontends(is Offloading) error {
-	if n := len(is.Frontends); n < 1 || n > tenant.MaxActive || n&(n-1) != 0 {
+	if n := is.Count; n < 1 || n > tenant.MaxActive || n&(n-1) != 0 || n < len(is.Frontends) {
 		return refuse(Invalid, "an offload has 1, 2, 4 or %d frontends, not %d; nothing was changed", tenant.MaxActive, n)
 	}
 	for i, name := range is.Frontends {
@@ -458,10 +472,7 @@ func removeFrontend(of *pilasterv1.Tenant, o *pilasterv1.Offload, node string) {
 			active++
 		}
 	}
-	keep := 1
-	for 2*keep <= active {
-		keep *= 2
-	}
+	keep := ActiveOf(active)
 	for _, f := range o.Frontends {
 		if !f.Draining {
 			f.Draining = keep <= 0
@@ -473,6 +484,76 @@ func removeFrontend(of *pilasterv1.Tenant, o *pilasterv1.Offload, node string) {
 		phase = pilasterv1.OffloadPhase_OFFLOAD_PHASE_ENDING
 	}
 	step(of, o, phase)
+}
+
+// ActiveOf returns how many of n frontends can be active: the largest power of two.
+func ActiveOf(n int) int {
+	active := min(n, 1)
+	for 2*active <= min(n, tenant.MaxActive) && active > 0 {
+		active *= 2
+	}
+	return active
+}
+
+// AwaitedNode is a node that has not acknowledged the phase of an offload.
+type AwaitedNode struct {
+	Node, Reason string
+	Needed       bool // it is the backend or an active frontend
+}
+
+// Awaited returns the nodes whose acknowledgements the next step of an offload waits for, sorted: in some phases only
+// for a limited time. The reports are of the nodes that host its tenant, with their state of connection.
+func Awaited(o *pilasterv1.Offload, hosting []*pilasterv1.Hosting) (all []AwaitedNode) {
+	by := map[string]*pilasterv1.Hosting{}
+	for _, h := range hosting {
+		by[h.Node] = h
+	}
+	await := func(node string, needed, rules bool) {
+		if why := unacknowledged(o, by[node], rules); why != "" {
+			all = append(all, AwaitedNode{node, why, needed})
+		}
+	}
+	frontends := map[string]bool{}
+	for _, f := range o.Frontends {
+		if !f.Draining {
+			frontends[f.Node] = true
+		}
+	}
+	switch o.Phase {
+	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING:
+		await(o.Node, true, false) // it may lack room for the rules, which is a reason to offload
+		for node := range frontends {
+			await(node, true, true)
+		}
+	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING:
+		if by[o.Node] != nil { // else it has no containers, and needs no rules
+			await(o.Node, true, true)
+		}
+	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL, pilasterv1.OffloadPhase_OFFLOAD_PHASE_ENDING:
+		for node, h := range by {
+			if h.Connected {
+				await(node, node == o.Node || frontends[node], frontends[node])
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b AwaitedNode) int { return cmp.Compare(a.Node, b.Node) })
+	return all
+}
+
+// unacknowledged says why a node has not acknowledged the phase of an offload, "" if it has. With rules, it must also
+// enforce the policies.
+func unacknowledged(o *pilasterv1.Offload, h *pilasterv1.Hosting, rules bool) string {
+	switch {
+	case h == nil:
+		return "does not have the tenant yet"
+	case !h.Connected:
+		return "is not connected"
+	case rules && h.Unenforced != "":
+		return "does not enforce the policies: " + h.Unenforced
+	case h.AppliedChanges < o.Since:
+		return "has not confirmed"
+	}
+	return ""
 }
 
 // SameOffloading compares what two reports say about offloads.
