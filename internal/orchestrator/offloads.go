@@ -14,7 +14,8 @@ import (
 
 // Periods of offloads. Clocks of orchestrators may differ: then a wait is longer or shorter, and no step is unsafe.
 const (
-	offloadEvery = 50 * time.Millisecond  // between two looks at offloads that change
+	offloadEvery = 50 * time.Millisecond  // at most, between two looks at offloads that change
+	offloadBatch = 5 * time.Millisecond   // at least, so that acknowledgements of several nodes are read at once
 	offloadRetry = time.Second            // after an error of the store
 	dualRun      = 200 * time.Millisecond // both backend and frontends have acknowledged, some senders have not
 	maxAwaited   = 2 * time.Second        // for nodes that are not needed for safety; packets to draining frontends
@@ -24,7 +25,7 @@ const (
 // transaction of the store performs each step once.
 func (s *Server) advanceOffloads(ctx context.Context) {
 	for s.cache.Await(ctx, func() bool { return len(s.cache.Offloading) > 0 }) == nil {
-		pause := offloadEvery
+		seen, pause := s.cache.CurrentRevision(), offloadBatch
 		for _, name := range s.cache.OffloadingTenants() {
 			if err := s.advanceTenant(ctx, name); err != nil && ctx.Err() == nil {
 				s.config.Log.Warn("a step of a tenant's offloads failed; retrying", "tenant", name, "error", err)
@@ -35,31 +36,41 @@ func (s *Server) advanceOffloads(ctx context.Context) {
 		case <-time.After(pause):
 		case <-ctx.Done():
 		}
+		wait, cancel := context.WithTimeout(ctx, offloadEvery-offloadBatch)
+		_ = s.cache.Await(wait, func() bool { return s.cache.Revision > seen }) // time passes, too
+		cancel()
 	}
 }
 
 func (s *Server) advanceTenant(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, admission.CallTimeout)
 	defer cancel()
-	of, _, hosting := s.cache.Tenant(name)
-	for _, o := range of.GetOffloads() {
-		if next, due := nextPhase(o, hosting, time.Now()); due {
-			if err := s.store.AdvanceOffload(ctx, name, o, next); err != nil {
-				return err
-			}
+	type step struct{ was, next *pilasterv1.Offload }
+	var steps []step
+	s.cache.Mu.RLock()
+	for _, o := range s.cache.Tenants[name].GetOffloads() {
+		if next, due := nextPhase(o, s.cache.Hosting[name], s.cache.Connected, time.Now()); due {
+			steps = append(steps, step{o, next})
+		}
+	}
+	s.cache.Mu.RUnlock()
+	for _, step := range steps {
+		if err := s.store.AdvanceOffload(ctx, name, step.was, step.next); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// nextPhase decides the next step of an offload by the reports of the nodes that host its tenant, with their state of
-// connection. It returns the offload after the step, nil for one that ends; due is whether there is a step.
+// nextPhase decides the next step of an offload by the reports of the nodes that host its tenant. It returns the offload
+// after the step, nil for one that ends; due is whether there is a step.
 func nextPhase(
 	o *pilasterv1.Offload,
-	hosting []*pilasterv1.Hosting,
+	hosting map[string]*pilasterv1.Hosting,
+	connected func(node string) bool,
 	now time.Time,
 ) (next *pilasterv1.Offload, due bool) {
-	awaited, passed := store.Awaited(o, hosting), now.Sub(o.Changed.AsTime())
+	awaited, passed := store.Awaited(o, hosting, connected), now.Sub(o.Changed.AsTime())
 	next = proto.CloneOf(o)
 	switch o.Phase {
 	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING:

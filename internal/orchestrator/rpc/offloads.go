@@ -112,14 +112,12 @@ func (s *OperatorService) StopOffload(
 // offloadStatus returns an offload with what the nodes have reported about it.
 func (s *OperatorService) offloadStatus(name string, o *pilasterv1.Offload) *pilasterv1.OffloadStatus {
 	is := &pilasterv1.OffloadStatus{Tenant: name, Offload: o}
-	_, _, hosting := s.Cache.Tenant(name)
-	for _, a := range store.Awaited(o, hosting) {
+	s.Cache.Mu.RLock()
+	defer s.Cache.Mu.RUnlock()
+	hosting := s.Cache.Hosting[name]
+	for _, a := range store.Awaited(o, hosting, s.Cache.Connected) {
 		is.Awaited = append(is.Awaited, &pilasterv1.AwaitedNode{Node: a.Node, Reason: a.Reason})
 	}
-	for _, h := range hosting {
-		if h.Node == o.Node {
-			is.LostFrontends = h.LostFrontends
-		}
-	}
+	is.LostFrontends = hosting[o.Node].GetLostFrontends()
 	return is
 }

@@ -502,14 +502,14 @@ type AwaitedNode struct {
 }
 
 // Awaited returns the nodes whose acknowledgements the next step of an offload waits for, sorted: in some phases only
-// for a limited time. The reports are of the nodes that host its tenant, with their state of connection.
-func Awaited(o *pilasterv1.Offload, hosting []*pilasterv1.Hosting) (all []AwaitedNode) {
-	by := map[string]*pilasterv1.Hosting{}
-	for _, h := range hosting {
-		by[h.Node] = h
-	}
+// for a limited time. hosting has the reports of the nodes that host its tenant, by node.
+func Awaited(
+	o *pilasterv1.Offload,
+	hosting map[string]*pilasterv1.Hosting,
+	connected func(node string) bool,
+) (all []AwaitedNode) {
 	await := func(node string, needed, rules bool) {
-		if why := unacknowledged(o, by[node], rules); why != "" {
+		if why := unacknowledged(o, hosting[node], connected(node), rules); why != "" {
 			all = append(all, AwaitedNode{node, why, needed})
 		}
 	}
@@ -526,12 +526,12 @@ func Awaited(o *pilasterv1.Offload, hosting []*pilasterv1.Hosting) (all []Awaite
 			await(node, true, true)
 		}
 	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING:
-		if by[o.Node] != nil { // else it has no containers, and needs no rules
+		if hosting[o.Node] != nil { // else it has no containers, and needs no rules
 			await(o.Node, true, true)
 		}
 	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL, pilasterv1.OffloadPhase_OFFLOAD_PHASE_ENDING:
-		for node, h := range by {
-			if h.Connected {
+		for node := range hosting {
+			if connected(node) {
 				await(node, node == o.Node || frontends[node], frontends[node])
 			}
 		}
@@ -542,11 +542,11 @@ func Awaited(o *pilasterv1.Offload, hosting []*pilasterv1.Hosting) (all []Awaite
 
 // unacknowledged says why a node has not acknowledged the phase of an offload, "" if it has. With rules, it must also
 // enforce the policies.
-func unacknowledged(o *pilasterv1.Offload, h *pilasterv1.Hosting, rules bool) string {
+func unacknowledged(o *pilasterv1.Offload, h *pilasterv1.Hosting, connected, rules bool) string {
 	switch {
 	case h == nil:
 		return "does not have the tenant yet"
-	case !h.Connected:
+	case !connected:
 		return "is not connected"
 	case rules && h.Unenforced != "":
 		return "does not enforce the policies: " + h.Unenforced
