@@ -62,8 +62,8 @@ func (s *Server) advanceTenant(ctx context.Context, name string) error {
 	return nil
 }
 
-// nextPhase decides the next step of an offload by the reports of the nodes that host its tenant. It returns the offload
-// after the step, nil for one that ends; due is whether there is a step.
+// nextPhase decides the next step of an offload by the reports of the nodes that host its tenant. It returns the
+// offload after the step, nil for one that ends; due is whether there is a step.
 func nextPhase(
 	o *pilasterv1.Offload,
 	hosting map[string]*pilasterv1.Hosting,
