@@ -140,7 +140,7 @@ func newOffloadCommand(env Env) *cobra.Command {
 		Use:   "offload",
 		Short: "Look up a tenant's rules for containers of a busy node on idle nodes",
 		Long: `Look up a tenant's rules for containers of a busy node on idle nodes, for tenants of network ` +
-			tenant.Nimitz + `.
+			tenant.NetworksWith(tenant.Offloads) + `.
 
 An offload concerns all containers of one tenant on one node, the backend. Other nodes send packets for
 them to frontends, which look up the rules and forward the packets to the backend with the result. The
@@ -386,7 +386,8 @@ func newOffloadGet(env Env) *cobra.Command {
 			}
 			if len(resp.Msg.Offloads) == 0 {
 				return fmt.Errorf(
-					"the containers of tenant %s on node %q are not offloaded; `pilaster offload list` lists the offloads",
+					"the containers of tenant %s on node %q are not offloaded; `pilaster offload list` lists the "+
+						"offloads",
 					args[0],
 					node,
 				)

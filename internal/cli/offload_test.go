@@ -139,14 +139,15 @@ func TestOffloadCommands(t *testing.T) {
 		!slices.Equal(v.Frontends, []frontendView{{"n3", true, false}, {"n2", true, false}}) {
 		t.Errorf("offload get: %+v, want an active offload with one container and two frontends", v)
 	}
-	if r := command(t, "offload", "get", "green", "--node", "n1"); !strings.Contains(r.stdout, "phase        active\n") {
+	r := command(t, "offload", "get", "green", "--node", "n1")
+	if !strings.Contains(r.stdout, "phase        active\n") {
 		t.Errorf("offload get: %s, want phase active", r.stdout)
 	}
 	refused(t, ExitFailed, "on n1 are offloaded", "tenant", "delete", "green")
 	const required = "--node\tnode of the containers\n"
 	for line, says := range map[string]string{
 		"offload start": required + "blue\ngreen\n", "offload stop": required + "green\n:",
-		"offload get": required + "green\n:",
+		"offload get":                required + "green\n:",
 		"offload start green --node": "n1\nn2\nn3\n", "offload start green --frontend": "n1\nn2\nn3\n",
 		"offload start green --frontends": "1\n2\n4\n8\n", "offload list --tenant": "blue\ngreen\n",
 	} {

@@ -19,7 +19,7 @@ var namedNetworks = map[string]struct {
 	lines  int
 	reason string
 }{
-	"api/pilaster/v1":                        {29, "comments say which messages are of which network's tenants"},
+	"api/pilaster/v1":                        {30, "comments say which messages are of which network's tenants"},
 	"bpf/common":                             {8, "comments, packet4.h of one network, addresses of another"},
 	"bpf/ila.bpf.c":                          {6, "the entry programs of a network"},
 	"internal/address/ila.go":                {26, "the addresses of a network"},

@@ -36,9 +36,10 @@ func TestOffloadedContainers(t *testing.T) {
 		return &pilasterv1.Mapping{Tenant: "blue", To: to, Name: node}
 	}
 	report := func(of, node string, last byte) store.Event {
-		return store.Event{Hosting: &pilasterv1.Hosting{Tenant: of, Node: node, Offloaded: []*pilasterv1.OffloadedEndpoint{
-			{Addresses: [][]byte{{10, 0, 0, last}, {10, 1, 0, last}}, App: 7},
-		}}}
+		has := &pilasterv1.OffloadedEndpoint{Addresses: [][]byte{{10, 0, 0, last}, {10, 1, 0, last}}, App: 7}
+		return store.Event{Hosting: &pilasterv1.Hosting{
+			Tenant: of, Node: node, Offloaded: []*pilasterv1.OffloadedEndpoint{has},
+		}}
 	}
 	blue := func() *pilasterv1.Tenant {
 		return &pilasterv1.Tenant{
@@ -48,6 +49,8 @@ func TestOffloadedContainers(t *testing.T) {
 			},
 		}
 	}
+	ended := store.Event{EndedHosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n1"}}
+	const both = "n1:[[10 0 0 5] [10 1 0 5]] 7;"
 	for _, c := range []struct {
 		what   string
 		events []store.Event
@@ -56,15 +59,15 @@ func TestOffloadedContainers(t *testing.T) {
 		{"a report before the offload", []store.Event{report("blue", "n1", 5)}, ""},
 		{"the offload, without addresses", []store.Event{{Tenant: blue()}}, "n1:;"},
 		{"an address", []store.Event{{Mapping: mapping("10.0.0.5/32", "n1")}}, "n1:[[10 0 0 5]] 7;"},
-		{"a subnet", []store.Event{{Mapping: mapping("10.1.0.0/24", "n1")}}, "n1:[[10 0 0 5] [10 1 0 5]] 7;"},
+		{"a subnet", []store.Event{{Mapping: mapping("10.1.0.0/24", "n1")}}, both},
 		{"the same report", []store.Event{report("blue", "n1", 5)}, ""},
-		{"the tenant again", []store.Event{{Tenant: blue()}}, "n1:[[10 0 0 5] [10 1 0 5]] 7;"},
+		{"the tenant again", []store.Event{{Tenant: blue()}}, both},
 		{"another node's report", []store.Event{report("blue", "n2", 5)}, ""},
 		{"another tenant's report", []store.Event{report("red", "n1", 5)}, ""},
 		{"a report with another address", []store.Event{report("blue", "n1", 6)}, "n1:[[10 1 0 6]] 7;"},
-		{"both in one batch", []store.Event{report("blue", "n1", 5), {Tenant: blue()}}, "n1:[[10 0 0 5] [10 1 0 5]] 7;"},
+		{"both in one batch", []store.Event{report("blue", "n1", 5), {Tenant: blue()}}, both},
 		{"the address moves", []store.Event{{Mapping: mapping("10.0.0.5/32", "n2")}}, "n1:[[10 1 0 5]] 7;"},
-		{"the end of the report", []store.Event{{EndedHosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n1"}}}, "n1:;"},
+		{"the end of the report", []store.Event{ended}, "n1:;"},
 		{"a report again", []store.Event{report("blue", "n1", 5)}, "n1:[[10 1 0 5]] 7;"},
 		{"the end of the offload", []store.Event{{Tenant: &pilasterv1.Tenant{Name: "blue"}}}, ";"},
 		{"a report after it", []store.Event{report("blue", "n1", 6)}, ""},

@@ -18,30 +18,38 @@ func (s *OperatorService) StartOffload(
 ) (*connect.Response[pilasterv1.StartOffloadResponse], error) {
 	m := req.Msg
 	is := store.Offloading{Tenant: m.Tenant, Node: m.Node, Frontends: m.Frontends, DryRun: m.DryRun}
-	if _, _, _, err := s.tenant(m.Tenant); err != nil {
+	of, _, _, err := s.tenant(m.Tenant)
+	if err != nil {
 		return nil, err
 	}
 	if is.Count = len(is.Frontends); is.Count == 0 {
 		is.Count = int(m.Count)
 		is.Frontends = chooseFrontends(
-			s.Cache.AllNodes(), s.Cache.AllTenants(), m.Node, min(is.Count, tenant.MaxActive))
+			s.Cache.AllNodes(), s.Cache.AllTenants(), of.Network, m.Node, min(is.Count, tenant.MaxActive))
 	}
 	made, err := s.Store.StartOffload(ctx, is)
 	if err != nil {
 		return nil, err
 	}
+	resp := &pilasterv1.StartOffloadResponse{
+		Offload:  &pilasterv1.OffloadStatus{Tenant: m.Tenant, Offload: made},
+		Prefixes: s.Cache.PrefixesOf(m.Tenant, m.Node),
+	}
 	if !m.DryRun {
 		s.await(ctx)
+		resp.Offload = s.offloadStatus(m.Tenant, made)
 	}
-	return connect.NewResponse(&pilasterv1.StartOffloadResponse{
-		Offload:  s.offloadStatus(m.Tenant, made),
-		Prefixes: s.Cache.PrefixesOf(m.Tenant, m.Node),
-	}), nil
+	return connect.NewResponse(resp), nil
 }
 
-// chooseFrontends returns at most n nodes that can be frontends of a node: those of its rack first, then those that are
-// frontends of the fewest offloads, then by name.
-func chooseFrontends(nodes []*pilasterv1.Node, tenants []*pilasterv1.Tenant, backend string, n int) (names []string) {
+// chooseFrontends returns at most n nodes that can be frontends of a node, for tenants of a network: those of its rack
+// first, then those that are frontends of the fewest offloads, then by name.
+func chooseFrontends(
+	nodes []*pilasterv1.Node,
+	tenants []*pilasterv1.Tenant,
+	network, backend string,
+	n int,
+) (names []string) {
 	rack, serves := "", map[string]int{}
 	for _, node := range nodes {
 		if node.Name == backend {
@@ -57,7 +65,7 @@ func chooseFrontends(nodes []*pilasterv1.Node, tenants []*pilasterv1.Tenant, bac
 	}
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node *pilasterv1.Node) bool {
 		return node.Name == backend || node.Edge || !node.Offloads || !node.Connected ||
-			!slices.Contains(node.Enforces, tenant.Nimitz)
+			!slices.Contains(node.Enforces, network)
 	})
 	away := func(node *pilasterv1.Node) int {
 		if rack != "" && node.Rack == rack {

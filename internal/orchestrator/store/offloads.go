@@ -29,6 +29,7 @@ type Offloading struct {
 	Node      string   // the backend
 	Count     int      // of frontends: 1, 2, 4 or 8
 	Frontends []string // names of nodes that can be frontends, at most Count
+	Automatic bool     // the controller starts it
 	DryRun    bool     // only check
 }
 
@@ -52,6 +53,7 @@ func (s *Store) StartOffload(ctx context.Context, is Offloading) (*pilasterv1.Of
 		}
 		made = &pilasterv1.Offload{
 			Node: is.Node, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING, Since: found.Changes + 1,
+			Automatic: is.Automatic,
 		}
 		prefix, err := t.offloadNode(is.Node)
 		if err != nil {
@@ -61,17 +63,17 @@ func (s *Store) StartOffload(ctx context.Context, is Offloading) (*pilasterv1.Of
 		if n := len(is.Frontends); n < is.Count {
 			return refuse(
 				Refused,
-				"%s can be frontends of node %s, and %d are wanted; nothing was changed: use fewer (1, 2, 4 or %d), or "+
-					"connect more nodes with network %s and a build with offloads; the Edge Switch cannot be one",
+				"%s can be frontends of node %s, and %d are wanted; nothing was changed: use fewer (1, 2, 4 or %d), "+
+					"or connect more nodes with network %s and a build with offloads; the Edge Switch cannot be one",
 				humanize.Of(n, "node", "nodes"),
 				is.Node,
 				is.Count,
 				tenant.MaxActive,
-				tenant.Nimitz,
+				found.Network,
 			)
 		}
 		for _, name := range is.Frontends {
-			prefix, err := t.frontendNode(name)
+			prefix, err := t.frontendNode(name, found.Network)
 			if err != nil {
 				return err
 			}
@@ -98,7 +100,12 @@ func (s *Store) StartOffload(ctx context.Context, is Offloading) (*pilasterv1.Of
 // checkFrontends refuses a choice of frontends that is wrong in every cluster.
 func checkFrontends(is Offloading) error {
 	if n := is.Count; n < 1 || n > tenant.MaxActive || n&(n-1) != 0 || n < len(is.Frontends) {
-		return refuse(Invalid, "an offload has 1, 2, 4 or %d frontends, not %d; nothing was changed", tenant.MaxActive, n)
+		return refuse(
+			Invalid,
+			"an offload has 1, 2, 4 or %d frontends, not %d; nothing was changed",
+			tenant.MaxActive,
+			n,
+		)
 	}
 	for i, name := range is.Frontends {
 		if name == is.Node {
@@ -135,13 +142,13 @@ func (t *txn) mayOffload(of *pilasterv1.Tenant, node string) error {
 			of.Leaving,
 			network,
 		)
-	case network != tenant.Nimitz:
+	case !tenant.NetworkHas(network, tenant.Offloads):
 		return refuse(
 			Refused,
 			"tenant %s is on network %s, and only tenants on network %s can be offloaded; nothing was changed",
 			of.Name,
 			network,
-			tenant.Nimitz,
+			tenant.NetworksWith(tenant.Offloads),
 		)
 	case len(of.Offloads) >= tenant.MaxOffloads:
 		return refuse(
@@ -166,42 +173,50 @@ func (t *txn) mayOffload(of *pilasterv1.Tenant, node string) error {
 	if err != nil {
 		return err
 	}
-	hosting = slices.DeleteFunc(hosting, func(h *pilasterv1.Hosting) bool { return !HasContainers(of, h) })
-	if !slices.ContainsFunc(hosting, func(h *pilasterv1.Hosting) bool { return h.Node == node }) {
+	var with []string // nodes with containers
+	for _, h := range hosting {
+		if has, err := t.hasContainers(of, h.Node); err != nil {
+			return err
+		} else if has {
+			with = append(with, h.Node)
+		}
+	}
+	if !slices.Contains(with, node) {
 		return refuse(
 			Refused,
-			"node %s has no containers of tenant %s; nothing was changed: `pilaster tenant get %s` shows where they are",
+			"node %s has no containers of tenant %s; nothing was changed: `pilaster tenant get %s` shows where they "+
+				"are",
 			node,
 			of.Name,
 			of.Name,
 		)
 	}
-	return t.reserveMTU(of.Name, hosting)
+	return t.reserveMTU(of.Name, with)
 }
 
 // reserveMTU refuses an offload if containers on connected nodes could send packets that frontends cannot forward.
-func (t *txn) reserveMTU(name string, hosting []*pilasterv1.Hosting) error {
+func (t *txn) reserveMTU(name string, nodes []string) error {
 	var keys, small []string
-	for _, h := range hosting {
-		keys = append(keys, dirNodes+h.Node, dirSessions+h.Node)
+	for _, node := range nodes {
+		keys = append(keys, dirNodes+node, dirSessions+node)
 	}
 	// The commit does not compare these records, because there may be thousands, and a node may register with another
 	// reserve right after the commit anyway.
 	if err := t.fetch(keys...); err != nil {
 		return err
 	}
-	for _, h := range hosting {
-		if t.readings[dirSessions+h.Node].value == "" {
+	for _, node := range nodes {
+		if t.readings[dirSessions+node].value == "" {
 			continue
 		}
 		n := new(pilasterv1.Node)
-		if value := t.readings[dirNodes+h.Node].value; value != "" {
-			if err := decode(dirNodes+h.Node, []byte(value), n); err != nil {
+		if value := t.readings[dirNodes+node].value; value != "" {
+			if err := decode(dirNodes+node, []byte(value), n); err != nil {
 				return err
 			}
 		}
 		if n.MtuReserve < tenant.OffloadOverhead {
-			small = append(small, fmt.Sprintf("%s (%d)", h.Node, n.MtuReserve))
+			small = append(small, fmt.Sprintf("%s (%d)", node, n.MtuReserve))
 		}
 	}
 	if small == nil {
@@ -218,12 +233,15 @@ func (t *txn) reserveMTU(name string, hosting []*pilasterv1.Hosting) error {
 	)
 }
 
-// HasContainers reports whether a node with a report about a tenant has its containers. A node that is only a frontend
-// hosts the tenant without containers.
-func HasContainers(of *pilasterv1.Tenant, h *pilasterv1.Hosting) bool {
-	return len(h.Holds) > 0 || !slices.ContainsFunc(of.Offloads, func(o *pilasterv1.Offload) bool {
-		return slices.ContainsFunc(o.Frontends, func(f *pilasterv1.Frontend) bool { return f.Node == h.Node })
-	})
+// hasContainers reports whether a node that hosts a tenant has its containers. A node that is only a frontend hosts the
+// tenant too, but no address is allocated to it.
+func (t *txn) hasContainers(of *pilasterv1.Tenant, node string) (bool, error) {
+	frontend := func(o *pilasterv1.Offload) bool { return hasFrontend(o, node) }
+	if !slices.ContainsFunc(of.Offloads, frontend) {
+		return true, nil
+	}
+	all, err := t.list(dirAllocations+of.Name+"/"+node+"/", clientv3.WithKeysOnly(), clientv3.WithLimit(1))
+	return err == nil && len(all.Kvs) > 0, err
 }
 
 // offloadNode returns the prefix of a node that can take part in offloads.
@@ -238,7 +256,7 @@ func (t *txn) offloadNode(name string) (netip.Prefix, error) {
 			"node %s cannot take part in offloads; nothing was changed: it needs a build with offloads, and network "+
 				"%s by eBPF, not by Open vSwitch",
 			name,
-			tenant.Nimitz,
+			tenant.NetworksWith(tenant.Offloads),
 		)
 	}
 	prefix, err := netip.ParsePrefix(n.Prefix)
@@ -248,8 +266,8 @@ func (t *txn) offloadNode(name string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// frontendNode returns the prefix of a node that can be a frontend.
-func (t *txn) frontendNode(name string) (netip.Prefix, error) {
+// frontendNode returns the prefix of a node that can be a frontend of tenants of a network.
+func (t *txn) frontendNode(name, network string) (netip.Prefix, error) {
 	prefix, err := t.offloadNode(name)
 	if err != nil {
 		return prefix, err
@@ -264,13 +282,13 @@ func (t *txn) frontendNode(name string) (netip.Prefix, error) {
 	switch {
 	case n.Edge:
 		return prefix, refuse(Refused, "node %s is the Edge Switch and cannot be a frontend; nothing was changed", name)
-	case !slices.Contains(n.Enforces, tenant.Nimitz):
+	case !slices.Contains(n.Enforces, network):
 		return prefix, refuse(
 			Refused,
 			"node %s enforces no policies on network %s and cannot be a frontend; nothing was changed: `pilaster "+
 				"status` there shows the reason",
 			name,
-			tenant.Nimitz,
+			network,
 		)
 	case t.readings[dirSessions+name].value == "":
 		return prefix, refuse(Refused, "node %s is not connected and cannot be a frontend; nothing was changed", name)
@@ -410,8 +428,8 @@ func notOffloaded(of *pilasterv1.Tenant) error {
 	}
 	return refuse(
 		Refused,
-		"the containers of tenant %s on %s are offloaded; nothing was changed: stop that first, with `pilaster offload "+
-			"stop %s --node NODE`",
+		"the containers of tenant %s on %s are offloaded; nothing was changed: stop that first, with `pilaster "+
+			"offload stop %s --node NODE`",
 		of.Name,
 		strings.Join(nodes, ", "),
 		of.Name,

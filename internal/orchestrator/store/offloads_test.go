@@ -178,7 +178,8 @@ func testStartOffload(t *testing.T, etcd *clientv3.Client) {
 
 	// A node with containers and with a smaller reserve.
 	small := store.Registration{
-		Node: node(5), Enforces: []string{tenant.Nimitz}, Offloads: true, MTUReserve: 103, Instance: session(5).Instance,
+		Node: node(5), Instance: session(5).Instance, Enforces: []string{tenant.Nimitz}, Offloads: true,
+		MTUReserve: 103,
 	}
 	if _, err := s.Register(ctx, small); err != nil {
 		t.Fatal(err)
@@ -218,12 +219,13 @@ func testOffloadSteps(t *testing.T, etcd *clientv3.Client) {
 		}
 		of := rawTenant(t, etcd, "green")
 		if is := of.Offloads[0]; is.Since != was.Since+1 || is.Since != of.Changes || is.Epoch != made.Epoch {
-			t.Errorf("after the step the offload is %v with %d changes of the tenant, want one more change", is, of.Changes)
+			t.Errorf("after the step the offload is %v, and the tenant has %d changes; want one more", is, of.Changes)
 		}
 		return was
 	}
 	const preparing, dual = pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING, pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL
-	refused(t, s.AdvanceOffload(ctx, "green", made, &pilasterv1.Offload{Phase: dual}), store.Invalid, "no active frontend")
+	err = s.AdvanceOffload(ctx, "green", made, &pilasterv1.Offload{Phase: dual})
+	refused(t, err, store.Invalid, "no active frontend")
 	advance(preparing, false)
 	advance(dual, false)
 	old := advance(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, false)
