@@ -170,9 +170,18 @@ func testStartOffload(t *testing.T, etcd *clientv3.Client) {
 	}
 	_, err = offload(s, "green", 1, 4)
 	refused(t, err, store.Exists, "offloaded already", "pilaster offload get green --node n1")
+	hosting := []*pilasterv1.Hosting{{Tenant: "green", Accepts: []uint32{1}, Holds: []uint32{1}}}
+	if _, err := s.RecordHosting(ctx, node(3), 2, hosting, nil); err != nil {
+		t.Fatal(err)
+	}
 	_, err = offload(s, "green", 3, 4) // n3 hosts it as a frontend only
 	refused(t, err, store.Refused, "no containers")
-	if _, err := offload(s, "green", 2, 3); err != nil {
+	allocate(t, s, 3, "green", "c1/eth0")
+	if _, err := offload(s, "green", 3, 4); err != nil {
+		t.Errorf("a frontend with a container: %v", err)
+	}
+	allocate(t, s, 2, "green", "c1/eth0")
+	if _, err := offload(s, "green", 2, 3); err != nil { // n2 is a frontend of the first one too
 		t.Error(err)
 	}
 
@@ -192,8 +201,20 @@ func testStartOffload(t *testing.T, etcd *clientv3.Client) {
 
 	// What needs a tenant without offloads.
 	_, err = s.Migrate(ctx, "green", tenant.Netpila, 0)
-	refused(t, err, store.Refused, "on n1, n2 are offloaded", "pilaster offload stop green --node NODE")
+	refused(t, err, store.Refused, "on n1, n2, n3 are offloaded", "pilaster offload stop green --node NODE")
 	refused(t, s.DeleteTenant(ctx, "green"), store.Refused, "offloaded")
+
+	of = rawTenant(t, etcd, "green")
+	for len(of.Offloads) < tenant.MaxOffloads {
+		of.Offloads = append(of.Offloads, &pilasterv1.Offload{Node: fmt.Sprint("full", len(of.Offloads))})
+	}
+	putTenant(t, etcd, of)
+	_, err = offload(s, "green", 5, 3)
+	refused(t, err, store.Full, "64 offloads")
+	of.Offloads, of.Leaving = nil, tenant.Netpila
+	putTenant(t, etcd, of)
+	_, err = offload(s, "green", 1, 2)
+	refused(t, err, store.Refused, "migrating")
 }
 
 func testOffloadSteps(t *testing.T, etcd *clientv3.Client) {
