@@ -19,7 +19,8 @@ import (
 )
 
 // joinOffloader joins node n, which can take part in offloads. It has a container of tenant green if n is 1, and a
-// stream on which it confirms each change that it receives; following is closed when the stream has begun.
+// stream on which it confirms each change that it receives, except if n is 4; following is closed when the stream has
+// begun.
 func joinOffloader(t *testing.T, s *orchestrator.Server, n int) (following <-chan struct{}) {
 	t.Helper()
 	client, err := join.Dial(t.Context(), join.Config{
@@ -61,6 +62,9 @@ func joinOffloader(t *testing.T, s *orchestrator.Server, n int) (following <-cha
 			}
 			if first {
 				close(begun)
+			}
+			if n == 4 {
+				continue
 			}
 			for _, of := range append(r.GetSnapshot().GetTenants(), r.GetDelta().GetTenants()...) {
 				h := &pilasterv1.Hosting{Tenant: of.Name, AppliedChanges: of.Changes}
@@ -159,13 +163,23 @@ func TestOffloadCommands(t *testing.T) {
 	if v := ask[offloadView](t, "offload", "stop", "green", "--node", "n1", "--wait", "0"); v.Phase != "returning" {
 		t.Errorf("offload stop without waiting: %+v, want phase returning", v)
 	}
-	if r := command(t, "offload", "stop", "green", "--node", "n1"); r.code == ExitDone {
-		if want := "the offload of tenant green on node n1 has ended\n"; r.stdout != want {
-			t.Errorf("offload stop: %q, want %q", r.stdout, want)
-		}
-	} else if !strings.Contains(r.stderr, "are not offloaded") { // it ended before the command
+	if r := command(t, "offload", "stop", "green", "--node", "n1"); r.code != ExitDone &&
+		!strings.Contains(r.stderr, "are not offloaded") { // it ended before the command
 		t.Errorf("offload stop: %+v", r)
 	}
+
+	// A frontend that does not load the rules.
+	<-joinOffloader(t, s, 4)
+	waits := command(t, strings.Fields("offload start green --node n1 --frontend n4 --wait 300ms")...)
+	const for4 = "n4 (does not have the tenant yet)"
+	if waits.code != ExitFailed || !strings.Contains(waits.stderr, "preparing: waiting for "+for4+"\n") ||
+		!strings.Contains(waits.stderr, "is in phase preparing after 300ms, and waits for "+for4+"\n  packets flow") {
+		t.Errorf("offload start: %+v, want the node that it waits for", waits)
+	}
+	if r := command(t, "offload", "get", "green", "--node", "n1"); !strings.Contains(r.stdout, "waits for    "+for4) {
+		t.Errorf("offload get: %s, want the node that it waits for", r.stdout)
+	}
+	prints(t, "the offload of tenant green on node n1 has ended\n", "offload", "stop", "green", "--node", "n1")
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
 	refused(t, ExitUnreachable, "/nonexistent", "offload", "list")
 }
