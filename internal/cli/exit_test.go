@@ -51,6 +51,9 @@ func TestExitCodesOfFamilies(t *testing.T) {
 			"region import " + file("East", "fd70:696c:6200::", "green", "fd13::/48"), "region import " +
 				file("east", "fd70:696c:6200::", "Green", "fd13::/48"), "region import " + east + " --tenant Green",
 			"region delete East",
+			"offload start Green --node e1", "offload stop Green --node e1", "offload list --tenant Green",
+			"offload get Green --node e1", "offload start green --node= --frontends 1",
+			"offload start green --node e1 --frontends 3",
 			// Empty values, for example of unset variables of a script.
 			"tenant create red --network nimitz --cidr=", "service list --tenant=", "service create x --tenant= " +
 				service, "service delete db --tenant=", "publication list --tenant=",
@@ -96,7 +99,10 @@ func TestExitCodesOfFamilies(t *testing.T) {
 				"fd12:3456::6 --node none", "publication delete none --tenant green", "publication list --tenant none",
 			"region delete none", "region import " + east + " --tenant none", "bench nic --record " + dir +
 				"/m --ovs-run-dir " + dir + "/none",
+			"offload start none --node e1", "offload stop green --node e1", "offload get green --node e1",
+			"offload list --tenant none",
 			// Objects that exist already or are in another state.
+			"offload start blue --node e1", "offload start green --node e1 --frontends 1",
 			"tenant create green --network nimitz --cidr 10.0.0.0/16", "tenant migrate blue --to netpila",
 			"tenant migrate green --finish",
 			"service create db --tenant green " + service, "service create x --tenant green --virtual fd09::7 --real " +

@@ -45,6 +45,7 @@ command that it runs.`,
 	root.AddCommand(newPolicyCommand(env))
 	root.AddCommand(newRegionCommand(env))
 	root.AddCommand(newServiceCommand(env))
+	root.AddCommand(newOffloadCommand(env))
 	root.AddCommand(newEVPNCommand(env))
 	root.AddCommand(newPublicationCommand(env))
 	root.AddCommand(newNodeCommand(env))

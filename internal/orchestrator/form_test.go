@@ -1,11 +1,13 @@
 package orchestrator
 
 import (
+	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/rpc"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -91,4 +93,26 @@ func TestReservationIsAnnounced(t *testing.T) {
 	if first := follow(t, registered(t, s, testNode(2)), hosting()).next(t); !first.Identifiers {
 		t.Errorf("a later stream begins with %v", first)
 	}
+}
+
+// TestOffloadersRegister: the cluster has what nodes say about offloads, also after a change.
+func TestOffloadersRegister(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	c := dial(t, s, testNode(1))
+	for _, rack := range []string{"a", "", "b"} {
+		resp, err := c.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{
+			Version: "test", Offloads: rack != "", MtuReserve: uint32(len(rack)), Rack: rack,
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := resp.Msg.Node; n.Offloads != (rack != "") || n.MtuReserve != uint32(len(rack)) || n.Rack != rack {
+			t.Errorf("rack %q: the node is registered as %v", rack, n)
+		}
+	}
+	_, err := c.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{
+		Rack: strings.Repeat("x", rpc.MaxRack+1),
+	}))
+	wantCode(t, err, connect.CodeInvalidArgument)
 }

@@ -151,6 +151,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	s.running.Go(func() { s.storeHealth.run(background, s.store) })
 	s.running.Go(func() { s.reconcile(background) })
 	s.running.Go(func() { s.retireApps(background) })
+	s.running.Go(func() { s.advanceOffloads(background) })
 	s.running.Go(func() { s.store.KeepSessions(background, s.cache.Restart) })
 	if err := s.cache.Await(ctx, func() bool { return s.cache.Revision != 0 }); err != nil {
 		return nil, fmt.Errorf("reading the store took too long: %w", err)

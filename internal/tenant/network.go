@@ -35,6 +35,8 @@ const (
 	HostDevices
 	// AddressKeys: a container can have an address key, with which its address moves to another node.
 	AddressKeys
+	// Offloads: other nodes can look up a tenant's rules for the containers of a node (Nezha).
+	Offloads
 	// Announced: orchestrators with BGP peers announce the tenants' containers and nodes (EVPN), and import routes.
 	Announced
 )

@@ -23,10 +23,11 @@ var networks = []Traits{
 		About:       "a container's address contains its location, and nodes need no location table",
 	},
 	{
-		Name:         Nimitz,
-		Addressings:  []Addressing{Own},
-		Capabilities: OwnCIDRs | NorthSouth | Regions | Mappings | PolicyAtReceiver | Tunnels | HostDevices,
-		About:        "a tenant has addresses of its own, which other tenants can use too",
+		Name:        Nimitz,
+		Addressings: []Addressing{Own},
+		Capabilities: OwnCIDRs | NorthSouth | Regions | Mappings | PolicyAtReceiver | Tunnels | HostDevices |
+			Offloads,
+		About: "a tenant has addresses of its own, which other tenants can use too",
 	},
 	{
 		Name:         ILA,

@@ -663,10 +663,13 @@ type RegisterRequest struct {
 	Version         string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	ClusterUuid     string                 `protobuf:"bytes,4,opt,name=cluster_uuid,json=clusterUuid,proto3" json:"cluster_uuid,omitempty"` // of the cluster that the agent joined; empty the first time
 	Held            *Held                  `protobuf:"bytes,5,opt,name=held,proto3" json:"held,omitempty"`
-	Edge            bool                   `protobuf:"varint,6,opt,name=edge,proto3" json:"edge,omitempty"`        // it is an Edge Switch; a region has one
-	Gateway         bool                   `protobuf:"varint,7,opt,name=gateway,proto3" json:"gateway,omitempty"`  // it has a gateway; unknown at the first registration
-	Enforces        []string               `protobuf:"bytes,8,rep,name=enforces,proto3" json:"enforces,omitempty"` // networks on which it enforces policies; unknown at the first registration
-	Form            string                 `protobuf:"bytes,9,opt,name=form,proto3" json:"form,omitempty"`         // see Node; unknown at the first registration
+	Edge            bool                   `protobuf:"varint,6,opt,name=edge,proto3" json:"edge,omitempty"`                                // it is an Edge Switch; a region has one
+	Gateway         bool                   `protobuf:"varint,7,opt,name=gateway,proto3" json:"gateway,omitempty"`                          // it has a gateway; unknown at the first registration
+	Enforces        []string               `protobuf:"bytes,8,rep,name=enforces,proto3" json:"enforces,omitempty"`                         // networks on which it enforces policies; unknown at the first registration
+	Form            string                 `protobuf:"bytes,9,opt,name=form,proto3" json:"form,omitempty"`                                 // see Node; unknown at the first registration
+	Offloads        bool                   `protobuf:"varint,10,opt,name=offloads,proto3" json:"offloads,omitempty"`                       // see Node; unknown at the first registration
+	MtuReserve      uint32                 `protobuf:"varint,11,opt,name=mtu_reserve,json=mtuReserve,proto3" json:"mtu_reserve,omitempty"` // see Node
+	Rack            string                 `protobuf:"bytes,12,opt,name=rack,proto3" json:"rack,omitempty"`                                // see Node
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -760,6 +763,27 @@ func (x *RegisterRequest) GetEnforces() []string {
 func (x *RegisterRequest) GetForm() string {
 	if x != nil {
 		return x.Form
+	}
+	return ""
+}
+
+func (x *RegisterRequest) GetOffloads() bool {
+	if x != nil {
+		return x.Offloads
+	}
+	return false
+}
+
+func (x *RegisterRequest) GetMtuReserve() uint32 {
+	if x != nil {
+		return x.MtuReserve
+	}
+	return 0
+}
+
+func (x *RegisterRequest) GetRack() string {
+	if x != nil {
+		return x.Rack
 	}
 	return ""
 }
@@ -3348,6 +3372,454 @@ func (*DeletePublicationResponse) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{57}
 }
 
+type StartOffloadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`                    // the backend
+	Count         uint32                 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`                 // of frontends: 1, 2, 4 or 8; the orchestrator chooses them
+	Frontends     []string               `protobuf:"bytes,4,rep,name=frontends,proto3" json:"frontends,omitempty"`          // names of nodes, in place of count
+	DryRun        bool                   `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // only return what would be recorded
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartOffloadRequest) Reset() {
+	*x = StartOffloadRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartOffloadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartOffloadRequest) ProtoMessage() {}
+
+func (x *StartOffloadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartOffloadRequest.ProtoReflect.Descriptor instead.
+func (*StartOffloadRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *StartOffloadRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *StartOffloadRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *StartOffloadRequest) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *StartOffloadRequest) GetFrontends() []string {
+	if x != nil {
+		return x.Frontends
+	}
+	return nil
+}
+
+func (x *StartOffloadRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type StartOffloadResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offload       *OffloadStatus         `protobuf:"bytes,1,opt,name=offload,proto3" json:"offload,omitempty"`   // with dry_run without id and epoch
+	Prefixes      []string               `protobuf:"bytes,2,rep,name=prefixes,proto3" json:"prefixes,omitempty"` // addresses and subnets of the tenant that the node has
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartOffloadResponse) Reset() {
+	*x = StartOffloadResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartOffloadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartOffloadResponse) ProtoMessage() {}
+
+func (x *StartOffloadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartOffloadResponse.ProtoReflect.Descriptor instead.
+func (*StartOffloadResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *StartOffloadResponse) GetOffload() *OffloadStatus {
+	if x != nil {
+		return x.Offload
+	}
+	return nil
+}
+
+func (x *StartOffloadResponse) GetPrefixes() []string {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+type ListOffloadsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOffloadsRequest) Reset() {
+	*x = ListOffloadsRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOffloadsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOffloadsRequest) ProtoMessage() {}
+
+func (x *ListOffloadsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOffloadsRequest.ProtoReflect.Descriptor instead.
+func (*ListOffloadsRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ListOffloadsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *ListOffloadsRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type ListOffloadsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offloads      []*OffloadStatus       `protobuf:"bytes,1,rep,name=offloads,proto3" json:"offloads,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOffloadsResponse) Reset() {
+	*x = ListOffloadsResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOffloadsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOffloadsResponse) ProtoMessage() {}
+
+func (x *ListOffloadsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOffloadsResponse.ProtoReflect.Descriptor instead.
+func (*ListOffloadsResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *ListOffloadsResponse) GetOffloads() []*OffloadStatus {
+	if x != nil {
+		return x.Offloads
+	}
+	return nil
+}
+
+type StopOffloadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"` // the backend
+	Now           bool                   `protobuf:"varint,3,opt,name=now,proto3" json:"now,omitempty"`  // do not wait until the node has its rules; until then it drops what it cannot judge
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopOffloadRequest) Reset() {
+	*x = StopOffloadRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopOffloadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopOffloadRequest) ProtoMessage() {}
+
+func (x *StopOffloadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopOffloadRequest.ProtoReflect.Descriptor instead.
+func (*StopOffloadRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *StopOffloadRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *StopOffloadRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *StopOffloadRequest) GetNow() bool {
+	if x != nil {
+		return x.Now
+	}
+	return false
+}
+
+type StopOffloadResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offload       *OffloadStatus         `protobuf:"bytes,1,opt,name=offload,proto3" json:"offload,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopOffloadResponse) Reset() {
+	*x = StopOffloadResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopOffloadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopOffloadResponse) ProtoMessage() {}
+
+func (x *StopOffloadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopOffloadResponse.ProtoReflect.Descriptor instead.
+func (*StopOffloadResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *StopOffloadResponse) GetOffload() *OffloadStatus {
+	if x != nil {
+		return x.Offload
+	}
+	return nil
+}
+
+type OffloadStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Offload       *Offload               `protobuf:"bytes,2,opt,name=offload,proto3" json:"offload,omitempty"`
+	Awaited       []*AwaitedNode         `protobuf:"bytes,3,rep,name=awaited,proto3" json:"awaited,omitempty"`                                  // nodes without which the next step does not begin
+	LostFrontends []string               `protobuf:"bytes,4,rep,name=lost_frontends,json=lostFrontends,proto3" json:"lost_frontends,omitempty"` // whose programs do not answer the backend's probes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OffloadStatus) Reset() {
+	*x = OffloadStatus{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OffloadStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OffloadStatus) ProtoMessage() {}
+
+func (x *OffloadStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OffloadStatus.ProtoReflect.Descriptor instead.
+func (*OffloadStatus) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *OffloadStatus) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *OffloadStatus) GetOffload() *Offload {
+	if x != nil {
+		return x.Offload
+	}
+	return nil
+}
+
+func (x *OffloadStatus) GetAwaited() []*AwaitedNode {
+	if x != nil {
+		return x.Awaited
+	}
+	return nil
+}
+
+func (x *OffloadStatus) GetLostFrontends() []string {
+	if x != nil {
+		return x.LostFrontends
+	}
+	return nil
+}
+
+type AwaitedNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AwaitedNode) Reset() {
+	*x = AwaitedNode{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AwaitedNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AwaitedNode) ProtoMessage() {}
+
+func (x *AwaitedNode) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AwaitedNode.ProtoReflect.Descriptor instead.
+func (*AwaitedNode) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *AwaitedNode) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *AwaitedNode) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type ApplyPoliciesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
@@ -3360,7 +3832,7 @@ type ApplyPoliciesRequest struct {
 
 func (x *ApplyPoliciesRequest) Reset() {
 	*x = ApplyPoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3372,7 +3844,7 @@ func (x *ApplyPoliciesRequest) String() string {
 func (*ApplyPoliciesRequest) ProtoMessage() {}
 
 func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3385,7 +3857,7 @@ func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{58}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ApplyPoliciesRequest) GetTenant() string {
@@ -3425,7 +3897,7 @@ type ApplyPoliciesResponse struct {
 
 func (x *ApplyPoliciesResponse) Reset() {
 	*x = ApplyPoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3909,7 @@ func (x *ApplyPoliciesResponse) String() string {
 func (*ApplyPoliciesResponse) ProtoMessage() {}
 
 func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3922,7 @@ func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{59}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ApplyPoliciesResponse) GetPolicies() []*AppliedPolicy {
@@ -3471,7 +3943,7 @@ type AppliedPolicy struct {
 
 func (x *AppliedPolicy) Reset() {
 	*x = AppliedPolicy{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3483,7 +3955,7 @@ func (x *AppliedPolicy) String() string {
 func (*AppliedPolicy) ProtoMessage() {}
 
 func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3496,7 +3968,7 @@ func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppliedPolicy.ProtoReflect.Descriptor instead.
 func (*AppliedPolicy) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{60}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *AppliedPolicy) GetPolicy() *Policy {
@@ -3529,7 +4001,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3541,7 +4013,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3554,7 +4026,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{61}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListPoliciesRequest) GetTenant() string {
@@ -3575,7 +4047,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3587,7 +4059,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3600,7 +4072,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{62}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -3626,7 +4098,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +4110,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +4123,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{63}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *GetPolicyRequest) GetPolicy() *Policy {
@@ -3670,7 +4142,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3682,7 +4154,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3695,7 +4167,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{64}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -3716,7 +4188,7 @@ type DeletePoliciesRequest struct {
 
 func (x *DeletePoliciesRequest) Reset() {
 	*x = DeletePoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3728,7 +4200,7 @@ func (x *DeletePoliciesRequest) String() string {
 func (*DeletePoliciesRequest) ProtoMessage() {}
 
 func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3741,7 +4213,7 @@ func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{65}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DeletePoliciesRequest) GetTenant() string {
@@ -3774,7 +4246,7 @@ type DeletePoliciesResponse struct {
 
 func (x *DeletePoliciesResponse) Reset() {
 	*x = DeletePoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3786,7 +4258,7 @@ func (x *DeletePoliciesResponse) String() string {
 func (*DeletePoliciesResponse) ProtoMessage() {}
 
 func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3799,7 +4271,7 @@ func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{66}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *DeletePoliciesResponse) GetPolicies() []*Policy {
@@ -3818,7 +4290,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3830,7 +4302,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3843,7 +4315,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{67}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -3863,7 +4335,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3875,7 +4347,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3888,7 +4360,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{68}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -3913,7 +4385,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3925,7 +4397,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3938,7 +4410,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{69}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{77}
 }
 
 type ListNodesResponse struct {
@@ -3950,7 +4422,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3962,7 +4434,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3975,7 +4447,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{70}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -3995,7 +4467,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4007,7 +4479,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4020,7 +4492,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{71}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -4045,7 +4517,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4057,7 +4529,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4070,7 +4542,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{80}
 }
 
 type ClusterStatusRequest struct {
@@ -4081,7 +4553,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4093,7 +4565,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4106,7 +4578,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{73}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{81}
 }
 
 type ClusterStatusResponse struct {
@@ -4127,7 +4599,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4139,7 +4611,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4152,7 +4624,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{74}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -4269,7 +4741,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\fRenewRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\"1\n" +
 	"\rRenewResponse\x12 \n" +
-	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\xa3\x02\n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\xf4\x02\n" +
 	"\x0fRegisterRequest\x12#\n" +
 	"\rwanted_prefix\x18\x01 \x01(\tR\fwantedPrefix\x12)\n" +
 	"\x10uplink_addresses\x18\x02 \x03(\tR\x0fuplinkAddresses\x12\x18\n" +
@@ -4279,7 +4751,12 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x04edge\x18\x06 \x01(\bR\x04edge\x12\x18\n" +
 	"\agateway\x18\a \x01(\bR\agateway\x12\x1a\n" +
 	"\benforces\x18\b \x03(\tR\benforces\x12\x12\n" +
-	"\x04form\x18\t \x01(\tR\x04form\"\xab\x01\n" +
+	"\x04form\x18\t \x01(\tR\x04form\x12\x1a\n" +
+	"\boffloads\x18\n" +
+	" \x01(\bR\boffloads\x12\x1f\n" +
+	"\vmtu_reserve\x18\v \x01(\rR\n" +
+	"mtuReserve\x12\x12\n" +
+	"\x04rack\x18\f \x01(\tR\x04rack\"\xab\x01\n" +
 	"\x04Held\x12-\n" +
 	"\atenants\x18\x01 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
 	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x120\n" +
@@ -4440,7 +4917,35 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x18DeletePublicationRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\x1b\n" +
-	"\x19DeletePublicationResponse\"{\n" +
+	"\x19DeletePublicationResponse\"\x8e\x01\n" +
+	"\x13StartOffloadRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\rR\x05count\x12\x1c\n" +
+	"\tfrontends\x18\x04 \x03(\tR\tfrontends\x12\x17\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"h\n" +
+	"\x14StartOffloadResponse\x124\n" +
+	"\aoffload\x18\x01 \x01(\v2\x1a.pilaster.v1.OffloadStatusR\aoffload\x12\x1a\n" +
+	"\bprefixes\x18\x02 \x03(\tR\bprefixes\"A\n" +
+	"\x13ListOffloadsRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\"N\n" +
+	"\x14ListOffloadsResponse\x126\n" +
+	"\boffloads\x18\x01 \x03(\v2\x1a.pilaster.v1.OffloadStatusR\boffloads\"R\n" +
+	"\x12StopOffloadRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x10\n" +
+	"\x03now\x18\x03 \x01(\bR\x03now\"K\n" +
+	"\x13StopOffloadResponse\x124\n" +
+	"\aoffload\x18\x01 \x01(\v2\x1a.pilaster.v1.OffloadStatusR\aoffload\"\xb2\x01\n" +
+	"\rOffloadStatus\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12.\n" +
+	"\aoffload\x18\x02 \x01(\v2\x14.pilaster.v1.OffloadR\aoffload\x122\n" +
+	"\aawaited\x18\x03 \x03(\v2\x18.pilaster.v1.AwaitedNodeR\aawaited\x12%\n" +
+	"\x0elost_frontends\x18\x04 \x03(\tR\rlostFrontends\"9\n" +
+	"\vAwaitedNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"{\n" +
 	"\x14ApplyPoliciesRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1c\n" +
 	"\tdocuments\x18\x02 \x03(\tR\tdocuments\x12\x17\n" +
@@ -4507,7 +5012,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x01\x12G\n" +
 	"\bAllocate\x12\x1c.pilaster.v1.AllocateRequest\x1a\x1d.pilaster.v1.AllocateResponse\x12;\n" +
 	"\x04Free\x12\x18.pilaster.v1.FreeRequest\x1a\x19.pilaster.v1.FreeResponse\x12S\n" +
-	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xa4\x11\n" +
+	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xa0\x13\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
@@ -4520,7 +5025,10 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\rDeleteService\x12!.pilaster.v1.DeleteServiceRequest\x1a\".pilaster.v1.DeleteServiceResponse\x12b\n" +
 	"\x11CreatePublication\x12%.pilaster.v1.CreatePublicationRequest\x1a&.pilaster.v1.CreatePublicationResponse\x12_\n" +
 	"\x10ListPublications\x12$.pilaster.v1.ListPublicationsRequest\x1a%.pilaster.v1.ListPublicationsResponse\x12b\n" +
-	"\x11DeletePublication\x12%.pilaster.v1.DeletePublicationRequest\x1a&.pilaster.v1.DeletePublicationResponse\x12V\n" +
+	"\x11DeletePublication\x12%.pilaster.v1.DeletePublicationRequest\x1a&.pilaster.v1.DeletePublicationResponse\x12S\n" +
+	"\fStartOffload\x12 .pilaster.v1.StartOffloadRequest\x1a!.pilaster.v1.StartOffloadResponse\x12S\n" +
+	"\fListOffloads\x12 .pilaster.v1.ListOffloadsRequest\x1a!.pilaster.v1.ListOffloadsResponse\x12P\n" +
+	"\vStopOffload\x12\x1f.pilaster.v1.StopOffloadRequest\x1a .pilaster.v1.StopOffloadResponse\x12V\n" +
 	"\rApplyPolicies\x12!.pilaster.v1.ApplyPoliciesRequest\x1a\".pilaster.v1.ApplyPoliciesResponse\x12S\n" +
 	"\fListPolicies\x12 .pilaster.v1.ListPoliciesRequest\x1a!.pilaster.v1.ListPoliciesResponse\x12J\n" +
 	"\tGetPolicy\x12\x1d.pilaster.v1.GetPolicyRequest\x1a\x1e.pilaster.v1.GetPolicyResponse\x12Y\n" +
@@ -4550,7 +5058,7 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_orchestrator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(PolicyChange)(0),                 // 0: pilaster.v1.PolicyChange
 	(*AllocateRequest)(nil),           // 1: pilaster.v1.AllocateRequest
@@ -4611,180 +5119,200 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*ListPublicationsResponse)(nil),  // 56: pilaster.v1.ListPublicationsResponse
 	(*DeletePublicationRequest)(nil),  // 57: pilaster.v1.DeletePublicationRequest
 	(*DeletePublicationResponse)(nil), // 58: pilaster.v1.DeletePublicationResponse
-	(*ApplyPoliciesRequest)(nil),      // 59: pilaster.v1.ApplyPoliciesRequest
-	(*ApplyPoliciesResponse)(nil),     // 60: pilaster.v1.ApplyPoliciesResponse
-	(*AppliedPolicy)(nil),             // 61: pilaster.v1.AppliedPolicy
-	(*ListPoliciesRequest)(nil),       // 62: pilaster.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 63: pilaster.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),          // 64: pilaster.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),         // 65: pilaster.v1.GetPolicyResponse
-	(*DeletePoliciesRequest)(nil),     // 66: pilaster.v1.DeletePoliciesRequest
-	(*DeletePoliciesResponse)(nil),    // 67: pilaster.v1.DeletePoliciesResponse
-	(*GetNodeRequest)(nil),            // 68: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),           // 69: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),          // 70: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),         // 71: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),         // 72: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),        // 73: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),      // 74: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil),     // 75: pilaster.v1.ClusterStatusResponse
-	nil,                               // 76: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Mapping)(nil),                   // 77: pilaster.v1.Mapping
-	(*Tenant)(nil),                    // 78: pilaster.v1.Tenant
-	(*App)(nil),                       // 79: pilaster.v1.App
-	(*Node)(nil),                      // 80: pilaster.v1.Node
-	(*Plan)(nil),                      // 81: pilaster.v1.Plan
-	(*Hosting)(nil),                   // 82: pilaster.v1.Hosting
-	(*Policy)(nil),                    // 83: pilaster.v1.Policy
-	(*Override)(nil),                  // 84: pilaster.v1.Override
-	(*Region)(nil),                    // 85: pilaster.v1.Region
-	(Addressing)(0),                   // 86: pilaster.v1.Addressing
-	(*Overlay)(nil),                   // 87: pilaster.v1.Overlay
-	(*Service)(nil),                   // 88: pilaster.v1.Service
-	(*Publication)(nil),               // 89: pilaster.v1.Publication
-	(*timestamppb.Timestamp)(nil),     // 90: google.protobuf.Timestamp
+	(*StartOffloadRequest)(nil),       // 59: pilaster.v1.StartOffloadRequest
+	(*StartOffloadResponse)(nil),      // 60: pilaster.v1.StartOffloadResponse
+	(*ListOffloadsRequest)(nil),       // 61: pilaster.v1.ListOffloadsRequest
+	(*ListOffloadsResponse)(nil),      // 62: pilaster.v1.ListOffloadsResponse
+	(*StopOffloadRequest)(nil),        // 63: pilaster.v1.StopOffloadRequest
+	(*StopOffloadResponse)(nil),       // 64: pilaster.v1.StopOffloadResponse
+	(*OffloadStatus)(nil),             // 65: pilaster.v1.OffloadStatus
+	(*AwaitedNode)(nil),               // 66: pilaster.v1.AwaitedNode
+	(*ApplyPoliciesRequest)(nil),      // 67: pilaster.v1.ApplyPoliciesRequest
+	(*ApplyPoliciesResponse)(nil),     // 68: pilaster.v1.ApplyPoliciesResponse
+	(*AppliedPolicy)(nil),             // 69: pilaster.v1.AppliedPolicy
+	(*ListPoliciesRequest)(nil),       // 70: pilaster.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 71: pilaster.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),          // 72: pilaster.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),         // 73: pilaster.v1.GetPolicyResponse
+	(*DeletePoliciesRequest)(nil),     // 74: pilaster.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),    // 75: pilaster.v1.DeletePoliciesResponse
+	(*GetNodeRequest)(nil),            // 76: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),           // 77: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),          // 78: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 79: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),         // 80: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),        // 81: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),      // 82: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil),     // 83: pilaster.v1.ClusterStatusResponse
+	nil,                               // 84: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Mapping)(nil),                   // 85: pilaster.v1.Mapping
+	(*Tenant)(nil),                    // 86: pilaster.v1.Tenant
+	(*App)(nil),                       // 87: pilaster.v1.App
+	(*Node)(nil),                      // 88: pilaster.v1.Node
+	(*Plan)(nil),                      // 89: pilaster.v1.Plan
+	(*Hosting)(nil),                   // 90: pilaster.v1.Hosting
+	(*Policy)(nil),                    // 91: pilaster.v1.Policy
+	(*Override)(nil),                  // 92: pilaster.v1.Override
+	(*Region)(nil),                    // 93: pilaster.v1.Region
+	(Addressing)(0),                   // 94: pilaster.v1.Addressing
+	(*Overlay)(nil),                   // 95: pilaster.v1.Overlay
+	(*Service)(nil),                   // 96: pilaster.v1.Service
+	(*Publication)(nil),               // 97: pilaster.v1.Publication
+	(*Offload)(nil),                   // 98: pilaster.v1.Offload
+	(*timestamppb.Timestamp)(nil),     // 99: google.protobuf.Timestamp
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
-	77,  // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
-	77,  // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
+	85,  // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
+	85,  // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
 	12,  // 2: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	78,  // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	79,  // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	77,  // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
-	80,  // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	81,  // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	76,  // 8: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	78,  // 9: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	79,  // 10: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	82,  // 11: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	86,  // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	87,  // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	85,  // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
+	88,  // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	89,  // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	84,  // 8: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	86,  // 9: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	87,  // 10: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	90,  // 11: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
 	17,  // 12: pilaster.v1.FollowRequest.subscribe:type_name -> pilaster.v1.Subscriptions
 	17,  // 13: pilaster.v1.FollowRequest.unsubscribe:type_name -> pilaster.v1.Subscriptions
 	20,  // 14: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
 	21,  // 15: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
 	22,  // 16: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
 	19,  // 17: pilaster.v1.FollowResponse.refusals:type_name -> pilaster.v1.Refusals
-	80,  // 18: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	78,  // 19: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	79,  // 20: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	83,  // 21: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
-	84,  // 22: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
-	80,  // 23: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	78,  // 24: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	79,  // 25: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	77,  // 26: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
-	77,  // 27: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
-	83,  // 28: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
-	83,  // 29: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
-	84,  // 30: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
-	84,  // 31: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
-	85,  // 32: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
-	85,  // 33: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
-	85,  // 34: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
-	85,  // 35: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
-	85,  // 36: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
-	86,  // 37: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	87,  // 38: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
-	78,  // 39: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	78,  // 40: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	79,  // 41: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	82,  // 42: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	78,  // 43: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	82,  // 44: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
-	86,  // 45: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	78,  // 46: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	78,  // 47: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	88,  // 48: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
-	88,  // 49: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
-	88,  // 50: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
-	89,  // 51: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
-	89,  // 52: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
-	89,  // 53: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
-	61,  // 54: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
-	83,  // 55: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
-	0,   // 56: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
-	83,  // 57: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	82,  // 58: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
-	83,  // 59: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
-	83,  // 60: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
-	83,  // 61: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
-	83,  // 62: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	80,  // 63: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	80,  // 64: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	81,  // 65: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	90,  // 66: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	7,   // 67: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	9,   // 68: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	11,  // 69: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	14,  // 70: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	16,  // 71: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	1,   // 72: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	3,   // 73: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	5,   // 74: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	35,  // 75: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	37,  // 76: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	39,  // 77: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	43,  // 78: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	45,  // 79: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	41,  // 80: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	47,  // 81: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
-	49,  // 82: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
-	51,  // 83: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
-	53,  // 84: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
-	55,  // 85: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
-	57,  // 86: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
-	59,  // 87: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
-	62,  // 88: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
-	64,  // 89: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
-	66,  // 90: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
-	68,  // 91: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	70,  // 92: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	72,  // 93: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	74,  // 94: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	31,  // 95: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	33,  // 96: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	23,  // 97: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
-	25,  // 98: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
-	27,  // 99: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
-	29,  // 100: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
-	8,   // 101: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	10,  // 102: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	13,  // 103: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	15,  // 104: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	18,  // 105: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	2,   // 106: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	4,   // 107: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	6,   // 108: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	36,  // 109: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	38,  // 110: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	40,  // 111: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	44,  // 112: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	46,  // 113: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	42,  // 114: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	48,  // 115: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
-	50,  // 116: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
-	52,  // 117: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
-	54,  // 118: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
-	56,  // 119: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
-	58,  // 120: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
-	60,  // 121: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
-	63,  // 122: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
-	65,  // 123: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
-	67,  // 124: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
-	69,  // 125: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	71,  // 126: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	73,  // 127: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	75,  // 128: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	32,  // 129: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	34,  // 130: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	24,  // 131: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
-	26,  // 132: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
-	28,  // 133: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
-	30,  // 134: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
-	101, // [101:135] is the sub-list for method output_type
-	67,  // [67:101] is the sub-list for method input_type
-	67,  // [67:67] is the sub-list for extension type_name
-	67,  // [67:67] is the sub-list for extension extendee
-	0,   // [0:67] is the sub-list for field type_name
+	88,  // 18: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	86,  // 19: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	87,  // 20: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	91,  // 21: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
+	92,  // 22: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
+	88,  // 23: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	86,  // 24: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	87,  // 25: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	85,  // 26: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	85,  // 27: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	91,  // 28: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
+	91,  // 29: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
+	92,  // 30: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
+	92,  // 31: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
+	93,  // 32: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
+	93,  // 33: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
+	93,  // 34: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
+	93,  // 35: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
+	93,  // 36: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
+	94,  // 37: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	95,  // 38: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	86,  // 39: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	86,  // 40: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	87,  // 41: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	90,  // 42: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	86,  // 43: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	90,  // 44: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
+	94,  // 45: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	86,  // 46: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	86,  // 47: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	96,  // 48: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
+	96,  // 49: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
+	96,  // 50: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
+	97,  // 51: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
+	97,  // 52: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
+	97,  // 53: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
+	65,  // 54: pilaster.v1.StartOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
+	65,  // 55: pilaster.v1.ListOffloadsResponse.offloads:type_name -> pilaster.v1.OffloadStatus
+	65,  // 56: pilaster.v1.StopOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
+	98,  // 57: pilaster.v1.OffloadStatus.offload:type_name -> pilaster.v1.Offload
+	66,  // 58: pilaster.v1.OffloadStatus.awaited:type_name -> pilaster.v1.AwaitedNode
+	69,  // 59: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
+	91,  // 60: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
+	0,   // 61: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
+	91,  // 62: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	90,  // 63: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
+	91,  // 64: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
+	91,  // 65: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
+	91,  // 66: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
+	91,  // 67: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	88,  // 68: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	88,  // 69: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	89,  // 70: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	99,  // 71: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	7,   // 72: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	9,   // 73: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	11,  // 74: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	14,  // 75: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	16,  // 76: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	1,   // 77: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	3,   // 78: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	5,   // 79: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	35,  // 80: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	37,  // 81: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	39,  // 82: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	43,  // 83: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	45,  // 84: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	41,  // 85: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
+	47,  // 86: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
+	49,  // 87: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
+	51,  // 88: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
+	53,  // 89: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
+	55,  // 90: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
+	57,  // 91: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
+	59,  // 92: pilaster.v1.OperatorService.StartOffload:input_type -> pilaster.v1.StartOffloadRequest
+	61,  // 93: pilaster.v1.OperatorService.ListOffloads:input_type -> pilaster.v1.ListOffloadsRequest
+	63,  // 94: pilaster.v1.OperatorService.StopOffload:input_type -> pilaster.v1.StopOffloadRequest
+	67,  // 95: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
+	70,  // 96: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
+	72,  // 97: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
+	74,  // 98: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
+	76,  // 99: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	78,  // 100: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	80,  // 101: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	82,  // 102: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	31,  // 103: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	33,  // 104: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	23,  // 105: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	25,  // 106: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	27,  // 107: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	29,  // 108: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	8,   // 109: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	10,  // 110: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	13,  // 111: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	15,  // 112: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	18,  // 113: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	2,   // 114: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	4,   // 115: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	6,   // 116: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	36,  // 117: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	38,  // 118: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	40,  // 119: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	44,  // 120: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	46,  // 121: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	42,  // 122: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	48,  // 123: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
+	50,  // 124: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
+	52,  // 125: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	54,  // 126: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
+	56,  // 127: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
+	58,  // 128: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
+	60,  // 129: pilaster.v1.OperatorService.StartOffload:output_type -> pilaster.v1.StartOffloadResponse
+	62,  // 130: pilaster.v1.OperatorService.ListOffloads:output_type -> pilaster.v1.ListOffloadsResponse
+	64,  // 131: pilaster.v1.OperatorService.StopOffload:output_type -> pilaster.v1.StopOffloadResponse
+	68,  // 132: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
+	71,  // 133: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
+	73,  // 134: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
+	75,  // 135: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
+	77,  // 136: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	79,  // 137: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	81,  // 138: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	83,  // 139: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	32,  // 140: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	34,  // 141: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	24,  // 142: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	26,  // 143: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	28,  // 144: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	30,  // 145: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	109, // [109:146] is the sub-list for method output_type
+	72,  // [72:109] is the sub-list for method input_type
+	72,  // [72:72] is the sub-list for extension type_name
+	72,  // [72:72] is the sub-list for extension extendee
+	0,   // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -4804,7 +5332,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   76,
+			NumMessages:   84,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -42,6 +42,7 @@ type Cache struct {
 	Hosting         map[string]map[string]*pilasterv1.Hosting // by tenant and node
 	HostedBy        map[string]map[string]bool                // by node and tenant
 	Unreconciled    map[string]bool                           // see markUnreconciled
+	Offloading      map[string]bool                           // tenants with offloads that change; see Changing
 	Allocations     allocations
 	Policies        policies
 	regions         map[string]region          // other regions, by name
@@ -75,6 +76,7 @@ func New(self string, dropped func(reason string)) *Cache {
 		Lag:          MaxLag,
 		waiters:      map[string]*waiter{},
 		Unreconciled: map[string]bool{},
+		Offloading:   map[string]bool{},
 		changedNodes: map[string]bool{},
 		Subscribers:  map[string]*Subscriber{},
 		byTenant:     map[string]map[*Subscriber]bool{},
@@ -97,6 +99,7 @@ func (m *Cache) Apply(b store.Batch) {
 		m.quarantinedApps, m.endedApps = map[string]map[uint32]bool{}, map[string]int{}
 		m.Hosting = map[string]map[string]*pilasterv1.Hosting{}
 		m.HostedBy = map[string]map[string]bool{}
+		m.Offloading = map[string]bool{}
 		m.transit = map[string]map[string]bool{}
 		m.Allocations, m.Policies = newAllocations(), newPolicies()
 		m.regions, m.edge = map[string]region{}, ""
@@ -109,7 +112,8 @@ func (m *Cache) Apply(b store.Batch) {
 	for _, e := range b.Events {
 		m.applyEvent(e, b.Revision)
 	}
-	b.Events = append(m.deriveRegions(b.Events, edge != m.Nodes[m.edge]), m.Policies.takeOverrides()...)
+	b.Events = m.deriveOffloads(m.deriveRegions(b.Events, edge != m.Nodes[m.edge]))
+	b.Events = append(b.Events, m.Policies.takeOverrides()...)
 	for _, e := range b.Events { // after applyEvent: checkStream needs the whole batch
 		m.checkStream(m.Subscribers[e.DeletedNode])
 		if e.Session != nil {
@@ -228,11 +232,13 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 		}
 		m.identifiers = m.identifiers || tenant.NetworkHas(e.Tenant.Network, tenant.Identifiers)
 		m.markUnreconciled(e.Tenant.Name)
+		m.markOffloads(e.Tenant)
 	case e.DeletedTenant != "":
 		m.updateTransit(m.Tenants[e.DeletedTenant], nil)
 		delete(m.Tenants, e.DeletedTenant)
 		delete(m.Apps, e.DeletedTenant)
 		delete(m.endedApps, e.DeletedTenant)
+		delete(m.Offloading, e.DeletedTenant)
 		m.Policies.removeAll(e.DeletedTenant)
 	case e.App != nil:
 		apps := m.Apps[e.App.Tenant]

@@ -97,12 +97,13 @@ func hasOverlays(t *pilasterv1.Tenant) bool {
 	return len(t.GetOverlays()) > 0 && !tenant.NetworkHas(t.Network, tenant.Identifiers)
 }
 
-// WithRegions sets the regions of a tenant that was read from the store, for its nodes.
-func (m *Cache) WithRegions(t *pilasterv1.Tenant) *pilasterv1.Tenant {
+// WithDerived sets what nodes receive with a tenant and the store does not have in its record: the other regions, and
+// the containers of offloads.
+func (m *Cache) WithDerived(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
 	t.Regions = m.regionsOf(t)
-	return t
+	return m.withEndpoints(t)
 }
 
 // Region returns the record of this region for export. Its edge is empty if there is no Edge Switch.

@@ -26,7 +26,8 @@ func (m *Cache) Registered(r store.Registration) *pilasterv1.Node {
 		uplinks[i] = a.String()
 	}
 	if n.Version != r.Version || n.Edge != r.Edge || n.Gateway != r.Gateway || !slices.Equal(n.Enforces, r.Enforces) ||
-		r.Published != 0 || n.Form != r.Form ||
+		r.Published != 0 || n.Form != r.Form || n.Offloads != r.Offloads || n.MtuReserve != r.MTUReserve ||
+		n.Rack != r.Rack ||
 		!slices.Equal(n.UplinkAddresses, uplinks) {
 		return nil
 	}

@@ -25,6 +25,9 @@ func TestRegisteredByTheCache(t *testing.T) {
 				Version:         "v1",
 				UplinkAddresses: []string{"2001:db8::2"},
 				Gateway:         true,
+				Offloads:        true,
+				MtuReserve:      104,
+				Rack:            "a",
 			},
 		},
 		{
@@ -88,6 +91,15 @@ func TestRegisteredByTheCache(t *testing.T) {
 		"no gateway": {func(r *store.Registration, _ *pilasterv1.Tenant) {
 			r.Gateway = false
 		}, true},
+		"no offloads": {func(r *store.Registration, _ *pilasterv1.Tenant) {
+			r.Offloads = false
+		}, true},
+		"another reserve of the MTU": {func(r *store.Registration, _ *pilasterv1.Tenant) {
+			r.MTUReserve = 50
+		}, true},
+		"another rack": {func(r *store.Registration, _ *pilasterv1.Tenant) {
+			r.Rack = "b"
+		}, true},
 		"a publication": {func(r *store.Registration, _ *pilasterv1.Tenant) {
 			r.Published = 1
 		}, true},
@@ -143,6 +155,7 @@ func TestRegisteredByTheCache(t *testing.T) {
 				Uplinks:  []netip.Addr{netip.MustParseAddr("2001:db8::2")},
 				Gateway:  true,
 				Instance: "a",
+				Offloads: true, MTUReserve: 104, Rack: "a",
 				Tenants:  []*pilasterv1.Tenant{held},
 				Apps:     []*pilasterv1.App{{Tenant: "blue", Id: 40, Labels: map[string]string{"app": "db"}}},
 				Mappings: []*pilasterv1.Mapping{{Tenant: "green", To: "10.0.1.0/24"}},
@@ -186,6 +199,14 @@ func TestAlreadyRecorded(t *testing.T) {
 		"migrating": {
 			&pilasterv1.Tenant{Ids: one, Leaving: "nimitz"},
 			&pilasterv1.Hosting{Node: "n1", Accepts: []uint32{1}, Sequence: 5}, true,
+		},
+		"offloaded": {
+			&pilasterv1.Tenant{Ids: one, Offloads: []*pilasterv1.Offload{{Id: 1, Node: "n3"}}},
+			&pilasterv1.Hosting{Node: "n1", Accepts: []uint32{1}, Sequence: 5}, true,
+		},
+		"other changes applied": {
+			&pilasterv1.Tenant{Ids: one},
+			&pilasterv1.Hosting{Node: "n1", Accepts: []uint32{1}, Sequence: 5, AppliedChanges: 7}, true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -58,13 +58,13 @@ func (m *Cache) Rehost(f *Subscriber, req *pilasterv1.FollowRequest) (add []*pil
 
 // alreadyRecorded returns the reports of a stream's first message that the store already has. The cache has all of
 // them: it has received the stream's session, and since then only this stream records reports of the node. The store
-// decides on tenants that rotate their key, migrate or retire apps, and on later messages.
+// decides on tenants that rotate their key, migrate, retire apps or have offloads, and on later messages.
 func (m *Cache) alreadyRecorded(f *Subscriber, first *pilasterv1.FollowRequest) map[string]*pilasterv1.Hosting {
 	recorded := map[string]*pilasterv1.Hosting{}
 	for _, name := range first.HostedTenants {
 		t, h := m.Tenants[name], m.Hosting[name][f.Node.Name]
 		if t != nil && h != nil && len(t.Ids) == 1 && t.Leaving == "" && t.RetiringApps == nil &&
-			h.Sequence <= first.Sequence {
+			len(t.Offloads) == 0 && h.Sequence <= first.Sequence {
 			recorded[name] = &pilasterv1.Hosting{
 				Tenant:     name,
 				Accepts:    h.Accepts,
@@ -74,6 +74,8 @@ func (m *Cache) alreadyRecorded(f *Subscriber, first *pilasterv1.FollowRequest) 
 				HeardRound: h.HeardRound,
 				KeepsApps:  h.KeepsApps,
 				Unenforced: h.Unenforced,
+
+				AppliedChanges: h.AppliedChanges, Offloaded: h.Offloaded, LostFrontends: h.LostFrontends,
 			}
 		}
 	}

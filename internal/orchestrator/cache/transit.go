@@ -9,11 +9,17 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
 
-// transitNodes are the nodes that need a tenant without hosting it: their gateways publish its containers.
+// transitNodes are the nodes that need a tenant without hosting it: their gateways publish its containers, or they are
+// frontends of its offloads.
 func transitNodes(t *pilasterv1.Tenant) []string {
 	var nodes []string
 	for _, p := range t.GetPublications() {
 		nodes = append(nodes, p.Node)
+	}
+	for _, o := range t.GetOffloads() {
+		for _, f := range o.Frontends {
+			nodes = append(nodes, f.Node)
+		}
 	}
 	return nodes
 }

@@ -258,6 +258,9 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 			)
 		}
 	}
+	if err := checkOffloaded(req.Hosting); err != nil {
+		return err
+	}
 	if overrides > MaxOverrides {
 		return connect.NewError(
 			connect.CodeInvalidArgument,
@@ -266,6 +269,49 @@ func checkHosted(req *pilasterv1.FollowRequest) error {
 					"nothing was changed: restart these containers",
 				overrides,
 				MaxOverrides,
+			),
+		)
+	}
+	return nil
+}
+
+// checkOffloaded refuses reports about offloads that frontends would not accept.
+func checkOffloaded(reports []*pilasterv1.Hosting) error {
+	addresses := 0
+	for _, h := range reports {
+		if _, err := tenant.ParseOffloaded(h.Offloaded); err != nil {
+			return connect.NewError(
+				connect.CodeInvalidArgument,
+				fmt.Errorf("offloaded containers of tenant %s: %w; nothing was changed", h.Tenant, err),
+			)
+		}
+		for _, e := range h.Offloaded {
+			addresses += len(e.Addresses)
+		}
+		if n := len(h.LostFrontends); n > tenant.MaxFrontends {
+			return connect.NewError(
+				connect.CodeInvalidArgument,
+				fmt.Errorf(
+					"the node lost %d frontends of an offload, and one has %d at most; nothing was changed",
+					n,
+					tenant.MaxFrontends,
+				),
+			)
+		}
+		for _, name := range h.LostFrontends {
+			if err := store.CheckNodeName(name); err != nil {
+				return err
+			}
+		}
+	}
+	if addresses > MaxOffloaded {
+		return connect.NewError(
+			connect.CodeInvalidArgument,
+			fmt.Errorf(
+				"the node has %d addresses of offloaded containers, and the maximum is %d; nothing was changed: stop "+
+					"an offload",
+				addresses,
+				MaxOffloaded,
 			),
 		)
 	}

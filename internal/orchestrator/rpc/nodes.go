@@ -28,10 +28,12 @@ const (
 	MaxVersion   = 256     // bytes
 	MaxUplinks   = 64      // addresses
 	MaxForm      = 128     // bytes
+	MaxRack      = 128     // bytes
 	MaxProblem   = 1024    // bytes of the text of a problem
 	MaxTenants   = 65_535  // as many as tenant ids in a node's datapath
 	MaxApps      = 1 << 18 // of all tenants
 	MaxOverrides = 4096    // of all tenants
+	MaxOffloaded = 8192    // addresses of offloaded containers, of all tenants
 )
 
 // NodeService serves agents. The certificate determines the node, and a node acts only as itself.
@@ -218,6 +220,10 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	if r.Form = printable(m.Form); len(r.Form) > MaxForm {
 		return r, fmt.Errorf("the node reports a form of packets of %d bytes; the maximum is %d", len(r.Form), MaxForm)
 	}
+	if r.Rack = printable(m.Rack); len(r.Rack) > MaxRack {
+		return r, fmt.Errorf("the name of the node's rack has %d bytes; the maximum is %d", len(r.Rack), MaxRack)
+	}
+	r.Offloads, r.MTUReserve = m.Offloads, m.MtuReserve
 	r.Version = printable(m.Version)
 	r.Tenants, r.Apps, r.Mappings = m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
 	if m.WantedPrefix != "" {
@@ -295,7 +301,7 @@ func (s *NodeService) Resolve(
 		return nil, err
 	}
 	return connect.NewResponse(
-		&pilasterv1.ResolveResponse{Tenant: s.Cache.WithRegions(tenant), App: app, HasPolicies: hasPolicies},
+		&pilasterv1.ResolveResponse{Tenant: s.Cache.WithDerived(tenant), App: app, HasPolicies: hasPolicies},
 	), nil
 }
 

@@ -81,6 +81,11 @@ func TestStore(t *testing.T) {
 		"reclaim of publications":        testReclaimPublications,
 		"publications of earlier builds": testEarlierPublications,
 
+		"start of offloads":      testStartOffload,
+		"steps of an offload":    testOffloadSteps,
+		"concurrent offloads":    testConcurrentOffloads,
+		"offloads of lost nodes": testDeletedOffloader,
+
 		"policies":                      testPolicies,
 		"many policies":                 testManyPolicies,
 		"long policies":                 testLongPolicies,

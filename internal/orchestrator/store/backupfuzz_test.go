@@ -104,7 +104,7 @@ func checkRestored(t *testing.T, was, is map[string]string, skip uint64) {
 		t.Fatalf("the offset of revisions is %d, %v; want more than 0", after.From, err)
 	}
 	plan := address.Plan{Base: after.BasePrefix, Private: after.PrivatePrefix}
-	marks := map[string]uint64{keyPrefixMark: plan.Nodes(), keyTenantMark: 1 << 24}
+	marks := map[string]uint64{keyPrefixMark: plan.Nodes(), keyTenantMark: 1 << 24, keyOffloadMark: 1 << 24}
 	least := map[string]uint64{}
 	for key := range was {
 		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {

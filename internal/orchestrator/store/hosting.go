@@ -79,8 +79,8 @@ func (s *Store) recordHosting(
 		if refused != nil {
 			is.Refused[report.Tenant] = refused
 		}
-		// An equal report needs no later sequence number unless the tenant is in transition: rotation, migration or a
-		// retirement round.
+		// An equal report needs no later sequence number unless the tenant is in transition: rotation, migration, a
+		// retirement round or an offload.
 		same := slices.Equal(recorded.Accepts, report.Accepts) && slices.Equal(recorded.Holds, report.Holds) &&
 			proto.Equal(recorded.Moving, report.Moving) &&
 			slices.EqualFunc(
@@ -90,14 +90,15 @@ func (s *Store) recordHosting(
 			) &&
 			recorded.HeardRound == report.HeardRound &&
 			slices.Equal(recorded.KeepsApps, report.KeepsApps) &&
-			recorded.Unenforced == report.Unenforced
-		stable := len(found.Ids) == 1 && found.Leaving == "" && found.RetiringApps == nil
+			recorded.Unenforced == report.Unenforced && SameOffloading(recorded, report)
+		stable := len(found.Ids) == 1 && found.Leaving == "" && found.RetiringApps == nil && len(found.Offloads) == 0
 		if exists && same && (stable || recorded.Sequence == sequence) {
 			continue
 		}
 		record := &pilasterv1.Hosting{
 			Accepts: report.Accepts, Holds: report.Holds, Moving: report.Moving, Overrides: overrides,
 			HeardRound: report.HeardRound, KeepsApps: report.KeepsApps, Unenforced: report.Unenforced,
+			AppliedChanges: report.AppliedChanges, Offloaded: report.Offloaded, LostFrontends: report.LostFrontends,
 			Sequence: sequence,
 		}
 		if err := t.save(hostingKey(report.Tenant, n.Name), record); err != nil {
@@ -201,6 +202,8 @@ func (t *txn) beginHosting(n pki.Node, sequence uint64, found *pilasterv1.Tenant
 		KeepsApps:  recorded.KeepsApps,
 		Unenforced: recorded.Unenforced,
 		Sequence:   sequence,
+
+		AppliedChanges: recorded.AppliedChanges, Offloaded: recorded.Offloaded, LostFrontends: recorded.LostFrontends,
 	}
 	if !exists {
 		for _, id := range found.Ids {

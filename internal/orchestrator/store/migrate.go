@@ -56,6 +56,9 @@ func (s *Store) Migrate(
 				cmp.Or(rule.Refused, "it is there already"),
 			)
 		}
+		if err := notOffloaded(found); err != nil {
+			return err
+		}
 		found.Network, found.Leaving, found.Addressing = to, network, addressing
 		if addressing == pilasterv1.Addressing_ADDRESSING_UNSPECIFIED {
 			found.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED

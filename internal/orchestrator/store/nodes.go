@@ -29,6 +29,10 @@ type Registration struct {
 	Enforces []string // networks on which it enforces policies, sorted
 	Form     string   // of its packets on the fabric; empty if it has no network with a choice
 
+	Offloads   bool   // it can be a backend and a frontend of offloads
+	MTUReserve uint32 // bytes by which its containers' MTU is smaller than tunnels allow
+	Rack       string // may be empty
+
 	Instance string // identifies the machine from boot to shutdown
 
 	// The tenants and apps that the node uses already; tenants without keys.
@@ -222,11 +226,12 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	}
 	if !isNew && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) &&
 		node.Gateway == r.Gateway &&
-		slices.Equal(node.Enforces, r.Enforces) && node.Form == r.Form {
+		slices.Equal(node.Enforces, r.Enforces) && node.Form == r.Form && node.Offloads == r.Offloads &&
+		node.MtuReserve == r.MTUReserve && node.Rack == r.Rack {
 		return node, nil
 	}
 	node.Version, node.UplinkAddresses, node.Gateway, node.Enforces = r.Version, uplinks, r.Gateway, r.Enforces
-	node.Form = r.Form
+	node.Form, node.Offloads, node.MtuReserve, node.Rack = r.Form, r.Offloads, r.MTUReserve, r.Rack
 	return node, t.save(dirNodes+node.Name, node)
 }
 
@@ -353,7 +358,10 @@ func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bo
 		return nil, false, err
 	}
 	t.put(dirDeleted+node.Uuid, name)
-	return node, was != "", t.deletePublished(name, force)
+	if err := t.deletePublished(name, force); err != nil {
+		return nil, false, err
+	}
+	return node, was != "", t.leaveOffloads(name)
 }
 
 // deleteNode deletes a node that is shut out. It may take several transactions.
@@ -383,6 +391,17 @@ var labelForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 // CheckNode refuses an invalid name or UUID of a node. A name is DNS labels joined by dots, at most 63 characters
 // together, so that it fits the common name of a certificate. A UUID is in lower case.
 func CheckNode(name, uuid string) error {
+	if err := CheckNodeName(name); err != nil {
+		return err
+	}
+	if !join.IsUUID(uuid) {
+		return refuse(Invalid, "node UUID %.80q is not 32 lower-case hexadecimal digits in 5 groups", uuid)
+	}
+	return nil
+}
+
+// CheckNodeName refuses an invalid name of a node; see CheckNode.
+func CheckNodeName(name string) error {
 	ok := len(name) <= 63
 	for label := range strings.SplitSeq(name, ".") {
 		ok = ok && labelForm.MatchString(label)
@@ -394,9 +413,6 @@ func CheckNode(name, uuid string) error {
 				"a letter or digit; choose one with --node-name",
 			name,
 		)
-	}
-	if !join.IsUUID(uuid) {
-		return refuse(Invalid, "node UUID %.80q is not 32 lower-case hexadecimal digits in 5 groups", uuid)
 	}
 	return nil
 }

@@ -153,7 +153,8 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 		key, what string
 		end       uint64 // first number beyond the range
 	}{{keyPrefixMark, "node prefixes", c.Plan.Nodes()},
-		{keyTenantMark, "tenant ids", uint64(address.MaxTenantID) + 1}} {
+		{keyTenantMark, "tenant ids", uint64(address.MaxTenantID) + 1},
+		{keyOffloadMark, "ids of offloads", tenant.MaxOffloadID + 1}} {
 		if err := raise(records, m.key, skip, m.end); err != nil {
 			return fmt.Errorf(
 				"skipping %d of %d %s: %w; set --skip to the most that can have been allocated since the backup",
@@ -208,6 +209,9 @@ func raiseTenant(records map[string]string, name string, skip uint64) error {
 	}
 	found.Changes += skip
 	found.RetiringApps = nil // nodes may have confirmed the round before the restore
+	// Since the backup, the offloads may have got other frontends, which have the rules, and another epoch. Without a
+	// record, each node applies its own rules, whatever it did before.
+	found.Offloads = nil
 	text, err := protojson.Marshal(found)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", dirTenants+name, err)

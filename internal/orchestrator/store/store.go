@@ -37,7 +37,7 @@
 //	sessions/NODE            ids of the orchestrator process, the agent's machine and the stream; with a lease
 //	deletions                written by each transaction that deletes, because a range compare does not detect
 //	                         deletions
-//	marks/…                  the lowest number never allocated: of prefixes, tenant ids, and in
+//	marks/…                  the lowest number never allocated: of prefixes, tenant ids, offloads, and in
 //	                         marks/published/NODE of publications at the node's gateway; the next number in
 //	                         a tenant's CIDR (marks/overlay/…), among its apps (marks/app/…), and
 //	                         for its next retirement round (marks/asked-app/…)
@@ -82,6 +82,7 @@ const (
 	keyDeletions     = root + "deletions"
 	keyPrefixMark    = root + "marks/prefix"
 	keyTenantMark    = root + "marks/tenant"
+	keyOffloadMark   = root + "marks/offload"
 	dirAppMarks      = root + "marks/app/"
 	dirRoundMarks    = root + "marks/asked-app/"
 	dirOverlayMarks  = root + "marks/overlay/"

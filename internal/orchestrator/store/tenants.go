@@ -164,7 +164,11 @@ func (s *Store) DeleteTenant(ctx context.Context, name string) error {
 }
 
 func (t *txn) deleteTenant(name string) error {
-	if err := t.loadTenant(name, new(pilasterv1.Tenant)); err != nil {
+	found := new(pilasterv1.Tenant)
+	if err := t.loadTenant(name, found); err != nil {
+		return err
+	}
+	if err := notOffloaded(found); err != nil {
 		return err
 	}
 	hosts, err := t.names(dirHosting + name + "/")

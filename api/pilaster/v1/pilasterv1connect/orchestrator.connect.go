@@ -88,6 +88,15 @@ const (
 	// OperatorServiceDeletePublicationProcedure is the fully-qualified name of the OperatorService's
 	// DeletePublication RPC.
 	OperatorServiceDeletePublicationProcedure = "/pilaster.v1.OperatorService/DeletePublication"
+	// OperatorServiceStartOffloadProcedure is the fully-qualified name of the OperatorService's
+	// StartOffload RPC.
+	OperatorServiceStartOffloadProcedure = "/pilaster.v1.OperatorService/StartOffload"
+	// OperatorServiceListOffloadsProcedure is the fully-qualified name of the OperatorService's
+	// ListOffloads RPC.
+	OperatorServiceListOffloadsProcedure = "/pilaster.v1.OperatorService/ListOffloads"
+	// OperatorServiceStopOffloadProcedure is the fully-qualified name of the OperatorService's
+	// StopOffload RPC.
+	OperatorServiceStopOffloadProcedure = "/pilaster.v1.OperatorService/StopOffload"
 	// OperatorServiceApplyPoliciesProcedure is the fully-qualified name of the OperatorService's
 	// ApplyPolicies RPC.
 	OperatorServiceApplyPoliciesProcedure = "/pilaster.v1.OperatorService/ApplyPolicies"
@@ -431,6 +440,12 @@ type OperatorServiceClient interface {
 	ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error)
 	// DeletePublication deletes a publication; its address is never reused.
 	DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error)
+	// StartOffload has a tenant's rules for containers of one node looked up on other nodes. It returns when the offload
+	// is recorded; ListOffloads shows its progress. With dry_run it only checks, and returns what it would record.
+	StartOffload(context.Context, *connect.Request[v1.StartOffloadRequest]) (*connect.Response[v1.StartOffloadResponse], error)
+	ListOffloads(context.Context, *connect.Request[v1.ListOffloadsRequest]) (*connect.Response[v1.ListOffloadsResponse], error)
+	// StopOffload starts the return of the rules to the node. It may be repeated.
+	StopOffload(context.Context, *connect.Request[v1.StopOffloadRequest]) (*connect.Response[v1.StopOffloadResponse], error)
 	// ApplyPolicies creates or changes policies of a tenant: those of all documents, or none.
 	ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error)
 	ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error)
@@ -536,6 +551,24 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(operatorServiceMethods.ByName("DeletePublication")),
 			connect.WithClientOptions(opts...),
 		),
+		startOffload: connect.NewClient[v1.StartOffloadRequest, v1.StartOffloadResponse](
+			httpClient,
+			baseURL+OperatorServiceStartOffloadProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("StartOffload")),
+			connect.WithClientOptions(opts...),
+		),
+		listOffloads: connect.NewClient[v1.ListOffloadsRequest, v1.ListOffloadsResponse](
+			httpClient,
+			baseURL+OperatorServiceListOffloadsProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ListOffloads")),
+			connect.WithClientOptions(opts...),
+		),
+		stopOffload: connect.NewClient[v1.StopOffloadRequest, v1.StopOffloadResponse](
+			httpClient,
+			baseURL+OperatorServiceStopOffloadProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("StopOffload")),
+			connect.WithClientOptions(opts...),
+		),
 		applyPolicies: connect.NewClient[v1.ApplyPoliciesRequest, v1.ApplyPoliciesResponse](
 			httpClient,
 			baseURL+OperatorServiceApplyPoliciesProcedure,
@@ -637,6 +670,9 @@ type operatorServiceClient struct {
 	createPublication *connect.Client[v1.CreatePublicationRequest, v1.CreatePublicationResponse]
 	listPublications  *connect.Client[v1.ListPublicationsRequest, v1.ListPublicationsResponse]
 	deletePublication *connect.Client[v1.DeletePublicationRequest, v1.DeletePublicationResponse]
+	startOffload      *connect.Client[v1.StartOffloadRequest, v1.StartOffloadResponse]
+	listOffloads      *connect.Client[v1.ListOffloadsRequest, v1.ListOffloadsResponse]
+	stopOffload       *connect.Client[v1.StopOffloadRequest, v1.StopOffloadResponse]
 	applyPolicies     *connect.Client[v1.ApplyPoliciesRequest, v1.ApplyPoliciesResponse]
 	listPolicies      *connect.Client[v1.ListPoliciesRequest, v1.ListPoliciesResponse]
 	getPolicy         *connect.Client[v1.GetPolicyRequest, v1.GetPolicyResponse]
@@ -711,6 +747,21 @@ func (c *operatorServiceClient) ListPublications(ctx context.Context, req *conne
 // DeletePublication calls pilaster.v1.OperatorService.DeletePublication.
 func (c *operatorServiceClient) DeletePublication(ctx context.Context, req *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error) {
 	return c.deletePublication.CallUnary(ctx, req)
+}
+
+// StartOffload calls pilaster.v1.OperatorService.StartOffload.
+func (c *operatorServiceClient) StartOffload(ctx context.Context, req *connect.Request[v1.StartOffloadRequest]) (*connect.Response[v1.StartOffloadResponse], error) {
+	return c.startOffload.CallUnary(ctx, req)
+}
+
+// ListOffloads calls pilaster.v1.OperatorService.ListOffloads.
+func (c *operatorServiceClient) ListOffloads(ctx context.Context, req *connect.Request[v1.ListOffloadsRequest]) (*connect.Response[v1.ListOffloadsResponse], error) {
+	return c.listOffloads.CallUnary(ctx, req)
+}
+
+// StopOffload calls pilaster.v1.OperatorService.StopOffload.
+func (c *operatorServiceClient) StopOffload(ctx context.Context, req *connect.Request[v1.StopOffloadRequest]) (*connect.Response[v1.StopOffloadResponse], error) {
+	return c.stopOffload.CallUnary(ctx, req)
 }
 
 // ApplyPolicies calls pilaster.v1.OperatorService.ApplyPolicies.
@@ -805,6 +856,12 @@ type OperatorServiceHandler interface {
 	ListPublications(context.Context, *connect.Request[v1.ListPublicationsRequest]) (*connect.Response[v1.ListPublicationsResponse], error)
 	// DeletePublication deletes a publication; its address is never reused.
 	DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error)
+	// StartOffload has a tenant's rules for containers of one node looked up on other nodes. It returns when the offload
+	// is recorded; ListOffloads shows its progress. With dry_run it only checks, and returns what it would record.
+	StartOffload(context.Context, *connect.Request[v1.StartOffloadRequest]) (*connect.Response[v1.StartOffloadResponse], error)
+	ListOffloads(context.Context, *connect.Request[v1.ListOffloadsRequest]) (*connect.Response[v1.ListOffloadsResponse], error)
+	// StopOffload starts the return of the rules to the node. It may be repeated.
+	StopOffload(context.Context, *connect.Request[v1.StopOffloadRequest]) (*connect.Response[v1.StopOffloadResponse], error)
 	// ApplyPolicies creates or changes policies of a tenant: those of all documents, or none.
 	ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error)
 	ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error)
@@ -904,6 +961,24 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		OperatorServiceDeletePublicationProcedure,
 		svc.DeletePublication,
 		connect.WithSchema(operatorServiceMethods.ByName("DeletePublication")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceStartOffloadHandler := connect.NewUnaryHandler(
+		OperatorServiceStartOffloadProcedure,
+		svc.StartOffload,
+		connect.WithSchema(operatorServiceMethods.ByName("StartOffload")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceListOffloadsHandler := connect.NewUnaryHandler(
+		OperatorServiceListOffloadsProcedure,
+		svc.ListOffloads,
+		connect.WithSchema(operatorServiceMethods.ByName("ListOffloads")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceStopOffloadHandler := connect.NewUnaryHandler(
+		OperatorServiceStopOffloadProcedure,
+		svc.StopOffload,
+		connect.WithSchema(operatorServiceMethods.ByName("StopOffload")),
 		connect.WithHandlerOptions(opts...),
 	)
 	operatorServiceApplyPoliciesHandler := connect.NewUnaryHandler(
@@ -1016,6 +1091,12 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServiceListPublicationsHandler.ServeHTTP(w, r)
 		case OperatorServiceDeletePublicationProcedure:
 			operatorServiceDeletePublicationHandler.ServeHTTP(w, r)
+		case OperatorServiceStartOffloadProcedure:
+			operatorServiceStartOffloadHandler.ServeHTTP(w, r)
+		case OperatorServiceListOffloadsProcedure:
+			operatorServiceListOffloadsHandler.ServeHTTP(w, r)
+		case OperatorServiceStopOffloadProcedure:
+			operatorServiceStopOffloadHandler.ServeHTTP(w, r)
 		case OperatorServiceApplyPoliciesProcedure:
 			operatorServiceApplyPoliciesHandler.ServeHTTP(w, r)
 		case OperatorServiceListPoliciesProcedure:
@@ -1099,6 +1180,18 @@ func (UnimplementedOperatorServiceHandler) ListPublications(context.Context, *co
 
 func (UnimplementedOperatorServiceHandler) DeletePublication(context.Context, *connect.Request[v1.DeletePublicationRequest]) (*connect.Response[v1.DeletePublicationResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.DeletePublication is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) StartOffload(context.Context, *connect.Request[v1.StartOffloadRequest]) (*connect.Response[v1.StartOffloadResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.StartOffload is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ListOffloads(context.Context, *connect.Request[v1.ListOffloadsRequest]) (*connect.Response[v1.ListOffloadsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ListOffloads is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) StopOffload(context.Context, *connect.Request[v1.StopOffloadRequest]) (*connect.Response[v1.StopOffloadResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.StopOffload is not implemented"))
 }
 
 func (UnimplementedOperatorServiceHandler) ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error) {

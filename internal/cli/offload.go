@@ -1,0 +1,488 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// offloadView is an offload as JSON.
+type offloadView struct {
+	Tenant     string         `json:"tenant"`
+	Node       string         `json:"node"`                // the backend
+	ID         uint32         `json:"id,omitempty"`        // 0 in a dry run
+	Phase      string         `json:"phase"`               // preparing, dual, active, returning, ending; ended after stop
+	Since      time.Time      `json:"since,omitzero"`      // of the phase, or of the last change of frontends
+	Automatic  bool           `json:"automatic,omitempty"` // started by the controller
+	Frontends  []frontendView `json:"frontends"`
+	Containers []offloadedApp `json:"containers"`         // as the backend reported them
+	Prefixes   []string       `json:"prefixes,omitempty"` // of start: addresses and subnets of the tenant on the node
+	Awaited    []awaitedView  `json:"awaited,omitempty"`  // nodes without which the next step does not begin
+	DryRun     bool           `json:"dryRun,omitempty"`   // nothing was changed
+}
+
+// frontendView is a node that looks up rules.
+type frontendView struct {
+	Node   string `json:"node"`
+	Active bool   `json:"active"`         // packets are sent to it
+	Lost   bool   `json:"lost,omitempty"` // its program does not answer the backend
+}
+
+// offloadedApp is a container of the backend.
+type offloadedApp struct {
+	Addresses []netip.Addr `json:"addresses"`
+	App       uint32       `json:"app"`
+}
+
+// awaitedView is a node that has not confirmed a step.
+type awaitedView struct {
+	Node   string `json:"node"`
+	Reason string `json:"reason"`
+}
+
+// phaseEnded is the phase of an offload that no longer exists.
+const phaseEnded = "ended"
+
+func viewOffload(s *pilasterv1.OffloadStatus) offloadView {
+	o := s.GetOffload()
+	v := offloadView{
+		Tenant: s.GetTenant(), Node: o.GetNode(), ID: o.GetId(), Automatic: o.GetAutomatic(),
+		Frontends: []frontendView{}, Containers: []offloadedApp{},
+	}
+	if o.GetChanged() != nil {
+		v.Since = o.Changed.AsTime()
+	}
+	if i := int(o.GetPhase()); i > 0 && i < len(tenant.OffloadPhases) {
+		v.Phase = string(tenant.OffloadPhases[i])
+	} else {
+		v.Phase = "unknown"
+	}
+	for _, f := range o.GetFrontends() {
+		lost := slices.Contains(s.LostFrontends, f.Node)
+		v.Frontends = append(v.Frontends, frontendView{Node: f.Node, Active: !f.Draining, Lost: lost})
+	}
+	for _, e := range o.GetEndpoints() {
+		c := offloadedApp{App: e.App}
+		for _, raw := range e.Addresses {
+			if a, ok := netip.AddrFromSlice(raw); ok {
+				c.Addresses = append(c.Addresses, a)
+			}
+		}
+		v.Containers = append(v.Containers, c)
+	}
+	for _, a := range s.GetAwaited() {
+		v.Awaited = append(v.Awaited, awaitedView{a.Node, a.Reason})
+	}
+	return v
+}
+
+// frontends lists the frontends with their state.
+func (v offloadView) frontends() string {
+	var names []string
+	for _, f := range v.Frontends {
+		var states []string
+		if !f.Active {
+			states = append(states, "not active")
+		}
+		if f.Lost {
+			states = append(states, "does not answer")
+		}
+		if states != nil {
+			names = append(names, fmt.Sprintf("%s (%s)", f.Node, strings.Join(states, ", ")))
+		} else {
+			names = append(names, f.Node)
+		}
+	}
+	return orNone(strings.Join(names, ", "))
+}
+
+// containers lists the addresses of the containers.
+func (v offloadView) containers() string {
+	var all []string
+	for _, c := range v.Containers {
+		for _, a := range c.Addresses {
+			all = append(all, a.String())
+		}
+	}
+	return orNone(strings.Join(all, ", "))
+}
+
+// progress describes the phase, and which nodes it waits for.
+func (v offloadView) progress() string {
+	if len(v.Awaited) == 0 {
+		return v.Phase
+	}
+	return v.Phase + ": waiting for " + v.awaited()
+}
+
+func (v offloadView) awaited() string {
+	var words []string
+	for _, a := range v.Awaited {
+		words = append(words, fmt.Sprintf("%s (%s)", a.Node, a.Reason))
+	}
+	return strings.Join(words, ", ")
+}
+
+func newOffloadCommand(env Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "offload",
+		Short: "Look up a tenant's rules for containers of a busy node on idle nodes",
+		Long: `Look up a tenant's rules for containers of a busy node on idle nodes, for tenants of network ` +
+			tenant.NetworksWith(tenant.Offloads) + `.
+
+An offload concerns all containers of one tenant on one node, the backend. Other nodes send packets for
+them to frontends, which look up the rules and forward the packets to the backend with the result. The
+sessions stay at the backend.`,
+		Example: "  pilaster offload start green --node n1\n  pilaster offload list",
+		Args:    cobra.NoArgs,
+	}
+	cmd.AddCommand(newOffloadStart(env), newOffloadList(env), newOffloadGet(env), newOffloadStop(env))
+	return cmd
+}
+
+func newOffloadStart(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var node string
+	var frontends []string
+	var dryRun bool
+	count, wait := 4, 30*time.Second
+	cmd := &cobra.Command{
+		Use:   "start TENANT",
+		Short: "Start an offload, and wait until it is active",
+		Long: `Start an offload, and wait until it is active.
+
+The orchestrator chooses connected nodes as frontends: first those of the node's rack, then those that
+serve the fewest offloads. While the frontends load the rules, packets go to the node as before.
+
+The command is refused if the tenant has no policies, if a node cannot take part, or if a connected node
+with containers of the tenant reserves too few bytes of its MTU; the message names these nodes.`,
+		Example: "  pilaster offload start green --node n1 --dry-run\n  pilaster offload start green --node n1 " +
+			"--frontends 2\n  pilaster offload start green --node n1 --frontend n2 --frontend n3",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req, err := offloading(args[0], node, count, frontends, cmd.Flags().Changed("frontend"), dryRun)
+			if err != nil {
+				return err
+			}
+			client := socket.client()
+			resp, err := client.StartOffload(cmd.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			v := viewOffload(resp.Msg.Offload)
+			if !dryRun && wait > 0 {
+				v, err = awaitOffload(cmd.Context(), client, v, string(tenant.OffloadActive), wait, env.Stderr)
+				if err != nil {
+					return err
+				}
+			}
+			v.Prefixes, v.DryRun = resp.Msg.Prefixes, dryRun
+			return out.print(env.Stdout, v, v.printStarted)
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.tenants)
+	namedFlag(cmd, &node, "node", "node of the containers", socket.nodes)
+	_ = cmd.MarkFlagRequired("node")
+	f := cmd.Flags()
+	f.IntVar(&count, "frontends", count, "number of frontends: 1, 2, 4 or 8")
+	_ = cmd.RegisterFlagCompletionFunc(
+		"frontends",
+		cobra.FixedCompletions([]string{"1", "2", "4", "8"}, cobra.ShellCompDirectiveNoFileComp),
+	)
+	f.StringSliceVar(&frontends, "frontend", nil, "use this node as frontend; repeat the flag for 2, 4 or 8")
+	_ = cmd.RegisterFlagCompletionFunc(
+		"frontend",
+		func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return names(socket.nodes)(c, nil, typed)
+		},
+	)
+	cmd.MarkFlagsMutuallyExclusive("frontends", "frontend")
+	f.BoolVar(&dryRun, "dry-run", false, "only check, and print the frontends and containers; change nothing")
+	f.Var((*atMost)(&wait), "wait", "how long to wait until the offload is active; 0: do not wait")
+	return cmd
+}
+
+// offloading returns the request of a command line.
+func offloading(
+	name, node string,
+	count int,
+	frontends []string,
+	named, dryRun bool,
+) (*pilasterv1.StartOffloadRequest, error) {
+	if named && (len(frontends) == 0 || slices.Contains(frontends, "")) {
+		return nil, usage("--frontend is empty; omit it, or name nodes")
+	}
+	if named {
+		count = len(frontends)
+	}
+	if count < 1 || count > tenant.MaxActive || count&(count-1) != 0 {
+		return nil, usage("an offload has 1, 2, 4 or %d frontends, not %d", tenant.MaxActive, count)
+	}
+	return &pilasterv1.StartOffloadRequest{
+		Tenant: name, Node: node, Count: uint32(count), Frontends: frontends, DryRun: dryRun,
+	}, nil
+}
+
+func (v offloadView) printStarted(w io.Writer) {
+	goes := orNone(strings.Join(v.Prefixes, ", "))
+	switch {
+	case v.DryRun:
+		fmt.Fprintf(w, "nothing was changed; the offload of tenant %s on node %s would have:\n", v.Tenant, v.Node)
+	case v.Phase == string(tenant.OffloadActive):
+		fmt.Fprintf(
+			w,
+			"tenant %s on node %s is offloaded: its rules are looked up on the frontends\n",
+			v.Tenant,
+			v.Node,
+		)
+		goes = v.containers()
+	default:
+		fmt.Fprintf(w, "the offload of tenant %s on node %s has started; its phase is %s\n", v.Tenant, v.Node, v.Phase)
+	}
+	names := []string{}
+	for _, f := range v.Frontends {
+		names = append(names, f.Node)
+	}
+	fmt.Fprintf(w, "frontends\t%s\ncontainers\t%s\n", strings.Join(names, ", "), goes)
+}
+
+// awaitOffload waits until an offload has a phase, prints the progress, and returns the offload. After the phase ended
+// it returns the last state with that phase.
+func awaitOffload(
+	ctx context.Context,
+	client pilasterv1connect.OperatorServiceClient,
+	v offloadView,
+	phase string,
+	wait time.Duration,
+	progress io.Writer,
+) (offloadView, error) {
+	last := ""
+	for end := time.Now().Add(wait); ; {
+		resp, err := client.ListOffloads(
+			ctx, connect.NewRequest(&pilasterv1.ListOffloadsRequest{Tenant: v.Tenant, Node: v.Node}))
+		if err != nil {
+			return v, fmt.Errorf(
+				"%w\n  the step has started and the nodes continue it; `pilaster offload get %s --node %s` shows the "+
+					"progress",
+				err,
+				v.Tenant,
+				v.Node,
+			)
+		}
+		had := v
+		v.Phase, v.Awaited = phaseEnded, nil
+		for _, s := range resp.Msg.Offloads {
+			if s.Offload.Id == had.ID {
+				v = viewOffload(s)
+			}
+		}
+		switch {
+		case v.Phase == phase:
+			return v, nil
+		case v.Phase == phaseEnded || phase != phaseEnded && v.ends():
+			return v, fmt.Errorf(
+				"the offload of tenant %s on node %s was stopped meanwhile; its phase is %s",
+				v.Tenant,
+				v.Node,
+				v.Phase,
+			)
+		}
+		if now := v.progress(); now != last {
+			fmt.Fprintln(progress, now)
+			last = now
+		}
+		if time.Now().After(end) {
+			return v, fmt.Errorf(
+				"the offload of tenant %s on node %s is in phase %s after %v, and waits for %s\n  packets flow, and "+
+					"the nodes continue: `pilaster offload get %s --node %s` shows the progress; connect nodes that "+
+					"are disconnected, or run `pilaster offload stop %s --node %s`",
+				v.Tenant,
+				v.Node,
+				v.Phase,
+				wait,
+				orNone(v.awaited()),
+				v.Tenant,
+				v.Node,
+				v.Tenant,
+				v.Node,
+			)
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return v, ctx.Err()
+		}
+	}
+}
+
+// ends reports whether the offload has been stopped.
+func (v offloadView) ends() bool {
+	return v.Phase == string(tenant.OffloadReturning) || v.Phase == string(tenant.OffloadEnding)
+}
+
+func newOffloadList(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var of, node string
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "Show offloads",
+		Example: "  pilaster offload list\n  pilaster offload list --tenant green -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			resp, err := socket.client().ListOffloads(
+				cmd.Context(), connect.NewRequest(&pilasterv1.ListOffloadsRequest{Tenant: of, Node: node}))
+			if err != nil {
+				return err
+			}
+			views := []offloadView{}
+			for _, s := range resp.Msg.Offloads {
+				views = append(views, viewOffload(s))
+			}
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				fmt.Fprintln(w, "TENANT\tNODE\tPHASE\tCONTAINERS\tFRONTENDS")
+				for _, v := range views {
+					fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", v.Tenant, v.Node, v.Phase, len(v.Containers), v.frontends())
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	namedFlag(cmd, &of, "tenant", "show only this tenant", socket.tenants)
+	namedFlag(cmd, &node, "node", "show only containers of this node", socket.nodes)
+	return cmd
+}
+
+func newOffloadGet(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var node string
+	cmd := &cobra.Command{
+		Use:     "get TENANT",
+		Short:   "Show an offload, and which nodes its next step waits for",
+		Example: "  pilaster offload get green --node n1",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			resp, err := socket.client().ListOffloads(
+				cmd.Context(), connect.NewRequest(&pilasterv1.ListOffloadsRequest{Tenant: args[0], Node: node}))
+			if err != nil {
+				return err
+			}
+			if len(resp.Msg.Offloads) == 0 {
+				return fmt.Errorf(
+					"the containers of tenant %s on node %q are not offloaded; `pilaster offload list` lists the "+
+						"offloads",
+					args[0],
+					node,
+				)
+			}
+			v := viewOffload(resp.Msg.Offloads[0])
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintf(
+					w,
+					"tenant\t%s\nnode\t%s\nid\t%d\nphase\t%s\nsince\t%s\nfrontends\t%s\ncontainers\t%s\n",
+					v.Tenant,
+					v.Node,
+					v.ID,
+					v.Phase,
+					moment(v.Since),
+					v.frontends(),
+					v.containers(),
+				)
+				if len(v.Awaited) > 0 {
+					fmt.Fprintf(w, "waits for\t%s\n", v.awaited())
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.offloaded)
+	namedFlag(cmd, &node, "node", "node of the containers", socket.nodes)
+	_ = cmd.MarkFlagRequired("node")
+	return cmd
+}
+
+func newOffloadStop(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var node string
+	var now bool
+	wait := 30 * time.Second
+	cmd := &cobra.Command{
+		Use:   "stop TENANT",
+		Short: "Stop an offload, and wait until it has ended",
+		Long: `Stop an offload, and wait until it has ended.
+
+First the node loads its rules again, while the frontends go on; then packets go to it. With --now they
+go to it at once: until it has its rules it drops packets that it cannot judge. Use --now if the node
+cannot be reached by the orchestrator, or if the frontends fail.`,
+		Example: "  pilaster offload stop green --node n1",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client := socket.client()
+			resp, err := client.StopOffload(
+				cmd.Context(),
+				connect.NewRequest(&pilasterv1.StopOffloadRequest{Tenant: args[0], Node: node, Now: now}),
+			)
+			if err != nil {
+				return err
+			}
+			v := viewOffload(resp.Msg.Offload)
+			if wait > 0 {
+				if v, err = awaitOffload(cmd.Context(), client, v, phaseEnded, wait, env.Stderr); err != nil {
+					return err
+				}
+			}
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				if v.Phase == phaseEnded {
+					fmt.Fprintf(w, "the offload of tenant %s on node %s has ended\n", v.Tenant, v.Node)
+					return
+				}
+				fmt.Fprintf(
+					w,
+					"the offload of tenant %s on node %s ends; its phase is %s, with %s\n",
+					v.Tenant,
+					v.Node,
+					v.Phase,
+					humanize.Of(len(v.Frontends), "frontend", "frontends"),
+				)
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.offloaded)
+	namedFlag(cmd, &node, "node", "node of the containers", socket.nodes)
+	_ = cmd.MarkFlagRequired("node")
+	cmd.Flags().BoolVar(&now, "now", false, "do not wait until the node has its rules")
+	cmd.Flags().Var((*atMost)(&wait), "wait", "how long to wait until the offload has ended; 0: do not wait")
+	return cmd
+}
+
+// offloaded returns the tenants with offloads.
+func (s *orchestratorSocket) offloaded(ctx context.Context) (all []string, err error) {
+	resp, err := s.client().ListOffloads(ctx, connect.NewRequest(&pilasterv1.ListOffloadsRequest{}))
+	if err == nil {
+		for _, o := range resp.Msg.Offloads {
+			all = append(all, o.Tenant)
+		}
+	}
+	return slices.Compact(all), err
+}

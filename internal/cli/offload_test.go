@@ -1,0 +1,204 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/orchestrator"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// joinOffloader joins node n, which can take part in offloads. It has a container of tenant green if n is 1, and a
+// stream on which it confirms each change that it receives, except if n is 4; following is closed when the stream has
+// begun.
+func joinOffloader(t *testing.T, s *orchestrator.Server, n int) (following <-chan struct{}) {
+	t.Helper()
+	client, err := join.Dial(t.Context(), join.Config{
+		URL: "https://" + s.Addr().String(), Token: s.Token(), StateDir: t.TempDir(), NodeName: fmt.Sprint("n", n),
+		NodeUUID: fmt.Sprintf("00000000-0000-4000-8000-%012d", n), Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	if _, err := client.Register(t.Context(), connect.NewRequest(&pilasterv1.RegisterRequest{
+		Enforces: []string{tenant.Nimitz}, Offloads: true, MtuReserve: tenant.OffloadOverhead,
+	})); err != nil {
+		t.Fatal(err)
+	}
+	report := &pilasterv1.FollowRequest{Sequence: 10}
+	if n == 1 {
+		resolve := &pilasterv1.ResolveRequest{Tenant: "green"}
+		if _, err := client.Resolve(t.Context(), connect.NewRequest(resolve)); err != nil {
+			t.Fatal(err)
+		}
+		allocate := &pilasterv1.AllocateRequest{Tenant: "green"}
+		if _, err := client.Allocate(t.Context(), connect.NewRequest(allocate)); err != nil {
+			t.Fatal(err)
+		}
+		report.HostedTenants = []string{"green"}
+		report.Hosting = []*pilasterv1.Hosting{{Tenant: "green", Holds: []uint32{1}}}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	begun := make(chan struct{})
+	go func() {
+		stream := client.Follow(ctx)
+		stream.Send(report)
+		for first := true; ; first = false {
+			r, err := stream.Receive()
+			if err != nil {
+				return
+			}
+			if first {
+				close(begun)
+			}
+			if n == 4 {
+				continue
+			}
+			for _, of := range append(r.GetSnapshot().GetTenants(), r.GetDelta().GetTenants()...) {
+				h := &pilasterv1.Hosting{Tenant: of.Name, AppliedChanges: of.Changes}
+				if n == 1 {
+					h.Holds = []uint32{1}
+					h.Offloaded = []*pilasterv1.OffloadedEndpoint{{Addresses: [][]byte{{10, 0, 1, 2}}, App: 1}}
+				}
+				report.Sequence++
+				report.HostedTenants, report.Hosting = []string{of.Name}, []*pilasterv1.Hosting{h}
+				if stream.Send(report) != nil {
+					return
+				}
+			}
+		}
+	}()
+	return begun
+}
+
+func TestOffloadCommands(t *testing.T) {
+	s := startOrchestrator(t)
+	command(t, "tenant", "create", "green", "--network", "nimitz", "--cidr", "10.0.0.0/16")
+	command(t, "tenant", "create", "blue")
+	for n := range 3 {
+		<-joinOffloader(t, s, n+1)
+	}
+	two := strings.Fields("offload start green --node n1 --frontends 2")
+	refused(t, ExitFailed, "tenant green has no policies", two...)
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	policy := "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\n" +
+		"spec: {podSelector: {}, ingress: [{}]}\n"
+	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r := command(t, "policy", "apply", "-f", file, "--tenant", "green"); r.code != ExitDone {
+		t.Fatal(r)
+	}
+	for _, c := range []struct {
+		code       int
+		says, args string
+	}{
+		{ExitUsage, "required flag", "start green"},
+		{ExitUsage, "1, 2, 4 or 8 frontends, not 3", "start green --node n1 --frontends 3"},
+		{ExitUsage, "1, 2, 4 or 8 frontends, not 0", "start green --node n1 --frontends 0"},
+		{ExitUsage, "--frontend is empty", "start green --node n1 --frontend="},
+		{ExitUsage, "[frontend frontends]", "start green --node n1 --frontend n2 --frontends 1"},
+		{ExitUsage, "its own frontend", "start green --node n1 --frontend n1"},
+		{ExitUsage, "use a duration", "start green --node n1 --wait x"},
+		{ExitUsage, "tenant name", "start Green --node n1"},
+		{ExitUsage, "wrong number of arguments", "stop"},
+		{ExitFailed, `no tenant "red"`, "start red --node n1"},
+		{ExitFailed, `no tenant "red"`, "list --tenant red"},
+		{ExitFailed, "only tenants on network nimitz", "start blue --node n1 --frontends 1"},
+		{ExitFailed, "2 nodes can be frontends of node n1, and 4 are wanted", "start green --node n1"},
+		{ExitFailed, "no containers of tenant green", "start green --node n2 --frontends 1"},
+		{ExitFailed, `no node "n9"`, "start green --node n1 --frontend n9"},
+		{ExitFailed, "are not offloaded", "get green --node n1"},
+		{ExitFailed, "are not offloaded", "stop green --node n1"},
+	} {
+		refused(t, c.code, c.says, append([]string{"offload"}, strings.Fields(c.args)...)...)
+	}
+	prints(t, "nothing was changed; the offload of tenant green on node n1 would have:\n"+
+		"frontends    n2, n3\ncontainers   10.0.1.0/24\n",
+		append(two, "--dry-run")...)
+	if v := ask[[]offloadView](t, "offload", "list"); len(v) != 0 {
+		t.Errorf("offload list after a dry run: %+v, want none", v)
+	}
+
+	start := strings.Fields("offload start green --node n1 --frontend n3 --frontend n2")
+	prints(t, "tenant green on node n1 is offloaded: its rules are looked up on the frontends\n"+
+		"frontends    n3, n2\ncontainers   10.0.1.2\n", start...)
+	refused(t, ExitFailed, "offloaded already", start...)
+	prints(t, "TENANT   NODE   PHASE    CONTAINERS   FRONTENDS\ngreen    n1     active   1            n3, n2\n",
+		"offload", "list")
+	v := ask[offloadView](t, "offload", "get", "green", "--node", "n1")
+	if v.ID == 0 || v.Phase != "active" || len(v.Containers) != 1 || v.Containers[0].App != 1 || v.Since.IsZero() ||
+		!slices.Equal(v.Frontends, []frontendView{{"n3", true, false}, {"n2", true, false}}) {
+		t.Errorf("offload get: %+v, want an active offload with one container and two frontends", v)
+	}
+	r := command(t, "offload", "get", "green", "--node", "n1")
+	if !strings.Contains(r.stdout, "phase        active\n") {
+		t.Errorf("offload get: %s, want phase active", r.stdout)
+	}
+	refused(t, ExitFailed, "on n1 are offloaded", "tenant", "delete", "green")
+	const required = "--node\tnode of the containers\n"
+	for line, says := range map[string]string{
+		"offload start": required + "blue\ngreen\n", "offload stop": required + "green\n:",
+		"offload get":                required + "green\n:",
+		"offload start green --node": "n1\nn2\nn3\n", "offload start green --frontend": "n1\nn2\nn3\n",
+		"offload start green --frontends": "1\n2\n4\n8\n", "offload list --tenant": "blue\ngreen\n",
+	} {
+		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(
+			r.stdout, says) {
+			t.Errorf("%s <TAB>: %q, want prefix %q", line, r.stdout, says)
+		}
+	}
+	if v := ask[offloadView](t, "offload", "stop", "green", "--node", "n1", "--wait", "0"); v.Phase != "returning" {
+		t.Errorf("offload stop without waiting: %+v, want phase returning", v)
+	}
+	if r := command(t, "offload", "stop", "green", "--node", "n1"); r.code != ExitDone &&
+		!strings.Contains(r.stderr, "are not offloaded") { // it ended before the command
+		t.Errorf("offload stop: %+v", r)
+	}
+
+	// A frontend that does not load the rules.
+	<-joinOffloader(t, s, 4)
+	waits := command(t, strings.Fields("offload start green --node n1 --frontend n4 --wait 300ms")...)
+	const for4 = "n4 (does not have the tenant yet)"
+	if waits.code != ExitFailed || !strings.Contains(waits.stderr, "preparing: waiting for "+for4+"\n") ||
+		!strings.Contains(waits.stderr, "is in phase preparing after 300ms, and waits for "+for4+"\n  packets flow") {
+		t.Errorf("offload start: %+v, want the node that it waits for", waits)
+	}
+	if r := command(t, "offload", "get", "green", "--node", "n1"); !strings.Contains(r.stdout, "waits for    "+for4) {
+		t.Errorf("offload get: %s, want the node that it waits for", r.stdout)
+	}
+	prints(t, "the offload of tenant green on node n1 has ended\n", "offload", "stop", "green", "--node", "n1")
+	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
+	refused(t, ExitUnreachable, "/nonexistent", "offload", "list")
+}
+
+// TestOffloadThatWaits: a command that waits in vain says for which nodes.
+func TestOffloadThatWaits(t *testing.T) {
+	v := viewOffload(&pilasterv1.OffloadStatus{
+		Tenant: "green",
+		Offload: &pilasterv1.Offload{
+			Node: "n1", Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING,
+			Frontends: []*pilasterv1.Frontend{{Node: "n2", Draining: true}, {Node: "n3"}},
+		},
+		Awaited:       []*pilasterv1.AwaitedNode{{Node: "n3", Reason: "has not confirmed"}},
+		LostFrontends: []string{"n2"},
+	})
+	if got, want := v.progress(), "preparing: waiting for n3 (has not confirmed)"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := v.frontends(), "n2 (not active, does not answer), n3"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,114 @@
+package cache
+
+import (
+	"fmt"
+	"testing"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// TestOffloadedContainers: a tenant has the containers that its backends reported, if their addresses are the
+// backends' own, in updates, in history and for Resolve. A change of another tenant's report sends nothing.
+func TestOffloadedContainers(t *testing.T) {
+	m, _ := newTestCache()
+	f, _ := testFollow(m, 0, "blue")
+	f.Queue.Next() // the snapshot
+	revision := int64(10)
+	next := func(events ...store.Event) (sent string) {
+		t.Helper()
+		revision++
+		m.Apply(store.Batch{Revision: revision, Events: events})
+		for f.Queue.Len() > 0 {
+			for _, of := range f.Queue.Next().GetDelta().GetTenants() {
+				for _, o := range of.Offloads {
+					sent += o.Node + ":"
+					for _, e := range o.Endpoints {
+						sent += fmt.Sprint(e.Addresses, e.App)
+					}
+				}
+				sent += ";"
+			}
+		}
+		return sent
+	}
+	mapping := func(to, node string) *pilasterv1.Mapping {
+		return &pilasterv1.Mapping{Tenant: "blue", To: to, Name: node}
+	}
+	report := func(of, node string, last byte) store.Event {
+		has := &pilasterv1.OffloadedEndpoint{Addresses: [][]byte{{10, 0, 0, last}, {10, 1, 0, last}}, App: 7}
+		return store.Event{Hosting: &pilasterv1.Hosting{
+			Tenant: of, Node: node, Offloaded: []*pilasterv1.OffloadedEndpoint{has},
+		}}
+	}
+	blue := func() *pilasterv1.Tenant {
+		return &pilasterv1.Tenant{
+			Name: "blue", Overlays: []*pilasterv1.Overlay{{Cidr: "10.1.0.0/16", NodeBits: 24}},
+			Offloads: []*pilasterv1.Offload{
+				{Id: 1, Node: "n1", Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE},
+			},
+		}
+	}
+	ended := store.Event{EndedHosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n1"}}
+	const both = "n1:[[10 0 0 5] [10 1 0 5]] 7;"
+	for _, c := range []struct {
+		what   string
+		events []store.Event
+		want   string
+	}{
+		{"a report before the offload", []store.Event{report("blue", "n1", 5)}, ""},
+		{"the offload, without addresses", []store.Event{{Tenant: blue()}}, "n1:;"},
+		{"an address", []store.Event{{Mapping: mapping("10.0.0.5/32", "n1")}}, "n1:[[10 0 0 5]] 7;"},
+		{"a subnet", []store.Event{{Mapping: mapping("10.1.0.0/24", "n1")}}, both},
+		{"the same report", []store.Event{report("blue", "n1", 5)}, ""},
+		{"the tenant again", []store.Event{{Tenant: blue()}}, both},
+		{"another node's report", []store.Event{report("blue", "n2", 5)}, ""},
+		{"another tenant's report", []store.Event{report("red", "n1", 5)}, ""},
+		{"a report with another address", []store.Event{report("blue", "n1", 6)}, "n1:[[10 1 0 6]] 7;"},
+		{"both in one batch", []store.Event{report("blue", "n1", 5), {Tenant: blue()}}, both},
+		{"the address moves", []store.Event{{Mapping: mapping("10.0.0.5/32", "n2")}}, "n1:[[10 1 0 5]] 7;"},
+		{"the end of the report", []store.Event{ended}, "n1:;"},
+		{"a report again", []store.Event{report("blue", "n1", 5)}, "n1:[[10 1 0 5]] 7;"},
+		{"the end of the offload", []store.Event{{Tenant: &pilasterv1.Tenant{Name: "blue"}}}, ";"},
+		{"a report after it", []store.Event{report("blue", "n1", 6)}, ""},
+	} {
+		if got := next(c.events...); got != c.want {
+			t.Errorf("%s: sent %q, want %q", c.what, got, c.want)
+		}
+		of := blue()
+		if o := m.WithDerived(of).Offloads[0]; c.want != "" && c.want != ";" &&
+			len(o.Endpoints) != len(m.Tenants["blue"].Offloads[0].Endpoints) {
+			t.Errorf("%s: Resolve returns %v, want %v", c.what, o, m.Tenants["blue"].Offloads)
+		}
+	}
+}
+
+// TestFrontendsReceiveTenant: frontends need the tenant without hosting it; offloads that change are indexed.
+func TestFrontendsReceiveTenant(t *testing.T) {
+	m, _ := newTestCache()
+	f, _ := testFollow(m, 0)
+	want(t, f, "[][][]0[]")
+	offloaded := func(revision int64, phase pilasterv1.OffloadPhase, frontends ...*pilasterv1.Frontend) {
+		m.Apply(store.Batch{Revision: revision, Events: []store.Event{{Tenant: &pilasterv1.Tenant{
+			Name:     "red",
+			Offloads: []*pilasterv1.Offload{{Node: "n2", Phase: phase, Frontends: frontends}},
+		}}}})
+	}
+	changes := func(want bool) {
+		t.Helper()
+		if m.Offloading["red"] != want {
+			t.Errorf("the index of changing offloads is %v, want red: %v", m.Offloading, want)
+		}
+	}
+	offloaded(11, pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING, &pilasterv1.Frontend{Node: "n1"})
+	want(t, f, "[red][red][red]0[]")
+	changes(true)
+	offloaded(12, pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, &pilasterv1.Frontend{Node: "n1"})
+	want(t, f, "[red][red][]0[]")
+	changes(false)
+	offloaded(13, pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, &pilasterv1.Frontend{Node: "n1", Draining: true})
+	want(t, f, "[red][red][]0[]")
+	changes(true)
+	m.Apply(store.Batch{Revision: 14, Events: []store.Event{{DeletedTenant: "red"}}})
+	changes(false)
+}

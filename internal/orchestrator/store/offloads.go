@@ -1,0 +1,585 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Offloads are part of their tenant's record. A tenant with offloads cannot be deleted or moved to another network:
+// both would take the rules away from frontends while senders still use them. A restore drops offloads.
+
+// Offloading is a request for an offload.
+type Offloading struct {
+	Tenant    string
+	Node      string   // the backend
+	Count     int      // of frontends: 1, 2, 4 or 8
+	Frontends []string // names of nodes that can be frontends, at most Count
+	Automatic bool     // the controller starts it
+	DryRun    bool     // only check
+}
+
+// StartOffload records an offload. Its frontends are not active yet: they load the rules, and become active when the
+// backend has reported its containers.
+func (s *Store) StartOffload(ctx context.Context, is Offloading) (*pilasterv1.Offload, error) {
+	if err := checkTenant(is.Tenant); err != nil {
+		return nil, err
+	}
+	if err := checkFrontends(is); err != nil {
+		return nil, err
+	}
+	var made *pilasterv1.Offload
+	err := s.change(ctx, func(t *txn) error {
+		found := new(pilasterv1.Tenant)
+		if err := t.loadTenant(is.Tenant, found); err != nil {
+			return err
+		}
+		if err := t.mayOffload(found, is.Node); err != nil {
+			return err
+		}
+		made = &pilasterv1.Offload{
+			Node: is.Node, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING, Since: found.Changes + 1,
+			Automatic: is.Automatic,
+		}
+		prefix, err := t.offloadNode(is.Node)
+		if err != nil {
+			return err
+		}
+		made.Prefix = prefix.String()
+		if n := len(is.Frontends); n < is.Count {
+			return refuse(
+				Refused,
+				"%s can be frontends of node %s, and %d are wanted; nothing was changed: use fewer (1, 2, 4 or %d), "+
+					"or connect more nodes with network %s and a build with offloads; the Edge Switch cannot be one",
+				humanize.Of(n, "node", "nodes"),
+				is.Node,
+				is.Count,
+				tenant.MaxActive,
+				found.Network,
+			)
+		}
+		for _, name := range is.Frontends {
+			prefix, err := t.frontendNode(name, found.Network)
+			if err != nil {
+				return err
+			}
+			made.Frontends = append(
+				made.Frontends, &pilasterv1.Frontend{Node: name, Prefix: prefix.String(), Draining: true})
+		}
+		if is.DryRun {
+			return nil
+		}
+		if made.Id, err = t.nextOffload(); err != nil {
+			return err
+		}
+		made.Epoch, made.Changed = 1+rand.Uint32N(1<<32-1), timestamppb.New(time.Now())
+		found.Offloads = append(found.Offloads, made)
+		slices.SortFunc(found.Offloads, func(a, b *pilasterv1.Offload) int { return cmp.Compare(a.Node, b.Node) })
+		return t.saveOffloads(found)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return made, nil
+}
+
+// checkFrontends refuses a choice of frontends that is wrong in every cluster.
+func checkFrontends(is Offloading) error {
+	if n := is.Count; n < 1 || n > tenant.MaxActive || n&(n-1) != 0 || n < len(is.Frontends) {
+		return refuse(
+			Invalid,
+			"an offload has 1, 2, 4 or %d frontends, not %d; nothing was changed",
+			tenant.MaxActive,
+			n,
+		)
+	}
+	for i, name := range is.Frontends {
+		if name == is.Node {
+			return refuse(Invalid, "node %s cannot be its own frontend; nothing was changed", name)
+		}
+		if slices.Contains(is.Frontends[:i], name) {
+			return refuse(Invalid, "node %s is named twice as frontend; nothing was changed", name)
+		}
+	}
+	return nil
+}
+
+// mayOffload refuses an offload that the tenant's state forbids.
+func (t *txn) mayOffload(of *pilasterv1.Tenant, node string) error {
+	for _, o := range of.Offloads {
+		if o.Node == node {
+			return refuse(
+				Exists,
+				"the containers of tenant %s on node %s are offloaded already; nothing was changed: `pilaster offload "+
+					"get %s --node %s` shows the offload",
+				of.Name,
+				node,
+				of.Name,
+				node,
+			)
+		}
+	}
+	switch network := cmp.Or(of.Network, tenant.DefaultNetwork); {
+	case of.Leaving != "":
+		return refuse(
+			Refused,
+			"tenant %s is migrating from network %s to %s; nothing was changed",
+			of.Name,
+			of.Leaving,
+			network,
+		)
+	case !tenant.NetworkHas(network, tenant.Offloads):
+		return refuse(
+			Refused,
+			"tenant %s is on network %s, and only tenants on network %s can be offloaded; nothing was changed",
+			of.Name,
+			network,
+			tenant.NetworksWith(tenant.Offloads),
+		)
+	case len(of.Offloads) >= tenant.MaxOffloads:
+		return refuse(
+			Full,
+			"tenant %s has %d offloads, which is the maximum; nothing was changed: stop one first",
+			of.Name,
+			len(of.Offloads),
+		)
+	}
+	policies, err := t.list(dirPolicies+of.Name+"/", clientv3.WithKeysOnly(), clientv3.WithLimit(1))
+	if err != nil {
+		return err
+	}
+	if len(policies.Kvs) == 0 {
+		return refuse(
+			Refused,
+			"tenant %s has no policies, so there are no rules that other nodes could look up; nothing was changed",
+			of.Name,
+		)
+	}
+	hosting, err := t.hostingOf(of.Name)
+	if err != nil {
+		return err
+	}
+	var with []string // nodes with containers
+	for _, h := range hosting {
+		if has, err := t.hasContainers(of, h.Node); err != nil {
+			return err
+		} else if has {
+			with = append(with, h.Node)
+		}
+	}
+	if !slices.Contains(with, node) {
+		return refuse(
+			Refused,
+			"node %s has no containers of tenant %s; nothing was changed: `pilaster tenant get %s` shows where they "+
+				"are",
+			node,
+			of.Name,
+			of.Name,
+		)
+	}
+	return t.reserveMTU(of.Name, with)
+}
+
+// reserveMTU refuses an offload if containers on connected nodes could send packets that frontends cannot forward.
+func (t *txn) reserveMTU(name string, nodes []string) error {
+	var keys, small []string
+	for _, node := range nodes {
+		keys = append(keys, dirNodes+node, dirSessions+node)
+	}
+	// The commit does not compare these records, because there may be thousands, and a node may register with another
+	// reserve right after the commit anyway.
+	if err := t.fetch(keys...); err != nil {
+		return err
+	}
+	for _, node := range nodes {
+		if t.readings[dirSessions+node].value == "" {
+			continue
+		}
+		n := new(pilasterv1.Node)
+		if value := t.readings[dirNodes+node].value; value != "" {
+			if err := decode(dirNodes+node, []byte(value), n); err != nil {
+				return err
+			}
+		}
+		if n.MtuReserve < tenant.OffloadOverhead {
+			small = append(small, fmt.Sprintf("%s (%d)", node, n.MtuReserve))
+		}
+	}
+	if small == nil {
+		return nil
+	}
+	return refuse(
+		Refused,
+		"packets by way of a frontend are %d bytes longer, and nodes with containers of tenant %s reserve fewer: %s; "+
+			"nothing was changed: start their agents with --mtu-reserve %d, and their containers again",
+		tenant.OffloadOverhead,
+		name,
+		someOf(small),
+		tenant.OffloadOverhead,
+	)
+}
+
+// hasContainers reports whether a node that hosts a tenant has its containers. A node that is only a frontend hosts the
+// tenant too, but no address is allocated to it.
+func (t *txn) hasContainers(of *pilasterv1.Tenant, node string) (bool, error) {
+	frontend := func(o *pilasterv1.Offload) bool { return hasFrontend(o, node) }
+	if !slices.ContainsFunc(of.Offloads, frontend) {
+		return true, nil
+	}
+	all, err := t.list(dirAllocations+of.Name+"/"+node+"/", clientv3.WithKeysOnly(), clientv3.WithLimit(1))
+	return err == nil && len(all.Kvs) > 0, err
+}
+
+// offloadNode returns the prefix of a node that can take part in offloads.
+func (t *txn) offloadNode(name string) (netip.Prefix, error) {
+	n, err := t.liveNode(name)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	if !n.Offloads {
+		return netip.Prefix{}, refuse(
+			Refused,
+			"node %s cannot take part in offloads; nothing was changed: it needs a build with offloads, and network "+
+				"%s by eBPF, not by Open vSwitch",
+			name,
+			tenant.NetworksWith(tenant.Offloads),
+		)
+	}
+	prefix, err := netip.ParsePrefix(n.Prefix)
+	if err != nil {
+		return prefix, fmt.Errorf("the store's node %s is not readable: %w", name, err)
+	}
+	return prefix, nil
+}
+
+// frontendNode returns the prefix of a node that can be a frontend of tenants of a network.
+func (t *txn) frontendNode(name, network string) (netip.Prefix, error) {
+	prefix, err := t.offloadNode(name)
+	if err != nil {
+		return prefix, err
+	}
+	n, err := t.liveNode(name)
+	if err != nil {
+		return prefix, err
+	}
+	if err := t.fetch(dirSessions + name); err != nil {
+		return prefix, err
+	}
+	switch {
+	case n.Edge:
+		return prefix, refuse(Refused, "node %s is the Edge Switch and cannot be a frontend; nothing was changed", name)
+	case !slices.Contains(n.Enforces, network):
+		return prefix, refuse(
+			Refused,
+			"node %s enforces no policies on network %s and cannot be a frontend; nothing was changed: `pilaster "+
+				"status` there shows the reason",
+			name,
+			network,
+		)
+	case t.readings[dirSessions+name].value == "":
+		return prefix, refuse(Refused, "node %s is not connected and cannot be a frontend; nothing was changed", name)
+	}
+	return prefix, nil
+}
+
+// liveNode returns the record of a node that is not being deleted.
+func (t *txn) liveNode(name string) (*pilasterv1.Node, error) {
+	n := new(pilasterv1.Node)
+	exists, err := t.load(dirNodes+name, n)
+	deleted := ""
+	if err == nil && exists {
+		deleted, err = t.get(dirDeleted + n.Uuid)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !exists || deleted != "" {
+		return nil, refuse(
+			NotFound,
+			"there is no node %q; nothing was changed: `pilaster node list` lists the nodes",
+			name,
+		)
+	}
+	return n, nil
+}
+
+// nextOffload allocates an id. Nodes may still hold entries of an offload that ended, so ids are never reused.
+func (t *txn) nextOffload() (uint32, error) {
+	next, err := t.mark(keyOffloadMark)
+	if err != nil {
+		return 0, err
+	}
+	if next > tenant.MaxOffloadID {
+		return 0, refuse(
+			Full,
+			"all %d ids of offloads have been allocated, and they are never reused; nothing was changed",
+			tenant.MaxOffloadID,
+		)
+	}
+	t.setMark(keyOffloadMark, next+1)
+	return uint32(next), nil
+}
+
+// saveOffloads saves a tenant whose offloads changed, if nodes will accept it.
+func (t *txn) saveOffloads(of *pilasterv1.Tenant) error {
+	if _, err := tenant.ParseOffloads(of.Offloads); err != nil {
+		return refuse(Invalid, "%v; nothing was changed", err)
+	}
+	return t.saveChanged(of)
+}
+
+// StopOffload starts the return of the rules to the backend. With now, packets go to the backend before it has the
+// rules; until then it drops what it cannot judge. A repeated call changes nothing.
+func (s *Store) StopOffload(ctx context.Context, name, node string, now bool) (*pilasterv1.Offload, error) {
+	if err := checkTenant(name); err != nil {
+		return nil, err
+	}
+	var is *pilasterv1.Offload
+	err := s.change(ctx, func(t *txn) error {
+		found := new(pilasterv1.Tenant)
+		if err := t.loadTenant(name, found); err != nil {
+			return err
+		}
+		i := slices.IndexFunc(found.Offloads, func(o *pilasterv1.Offload) bool { return o.Node == node })
+		if i < 0 {
+			return refuse(
+				NotFound,
+				"the containers of tenant %s on node %q are not offloaded; `pilaster offload list` lists the offloads",
+				name,
+				node,
+			)
+		}
+		is = found.Offloads[i]
+		next := Returned(is.Phase, now)
+		if next == is.Phase {
+			return nil
+		}
+		step(found, is, next)
+		return t.saveOffloads(found)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return is, nil
+}
+
+// Returned is the phase by which an offload in a phase begins to end.
+func Returned(from pilasterv1.OffloadPhase, now bool) pilasterv1.OffloadPhase {
+	switch from {
+	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING:
+		if !now {
+			return pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING
+		}
+	}
+	return pilasterv1.OffloadPhase_OFFLOAD_PHASE_ENDING // in other phases the backend has its rules
+}
+
+// AdvanceOffload replaces phase and frontends of an offload, or removes the offload if next is nil. It does nothing if
+// phase or frontends have changed since was: another orchestrator made the step, or an operator another one.
+func (s *Store) AdvanceOffload(ctx context.Context, name string, was, next *pilasterv1.Offload) error {
+	return s.change(ctx, func(t *txn) error {
+		found := new(pilasterv1.Tenant)
+		if exists, err := t.load(dirTenants+name, found); err != nil || !exists {
+			return err
+		}
+		i := slices.IndexFunc(found.Offloads, func(o *pilasterv1.Offload) bool {
+			return o.Id == was.Id && o.Since == was.Since && o.Phase == was.Phase
+		})
+		if i < 0 {
+			return nil
+		}
+		if next == nil {
+			found.Offloads = slices.Delete(found.Offloads, i, i+1)
+			return t.saveOffloads(found)
+		}
+		found.Offloads[i].Frontends = next.Frontends
+		step(found, found.Offloads[i], next.Phase)
+		return t.saveOffloads(found)
+	})
+}
+
+// step sets the phase of an offload whose tenant is saved next.
+func step(of *pilasterv1.Tenant, o *pilasterv1.Offload, to pilasterv1.OffloadPhase) {
+	o.Phase, o.Since, o.Changed = to, of.Changes+1, timestamppb.New(time.Now())
+}
+
+// notOffloaded refuses a change of a tenant that has offloads.
+func notOffloaded(of *pilasterv1.Tenant) error {
+	if len(of.Offloads) == 0 {
+		return nil
+	}
+	var nodes []string
+	for _, o := range of.Offloads {
+		nodes = append(nodes, o.Node)
+	}
+	return refuse(
+		Refused,
+		"the containers of tenant %s on %s are offloaded; nothing was changed: stop that first, with `pilaster "+
+			"offload stop %s --node NODE`",
+		of.Name,
+		strings.Join(nodes, ", "),
+		of.Name,
+	)
+}
+
+// leaveOffloads removes a node that is deleted from all offloads. Offloads of its own containers end at once. Where it
+// is a frontend, the largest power of two of the others stays active, and the rest is draining; if none is left,
+// packets go to the backend, which drops what it cannot judge until it has its rules.
+func (t *txn) leaveOffloads(node string) error {
+	resp, err := t.list(dirTenants)
+	if err != nil {
+		return err
+	}
+	for _, kv := range resp.Kvs {
+		key, found := string(kv.Key), new(pilasterv1.Tenant)
+		if err := decode(key, kv.Value, found); err != nil {
+			return err
+		}
+		if !takesPart(found, node) {
+			continue
+		}
+		if _, known := t.readings[key]; !known {
+			t.readings[key] = readingOf([]*mvccpb.KeyValue{kv})
+		}
+		proto.Reset(found)
+		if _, err := t.load(key, found); err != nil { // with the changes of deletePublished
+			return err
+		}
+		found.Offloads = slices.DeleteFunc(found.Offloads, func(o *pilasterv1.Offload) bool { return o.Node == node })
+		for _, o := range found.Offloads {
+			if hasFrontend(o, node) {
+				removeFrontend(found, o, node)
+			}
+		}
+		if err := t.saveOffloads(found); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func takesPart(of *pilasterv1.Tenant, node string) bool {
+	return slices.ContainsFunc(of.Offloads, func(o *pilasterv1.Offload) bool {
+		return o.Node == node || hasFrontend(o, node)
+	})
+}
+
+func hasFrontend(o *pilasterv1.Offload, node string) bool {
+	return slices.ContainsFunc(o.Frontends, func(f *pilasterv1.Frontend) bool { return f.Node == node })
+}
+
+func removeFrontend(of *pilasterv1.Tenant, o *pilasterv1.Offload, node string) {
+	o.Frontends = slices.DeleteFunc(o.Frontends, func(f *pilasterv1.Frontend) bool { return f.Node == node })
+	active := 0
+	for _, f := range o.Frontends {
+		if !f.Draining {
+			active++
+		}
+	}
+	keep := ActiveOf(active)
+	for _, f := range o.Frontends {
+		if !f.Draining {
+			f.Draining = keep <= 0
+			keep--
+		}
+	}
+	phase := o.Phase
+	if active == 0 && phase != pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING || len(o.Frontends) == 0 {
+		phase = pilasterv1.OffloadPhase_OFFLOAD_PHASE_ENDING
+	}
+	step(of, o, phase)
+}
+
+// ActiveOf returns how many of n frontends can be active: the largest power of two.
+func ActiveOf(n int) int {
+	active := min(n, 1)
+	for 2*active <= min(n, tenant.MaxActive) && active > 0 {
+		active *= 2
+	}
+	return active
+}
+
+// AwaitedNode is a node that has not acknowledged the phase of an offload.
+type AwaitedNode struct {
+	Node, Reason string
+	Needed       bool // it is the backend or an active frontend
+}
+
+// Awaited returns the nodes whose acknowledgements the next step of an offload waits for, sorted: in some phases only
+// for a limited time. hosting has the reports of the nodes that host its tenant, by node.
+func Awaited(
+	o *pilasterv1.Offload,
+	hosting map[string]*pilasterv1.Hosting,
+	connected func(node string) bool,
+) (all []AwaitedNode) {
+	await := func(node string, needed, rules bool) {
+		if why := unacknowledged(o, hosting[node], connected(node), rules); why != "" {
+			all = append(all, AwaitedNode{node, why, needed})
+		}
+	}
+	frontends := map[string]bool{}
+	for _, f := range o.Frontends {
+		if !f.Draining {
+			frontends[f.Node] = true
+		}
+	}
+	switch o.Phase {
+	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING:
+		await(o.Node, true, false) // it may lack room for the rules, which is a reason to offload
+		for node := range frontends {
+			await(node, true, true)
+		}
+	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING:
+		if hosting[o.Node] != nil { // else it has no containers, and needs no rules
+			await(o.Node, true, true)
+		}
+	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL, pilasterv1.OffloadPhase_OFFLOAD_PHASE_ENDING:
+		for node := range hosting {
+			if connected(node) {
+				await(node, node == o.Node || frontends[node], frontends[node])
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b AwaitedNode) int { return cmp.Compare(a.Node, b.Node) })
+	return all
+}
+
+// unacknowledged says why a node has not acknowledged the phase of an offload, "" if it has. With rules, it must also
+// enforce the policies.
+func unacknowledged(o *pilasterv1.Offload, h *pilasterv1.Hosting, connected, rules bool) string {
+	switch {
+	case h == nil:
+		return "does not have the tenant yet"
+	case !connected:
+		return "is not connected"
+	case rules && h.Unenforced != "":
+		return "does not enforce the policies: " + h.Unenforced
+	case h.AppliedChanges < o.Since:
+		return "has not confirmed"
+	}
+	return ""
+}
+
+// SameOffloading compares what two reports say about offloads.
+func SameOffloading(a, b *pilasterv1.Hosting) bool {
+	return a.AppliedChanges == b.AppliedChanges && slices.Equal(a.LostFrontends, b.LostFrontends) &&
+		slices.EqualFunc(
+			a.Offloaded,
+			b.Offloaded,
+			func(a, b *pilasterv1.OffloadedEndpoint) bool { return proto.Equal(a, b) },
+		)
+}

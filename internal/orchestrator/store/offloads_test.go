@@ -1,0 +1,408 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// offloader registers and connects nodes that can take part in offloads.
+func offloader(t *testing.T, s *store.Store, nodes ...int) {
+	t.Helper()
+	for _, n := range nodes {
+		r := store.Registration{
+			Node: node(n), Enforces: []string{tenant.Nimitz}, Gateway: true, Offloads: true,
+			MTUReserve: tenant.OffloadOverhead, Instance: session(n).Instance,
+		}
+		if _, err := s.Register(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Connect(t.Context(), node(n), session(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// offloadable creates a nimitz tenant with a policy and containers on nodes that can take part in offloads.
+func offloadable(t *testing.T, s *store.Store, name, cidr string, nodes ...int) {
+	t.Helper()
+	nimitz(t, s, name, cidr)
+	offloader(t, s, nodes...)
+	for _, n := range nodes {
+		if _, _, err := s.Resolve(t.Context(), node(n), 1, name, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.ApplyPolicies(t.Context(), name, policies("1", "a"), store.Applying{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// inStore decodes a record of the store.
+func inStore(t *testing.T, etcd *clientv3.Client, key string, to proto.Message) {
+	t.Helper()
+	resp, err := etcd.Get(t.Context(), "/pilaster/1/"+key)
+	if err != nil || len(resp.Kvs) != 1 {
+		t.Fatalf("%s: got %v, %v; want one record", key, resp, err)
+	}
+	if err := protojson.Unmarshal(resp.Kvs[0].Value, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func rawTenant(t *testing.T, etcd *clientv3.Client, name string) *pilasterv1.Tenant {
+	t.Helper()
+	of := new(pilasterv1.Tenant)
+	inStore(t, etcd, "tenants/"+name, of)
+	return of
+}
+
+func offload(s *store.Store, of string, backend int, frontends ...int) (*pilasterv1.Offload, error) {
+	is := store.Offloading{Tenant: of, Node: node(backend).Name, Count: len(frontends)}
+	for _, n := range frontends {
+		is.Frontends = append(is.Frontends, node(n).Name)
+	}
+	return s.StartOffload(context.Background(), is)
+}
+
+// wantOffloads checks a tenant's offloads, each as "backend phase frontend, frontend-", where "-" marks a frontend that
+// is not active. It returns the tenant.
+func wantOffloads(t *testing.T, etcd *clientv3.Client, name string, want ...string) *pilasterv1.Tenant {
+	t.Helper()
+	of := rawTenant(t, etcd, name)
+	var got []string
+	for _, o := range of.Offloads {
+		var frontends []string
+		for _, f := range o.Frontends {
+			mark := ""
+			if f.Draining {
+				mark = "-"
+			}
+			frontends = append(frontends, f.Node+mark)
+		}
+		phase := strings.ToLower(strings.TrimPrefix(o.Phase.String(), "OFFLOAD_PHASE_"))
+		got = append(got, fmt.Sprintf("%s %s %s", o.Node, phase, strings.Join(frontends, ", ")))
+	}
+	if strings.Join(got, "; ") != strings.Join(want, "; ") {
+		t.Errorf("tenant %s has offloads %q, want %q", name, got, want)
+	}
+	return of
+}
+
+func testStartOffload(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	offloadable(t, s, "green", "fd12:3456::/48", 1, 2)
+	offloader(t, s, 3, 4, 5)
+	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
+		t.Fatal(err)
+	}
+	nimitz(t, s, "bare", "10.0.0.0/16")
+	if _, _, err := s.Resolve(ctx, node(1), 1, "bare", nil); err != nil {
+		t.Fatal(err)
+	}
+	register(t, s, 6) // no offloads, and not connected
+	edge := store.Registration{
+		Node: node(7), Edge: true, Enforces: []string{tenant.Nimitz}, Offloads: true,
+	}
+	if _, err := s.Register(ctx, edge); err != nil {
+		t.Fatal(err)
+	}
+	away := store.Registration{Node: node(8), Enforces: []string{tenant.Nimitz}, Offloads: true}
+	if _, err := s.Register(ctx, away); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		tenant    string
+		backend   int
+		frontends []int
+		reason    store.Reason
+		want      string
+	}{
+		{"green", 1, nil, store.Invalid, "1, 2, 4 or 8 frontends, not 0"},
+		{"green", 1, []int{2, 3, 4}, store.Invalid, "not 3"},
+		{"green", 1, []int{1, 2}, store.Invalid, "its own frontend"},
+		{"green", 1, []int{2, 2}, store.Invalid, "named twice"},
+		{"Green", 1, []int{2}, store.Invalid, "tenant name"},
+		{"red", 1, []int{2}, store.NotFound, `no tenant "red"`},
+		{"blue", 1, []int{2}, store.Refused, "only tenants on network nimitz"},
+		{"bare", 1, []int{2}, store.Refused, "no policies"},
+		{"green", 9, []int{2}, store.Refused, "no containers of tenant green"},
+		{"green", 3, []int{2}, store.Refused, "node n3 has no containers of tenant green"},
+		{"green", 1, []int{9}, store.NotFound, `no node "n9"`},
+		{"green", 1, []int{6}, store.Refused, "node n6 cannot take part in offloads"},
+		{"green", 1, []int{7}, store.Refused, "Edge Switch"},
+		{"green", 1, []int{8}, store.Refused, "node n8 is not connected"},
+	} {
+		_, err := offload(s, c.tenant, c.backend, c.frontends...)
+		refused(t, err, c.reason, c.want, "")
+	}
+	_, err := s.StartOffload(ctx, store.Offloading{Tenant: "green", Node: "n1", Count: 4, Frontends: []string{"n2"}})
+	refused(t, err, store.Refused, "1 node can be frontends of node n1, and 4 are wanted")
+	dry := store.Offloading{Tenant: "green", Node: "n1", Count: 1, Frontends: []string{"n2"}, DryRun: true}
+	if made, err := s.StartOffload(ctx, dry); err != nil || made.Id != 0 || len(made.Frontends) != 1 {
+		t.Errorf("dry run: %v, %v; want one frontend and no id", made, err)
+	}
+	wantOffloads(t, etcd, "green")
+
+	before := rawTenant(t, etcd, "green").Changes
+	made, err := offload(s, "green", 1, 3, 2)
+	if err != nil || made.Id != 1 || made.Epoch == 0 || made.Since != before+1 || made.Prefix == "" ||
+		made.Changed == nil {
+		t.Errorf("got %v, %v; want id 1, an epoch, and since %d", made, err, before+1)
+	}
+	of := wantOffloads(t, etcd, "green", "n1 preparing n3-, n2-")
+	if of.Changes != before+1 {
+		t.Errorf("the tenant has %d changes, want %d", of.Changes, before+1)
+	}
+	_, err = offload(s, "green", 1, 4)
+	refused(t, err, store.Exists, "offloaded already", "pilaster offload get green --node n1")
+	hosting := []*pilasterv1.Hosting{{Tenant: "green", Accepts: []uint32{1}, Holds: []uint32{1}}}
+	if _, err := s.RecordHosting(ctx, node(3), 2, hosting, nil); err != nil {
+		t.Fatal(err)
+	}
+	_, err = offload(s, "green", 3, 4) // n3 hosts it as a frontend only
+	refused(t, err, store.Refused, "no containers")
+	allocate(t, s, 3, "green", "c1/eth0")
+	if _, err := offload(s, "green", 3, 4); err != nil {
+		t.Errorf("a frontend with a container: %v", err)
+	}
+	allocate(t, s, 2, "green", "c1/eth0")
+	if _, err := offload(s, "green", 2, 3); err != nil { // n2 is a frontend of the first one too
+		t.Error(err)
+	}
+
+	// A node with containers and with a smaller reserve.
+	small := store.Registration{
+		Node: node(5), Instance: session(5).Instance, Enforces: []string{tenant.Nimitz}, Offloads: true,
+		MTUReserve: 103,
+	}
+	if _, err := s.Register(ctx, small); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Resolve(ctx, node(5), 1, "green", nil); err != nil {
+		t.Fatal(err)
+	}
+	_, err = offload(s, "green", 5, 3)
+	refused(t, err, store.Refused, "104 bytes", "n5 (103)")
+
+	// What needs a tenant without offloads.
+	_, err = s.Migrate(ctx, "green", tenant.Netpila, 0)
+	refused(t, err, store.Refused, "on n1, n2, n3 are offloaded", "pilaster offload stop green --node NODE")
+	refused(t, s.DeleteTenant(ctx, "green"), store.Refused, "offloaded")
+
+	of = rawTenant(t, etcd, "green")
+	for len(of.Offloads) < tenant.MaxOffloads {
+		of.Offloads = append(of.Offloads, &pilasterv1.Offload{Node: fmt.Sprint("full", len(of.Offloads))})
+	}
+	putTenant(t, etcd, of)
+	_, err = offload(s, "green", 5, 3)
+	refused(t, err, store.Full, "64 offloads")
+	of.Offloads, of.Leaving = nil, tenant.Netpila
+	putTenant(t, etcd, of)
+	_, err = offload(s, "green", 1, 2)
+	refused(t, err, store.Refused, "migrating")
+}
+
+func testOffloadSteps(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	offloadable(t, s, "green", "fd12:3456::/48", 1)
+	offloader(t, s, 2, 3)
+	made, err := offload(s, "green", 1, 2, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	advance := func(to pilasterv1.OffloadPhase, draining bool) *pilasterv1.Offload {
+		t.Helper()
+		was := rawTenant(t, etcd, "green").Offloads[0]
+		next := rawTenant(t, etcd, "green").Offloads[0]
+		next.Phase = to
+		for _, f := range next.Frontends {
+			f.Draining = draining
+		}
+		for range 2 { // the second orchestrator is late
+			if err := s.AdvanceOffload(ctx, "green", was, next); err != nil {
+				t.Fatal(err)
+			}
+		}
+		of := rawTenant(t, etcd, "green")
+		if is := of.Offloads[0]; is.Since != was.Since+1 || is.Since != of.Changes || is.Epoch != made.Epoch {
+			t.Errorf("after the step the offload is %v, and the tenant has %d changes; want one more", is, of.Changes)
+		}
+		return was
+	}
+	const preparing, dual = pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING, pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL
+	err = s.AdvanceOffload(ctx, "green", made, &pilasterv1.Offload{Phase: dual})
+	refused(t, err, store.Invalid, "no active frontend")
+	advance(preparing, false)
+	advance(dual, false)
+	old := advance(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, false)
+	wantOffloads(t, etcd, "green", "n1 active n2, n3")
+	if err := s.AdvanceOffload(ctx, "green", old, nil); err != nil {
+		t.Error(err)
+	}
+	stop := func(now bool, want string) {
+		t.Helper()
+		if _, err := s.StopOffload(ctx, "green", "n1", now); err != nil {
+			t.Error(err)
+		}
+		wantOffloads(t, etcd, "green", want)
+	}
+	stop(false, "n1 returning n2, n3")
+	stop(false, "n1 returning n2, n3")
+	stop(true, "n1 ending n2, n3")
+	stop(false, "n1 ending n2, n3")
+	if err := s.AdvanceOffload(ctx, "green", rawTenant(t, etcd, "green").Offloads[0], nil); err != nil {
+		t.Error(err)
+	}
+	wantOffloads(t, etcd, "green")
+	_, err = s.StopOffload(ctx, "green", "n1", false)
+	refused(t, err, store.NotFound, "are not offloaded")
+	if again, err := offload(s, "green", 1, 2); err != nil || again.Id != 2 || again.Epoch == made.Epoch {
+		t.Errorf("the next offload is %v, %v; want id 2 and another epoch than %d", again, err, made.Epoch)
+	}
+	stop(false, "n1 ending n2-")
+	if err := s.AdvanceOffload(ctx, "none", made, nil); err != nil {
+		t.Errorf("a step of a deleted tenant: %v", err)
+	}
+}
+
+// Two orchestrators start offloads of one tenant concurrently: each backend gets one, and no id is used twice.
+func testConcurrentOffloads(t *testing.T, etcd *clientv3.Client) {
+	stores := []*store.Store{open(t, etcd, address.Plan{}), open(t, etcd, address.Plan{})}
+	backends := []int{1, 2, 3, 4, 5, 6}
+	offloadable(t, stores[0], "green", "fd12:3456::/48", backends...)
+	offloader(t, stores[0], 7)
+	var mu sync.Mutex
+	ids, started := map[uint32]bool{}, 0
+	var work sync.WaitGroup
+	for _, n := range backends {
+		for _, s := range stores {
+			work.Go(func() {
+				made, err := offload(s, "green", n, 7)
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					refused(t, err, store.Exists)
+					return
+				}
+				started, ids[made.Id] = started+1, true
+			})
+		}
+	}
+	work.Wait()
+	of := rawTenant(t, etcd, "green")
+	if started != len(backends) || len(ids) != len(backends) || len(of.Offloads) != len(backends) {
+		t.Errorf("%d offloads started with %d ids, and %d recorded; want %d", started, len(ids), len(of.Offloads),
+			len(backends))
+	}
+}
+
+func testDeletedOffloader(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	offloadable(t, s, "green", "fd12:3456::/48", 1, 2)
+	offloader(t, s, 3, 4, 5, 6)
+	for _, o := range [][]int{{1, 3, 4, 5, 6}, {2, 3}} {
+		if _, err := offload(s, "green", o[0], o[1:]...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, was := range rawTenant(t, etcd, "green").Offloads {
+		next := &pilasterv1.Offload{Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE}
+		for _, f := range was.Frontends {
+			next.Frontends = append(next.Frontends, &pilasterv1.Frontend{Node: f.Node, Prefix: f.Prefix})
+		}
+		if err := s.AdvanceOffload(ctx, "green", was, next); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish(t, s, "green", "web", 3) // another change of the same record
+	if err := s.DeleteNode(ctx, "n3", true); err != nil {
+		t.Fatal(err)
+	}
+	of := wantOffloads(t, etcd, "green", "n1 active n4, n5, n6-", "n2 ending ")
+	if len(of.Publications) != 0 {
+		t.Errorf("publications are left: %v", of.Publications)
+	}
+	if err := s.DeleteNode(ctx, "n1", true); err != nil {
+		t.Fatal(err)
+	}
+	wantOffloads(t, etcd, "green", "n2 ending ")
+}
+
+// A restore drops offloads, and does not reuse their ids.
+func TestRestoreDropsOffloads(t *testing.T) {
+	dir, log := t.TempDir(), slog.New(slog.DiscardHandler)
+	data, file := filepath.Join(dir, "data"), filepath.Join(dir, "backup")
+	e, err := store.Embed(t.Context(), data, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, e.Client, address.Plan{})
+	offloadable(t, s, "green", "fd12:3456::/48", 1, 2)
+	if _, err := offload(s, "green", 1, 2); err != nil {
+		t.Fatal(err)
+	}
+	e.Close()
+	if _, err := store.Backup(t.Context(), data, file, log); err != nil {
+		t.Fatal(err)
+	}
+	restored := filepath.Join(dir, "restored")
+	if _, err := store.Restore(t.Context(), file, restored, 10, log); err != nil {
+		t.Fatal(err)
+	}
+	if e, err = store.Embed(t.Context(), restored, log); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	s = open(t, e.Client, address.Plan{})
+	wantOffloads(t, e.Client, "green")
+	offloader(t, s, 1, 2)
+	if made, err := offload(s, "green", 1, 2); err != nil || made.Id != 12 {
+		t.Errorf("after the restore: %v, %v; want id 12", made, err)
+	}
+}
+
+// A node's report about an offload is recorded, and replaced by one with a later sequence number only.
+func TestReportAboutOffload(t *testing.T) {
+	etcd := storetest.Embedded(t)
+	s := open(t, etcd, address.Plan{})
+	offloadable(t, s, "green", "fd12:3456::/48", 1, 2)
+	if _, err := offload(s, "green", 1, 2); err != nil {
+		t.Fatal(err)
+	}
+	report := func(sequence, changes uint64) {
+		t.Helper()
+		h := &pilasterv1.Hosting{
+			Tenant: "green", Holds: []uint32{1}, AppliedChanges: changes, LostFrontends: []string{"n2"},
+			Offloaded: []*pilasterv1.OffloadedEndpoint{{Addresses: [][]byte{{10, 0, 0, 1}}, App: 1}},
+		}
+		if _, err := s.RecordHosting(t.Context(), node(1), sequence, []*pilasterv1.Hosting{h}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	report(2, 5)
+	report(4, 6)
+	report(3, 5)
+	if _, _, err := s.Resolve(t.Context(), node(1), 5, "green", nil); err != nil {
+		t.Fatal(err)
+	}
+	h := new(pilasterv1.Hosting)
+	inStore(t, etcd, "hosting/green/n1", h)
+	if h.AppliedChanges != 6 || len(h.Offloaded) != 1 || len(h.LostFrontends) != 1 || h.Sequence != 5 {
+		t.Errorf("recorded %v, want 6 applied changes, one container, one lost frontend and sequence 5", h)
+	}
+}
