@@ -663,10 +663,13 @@ type RegisterRequest struct {
 	Version         string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	ClusterUuid     string                 `protobuf:"bytes,4,opt,name=cluster_uuid,json=clusterUuid,proto3" json:"cluster_uuid,omitempty"` // of the cluster that the agent joined; empty the first time
 	Held            *Held                  `protobuf:"bytes,5,opt,name=held,proto3" json:"held,omitempty"`
-	Edge            bool                   `protobuf:"varint,6,opt,name=edge,proto3" json:"edge,omitempty"`        // it is an Edge Switch; a region has one
-	Gateway         bool                   `protobuf:"varint,7,opt,name=gateway,proto3" json:"gateway,omitempty"`  // it has a gateway; unknown at the first registration
-	Enforces        []string               `protobuf:"bytes,8,rep,name=enforces,proto3" json:"enforces,omitempty"` // networks on which it enforces policies; unknown at the first registration
-	Form            string                 `protobuf:"bytes,9,opt,name=form,proto3" json:"form,omitempty"`         // see Node; unknown at the first registration
+	Edge            bool                   `protobuf:"varint,6,opt,name=edge,proto3" json:"edge,omitempty"`                                // it is an Edge Switch; a region has one
+	Gateway         bool                   `protobuf:"varint,7,opt,name=gateway,proto3" json:"gateway,omitempty"`                          // it has a gateway; unknown at the first registration
+	Enforces        []string               `protobuf:"bytes,8,rep,name=enforces,proto3" json:"enforces,omitempty"`                         // networks on which it enforces policies; unknown at the first registration
+	Form            string                 `protobuf:"bytes,9,opt,name=form,proto3" json:"form,omitempty"`                                 // see Node; unknown at the first registration
+	Offloads        bool                   `protobuf:"varint,10,opt,name=offloads,proto3" json:"offloads,omitempty"`                       // see Node; unknown at the first registration
+	MtuReserve      uint32                 `protobuf:"varint,11,opt,name=mtu_reserve,json=mtuReserve,proto3" json:"mtu_reserve,omitempty"` // see Node
+	Rack            string                 `protobuf:"bytes,12,opt,name=rack,proto3" json:"rack,omitempty"`                                // see Node
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -760,6 +763,27 @@ func (x *RegisterRequest) GetEnforces() []string {
 func (x *RegisterRequest) GetForm() string {
 	if x != nil {
 		return x.Form
+	}
+	return ""
+}
+
+func (x *RegisterRequest) GetOffloads() bool {
+	if x != nil {
+		return x.Offloads
+	}
+	return false
+}
+
+func (x *RegisterRequest) GetMtuReserve() uint32 {
+	if x != nil {
+		return x.MtuReserve
+	}
+	return 0
+}
+
+func (x *RegisterRequest) GetRack() string {
+	if x != nil {
+		return x.Rack
 	}
 	return ""
 }
@@ -4269,7 +4293,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\fRenewRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\"1\n" +
 	"\rRenewResponse\x12 \n" +
-	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\xa3\x02\n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\xf4\x02\n" +
 	"\x0fRegisterRequest\x12#\n" +
 	"\rwanted_prefix\x18\x01 \x01(\tR\fwantedPrefix\x12)\n" +
 	"\x10uplink_addresses\x18\x02 \x03(\tR\x0fuplinkAddresses\x12\x18\n" +
@@ -4279,7 +4303,12 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x04edge\x18\x06 \x01(\bR\x04edge\x12\x18\n" +
 	"\agateway\x18\a \x01(\bR\agateway\x12\x1a\n" +
 	"\benforces\x18\b \x03(\tR\benforces\x12\x12\n" +
-	"\x04form\x18\t \x01(\tR\x04form\"\xab\x01\n" +
+	"\x04form\x18\t \x01(\tR\x04form\x12\x1a\n" +
+	"\boffloads\x18\n" +
+	" \x01(\bR\boffloads\x12\x1f\n" +
+	"\vmtu_reserve\x18\v \x01(\rR\n" +
+	"mtuReserve\x12\x12\n" +
+	"\x04rack\x18\f \x01(\tR\x04rack\"\xab\x01\n" +
 	"\x04Held\x12-\n" +
 	"\atenants\x18\x01 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
 	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x120\n" +

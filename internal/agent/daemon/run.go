@@ -34,6 +34,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/sdnotify"
 	"pilaster.io/pilaster/internal/statefile"
+	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
@@ -49,6 +50,8 @@ type Options struct {
 	MaxTenantIDs     int
 	Identifiers      bool   // the packet path reserves the prefix of identifiers in any case
 	Edge             bool   // this node is an Edge Switch: it runs no containers
+	MTUReserve       int    // bytes by which containers' MTU is smaller than the tunnels allow
+	Rack             string // of this node, a DNS label; may be empty
 	MetricsListen    string // "host:port"; empty means the unix socket only
 	Version          string
 	// OpenDriver opens the packet path once the node's prefix is known. Close must leave the packet path in place.
@@ -118,6 +121,7 @@ type daemon struct {
 
 	enforces []string // names of networks that enforce policies
 	form     string   // of packets on the fabric; known once networks are open
+	offloads bool     // this node can be in offloads; known once networks are open
 }
 
 func newDaemon(o Options) (*daemon, error) {
@@ -146,6 +150,7 @@ func newDaemon(o Options) (*daemon, error) {
 		Gateway:  d.hasGateway,
 		Enforces: d.enforcing,
 		Form:     func() string { return d.form },
+		Offloads: func() bool { return d.offloads }, MTUReserve: o.MTUReserve, Rack: o.Rack,
 		UplinkAddresses: func() ([]netip.Addr, error) {
 			m, _ := d.node.Membership()
 			return hostnet.UplinkAddresses(d.Uplink, m.Prefix)
@@ -457,11 +462,21 @@ func (d *daemon) networks(m state.Membership) (has map[string]agent.Network, abs
 		if has, ok := n.(network.FormProvider); ok {
 			d.form = has.Form()
 		}
+		d.offloads = d.offloads || canOffload(o.Name, n)
 		if networks.PolicyError(n) == nil {
 			d.enforces = append(d.enforces, o.Name)
 		}
 	}
 	return has, absent, nil
+}
+
+// ebpfSwitch is the switch of network nimitz that can look rules up for other nodes.
+const ebpfSwitch = "ebpf"
+
+// canOffload reports whether the rules of a network's tenants can be looked up on other nodes.
+func canOffload(name string, n agent.Network) bool {
+	by, ok := n.(network.SwitchInfo)
+	return ok && name == tenant.Nimitz && by.Switch() == ebpfSwitch && networks.PolicyError(n) == nil
 }
 
 // supply starts the background tasks.

@@ -22,6 +22,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
@@ -365,6 +366,50 @@ func TestDaemonRefusesLessRoomThanIsInUse(t *testing.T) {
 		if err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), flag) ||
 			!strings.Contains(err.Error(), "nothing was changed") {
 			t.Errorf("want %q, got %v", flag, err)
+		}
+	}
+}
+
+// switchedNetwork has a switch, which may enforce no policies.
+type switchedNetwork struct {
+	agent.Network
+	kind      string
+	unpoliced error
+}
+
+func (n switchedNetwork) Switch() string                         { return n.kind }
+func (switchedNetwork) Lacks() []string                          { return nil }
+func (n switchedNetwork) PolicyError() error                     { return n.unpoliced }
+func (switchedNetwork) Seal(context.Context, string, bool) error { return nil }
+
+// TestWhichNodesCanOffload: nodes with the eBPF switch of network nimitz, if it enforces policies.
+func TestWhichNodesCanOffload(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		on   switchedNetwork
+		want bool
+	}{
+		{tenant.Nimitz, switchedNetwork{kind: "ebpf"}, true},
+		{tenant.Nimitz, switchedNetwork{kind: "ebpf", unpoliced: errors.New("no kernel support")}, false},
+		{tenant.Nimitz, switchedNetwork{kind: "ovs"}, false},
+		{tenant.EVPN, switchedNetwork{kind: "ebpf"}, false},
+		{tenant.DefaultNetwork, switchedNetwork{}, false},
+	} {
+		o := daemonOptions(t, &closing{Driver: agenttest.NewDriver()})
+		o.Networks = []network.Factory{{Name: c.name, Open: func(network.Node) (agent.Network, error) {
+			return c.on, nil
+		}}}
+		d, err := newDaemon(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { d.close() })
+		m, _ := d.node.Membership()
+		if _, _, err := d.networks(m); err != nil {
+			t.Fatal(err)
+		}
+		if d.offloads != c.want {
+			t.Errorf("network %s with %+v: %v, want %v", c.name, c.on, d.offloads, c.want)
 		}
 	}
 }
