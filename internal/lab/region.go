@@ -20,7 +20,7 @@ import (
 type Region struct {
 	Name       string       `yaml:"name"       json:"name"`
 	BasePrefix netip.Prefix `yaml:"basePrefix" json:"basePrefix"`
-	Nodes      []string     `yaml:"nodes"      json:"nodes"`
+	Nodes      NodeList     `yaml:"nodes"      json:"nodes"`
 	Edge       string       `yaml:"edge"       json:"edge"` // an additional node without containers
 }
 
