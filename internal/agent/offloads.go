@@ -3,9 +3,11 @@ package agent
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -38,6 +40,29 @@ func (c *Core) Roles() (all []Role) {
 		}
 	}
 	return all
+}
+
+// errOffloaded says who looks up the rules of a tenant for this node's containers.
+func (c *Core) errOffloaded(name string) error {
+	known, _, _ := c.tenants.Get(name)
+	i := slices.IndexFunc(known.Tenant.Offloads, func(o tenant.Offload) bool { return o.Prefix == c.tenants.node })
+	if i < 0 {
+		return refusal.New(refusal.ErrUnavailable, "the offload of tenant %s has just ended; try again", name)
+	}
+	o := known.Tenant.Offloads[i]
+	var names []string
+	for _, f := range o.Active() {
+		names = append(names, f.Node)
+	}
+	return refusal.New(
+		refusal.ErrNever,
+		"the rules of tenant %s for containers of this node are looked up by frontends: %s\n  this node has none; "+
+			"`pilaster offload get %s --node %s` shows the offload",
+		name,
+		strings.Join(names, ", "),
+		name,
+		o.Node,
+	)
 }
 
 // isFrontend reports whether a node is a frontend of an offload of the tenant.

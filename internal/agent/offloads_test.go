@@ -501,6 +501,31 @@ func TestOffloadsOnDisk(t *testing.T) {
 	}
 }
 
+// TestWhyOfABackend: a backend without rules says who has them, rather than what its tables would do.
+func TestWhyOfABackend(t *testing.T) {
+	b := newBedOfTwo(t)
+	for _, container := range []string{"c1", "c2"} {
+		if _, err := b.Add(t.Context(), b.Green(container)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.MustApplyPolicies(webFromDB)
+	why := func() ([]agent.Reason, error) {
+		return b.Why(agent.Connection{
+			Source: netip.MustParseAddr("10.0.3.1"), Destination: netip.MustParseAddr("10.0.3.2"),
+			Protocol: policy.TCP, Port: 80,
+		})
+	}
+	b.mustApply(b.greenWith(2, offload(tenant.OffloadDual, agenttest.NodePrefix, farNode)))
+	if all, err := why(); err != nil || len(all) != 2 || all[1].Allowed || all[1].By == nil {
+		t.Errorf("in phase dual: %+v, %v", all, err)
+	}
+	b.mustApply(b.greenWith(3, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode)))
+	if all, err := why(); err == nil || !strings.Contains(err.Error(), "looked up by frontends: frontend1") {
+		t.Errorf("in phase active: %+v, %v", all, err)
+	}
+}
+
 // TestRoles: what this node does for offloads.
 func TestRoles(t *testing.T) {
 	b := newBedOfTwo(t)
