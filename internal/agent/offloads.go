@@ -158,8 +158,10 @@ func (c *Core) offloadedContainers(name string) (all []*pilasterv1.OffloadedEndp
 
 func offloadedEndpoint(r endpoint.Record) *pilasterv1.OffloadedEndpoint {
 	e := &pilasterv1.OffloadedEndpoint{App: uint32(appOfRecord(r))}
-	for _, a := range r.On(tenant.Nimitz).Addresses() {
-		e.Addresses = append(e.Addresses, a.AsSlice())
+	for _, a := range r.Attachments {
+		if tenant.NetworkHas(a.Network, tenant.PolicyAtReceiver) {
+			e.Addresses = append(e.Addresses, a.Address.AsSlice())
+		}
 	}
 	return e
 }

@@ -12,8 +12,8 @@ import (
 )
 
 // Transit tenants are tenants that a node must know without having endpoints of them, for example because its gateway
-// publishes their addresses, or because it is a frontend of their offloads. The list comes with the node's own record and is stored in the tenants' files, so that a
-// start without the orchestrator knows it.
+// publishes their addresses, or because it is a frontend of their offloads. The list comes with the node's own record
+// and is stored in the tenants' files, so that a start without the orchestrator knows it.
 
 // SetTransit sets the list of transit tenants. It removes every tenant that the node no longer needs, also those that
 // it failed to remove before. State of new transit tenants follows on the stream.
@@ -39,8 +39,8 @@ func (c *Core) removeUnneeded(ctx context.Context, name string) error {
 	return c.removeTenant(ctx, name)
 }
 
-// tenantEmptied handles a tenant without endpoints: it removes the tenant, unless it is a transit tenant or this node is
-// a frontend of it. The caller holds the tenant's lock.
+// tenantEmptied handles a tenant without endpoints: it removes the tenant, unless it is a transit tenant or this node
+// is a frontend of it. The caller holds the tenant's lock.
 func (c *Core) tenantEmptied(ctx context.Context, name string) {
 	if c.tenants.IsFrontend(name) {
 		return

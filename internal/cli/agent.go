@@ -162,8 +162,12 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 			tenant.OffloadOverhead,
 		),
 	)
-	f.StringVar(&o.Rack, "rack", "", "rack of this node, a DNS label: frontends of offloads are nodes of the same rack "+
-		"first")
+	f.StringVar(
+		&o.Rack,
+		"rack",
+		"",
+		"rack of this node, a DNS label: frontends of offloads are nodes of the same rack first",
+	)
 	choice.Bind(c, &dscp, "dscp", "DSCP of containers' packets to the fabric, network "+tenant.DefaultNetwork+
 		": keep, or clear (to 0, for a fabric that gives priority by DSCP)", []string{dscpKeep, dscpClear})
 	bindDevice(c, &dev)

@@ -34,7 +34,6 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/sdnotify"
 	"pilaster.io/pilaster/internal/statefile"
-	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
@@ -462,7 +461,7 @@ func (d *daemon) networks(m state.Membership) (has map[string]agent.Network, abs
 		if has, ok := n.(network.FormProvider); ok {
 			d.form = has.Form()
 		}
-		d.offloads = d.offloads || canOffload(o.Name, n)
+		d.offloads = d.offloads || canOffload(n)
 		if networks.PolicyError(n) == nil {
 			d.enforces = append(d.enforces, o.Name)
 		}
@@ -470,13 +469,13 @@ func (d *daemon) networks(m state.Membership) (has map[string]agent.Network, abs
 	return has, absent, nil
 }
 
-// ebpfSwitch is the switch of network nimitz that can look rules up for other nodes.
+// ebpfSwitch is the switch that can look rules up for other nodes.
 const ebpfSwitch = "ebpf"
 
-// canOffload reports whether the rules of a network's tenants can be looked up on other nodes.
-func canOffload(name string, n agent.Network) bool {
+// canOffload reports whether other nodes can look up the rules of a network's tenants.
+func canOffload(n agent.Network) bool {
 	by, ok := n.(network.SwitchInfo)
-	return ok && name == tenant.Nimitz && by.Switch() == ebpfSwitch && networks.PolicyError(n) == nil
+	return ok && by.Switch() == ebpfSwitch && networks.PolicyError(n) == nil
 }
 
 // supply starts the background tasks.

@@ -22,7 +22,6 @@ import (
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/network"
-	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
@@ -382,18 +381,19 @@ func (switchedNetwork) Lacks() []string                          { return nil }
 func (n switchedNetwork) PolicyError() error                     { return n.unpoliced }
 func (switchedNetwork) Seal(context.Context, string, bool) error { return nil }
 
-// TestWhichNodesCanOffload: nodes with the eBPF switch of network nimitz, if it enforces policies.
+// TestWhichNodesCanOffload: nodes with the eBPF switch, if it enforces policies.
 func TestWhichNodesCanOffload(t *testing.T) {
+	closed := make(chan bool)
+	close(closed)
 	for _, c := range []struct {
 		name string
-		on   switchedNetwork
+		on   agent.Network
 		want bool
 	}{
-		{tenant.Nimitz, switchedNetwork{kind: "ebpf"}, true},
-		{tenant.Nimitz, switchedNetwork{kind: "ebpf", unpoliced: errors.New("no kernel support")}, false},
-		{tenant.Nimitz, switchedNetwork{kind: "ovs"}, false},
-		{tenant.EVPN, switchedNetwork{kind: "ebpf"}, false},
-		{tenant.DefaultNetwork, switchedNetwork{}, false},
+		{"ebpf", switchedNetwork{kind: "ebpf"}, true},
+		{"ebpf without policies", switchedNetwork{kind: "ebpf", unpoliced: errors.New("no kernel support")}, false},
+		{"ovs", switchedNetwork{kind: "ovs"}, false},
+		{"without a switch", hangingNetwork{answers: closed}, false},
 	} {
 		o := daemonOptions(t, &closing{Driver: agenttest.NewDriver()})
 		o.Networks = []network.Factory{{Name: c.name, Open: func(network.Node) (agent.Network, error) {
@@ -409,7 +409,7 @@ func TestWhichNodesCanOffload(t *testing.T) {
 			t.Fatal(err)
 		}
 		if d.offloads != c.want {
-			t.Errorf("network %s with %+v: %v, want %v", c.name, c.on, d.offloads, c.want)
+			t.Errorf("network %s: %v, want %v", c.name, d.offloads, c.want)
 		}
 	}
 }

@@ -26,7 +26,8 @@ type compileInputs struct {
 }
 
 func (s compileInputs) equal(o compileInputs) bool {
-	return s.atDestination == o.atDestination && s.offloaded == o.offloaded && slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) &&
+	return s.atDestination == o.atDestination && s.offloaded == o.offloaded &&
+		slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) &&
 		maps.Equal(s.overrides, o.overrides) &&
 		sameApps(s.apps, o.apps)
 }
