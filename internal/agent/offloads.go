@@ -135,7 +135,7 @@ func (t *Tenants) reportOffloads(h *hosted, to *pilasterv1.Hosting) {
 	if len(h.Tenant.Offloads) == 0 {
 		return
 	}
-	if h.synced && h.policyProblem == "" {
+	if h.synced && h.policyProblem == "" && h.mappingsListed == nil {
 		to.AppliedChanges = h.applied
 	}
 	if isBackend(h.Tenant, t.node) {

@@ -120,6 +120,7 @@ var webFromDB = agenttest.AllPolicies("green", agenttest.Document("web", agentte
 // as hosted, acknowledges it once its rules are in force, also after a restart, and forgets it afterwards.
 func TestFrontendHostsWithoutContainers(t *testing.T) {
 	b := newBedOfTwo(t)
+	b.Tenants.SetHasMappings(func(tenant.Tenant) bool { return true })
 	b.mustSetTransit("green")
 	b.mustApply(b.greenWith(1))
 	if b.hosting() != nil {
@@ -137,7 +138,13 @@ func TestFrontendHostsWithoutContainers(t *testing.T) {
 		t.Error("the arrival of the policies triggers no report")
 	}
 	b.wantRules("with policies", "rules")
-	b.wantApplied("with policies", 2)
+	b.wantApplied("before the mappings arrive", 0)
+	b.isSignalled()
+	b.Tenants.SetListed("green")
+	if !b.isSignalled() {
+		t.Error("the arrival of the mappings triggers no report")
+	}
+	b.wantApplied("with policies and mappings", 2)
 	if b.hosting().Offloaded != nil {
 		t.Error("a frontend reports containers of a backend")
 	}

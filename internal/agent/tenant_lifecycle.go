@@ -361,6 +361,7 @@ func (t *Tenants) SetListed(name string) {
 	if h := t.m[name]; h != nil && h.mappingsListed != nil {
 		close(h.mappingsListed)
 		h.mappingsListed = nil
+		t.signalOffloads(h)
 	}
 }
 
