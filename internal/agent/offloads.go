@@ -75,10 +75,11 @@ func isBackend(t tenant.Tenant, node netip.Prefix) bool {
 	return slices.ContainsFunc(t.Offloads, func(o tenant.Offload) bool { return o.Prefix == node })
 }
 
-// fronts reports whether this node is a frontend of a tenant. The caller holds the lock.
+// fronts reports whether this node is a frontend of a tenant. The node's record lists tenants that it is a frontend of
+// as transit tenants; once it does not, the tenant is removed, whether or not its last update has arrived. The caller
+// holds the lock.
 func (t *Tenants) fronts(name string) bool {
-	h := t.m[name]
-	return h != nil && !h.deleted && isFrontend(h.Tenant, t.node)
+	return t.transit[name] && t.m[name] != nil && isFrontend(t.m[name].Tenant, t.node)
 }
 
 // IsFrontend reports whether this node is a frontend of a tenant.

@@ -253,9 +253,6 @@ func (c *Core) Apply(ctx context.Context, updates []TenantState, deleted []strin
 		if err := c.tenants.markDeleted(name); err != nil {
 			return err
 		}
-		if _, _, known := c.tenants.Get(name); known && !c.tenants.needed(name) {
-			_ = c.removeUnneeded(ctx, name) // this node was a frontend; it logs the error
-		}
 	}
 	return nil
 }

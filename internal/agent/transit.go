@@ -129,7 +129,7 @@ func (t *Tenants) IsHosted(name string) bool {
 func (t *Tenants) needed(name string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.transit[name] || t.m[name] != nil && t.m[name].count() > 0 || t.fronts(name)
+	return t.transit[name] || t.m[name] != nil && t.m[name].count() > 0
 }
 
 // dropHosted drops the node's subnets and apps of a tenant after its last endpoint has gone.
