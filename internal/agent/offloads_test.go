@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -289,8 +290,12 @@ func TestBackendWithoutRules(t *testing.T) {
 	}
 	b.MustApplyPolicies(webFromDB)
 	active := b.greenWith(2, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode))
+	names := b.Driver.Policies["green"].Tables.Names
 	b.mustApply(active)
 	b.wantRules("active", "denies")
+	if got := b.Driver.Policies["green"].Tables.Names; len(names) == 0 || !maps.Equal(got, names) {
+		t.Errorf("rules %v are counted, want %v", got, names)
+	}
 
 	calls := func() (n int) {
 		for _, call := range b.Driver.Calls {

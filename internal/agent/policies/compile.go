@@ -62,11 +62,12 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 	next = dpapi.TenantPolicies{Tenant: name, IDs: around.ids, Overrides: around.overrides}
 	all := slices.Collect(maps.Values(p.parsed))
 	if around.offloaded {
-		// Packets with a frontend's verdict need no rules, and those without one must not pass.
+		// Packets with a frontend's verdict need no rules, but are counted here; those without one must not pass.
 		if p.index, p.indexed = nil, nil; len(all) > 0 {
 			next.Tables = policy.Isolating()
+			next.Tables.Names, err = policy.Names(name, all)
 		}
-		return next, around, nil
+		return next, around, err
 	}
 	if p.index == nil || !sameApps(p.indexed, around.apps) {
 		p.index, p.indexed = policy.NewIndex(around.apps), around.apps
