@@ -69,6 +69,7 @@ type Config struct {
 	// closed after the first contact with the orchestrator, or a bounded time without one; nil: do not wait
 	Tried        <-chan struct{}
 	Plan         address.Plan
+	Node         netip.Prefix     // of this node
 	Edge         bool             // the node is an Edge Switch and rejects endpoints
 	MaxEndpoints int              // 0 means DefaultMaxEndpoints
 	MaxTenantIDs int              // sum over hosted tenants; 0 means DefaultMaxTenantIDs
@@ -85,9 +86,10 @@ func New(c Config) (*Core, error) {
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{},
 		migrationDue: newWakeup(),
 	}
+	c.Tenants.node, c.Tenants.containers = c.Node, core.offloadedContainers
 	c.Tenants.appOverrides = core.overrides
 	core.policies.Connect(policies.Config{
-		Tenants: c.Tenants, Endpoints: c.Store.List, Driver: c.Driver,
+		Tenants: c.Tenants, Endpoints: c.Store.List, Driver: c.Driver, Node: c.Node,
 		Seal: core.networks.Seal, CheckGuards: core.networks.CheckGuards, Tried: c.Tried, Log: c.Log,
 	})
 	c.Tenants.usedApps = core.usedApps
@@ -207,6 +209,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		defer cancel()
 		return endpoint.Record{}, errors.Join(err, c.remove(undo, r))
 	}
+	c.tenants.signalContainers(r.Tenant)
 	c.awaitList(ctx, r.Tenant)
 	c.signalMigration(r) // its tenant may have migrated meanwhile
 	c.log.Info(
@@ -328,6 +331,7 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 	if r.AppNow != 0 {
 		c.tenants.signal()
 	}
+	c.tenants.signalContainers(r.Tenant)
 	c.release(ctx, r.Tenant, r.TenantID)
 	c.policies.Retry(r.Tenant)
 	c.signalMigration(r)

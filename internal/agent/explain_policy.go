@@ -204,6 +204,9 @@ func (c *Core) why(of Connection, direction policy.Direction, tenant string, q d
 	} else {
 		q.LocalPort = of.Port
 	}
+	if c.policies.View()[tenant].Offloaded {
+		return Reason{}, c.errOffloaded(tenant)
+	}
 	answer, err := c.driver.LookupPolicy(q)
 	if err != nil {
 		return Reason{}, err

@@ -27,6 +27,11 @@ var tenantFiles = []string{
 	`{"version":1,"name":"blue","network":"nimitz","overlays":[{"cidr":"10.0.0.0/16","nodeBits":24},` +
 		`{"cidr":"fd12:3456::/48","nodeBits":80}],"nodeSubnets":["10.0.3.0/24","fd12:3456:0:0:3::/80"],` +
 		`"addressing":"own","ids":[{"id":7,"key":"` + fuzzKey + `"}],"apps":null}`,
+	`{"version":1,"name":"blue","network":"nimitz","overlays":[{"cidr":"10.0.0.0/16","nodeBits":24}],` +
+		`"addressing":"own","ids":[{"id":7,"key":"` + fuzzKey + `"}],"apps":null,"carried":true,"offloads":[` +
+		`{"id":16777215,"node":"n2","prefix":"fd70:696c:6100:2::/64","phase":"active","epoch":4294967295,"since":3,` +
+		`"frontends":[{"node":"n1","prefix":"fd70:696c:6100:1::/64"},{"node":"n3","prefix":"fd70:696c:6100:3::/64",` +
+		`"draining":true}],"endpoints":[{"address":"10.0.2.9","app":65279}]}]}`,
 }
 
 // FuzzTenantFile: a tenant that is accepted from disk is usable, equals the file, and stays equal when written again.

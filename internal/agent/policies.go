@@ -50,15 +50,15 @@ func (c *Core) policyProblems() (problems []string) {
 				),
 			)
 		}
-		problems = append(problems, c.sealProblems(name, all[name].TenantPolicies)...)
+		problems = append(problems, c.sealProblems(name, all[name])...)
 	}
 	return problems
 }
 
 // sealProblems describes a tenant whose containers here are isolated because a network cannot enforce its policies.
-func (c *Core) sealProblems(name string, t dpapi.TenantPolicies) []string {
+func (c *Core) sealProblems(name string, v policies.View) []string {
 	known, _, ok := c.tenants.Get(name)
-	if !ok || !t.Restricts() {
+	if !ok || !v.Restricts {
 		return nil
 	}
 	if err := c.networks.CheckGuards(name, c.networksOf(known.Tenant)); err != nil {
@@ -210,6 +210,7 @@ func (t *Tenants) SetSynced(name string, synced bool) {
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil {
 		h.synced, h.requested = synced, h.requested && synced
+		t.signalOffloads(h)
 	}
 }
 

@@ -69,7 +69,7 @@ func (k *TenantState) MergeIDs(newer TenantState, used func(address.TenantID) bo
 	k.Tenant.Network, k.Tenant.Leaving = update.Network, update.Leaving
 	k.Tenant.Addressing, k.Tenant.Overlays = update.Addressing, update.Overlays
 	k.Tenant.Services, k.Tenant.Publications = update.Services, update.Publications
-	k.Tenant.Regions = update.Regions
+	k.Tenant.Regions, k.Tenant.Offloads = update.Regions, update.Offloads
 	return nil
 }
 
@@ -151,6 +151,7 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 				out.Holds = append(out.Holds, uint32(id.ID))
 			}
 		}
+		t.reportOffloads(h, out)
 		to.Hosting = append(to.Hosting, out)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
@@ -100,6 +101,7 @@ func (c *Core) acquireKnown(
 				return t, 0, false, nil // outdated: the app may have retired meanwhile
 			}
 			learnt.Tenant.Regions = known.Tenant.Regions
+			learnt.Tenant.Offloads = keepEndpoints(answer.Tenant.Offloads, known.Tenant.Offloads)
 		}
 		if err := c.mergeTenant(ctx, learnt); err != nil {
 			if c.tenants.endpoints(name) == 0 {
@@ -116,7 +118,7 @@ func (c *Core) acquireKnown(
 			name,
 		)
 	}
-	if !ok || answer == nil && (!c.tenants.IsHosted(name) || c.tenants.Lost(name) != nil) {
+	if !ok || answer == nil && (!c.tenants.needsNoRequest(name) || c.tenants.Lost(name) != nil) {
 		return t, 0, false, nil // for a transit tenant the orchestrator first has to learn that this node hosts it
 	}
 	if app, ok = c.tenants.claim(name, identity); !ok {
@@ -145,6 +147,7 @@ func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
 	if err != nil {
 		return err
 	}
+	c.loadRulesFirst(before.Tenant)
 	if err := c.installTenant(ctx, k.Tenant.Name); err != nil {
 		if isConflict(err) {
 			c.tenants.rollback(before, lost)
@@ -264,14 +267,18 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	if !known && (!c.tenants.isTransit(k.Tenant.Name) || len(k.Tenant.IDs) == 0) {
 		return nil
 	}
-	if known && !c.tenants.IsHosted(k.Tenant.Name) && len(k.Tenant.IDs) > 0 &&
+	if known && c.tenants.endpoints(k.Tenant.Name) == 0 && len(k.Tenant.IDs) > 0 &&
 		!k.Tenant.Created.Equal(before.Tenant.Created) {
 		// a new tenant with this name; nothing here belongs to the old one
 		if err := c.removeTenant(ctx, k.Tenant.Name); err != nil {
 			return err
 		}
+		if !c.tenants.isTransit(k.Tenant.Name) {
+			return nil
+		}
 	}
-	if !c.tenants.IsHosted(k.Tenant.Name) {
+	fronted := c.tenants.IsFrontend(k.Tenant.Name)
+	if !c.tenants.IsHosted(k.Tenant.Name) && !isFrontend(k.Tenant, c.tenants.node) {
 		k.Apps = nil // transit tenants need no apps: the node receives all when it hosts the tenant
 	}
 	if err := c.mergeTenant(ctx, k); err != nil {
@@ -281,16 +288,43 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 		}
 		return err
 	}
-	if err := c.policies.Renew(k.Tenant.Name); err != nil {
-		c.log.Error("renewing policies failed", "error", err)
-	} else {
-		c.tenants.ackRound(k.Tenant.Name, k.Retiring.Round)
+	if fronted && !c.tenants.IsFrontend(k.Tenant.Name) && c.tenants.endpoints(k.Tenant.Name) == 0 {
+		c.tenantEmptied(ctx, k.Tenant.Name)
+		return nil
 	}
+	c.renewPolicies(k)
 	if after, _, _ := c.tenants.Get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network ||
 		after.Tenant.Leaving != before.Tenant.Leaving {
 		c.migrationDue.wake()
 	}
 	return nil
+}
+
+// renewPolicies enforces a tenant's policies after an update of the tenant, and acknowledges what is in force.
+func (c *Core) renewPolicies(k TenantState) {
+	name := k.Tenant.Name
+	known, _, _ := c.tenants.Get(name)
+	err := c.policies.Renew(name)
+	if err != nil {
+		c.log.Error("renewing policies failed", "error", err)
+	} else {
+		c.tenants.ackRound(name, k.Retiring.Round)
+	}
+	// A refusal is part of the report; once a retry succeeds, the policies are those of these changes too.
+	if err == nil || c.tenants.hasPolicyProblem(name) {
+		c.tenants.setApplied(name, known.Tenant.Changes)
+	}
+}
+
+// loadRulesFirst loads the rules of a tenant that this node's frontends looked up, before the networks know that they
+// do no longer: packets would be denied meanwhile. An error is reported when the update is applied.
+func (c *Core) loadRulesFirst(before tenant.Tenant) {
+	now, _, _ := c.tenants.Get(before.Name)
+	if policies.Offloaded(before, c.tenants.node) && !policies.Offloaded(now.Tenant, c.tenants.node) {
+		if err := c.policies.Renew(before.Name); err != nil {
+			c.log.Error("loading the rules of an offload again failed", "tenant", before.Name, "error", err)
+		}
+	}
 }
 
 func checkResolved(t tenant.Tenant, app address.AppID, name string) error {
@@ -324,6 +358,7 @@ func (t *Tenants) SetListed(name string) {
 	if h := t.m[name]; h != nil && h.mappingsListed != nil {
 		close(h.mappingsListed)
 		h.mappingsListed = nil
+		t.signalOffloads(h)
 	}
 }
 

@@ -27,6 +27,7 @@ type Tenants struct {
 	dir      string
 	changed  chan struct{}
 	maxIDs   int
+	node     netip.Prefix // of this node; zero before the core runs
 	policies *policies.Manager
 	damages  *statefile.Damages
 
@@ -37,7 +38,8 @@ type Tenants struct {
 	hasMappings  func(tenant.Tenant) bool // reports whether mappings of the tenant are listed; nil before the link runs
 	appOverrides func() map[string][]*pilasterv1.Override
 	usedApps     func(tenant string) map[address.AppID]bool // apps of containers here
-	claimed      map[appOf]int                              // apps of containers being created
+	containers   func(tenant string) []*pilasterv1.OffloadedEndpoint
+	claimed      map[appOf]int // apps of containers being created
 }
 
 // TenantState is a tenant with the apps that a node has received.
@@ -82,6 +84,7 @@ type hosted struct {
 	synced         bool                     // this process received all its policies
 	ackedRound     uint64                   // the last acknowledged round of retiring apps
 	requested      bool                     // the whole state was requested on the stream
+	applied        uint64                   // the tenant's changes that this process has applied
 	mappingsListed chan struct{}            // closed when its mappings were delivered; nil if no ADD has to wait
 }
 
@@ -110,6 +113,7 @@ type tenantFile struct {
 	Services     []serviceFile     `json:"services,omitempty"`
 	Publications []publicationFile `json:"publications,omitempty"`
 	Regions      []tenant.Region   `json:"regions,omitempty"`
+	Offloads     []offloadFile     `json:"offloads,omitempty"`
 }
 
 type serviceFile struct {
@@ -159,6 +163,7 @@ func OpenTenantsWith(disk statefile.Disk, damages *statefile.Damages, dir string
 		claimed:      map[appOf]int{},
 		appOverrides: func() map[string][]*pilasterv1.Override { return nil },
 		usedApps:     func(string) map[address.AppID]bool { return nil },
+		containers:   func(string) []*pilasterv1.OffloadedEndpoint { return nil },
 	}
 	if err := disk.MakeFolder(t.dir); err != nil {
 		return nil, err
@@ -237,6 +242,13 @@ func (f tenantFile) hosted() (*hosted, error) {
 		}
 		h.Tenant.Regions = append(h.Tenant.Regions, r)
 	}
+	for _, o := range f.Offloads {
+		offload, err := o.offload()
+		if err != nil {
+			return nil, err
+		}
+		h.Tenant.Offloads = append(h.Tenant.Offloads, offload)
+	}
 	if !slices.Contains([]tenant.Addressing{tenant.Encrypted, tenant.Clear, tenant.Own}, f.Addressing) {
 		return nil, fmt.Errorf("addressing %q is unknown", f.Addressing)
 	}
@@ -307,6 +319,9 @@ func (t *Tenants) write(h *hosted) error {
 		f.Publications = append(f.Publications, publicationFile(p))
 	}
 	f.Regions = h.Tenant.Regions
+	for _, o := range h.Tenant.Offloads {
+		f.Offloads = append(f.Offloads, newOffloadFile(o))
+	}
 	f.Carried = t.transit[f.Name]
 	f.Subnets = h.subnets
 	for _, id := range h.Tenant.IDs {

@@ -12,8 +12,8 @@ import (
 )
 
 // Transit tenants are tenants that a node must know without having endpoints of them, for example because its gateway
-// publishes their addresses. The list comes with the node's own record and is stored in the tenants' files, so that a
-// start without the orchestrator knows it.
+// publishes their addresses, or because it is a frontend of their offloads. The list comes with the node's own record
+// and is stored in the tenants' files, so that a start without the orchestrator knows it.
 
 // SetTransit sets the list of transit tenants. It removes every tenant that the node no longer needs, also those that
 // it failed to remove before. State of new transit tenants follows on the stream.
@@ -39,9 +39,12 @@ func (c *Core) removeUnneeded(ctx context.Context, name string) error {
 	return c.removeTenant(ctx, name)
 }
 
-// tenantEmptied handles a tenant without endpoints: it removes the tenant, unless it is a transit tenant. The caller
-// holds the tenant's lock.
+// tenantEmptied handles a tenant without endpoints: it removes the tenant, unless it is a transit tenant or this node
+// is a frontend of it. The caller holds the tenant's lock.
 func (c *Core) tenantEmptied(ctx context.Context, name string) {
+	if c.tenants.IsFrontend(name) {
+		return
+	}
 	if !c.tenants.needed(name) {
 		_ = c.removeTenant(ctx, name) // which logs the error; a later call retries
 		return
@@ -110,10 +113,10 @@ func (t *Tenants) isTransit(name string) bool {
 	return t.transit[name]
 }
 
-// hosts reports whether a tenant has endpoints here, or is about to get one; a transit tenant without endpoints is not
-// hosted. The caller holds the lock.
+// hosts reports whether a tenant has endpoints here, or is about to get one, or has this node as a frontend; another
+// transit tenant without endpoints is not hosted. The caller holds the lock.
 func (t *Tenants) hosts(name string) bool {
-	return t.m[name] != nil && (t.m[name].count() > 0 || !t.transit[name])
+	return t.m[name] != nil && (t.m[name].count() > 0 || !t.transit[name] || t.fronts(name))
 }
 
 func (t *Tenants) IsHosted(name string) bool {

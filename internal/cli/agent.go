@@ -42,7 +42,7 @@ func newAgentCommand(env Env) *cobra.Command {
 	var o daemon.Options
 	networks := newNetworkFlags()
 	var tokenFile, nodePrefix, bpffs, dev, dscp string
-	var mtuReserve, maxRules, maxSessions int
+	var maxRules, maxSessions int
 	var steer agentSteering
 	c := &cobra.Command{
 		Use:   "agent",
@@ -63,9 +63,6 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 			if err := networks.check(settings(o, dev)); err != nil {
 				return err
 			}
-			if mtuReserve < 0 {
-				return usage("--mtu-reserve %d is negative", mtuReserve)
-			}
 			if maxRules < 1 || maxRules > datapath.MaxMaxRules || maxSessions < 1 ||
 				maxSessions > datapath.MaxMaxSessions {
 				return usage(
@@ -81,7 +78,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 			}
 			config := datapath.Config{
 				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs,
-				MTUReserve: mtuReserve, ClearDSCP: dscp == dscpClear,
+				MTUReserve: o.MTUReserve, ClearDSCP: dscp == dscpClear,
 				MaxRules: maxRules, MaxSessions: maxSessions, Device: dev,
 				Log: o.Log,
 			}
@@ -155,7 +152,22 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 		dpapi.DefaultMaxTenantIDs,
 		"maximum tenant ids on this node, 1 to 65535; a tenant has one, and one more after each key rotation",
 	)
-	f.IntVar(&mtuReserve, "mtu-reserve", 0, "bytes by which the containers' MTU is smaller than the uplink's")
+	f.IntVar(
+		&o.MTUReserve,
+		"mtu-reserve",
+		0,
+		fmt.Sprintf(
+			"bytes by which the containers' MTU is smaller than the uplink's; offloads need %d on every node that "+
+				"hosts the tenant",
+			tenant.OffloadOverhead,
+		),
+	)
+	f.StringVar(
+		&o.Rack,
+		"rack",
+		"",
+		"rack of this node, a DNS label: frontends of offloads are nodes of the same rack first",
+	)
 	choice.Bind(c, &dscp, "dscp", "DSCP of containers' packets to the fabric, network "+tenant.DefaultNetwork+
 		": keep, or clear (to 0, for a fabric that gives priority by DSCP)", []string{dscpKeep, dscpClear})
 	bindDevice(c, &dev)
@@ -222,6 +234,14 @@ func completeAgent(o *daemon.Options, tokenFile, nodePrefix string) error {
 	}
 	if o.MaxTenantIDs < 1 || o.MaxTenantIDs > 65535 {
 		return usage("--max-tenant-ids %d: choose 1 to 65535", o.MaxTenantIDs)
+	}
+	if o.MTUReserve < 0 {
+		return usage("--mtu-reserve %d is negative", o.MTUReserve)
+	}
+	if o.Rack != "" {
+		if err := tenant.CheckRackName(o.Rack); err != nil {
+			return usage("--rack: %w", err)
+		}
 	}
 	if o.NodeName == "" {
 		name, err := os.Hostname()

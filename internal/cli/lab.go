@@ -121,15 +121,15 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
 		Long: `Start a lab from a YAML file:
 
   name: demo                     # default: the file's name
-  nodes: [n1, n2, n3]
+  nodes: [n1, n2, n3]            # or, with a rack: {name: n1, rack: a}
   device: veth                   # default; how containers are connected to nodes: veth, macvlan, netkit, auto
+  mtuReserve: 104                # default 0; the agents' --mtu-reserve
   tenants: [{name: blue}, {name: red, addressing: clear}]
   containers:
     - {name: b1, node: n1, tenant: blue, labels: {app: web}}
 
 ` + labHelp() +
-			`A lab can have several regions, each with its own orchestrator. Then nodes and CIDRs are set for each
-region:
+			`A lab can have several regions, each with its own orchestrator, nodes and CIDRs:
 
   regions:
     - {name: west, basePrefix: "fd70:696c:6100::/40", nodes: [w1, w2], edge: we}

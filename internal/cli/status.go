@@ -15,6 +15,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 func newStatusCommand(env Env) *cobra.Command {
@@ -61,6 +62,7 @@ type statusView struct {
 	Limits       []limitView    `json:"limits"`
 	Tenants      uint32         `json:"tenants"`
 	Policies     *policiesView  `json:"policies"` // null if no tenant on this node has policies
+	Offloads     []roleView     `json:"offloads,omitempty"`
 	Drops        []dropView     `json:"drops"`
 	Version      string         `json:"version"`
 	PID          uint32         `json:"pid"`
@@ -128,6 +130,36 @@ func (p pullView) text() string {
 	return fmt.Sprintf("%s of %s subscriptions, %s without a mapping; cache misses: %s begun, %s refused",
 		humanize.Grouped(p.Subscriptions), humanize.Grouped(p.Capacity), humanize.Grouped(p.Unknown),
 		humanize.Grouped(p.Begun), humanize.Grouped(p.Refused))
+}
+
+// roleView is the node's part in an offload.
+type roleView struct {
+	Tenant    string   `json:"tenant"`
+	ID        uint32   `json:"id"`
+	Role      string   `json:"role"` // backend or frontend
+	Phase     string   `json:"phase"`
+	Node      string   `json:"node"` // the backend
+	Frontends []string `json:"frontends"`
+	Draining  bool     `json:"draining,omitempty"`
+}
+
+func viewRole(r *pilasterv1.OffloadRole) roleView {
+	v := roleView{
+		Tenant: r.GetTenant(), ID: r.GetId(), Role: choose(r.GetBackend(), "backend", "frontend"), Phase: "unknown",
+		Node: r.GetNode(), Frontends: append([]string{}, r.GetFrontends()...), Draining: r.GetDraining(),
+	}
+	if i := int(r.GetPhase()); i > 0 && i < len(tenant.OffloadPhases) {
+		v.Phase = string(tenant.OffloadPhases[i])
+	}
+	return v
+}
+
+func (v roleView) text() string {
+	at := "frontends " + strings.Join(v.Frontends, ", ")
+	if v.Role == "frontend" {
+		at = "backend " + v.Node + choose(v.Draining, ", draining", "")
+	}
+	return fmt.Sprintf("tenant %s, offload %d, %s: %s", v.Tenant, v.ID, v.Phase, at)
 }
 
 type entryView struct {
@@ -211,6 +243,9 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		})
 	}
 	v.Policies = viewPolicies(s.GetPolicies())
+	for _, r := range s.GetOffloads() {
+		v.Offloads = append(v.Offloads, viewRole(r))
+	}
 	for _, l := range s.GetLimits() {
 		v.Limits = append(v.Limits, limitView{l.Name, l.Used, l.Capacity, l.LargestTenant, l.LargestUsed})
 	}
@@ -273,6 +308,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 			row("", "", p.Network+"-pull", p.text())
 		}
 		v.Policies.rows(row)
+		for i, r := range v.Offloads {
+			row(choose(i == 0, "offloads", ""), "", r.Role, r.text())
+		}
 		fmt.Fprintf(w, "drops\t%s\n", v.dropText())
 	}
 	for _, p := range v.Problems {

@@ -196,6 +196,14 @@ func theStatus() *pilasterv1.StatusResponse {
 				},
 			},
 		},
+		Offloads: []*pilasterv1.OffloadRole{
+			{
+				Tenant: "green", Id: 7, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, Backend: true, Node: "n1",
+				Frontends: []string{"n2", "n3"},
+			},
+			{Tenant: "green", Id: 8, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL, Node: "n4", Draining: true},
+			{Tenant: "red", Id: 9, Phase: 99, Node: "n5"},
+		},
 		Drops: []*pilasterv1.DropCount{
 			{Reason: "src-not-own", Packets: 1},
 			{Reason: "malformed"},
@@ -234,6 +242,9 @@ policies       enforced          1,200 rules of 1 tenant; packets denied: 1,234,
                sessions          1,002 of 229,376, of which endpoint 3 default/web-0 has 1,000, ` +
 		`and tenant blue 1,001; ` +
 		`2 half open; since start 7 evicted, 1 refused
+offloads       backend           tenant green, offload 7, active: frontends n2, n3
+               frontend          tenant green, offload 8, dual: backend n4, draining
+               frontend          tenant red, offload 9, unknown: backend n5
 drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)` +
 		`   pilaster monitor --type drop
 `)[1:]
@@ -287,7 +298,7 @@ func TestStatusBeforeRegistration(t *testing.T) {
 		!v.Datapath.Entries[1].Cache ||
 		v.Datapath.Switches["nimitz"] != "ovs" ||
 		v.Policies.Sessions.Evicted != 7 ||
-		v.Policies.Hits[1].Mode != "audit" {
+		v.Policies.Hits[1].Mode != "audit" || len(v.Offloads) != 3 || v.Offloads[1].Role != "frontend" {
 		t.Errorf("status -o json: exit %d, %v, stdout\n%s", code, err, out)
 	}
 }
@@ -419,6 +430,7 @@ func TestAgentUsage(t *testing.T) {
 		"--device macvlan cannot be combined with --nimitz ebpf": {"--nimitz", "ebpf", "--device", "macvlan"},
 		"--device macvlan cannot be combined with --nimitz ovs":  {"--nimitz", "ovs", "--device", "macvlan"},
 		"--mtu-reserve":  {"--mtu-reserve", "-1"},
+		"--rack":         {"--rack", "Row_1"},
 		"--orchestrator": {"--orchestrator", "o:7070"},
 	} {
 		code, _, errs := run(t, "", append(base, more...)...)

@@ -457,3 +457,41 @@ func TestHeldPolicies(t *testing.T) {
 	must(t, b.datapath.SetPolicies(dpapi.TenantPolicies{Tenant: "blue"}))
 	same("gone", green)
 }
+
+// TestOffloadedPolicies: a tenant whose rules are looked up at frontends has no entries but those that deny and the
+// counters of rules, which go on; dropping the rules and loading them again adopts no connections, because the tenant
+// has policies at all times.
+func TestOffloadedPolicies(t *testing.T) {
+	b := newPolicyBench(t)
+	loaded := big(t, 1)
+	must(t, b.datapath.SetPolicies(loaded))
+	var rule uint32
+	for rule = range loaded.Tables.Names {
+		break
+	}
+	counts := make([]uint64, ebpf.MustPossibleCPU())
+	counts[0] = 5
+	must(t, b.datapath.Objects.PolHitsV1.Put(rule, counts))
+	const over = uint64(1)
+	adoptions := b.datapath.Objects.PolAdoptionsV1
+	must(t, adoptions.Put(uint32(7), over))
+	dropped := dpapi.TenantPolicies{Tenant: loaded.Tenant, IDs: loaded.IDs, Tables: policy.Isolating()}
+	dropped.Tables.Names = loaded.Tables.Names // frontends name them in verdicts
+	for range 2 {
+		for _, p := range []dpapi.TenantPolicies{dropped, loaded} {
+			must(t, b.datapath.SetPolicies(p))
+			if diff := b.differ(t, p); diff != "" {
+				t.Errorf("the kernel has other entries: %s", diff)
+			}
+			var until uint64
+			must(t, adoptions.Lookup(uint32(7), &until))
+			if until != over {
+				t.Errorf("connections are adopted until %d, want %d", until, over)
+			}
+		}
+		if hits, err := b.datapath.RuleHits(); err != nil || hits[rule] != 5 {
+			t.Errorf("the counter of rule %d is %d, %v", rule, hits[rule], err)
+		}
+		b.datapath.PolicyMapsSynced = false // the second time the kernel's maps are compared
+	}
+}

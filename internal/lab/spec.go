@@ -28,10 +28,14 @@ const (
 // Spec describes a lab.
 type Spec struct {
 	Name    string   `yaml:"name"       json:"name"`
-	Nodes   []string `yaml:"nodes"      json:"nodes"`
+	Nodes   NodeList `yaml:"nodes"      json:"nodes"`
 	Regions []Region `yaml:"regions"    json:"regions,omitempty"` // instead of nodes
 	// kind of the containers' devices; empty means veth
 	Device string `yaml:"device"     json:"device,omitempty"`
+	// bytes by which containers' MTU is smaller than the uplinks'
+	MTUReserve int `yaml:"mtuReserve" json:"mtuReserve,omitempty"`
+	// rack of each node that has one; in YAML it is beside the node's name
+	Racks map[string]string `yaml:"-"          json:"racks,omitempty"`
 	// keys of networks
 	modules.LabKeys `yaml:",inline"`
 	Tenants         []Tenant    `yaml:"tenants"    json:"tenants"`
@@ -171,10 +175,13 @@ func (s Spec) Validate() error {
 	if s.Device != "" && !slices.Contains(device.DeviceChoices(), s.Device) {
 		v.fail("$.device", "device %q: use %s", s.Device, strings.Join(device.DeviceChoices(), ", "))
 	}
+	if s.MTUReserve < 0 {
+		v.fail("$.mtuReserve", "mtuReserve %d is negative", s.MTUReserve)
+	}
 	v.networks(s)
-	v.nodes("$.nodes", s.Nodes)
+	v.nodes("$.nodes", s.Nodes, s.Racks)
 	for i, r := range s.Regions {
-		v.region(fmt.Sprintf("$.regions[%d]", i), s.Regions, i, r)
+		v.region(fmt.Sprintf("$.regions[%d]", i), s.Regions, i, r, s.Racks)
 	}
 	tenants := map[string]Tenant{}
 	for i, t := range s.Tenants {
@@ -239,19 +246,24 @@ func (v *validator) networks(s Spec) {
 	}
 }
 
-// nodes checks the names of nodes and reserves them.
-func (v *validator) nodes(at string, names []string) {
+// nodes checks nodes and reserves their names.
+func (v *validator) nodes(at string, names []string, racks map[string]string) {
 	for i, n := range names {
 		at := fmt.Sprintf("%s[%d]", at, i)
 		v.name(at, n, maxNodeName)
 		v.unique(at, n, "a node")
+		if rack, has := racks[n]; has {
+			if err := tenant.CheckRackName(rack); err != nil {
+				v.fail(at, "%v", err)
+			}
+		}
 	}
 }
 
-func (v *validator) region(at string, all []Region, i int, r Region) {
+func (v *validator) region(at string, all []Region, i int, r Region, racks map[string]string) {
 	v.name(at+".name", r.Name, maxNodeName) // also the name of the router's link
 	v.unique(at+".name", r.Name, "a region")
-	v.nodes(at+".nodes", r.Nodes)
+	v.nodes(at+".nodes", r.Nodes, racks)
 	if r.Edge == "" {
 		v.fail(
 			at+".edge",
@@ -429,6 +441,9 @@ func ParseSpec(file string, b []byte) (Spec, error) {
 	s, f, err := specfile.Parse[Spec](file, b)
 	if err != nil {
 		return Spec{}, err
+	}
+	if s.Racks, err = racksIn(b); err != nil {
+		return Spec{}, f.Wrong(err)
 	}
 	if s.Name == "" {
 		s.Name = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))

@@ -1,6 +1,7 @@
 package lab_test
 
 import (
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -63,6 +64,31 @@ func TestParseSpec(t *testing.T) {
 	}
 }
 
+// TestParseRacks: an element of nodes is a name, or a name with a rack.
+func TestParseRacks(t *testing.T) {
+	yaml := strings.Replace(good, "[n1, n2]", "[{name: n1, rack: a}, n2, {name: n3}, {name: n4, rack: b-2}]", 1)
+	got, err := lab.ParseSpec("lab.yaml", []byte(yaml+"mtuReserve: 104\n"))
+	want := map[string]string{"n1": "a", "n4": "b-2"}
+	if err != nil || !slices.Equal(got.Nodes, []string{"n1", "n2", "n3", "n4"}) || !maps.Equal(got.Racks, want) ||
+		got.MTUReserve != 104 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	got, err = lab.ParseSpec("lab.yaml", []byte(`
+regions:
+  - {name: west, basePrefix: "fd70:696c:6100::/40", nodes: [w1, {name: w2, rack: a}], edge: we}
+  - name: east
+    basePrefix: "fd70:696c:6200::/40"
+    nodes:
+      - name: e1
+        rack: b
+    edge: ee
+`))
+	if want := map[string]string{"w2": "a", "e1": "b"}; err != nil || !maps.Equal(got.Racks, want) ||
+		!slices.Equal(got.AllNodes(), []string{"w1", "w2", "we", "e1", "ee"}) {
+		t.Errorf("with regions: %+v, %v", got, err)
+	}
+}
+
 func TestParseSpecNamesTheLine(t *testing.T) {
 	for _, c := range []struct{ name, yaml, want string }{
 		{"unknown network", strings.Replace(good, "name: blue", "name: blue, network: carpathia", 1),
@@ -105,10 +131,19 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 				`the keys here are name, node, tenant, labels, addressKey, namespace, namespaceLabels, ports`},
 		{"unknown key at the top", good + "colour: blue\n",
 			`lab.yaml:10: unknown key "colour": ` +
-				`the keys here are name, nodes, regions, device, nimitz, switches, ila, evpn, tenants, containers`},
+				`the keys here are name, nodes, regions, device, mtuReserve, nimitz, switches, ila, evpn, tenants, ` +
+				`containers`},
 		{"unknown key of a tenant", strings.Replace(good, "addressing: clear", "cidr: [10.0.0.0/16]", 1),
 			`lab.yaml:4: unknown key "cidr": ` +
 				`the keys here are name, network, addressing, cidrs, regions, nodeBits, noNodeCIDRs`},
+		{"unknown key of a node", strings.Replace(good, "[n1, n2]", "[n1, {name: n2, row: 1}]", 1),
+			`lab.yaml:3: unknown key "row" of a node: the keys here are name, rack`},
+		{"empty rack", strings.Replace(good, "[n1, n2]", "[n1, {name: n2, rack: ''}]", 1),
+			`lab.yaml:3: the rack of node "n2" is empty`},
+		{"name of a rack", strings.Replace(good, "[n1, n2]", "[n1, {name: n2, rack: Row_1}]", 1),
+			`lab.yaml:3: rack name "Row_1": 1 to 63 lower-case letters`},
+		{"rack without a node", strings.Replace(good, "[n1, n2]", "[n1, {rack: a}]", 1), `lab.yaml:3: name ""`},
+		{"negative reserve", good + "mtuReserve: -1\n", "lab.yaml:10: mtuReserve -1 is negative"},
 		{"duplicate key", good + "nodes: [n1]\n", `lab.yaml:10: mapping key "nodes" already defined`},
 		{"duplicate node", strings.Replace(good, "[n1, n2]", "[n1,\n  n1]", 1),
 			`lab.yaml:4: a node is already called "n1"`},
@@ -144,7 +179,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 		{"no device", good + "device:\n", `lab.yaml:10: device is empty`},
 		{"list of devices", good + "device: [veth]\n", `lab.yaml:10: device: a list where a single word is expected`},
 		{"list in a list", strings.Replace(good, "[n1, n2]", "[[n1]]", 1),
-			`lab.yaml:3: nodes: a list where a single word is expected`},
+			`lab.yaml:3: nodes: write a name, or a name with its rack, such as {name: n1, rack: a}`},
 		{"bad name", strings.Replace(good, "name: r1", "name: R_1", 1), `lab.yaml:7: name "R_1"`},
 		{"bad lab name", strings.Replace(good, "name: demo", "name: Demo", 1), `lab.yaml:2: name "Demo"`},
 		{"no nodes", "name: x\n", `lab.yaml: a lab has 1 to 1000 nodes`},

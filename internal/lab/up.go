@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"connectrpc.com/connect"
@@ -230,6 +231,12 @@ func (l *Lab) agentProcess(node string) Process {
 	arguments := l.state.AgentArgs
 	if l.state.Spec.Device != "" {
 		arguments = append([]string{"--device", l.state.Spec.Device}, arguments...)
+	}
+	if reserve := l.state.Spec.MTUReserve; reserve > 0 {
+		arguments = append([]string{"--mtu-reserve", strconv.Itoa(reserve)}, arguments...)
+	}
+	if rack := l.state.Spec.Racks[node]; rack != "" {
+		arguments = append([]string{"--rack", rack}, arguments...)
 	}
 	region, number, _ := l.state.Spec.at(func(r Region) bool { return slices.Contains(r.all(), node) })
 	if region.Edge == node {

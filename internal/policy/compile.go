@@ -59,6 +59,25 @@ func (ix *Index) Compile(tenant string, policies []Policy, subjects []address.Ap
 	return c.tables, nil
 }
 
+// Names returns the names of a tenant's rules by the numbers that Compile gives them, also of rules that no app needs.
+func Names(tenant string, policies []Policy) (map[uint32]RuleName, error) {
+	c, err := newCompiler(tenant, policies, NewIndex(nil))
+	if err != nil {
+		return nil, err
+	}
+	for i, p := range c.policies {
+		for _, d := range directions {
+			if p.Isolates[d] {
+				c.number(place{i, d, Isolation})
+			}
+			for rule := range p.Rules[d] {
+				c.number(place{i, d, rule})
+			}
+		}
+	}
+	return c.tables.Names, nil
+}
+
 // compiler is one run of Compile.
 type compiler struct {
 	tenant   string

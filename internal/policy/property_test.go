@@ -13,6 +13,39 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
+// TestNames: a rule has one number, whether it is compiled or only named.
+func TestNames(t *testing.T) {
+	named := 0
+	for seed := range uint64(200) {
+		d := dice{rand.New(rand.NewPCG(seed, 2))}
+		policies, apps := d.policies(), d.apps()
+		tables, err := policy.Compile("acme", policies, apps, appsOf(apps))
+		if err != nil {
+			t.Fatal(err)
+		}
+		names, err := policy.Names("acme", policies)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for number, name := range tables.Names {
+			if names[number] != name {
+				t.Fatalf("seed %d: rule %d is %v, want %v", seed, number, names[number], name)
+			}
+		}
+		all := map[policy.RuleName]bool{}
+		for _, name := range names {
+			all[name] = true
+		}
+		if len(all) != len(names) {
+			t.Fatalf("seed %d: %d numbers name %d rules", seed, len(names), len(all))
+		}
+		named += len(tables.Names)
+	}
+	if named < 1000 {
+		t.Errorf("only %d rules were compiled", named)
+	}
+}
+
 // TestDecideIsEvaluate: the tables decide as the reference (evaluate) does, in all tiers, in audit, for unknown apps
 // and for peers outside. If several rules of NetworkPolicies accept, Decide may name any of these rules.
 func TestDecideIsEvaluate(t *testing.T) {

@@ -64,9 +64,11 @@ func structFields(t reflect.Type) (all []reflect.StructField) {
 		return nil
 	}
 	for i := range t.NumField() {
-		if f := t.Field(i); f.Tag.Get("yaml") == inline {
+		switch f := t.Field(i); f.Tag.Get("yaml") {
+		case inline:
 			all = append(all, structFields(f.Type)...)
-		} else {
+		case "-": // it is no key
+		default:
 			all = append(all, f)
 		}
 	}

@@ -91,7 +91,7 @@ func (b *Bed) TryReopen() error {
 		Store: b.Store, Tenants: b.Tenants,
 		Networks: b.Networks, Absent: map[string]string{nimitz.Name: "--some switch"},
 		Driver: b.Driver, Resolver: b.Orchestrator, Tried: b.Tried,
-		Plan: address.DefaultPlan(), Edge: b.Edge, MaxEndpoints: b.Max, MaxTenantIDs: b.MaxIDs,
+		Plan: address.DefaultPlan(), Node: NodePrefix, Edge: b.Edge, MaxEndpoints: b.Max, MaxTenantIDs: b.MaxIDs,
 		Now: func() time.Time { return b.Now }, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

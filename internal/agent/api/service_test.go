@@ -16,6 +16,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
@@ -27,6 +28,7 @@ import (
 	"pilaster.io/pilaster/internal/cniclient"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
@@ -393,5 +395,29 @@ func TestKinds(t *testing.T) {
 	}
 	if connect.CodeOf(toConnect(agenttest.ErrFake)) != connect.CodeInternal || toConnect(nil) != nil {
 		t.Error("an error of no kind is internal, and none stays none")
+	}
+}
+
+// TestStatusOfOffloads: the status lists what this node does for offloads.
+func TestStatusOfOffloads(t *testing.T) {
+	b := newServiceBed(t)
+	blue := b.Orchestrator.Tenants["blue"]
+	far := netip.MustParsePrefix("fd70:696c:6100:2::/64")
+	blue.Offloads = []tenant.Offload{{
+		ID: 7, Node: "n2", Prefix: far, Phase: tenant.OffloadReturning, Epoch: 1,
+		Frontends: []tenant.Frontend{
+			{Node: "n1", Prefix: agenttest.NodePrefix, Draining: true},
+			{Node: "n3", Prefix: netip.MustParsePrefix("fd70:696c:6100:3::/64")},
+		},
+	}}
+	b.Orchestrator.Tenants["blue"] = blue
+	b.MustAdd("c1")
+	b.service.Serve(b.Core, nil)
+	want := &pilasterv1.OffloadRole{
+		Tenant: "blue", Id: 7, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING, Node: "n2",
+		Frontends: []string{"n3"}, Draining: true,
+	}
+	if got := b.service.status(t.Context()).Offloads; len(got) != 1 || !proto.Equal(got[0], want) {
+		t.Errorf("offloads %v, want %v", got, want)
 	}
 }

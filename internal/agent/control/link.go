@@ -72,6 +72,9 @@ type Config struct {
 	Gateway         func() bool     // whether the node has a gateway, as known so far; nil means no
 	Enforces        func() []string // networks that enforce policies, as known so far; nil means none
 	Form            func() string   // see network.FormProvider, as known so far; nil means none
+	Offloads        func() bool     // whether it can be in offloads, as known so far; nil means no
+	MTUReserve      int             // bytes by which containers' MTU is smaller than the tunnels allow
+	Rack            string          // of the node; may be empty
 	UplinkAddresses func() ([]netip.Addr, error)
 	// AddressesChanged receives a value when they may have changed; nil if they never change.
 	AddressesChanged <-chan struct{}

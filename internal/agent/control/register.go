@@ -142,6 +142,9 @@ func (l *Link) registration(uplinks []netip.Addr, sent map[heldMapping]bool) (re
 		Edge:    l.config.Edge,
 		Gateway: l.config.Gateway != nil && l.config.Gateway(),
 		Held:    held,
+
+		MtuReserve: uint32(l.config.MTUReserve),
+		Rack:       l.config.Rack,
 	}
 	if l.config.Enforces != nil {
 		req.Enforces = l.config.Enforces()
@@ -149,6 +152,7 @@ func (l *Link) registration(uplinks []netip.Addr, sent map[heldMapping]bool) (re
 	if l.config.Form != nil {
 		req.Form = l.config.Form()
 	}
+	req.Offloads = l.config.Offloads != nil && l.config.Offloads()
 	for _, a := range uplinks {
 		req.UplinkAddresses = append(req.UplinkAddresses, a.String())
 	}

@@ -58,6 +58,9 @@ func TestReachRegistersWhatIsNew(t *testing.T) {
 		{"policies enforced", 0, func(t *testing.T, b *linkBed) {
 			b.link.config.Enforces = func() []string { return []string{"netpila"} }
 		}, 1, false},
+		{"offloads possible", 0, func(t *testing.T, b *linkBed) {
+			b.link.config.Offloads = func() bool { return true }
+		}, 1, false},
 		{"no uplink", 0, func(t *testing.T, b *linkBed) {
 			b.link.config.UplinkAddresses = uplinks("::", errors.New("there is none"))
 		}, 0, true},
@@ -136,5 +139,18 @@ func TestOtherUplinkAddressesAreRegistered(t *testing.T) {
 	want = append(want, "2001:db8::4", "2001:db8::4")
 	if got := registered(4); !slices.Equal(got, want) {
 		t.Errorf("registered with %v, want %v", got, want)
+	}
+}
+
+// TestRegistersForOffloads: the orchestrator chooses backends and frontends by what nodes register.
+func TestRegistersForOffloads(t *testing.T) {
+	b := newLinkBed(t)
+	b.link.config.Offloads = func() bool { return true }
+	b.link.config.MTUReserve, b.link.config.Rack = 104, "r1"
+	if err := b.link.Register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r := b.cluster.registered[0]; !r.Offloads || r.MtuReserve != 104 || r.Rack != "r1" {
+		t.Errorf("registered %v", r)
 	}
 }

@@ -49,6 +49,8 @@ type Options struct {
 	MaxTenantIDs     int
 	Identifiers      bool   // the packet path reserves the prefix of identifiers in any case
 	Edge             bool   // this node is an Edge Switch: it runs no containers
+	MTUReserve       int    // bytes by which containers' MTU is smaller than the tunnels allow
+	Rack             string // of this node, a DNS label; may be empty
 	MetricsListen    string // "host:port"; empty means the unix socket only
 	Version          string
 	// OpenDriver opens the packet path once the node's prefix is known. Close must leave the packet path in place.
@@ -118,6 +120,7 @@ type daemon struct {
 
 	enforces []string // names of networks that enforce policies
 	form     string   // of packets on the fabric; known once networks are open
+	offloads bool     // this node can be in offloads; known once networks are open
 }
 
 func newDaemon(o Options) (*daemon, error) {
@@ -146,6 +149,7 @@ func newDaemon(o Options) (*daemon, error) {
 		Gateway:  d.hasGateway,
 		Enforces: d.enforcing,
 		Form:     func() string { return d.form },
+		Offloads: func() bool { return d.offloads }, MTUReserve: o.MTUReserve, Rack: o.Rack,
 		UplinkAddresses: func() ([]netip.Addr, error) {
 			m, _ := d.node.Membership()
 			return hostnet.UplinkAddresses(d.Uplink, m.Prefix)
@@ -374,7 +378,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	core, err := agent.New(agent.Config{
 		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link,
 		Tried: d.link.Tried(), Edge: d.Edge,
-		Plan: m.Plan, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
+		Plan: m.Plan, Node: m.Prefix, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
 		return stateError(err)
@@ -457,11 +461,21 @@ func (d *daemon) networks(m state.Membership) (has map[string]agent.Network, abs
 		if has, ok := n.(network.FormProvider); ok {
 			d.form = has.Form()
 		}
+		d.offloads = d.offloads || canOffload(n)
 		if networks.PolicyError(n) == nil {
 			d.enforces = append(d.enforces, o.Name)
 		}
 	}
 	return has, absent, nil
+}
+
+// ebpfSwitch is the switch that can look rules up for other nodes.
+const ebpfSwitch = "ebpf"
+
+// canOffload reports whether other nodes can look up the rules of a network's tenants.
+func canOffload(n agent.Network) bool {
+	by, ok := n.(network.SwitchInfo)
+	return ok && by.Switch() == ebpfSwitch && networks.PolicyError(n) == nil
 }
 
 // supply starts the background tasks.

@@ -368,3 +368,48 @@ func TestDaemonRefusesLessRoomThanIsInUse(t *testing.T) {
 		}
 	}
 }
+
+// switchedNetwork has a switch, which may enforce no policies.
+type switchedNetwork struct {
+	agent.Network
+	kind      string
+	unpoliced error
+}
+
+func (n switchedNetwork) Switch() string                         { return n.kind }
+func (switchedNetwork) Lacks() []string                          { return nil }
+func (n switchedNetwork) PolicyError() error                     { return n.unpoliced }
+func (switchedNetwork) Seal(context.Context, string, bool) error { return nil }
+
+// TestWhichNodesCanOffload: nodes with the eBPF switch, if it enforces policies.
+func TestWhichNodesCanOffload(t *testing.T) {
+	closed := make(chan bool)
+	close(closed)
+	for _, c := range []struct {
+		name string
+		on   agent.Network
+		want bool
+	}{
+		{"ebpf", switchedNetwork{kind: "ebpf"}, true},
+		{"ebpf without policies", switchedNetwork{kind: "ebpf", unpoliced: errors.New("no kernel support")}, false},
+		{"ovs", switchedNetwork{kind: "ovs"}, false},
+		{"without a switch", hangingNetwork{answers: closed}, false},
+	} {
+		o := daemonOptions(t, &closing{Driver: agenttest.NewDriver()})
+		o.Networks = []network.Factory{{Name: c.name, Open: func(network.Node) (agent.Network, error) {
+			return c.on, nil
+		}}}
+		d, err := newDaemon(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { d.close() })
+		m, _ := d.node.Membership()
+		if _, _, err := d.networks(m); err != nil {
+			t.Fatal(err)
+		}
+		if d.offloads != c.want {
+			t.Errorf("network %s: %v, want %v", c.name, d.offloads, c.want)
+		}
+	}
+}

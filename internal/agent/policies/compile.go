@@ -11,6 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // compileInputs are the inputs of a compilation besides the policies.
@@ -21,16 +22,30 @@ type compileInputs struct {
 	overrides map[netip.Addr]address.AppID
 
 	atDestination bool // policy is applied at the destination, also to packets of other nodes' containers
+	offloaded     bool // frontends look the rules up: this node has none, and apps and subjects are not needed
 }
 
 func (s compileInputs) equal(o compileInputs) bool {
-	return s.atDestination == o.atDestination && slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) &&
+	return s.atDestination == o.atDestination && s.offloaded == o.offloaded &&
+		slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) &&
 		maps.Equal(s.overrides, o.overrides) &&
 		sameApps(s.apps, o.apps)
 }
 
 func sameApps(a, b map[address.AppID]map[string]string) bool {
 	return maps.EqualFunc(a, b, func(a, b map[string]string) bool { return maps.Equal(a, b) })
+}
+
+// Offloaded reports whether frontends look up a tenant's rules for the containers of a node, which then has none. A
+// backend that is a frontend of another backend keeps them.
+func Offloaded(t tenant.Tenant, node netip.Prefix) (is bool) {
+	for _, o := range t.Offloads {
+		if o.HasFrontend(node) {
+			return false
+		}
+		is = is || o.Prefix == node && o.Phase == tenant.OffloadActive
+	}
+	return is
 }
 
 func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolicies, around compileInputs, err error) {
@@ -45,10 +60,18 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 	}
 	defer m.times.compiled(time.Now())
 	next = dpapi.TenantPolicies{Tenant: name, IDs: around.ids, Overrides: around.overrides}
+	all := slices.Collect(maps.Values(p.parsed))
+	if around.offloaded {
+		// Packets with a frontend's verdict need no rules, but are counted here; those without one must not pass.
+		if p.index, p.indexed = nil, nil; len(all) > 0 {
+			next.Tables = policy.Isolating()
+			next.Tables.Names, err = policy.Names(name, all)
+		}
+		return next, around, err
+	}
 	if p.index == nil || !sameApps(p.indexed, around.apps) {
 		p.index, p.indexed = policy.NewIndex(around.apps), around.apps
 	}
-	all := slices.Collect(maps.Values(p.parsed))
 	if next.Tables, err = p.index.Compile(name, all, around.subjects); around.atDestination {
 		next.Tables.HoldUnknown(all)
 	}
@@ -65,6 +88,7 @@ func (m *Manager) compileInputs(name string, p *tenantPolicy) (s compileInputs, 
 		return s, fmt.Errorf("this node does not know tenant %s", name)
 	}
 	s.apps, s.overrides = apps, maps.Clone(p.overrides)
+	s.offloaded = Offloaded(known, m.config.Node)
 	for _, r := range m.config.Endpoints() {
 		if r.Tenant != name {
 			continue
@@ -76,7 +100,12 @@ func (m *Manager) compileInputs(name string, p *tenantPolicy) (s compileInputs, 
 			}
 		}
 	}
-	if s.atDestination = known.PolicyAtReceiver(); s.atDestination {
+	s.atDestination = known.PolicyAtReceiver()
+	if s.offloaded {
+		s.apps, s.subjects = nil, nil
+		return s, nil
+	}
+	if s.atDestination {
 		s.subjects = slices.AppendSeq(s.subjects, maps.Keys(s.apps))
 	}
 	slices.Sort(s.subjects)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -36,6 +37,7 @@ type Manager struct {
 type Config struct {
 	Tenants   Tenants
 	Endpoints func() []endpoint.Record // on this node
+	Node      netip.Prefix             // of this node
 	Driver    dpapi.Policies
 	// Seal isolates a tenant's containers on networks that cannot enforce its policies, or ends that.
 	Seal func(tenant string, sealed bool) error
@@ -145,20 +147,21 @@ func (m *Manager) drop(name string, p *tenantPolicy) {
 func (m *Manager) enforce(name string, p *tenantPolicy) error {
 	defer func() { m.publish(name, p) }()
 	next, around, err := m.compile(name, p)
-	if err == nil && next.Restricts() {
+	restricts := p.restrictsWith(next, around)
+	if err == nil && restricts {
 		err = m.config.Seal(name, true)
 	}
 	if err == nil {
 		err = m.config.Driver.SetPolicies(next)
 	}
-	if err == nil && !next.Restricts() {
+	if err == nil && !restricts {
 		err = m.config.Seal(name, false)
 	}
 	if err != nil {
 		m.noteRefused(name, p, err)
 		return nil // a new stream with the same policies would not help
 	}
-	p.enforced, p.inputs, p.lastErr = next, around, nil
+	p.enforced, p.inputs, p.restricts, p.lastErr = next, around, restricts, nil
 	m.config.Tenants.SetPolicyProblem(name, nil)
 	if !p.unsaved {
 		return nil
@@ -208,12 +211,13 @@ func (m *Manager) EnforceFor(r endpoint.Record) error {
 	var err error
 	// The id may have arrived with the answer to another ADD that has not reached this point.
 	_, ready := slices.BinarySearch(p.inputs.subjects, r.App)
+	ready = ready || p.inputs.offloaded
 	if ready = ready && slices.Contains(p.enforced.IDs, r.TenantID); p.lastErr != nil || !ready && len(p.parsed) > 0 {
 		if err = m.enforce(r.Tenant, p); err == nil {
 			err = p.lastErr
 		}
 	}
-	if err == nil && p.enforced.Restricts() {
+	if err == nil && p.restricts {
 		err = m.config.CheckGuards(r.Tenant, r.Networks())
 	}
 	if err != nil {
@@ -353,14 +357,14 @@ func (m *Manager) Start() error {
 			continue
 		}
 		next, around, err := m.compile(name, p)
-		sealed := next.Restricts()
+		sealed := p.restrictsWith(next, around)
 		if err != nil {
 			sealed, held = p.couldRestrict(), append(held, dpapi.TenantPolicies{
 				Tenant: name, IDs: around.ids, Lost: m.config.Tenants.Lost(name) != nil,
 			})
 			m.noteRefused(name, p, err)
 		} else {
-			all, p.enforced, p.inputs = append(all, next), next, around
+			all, p.enforced, p.inputs, p.restricts = append(all, next), next, around, sealed
 		}
 		m.publish(name, p)
 		if err := m.config.Seal(name, sealed); err != nil {
@@ -377,7 +381,7 @@ func (m *Manager) Start() error {
 	}
 	for _, t := range all {
 		p := m.tenants[t.Tenant]
-		p.enforced, p.inputs = dpapi.TenantPolicies{}, compileInputs{}
+		p.enforced, p.inputs, p.restricts = dpapi.TenantPolicies{}, compileInputs{}, false
 		if err := m.enforce(t.Tenant, p); err != nil {
 			return err
 		}

@@ -12,7 +12,9 @@ import (
 // View is a tenant's policy state for status requests.
 type View struct {
 	dpapi.TenantPolicies
-	Err error // why the last update is not in force; nil if it is
+	Err       error // why the last update is not in force; nil if it is
+	Restricts bool  // a policy that is not in audit mode selects an app, here or at a frontend
+	Offloaded bool  // frontends look the rules up: the tables here only deny
 }
 
 // publish makes a tenant's policy state visible to Manager.View. The caller holds the lock of the tenant's policies.
@@ -25,7 +27,7 @@ func (m *Manager) publish(name string, p *tenantPolicy) {
 	}
 	delete(all, name)
 	if p.enforced.Selects() || p.lastErr != nil {
-		all[name] = View{p.enforced, p.lastErr}
+		all[name] = View{p.enforced, p.lastErr, p.restricts, p.inputs.offloaded}
 	}
 	m.published.Store(&all)
 }

@@ -42,7 +42,9 @@ type tenantPolicy struct {
 
 	enforced dpapi.TenantPolicies
 	inputs   compileInputs // of the last successful compilation
-	lastErr  error         // why the last update is not in force; nil if it is
+	// enforced has policies that are not in audit mode; their rules may be on frontends
+	restricts bool
+	lastErr   error // why the last update is not in force; nil if it is
 
 	index   *policy.Index // built for the apps in indexed
 	indexed map[address.AppID]map[string]string
@@ -164,6 +166,15 @@ func (d Document) parse() (policy.Policy, error) {
 		return policy.Policy{}, fmt.Errorf("%s %s/%s: %w", d.Kind, d.Namespace, d.Name, err)
 	}
 	return parsed, nil
+}
+
+// restrictsWith reports whether policies restrict the tenant's containers. Those that frontends look up do so there:
+// the tables here deny in any case.
+func (p *tenantPolicy) restrictsWith(next dpapi.TenantPolicies, around compileInputs) bool {
+	if around.offloaded {
+		return p.couldRestrict()
+	}
+	return next.Restricts()
 }
 
 // couldRestrict reports whether a policy that is not in audit mode was received, or may be in the kernel.

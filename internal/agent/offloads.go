@@ -1,0 +1,234 @@
+package agent
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// An offload has a tenant's rules for the containers of one node, its backend, looked up on other nodes, its frontends
+// (Nezha §3). A frontend hosts the tenant without containers: it has its apps, policies and mappings. A backend reports
+// its containers, from which the frontends know their apps. Both report which changes of the tenant are in force, and
+// the orchestrator advances the offload's phase by these reports. Package policies has what a backend enforces.
+
+// Role is the part of this node in an offload.
+type Role struct {
+	Tenant  string
+	Backend bool // or else a frontend
+	tenant.Offload
+	Draining bool // of a frontend
+}
+
+// Roles returns the parts of this node in offloads, by tenant and id.
+func (c *Core) Roles() (all []Role) {
+	for _, k := range c.tenants.All() {
+		for _, o := range k.Tenant.Offloads {
+			r := Role{Tenant: k.Tenant.Name, Backend: o.Prefix == c.tenants.node, Offload: o}
+			i := slices.IndexFunc(o.Frontends, func(f tenant.Frontend) bool { return f.Prefix == c.tenants.node })
+			if i >= 0 {
+				r.Draining = o.Frontends[i].Draining
+			}
+			if r.Backend || i >= 0 {
+				all = append(all, r)
+			}
+		}
+	}
+	return all
+}
+
+// errOffloaded says who looks up the rules of a tenant for this node's containers.
+func (c *Core) errOffloaded(name string) error {
+	known, _, _ := c.tenants.Get(name)
+	i := slices.IndexFunc(known.Tenant.Offloads, func(o tenant.Offload) bool { return o.Prefix == c.tenants.node })
+	if i < 0 {
+		return refusal.New(refusal.ErrUnavailable, "the offload of tenant %s has just ended; try again", name)
+	}
+	o := known.Tenant.Offloads[i]
+	var names []string
+	for _, f := range o.Active() {
+		names = append(names, f.Node)
+	}
+	return refusal.New(
+		refusal.ErrNever,
+		"the rules of tenant %s for containers of this node are looked up by frontends: %s\n  this node has none; "+
+			"`pilaster offload get %s --node %s` shows the offload",
+		name,
+		strings.Join(names, ", "),
+		name,
+		o.Node,
+	)
+}
+
+// isFrontend reports whether a node is a frontend of an offload of the tenant.
+func isFrontend(t tenant.Tenant, node netip.Prefix) bool {
+	return slices.ContainsFunc(t.Offloads, func(o tenant.Offload) bool { return o.HasFrontend(node) })
+}
+
+// isBackend reports whether a node is the backend of an offload of the tenant.
+func isBackend(t tenant.Tenant, node netip.Prefix) bool {
+	return slices.ContainsFunc(t.Offloads, func(o tenant.Offload) bool { return o.Prefix == node })
+}
+
+// fronts reports whether this node is a frontend of a tenant. The node's record lists tenants that it is a frontend of
+// as transit tenants; once it does not, the tenant is removed, whether or not its last update has arrived. The caller
+// holds the lock.
+func (t *Tenants) fronts(name string) bool {
+	return t.transit[name] && t.m[name] != nil && isFrontend(t.m[name].Tenant, t.node)
+}
+
+// IsFrontend reports whether this node is a frontend of a tenant.
+func (t *Tenants) IsFrontend(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.fronts(name)
+}
+
+// needsNoRequest reports whether a container of a tenant whose app is known can be added without a request to the
+// orchestrator. A frontend's first container needs one until the policies have arrived.
+func (t *Tenants) needsNoRequest(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.m[name]
+	return t.hosts(name) && (h.count() > 0 || h.synced || !t.fronts(name))
+}
+
+func (t *Tenants) hasPolicyProblem(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.m[name] != nil && t.m[name].policyProblem != ""
+}
+
+// setApplied records the tenant's changes whose entries are in the packet path. Its policies are too, unless the report
+// says why not.
+func (t *Tenants) setApplied(name string, changes uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.m[name]; h != nil && h.applied != changes {
+		h.applied = changes
+		t.signalOffloads(h)
+	}
+}
+
+// signalOffloads triggers a report if it contains anything about offloads of the tenant. The caller holds the lock.
+func (t *Tenants) signalOffloads(h *hosted) {
+	if len(h.Tenant.Offloads) > 0 {
+		t.signal()
+	}
+}
+
+// signalContainers triggers a report after a change of the containers here, if they belong to an offload.
+func (t *Tenants) signalContainers(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.m[name]; h != nil && isBackend(h.Tenant, t.node) {
+		t.signal()
+	}
+}
+
+// reportOffloads adds to a report what the orchestrator needs for the tenant's offloads. The caller holds the lock.
+func (t *Tenants) reportOffloads(h *hosted, to *pilasterv1.Hosting) {
+	if len(h.Tenant.Offloads) == 0 {
+		return
+	}
+	if h.synced && h.policyProblem == "" && h.mappingsListed == nil {
+		to.AppliedChanges = h.applied
+	}
+	if isBackend(h.Tenant, t.node) {
+		to.Offloaded = t.containers(h.Tenant.Name)
+	}
+}
+
+// offloadedContainers returns a tenant's containers on this node with their apps, in the order of their ids.
+func (c *Core) offloadedContainers(name string) (all []*pilasterv1.OffloadedEndpoint) {
+	for _, r := range c.store.List() {
+		if r.Tenant != name || !r.Lives() {
+			continue
+		}
+		if e := offloadedEndpoint(r); len(e.Addresses) > 0 {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+func offloadedEndpoint(r endpoint.Record) *pilasterv1.OffloadedEndpoint {
+	e := &pilasterv1.OffloadedEndpoint{App: uint32(appOfRecord(r))}
+	for _, a := range r.Attachments {
+		if tenant.NetworkHas(a.Network, tenant.PolicyAtReceiver) {
+			e.Addresses = append(e.Addresses, a.Address.AsSlice())
+		}
+	}
+	return e
+}
+
+// appOfRecord returns the app by which policies judge a container.
+func appOfRecord(r endpoint.Record) address.AppID {
+	if r.AppNow != 0 {
+		return r.AppNow
+	}
+	return r.App
+}
+
+// keepEndpoints returns the offloads of an answer with the endpoints that this node knows: a tenant's changes do not
+// count them, so the answer may have older ones than the stream.
+func keepEndpoints(answered, known []tenant.Offload) []tenant.Offload {
+	all := slices.Clone(answered)
+	for i, o := range all {
+		at := slices.IndexFunc(known, func(k tenant.Offload) bool { return k.ID == o.ID })
+		if at >= 0 {
+			all[i].Endpoints = known[at].Endpoints
+		}
+	}
+	return all
+}
+
+// offloadFile is an offload in a tenant's file.
+type offloadFile struct {
+	ID        uint32              `json:"id"`
+	Node      string              `json:"node"`
+	Prefix    netip.Prefix        `json:"prefix"`
+	Phase     tenant.OffloadPhase `json:"phase"`
+	Epoch     uint32              `json:"epoch"`
+	Since     uint64              `json:"since"`
+	Frontends []frontendFile      `json:"frontends"`
+	Endpoints []offloadedFile     `json:"endpoints,omitempty"`
+}
+
+type frontendFile struct {
+	Node     string       `json:"node"`
+	Prefix   netip.Prefix `json:"prefix"`
+	Draining bool         `json:"draining,omitempty"`
+}
+
+type offloadedFile struct {
+	Address netip.Addr    `json:"address"`
+	App     address.AppID `json:"app"`
+}
+
+func newOffloadFile(o tenant.Offload) offloadFile {
+	f := offloadFile{ID: o.ID, Node: o.Node, Prefix: o.Prefix, Phase: o.Phase, Epoch: o.Epoch, Since: o.Since}
+	for _, frontend := range o.Frontends {
+		f.Frontends = append(f.Frontends, frontendFile(frontend))
+	}
+	for _, e := range o.Endpoints {
+		f.Endpoints = append(f.Endpoints, offloadedFile(e))
+	}
+	return f
+}
+
+func (f offloadFile) offload() (tenant.Offload, error) {
+	o := tenant.Offload{ID: f.ID, Node: f.Node, Prefix: f.Prefix, Phase: f.Phase, Epoch: f.Epoch, Since: f.Since}
+	for _, frontend := range f.Frontends {
+		o.Frontends = append(o.Frontends, tenant.Frontend(frontend))
+	}
+	for _, e := range f.Endpoints {
+		o.Endpoints = append(o.Endpoints, tenant.OffloadedEndpoint(e))
+	}
+	return o, o.Check()
+}
