@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"encoding/binary"
-	"errors"
 	"math"
 	"net/netip"
 
@@ -124,12 +123,12 @@ func (d *Datapath) directPort() uint16 {
 	return bigEndian16(pipeline.UDPPort)
 }
 
-// withoutDirectTunnel makes packets pass the VXLAN device, where the programs with tracing report them.
-func (d *Datapath) withoutDirectTunnel(spec *ebpf.CollectionSpec) error {
-	return errors.Join(
-		spec.Variables[bpfobj.PilasterVarDirectPort].Set(uint16(0)),
-		spec.Variables[bpfobj.PilasterVarUplinkClasses].Set(d.uplinkClasses(false)),
-	)
+// withoutDirectTunnel returns constants that make packets pass the VXLAN device, where the programs with tracing report
+// them.
+func (d *Datapath) withoutDirectTunnel() map[string]any {
+	return map[string]any{
+		bpfobj.PilasterVarDirectPort: uint16(0), bpfobj.PilasterVarUplinkClasses: d.uplinkClasses(false),
+	}
 }
 
 // bigEndian16 returns a number as it lies in memory in network byte order.

@@ -24,8 +24,8 @@ func TestMappingsDuringMove(t *testing.T) {
 		is := &pilasterv1.Tenant{Name: "blue", Network: c.network, Leaving: c.leaving}
 		m.Apply(store.Batch{Revision: m.Revision + 1, Events: []store.Event{{Tenant: is}}})
 		if got := f.receives(mapping); got != c.all || m.byMappings["blue"][f] != c.all {
-			t.Errorf("on %q, leaving %q: it receives a mapping: %v, and is in the index: %v; want %v", c.network, c.leaving,
-				got, m.byMappings["blue"][f], c.all)
+			t.Errorf("on %q, leaving %q: it receives a mapping: %v, and is in the index: %v; want %v", c.network,
+				c.leaving, got, m.byMappings["blue"][f], c.all)
 		}
 	}
 }
