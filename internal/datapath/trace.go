@@ -23,11 +23,15 @@ import (
 
 var _ dpapi.Tracing = (*Datapath)(nil)
 
-// NextHop asks the FIB for a packet that arrives at the node's end of the device pair, as the programs do.
+// NextHop asks the FIB for a packet that arrives at the node's end of the device pair, as the programs do. An IPv4
+// packet is one of the kernel's tunnel device, so it comes from the node itself.
 func (d *Datapath) NextHop(from, to netip.Addr) (dpapi.NextHop, error) {
+	options := &netlink.RouteGetOptions{IifIndex: d.NodeFar, SrcAddr: from.AsSlice()}
+	if to.Is4() {
+		options.IifIndex = 0
+	}
 	routes, err := netns.List(func() ([]netlink.Route, error) {
-		return d.Netlink.RouteGetWithOptions(to.AsSlice(),
-			&netlink.RouteGetOptions{IifIndex: d.NodeFar, SrcAddr: from.AsSlice()})
+		return d.Netlink.RouteGetWithOptions(to.AsSlice(), options)
 	})
 	if err != nil {
 		return dpapi.NextHop{}, fmt.Errorf("no route to %v: %w", to, err)
