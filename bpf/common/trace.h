@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What tracing adds to the programs. Only trace.bpf.c defines TRACING. In pilaster.bpf.c these functions are empty, and
+/* What tracing adds to the programs. Only trace*.bpf.c define TRACING. In other objects these functions are empty, and
  * cost nothing. */
 #pragma once
 #include "common/device.h"
