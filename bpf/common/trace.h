@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What tracing adds to the programs. Only trace.bpf.c defines TRACING. In pilaster.bpf.c these functions are empty, and
+/* What tracing adds to the programs. Only trace*.bpf.c define TRACING. In other objects these functions are empty, and
  * cost nothing. */
 #pragma once
 #include "common/device.h"
@@ -80,7 +80,8 @@ struct trace_state {
 	__u8 version; /* 0: neither IPv4 nor IPv6 */
 	__u8 zero[6];
 	__u64 lost;
-	__u64 packet; /* the traced packet, if hook is not 0 */
+	__u64 packet;			 /* the traced packet, if hook is not 0 */
+	__u32 point, reason, rule, what; /* of trace_report: its stack is the last of the longest chain of calls */
 };
 
 struct {
@@ -136,7 +137,8 @@ static __always_inline void trace_read(struct __sk_buff *skb, struct trace_state
 		bpf_skb_load_bytes(skb, l4, s->ports, sizeof(s->ports));
 }
 
-static __always_inline struct packet_event *new_event(struct __sk_buff *skb, struct trace_state *s, __u32 point)
+/* new_event returns an event without its point. */
+static __always_inline struct packet_event *new_event(struct __sk_buff *skb, struct trace_state *s)
 {
 	struct packet_event *e = bpf_ringbuf_reserve(&pil_trace, sizeof(*e), 0);
 
@@ -149,7 +151,6 @@ static __always_inline struct packet_event *new_event(struct __sk_buff *skb, str
 	e->time = bpf_ktime_get_ns();
 	e->packet = s->packet;
 	e->lost = s->lost;
-	e->point = point;
 	e->hook = s->hook;
 	e->ifindex = s->ifindex;
 	e->length = skb->len - ETH_HLEN;
@@ -171,17 +172,22 @@ __noinline int trace_report(struct __sk_buff *skb, __u32 point, __u32 reason, __
 
 	if (!s)
 		return 0;
-	e = new_event(skb, s, point);
+	s->point = point;
+	s->reason = reason;
+	s->rule = rule;
+	s->what = what;
+	e = new_event(skb, s);
 	if (!e)
 		return 0;
-	e->reason = reason;
-	e->rule = rule;
-	if (point == POINT_PIPELINE)
-		e->vni = what;
-	if (point == POINT_POLICY) {
-		e->endpoint = what >> 2;
-		e->cache = what & 2 ? CACHE_HIT : CACHE_MISS;
-		e->dir = what & 1;
+	e->point = s->point;
+	e->reason = s->reason;
+	e->rule = s->rule;
+	if (e->point == POINT_PIPELINE)
+		e->vni = s->what;
+	if (e->point == POINT_POLICY) {
+		e->endpoint = s->what >> 2;
+		e->cache = s->what & 2 ? CACHE_HIT : CACHE_MISS;
+		e->dir = s->what & 1;
 	}
 	bpf_ringbuf_submit(e, 0);
 	return 0;

@@ -34,3 +34,14 @@ func VTEP4(pool netip.Prefix, number uint64) (netip.Addr, bool) {
 	binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(a[:])+uint32(number))
 	return netip.AddrFrom4(a), true
 }
+
+// VTEP4Node is the inverse of VTEP4; false if an address is not one of the pool's.
+func VTEP4Node(pool netip.Prefix, vtep netip.Addr) (number uint64, ok bool) {
+	if !pool.IsValid() || !vtep.Is4() || !pool.Contains(vtep) {
+		return 0, false
+	}
+	first, a := pool.Masked().Addr().As4(), vtep.As4()
+	number = uint64(binary.BigEndian.Uint32(a[:]) - binary.BigEndian.Uint32(first[:]))
+	_, ok = VTEP4(pool, number)
+	return number, ok
+}

@@ -50,6 +50,14 @@ func newSteeringApply(env Env) *cobra.Command {
 		Long: `Set RPS or RFS of devices, and record what was set before. A second apply of a device replaces the
 settings and keeps the first record. Devices of levels that are not named stay as they are.
 
+It writes rps_cpus and rps_flow_cnt of each receive queue (/sys/class/net/DEVICE/queues/rx-N) and, with rfs
+and auto, the machine's net.core.rps_sock_flow_entries. It changes no packets, rules or routes. Without
+--levels it is about the uplink and all VXLAN devices, also those of other container networks.
+
+The settings are in force at once, for all connections, and stay until the machine or the device is gone, or
+until pilaster steering reset restores what was set before the first apply. pilaster steering status shows
+them, and what another program has changed since.
+
 Modes:
   off   the CPU that receives a packet processes it
   rps   the hash of a packet's flow selects one of the CPUs

@@ -54,8 +54,8 @@ parts of one packet, start the command on the node of the destination first: wit
 the packet. Then run it on the node of the source. In a lab, pilaster lab trace shows the whole way.
 
 SOURCE and DESTINATION are addresses, or names of endpoints on this node. As with pilaster why, --peer-app and
---tenant say what addresses of network nimitz do not contain. Of Open vSwitch a live trace shows where it takes
-and delivers a packet; a dry run shows its flows.
+--tenant say what addresses of a tenant's own CIDRs do not contain. Of Open vSwitch a live trace shows where it
+takes and delivers a packet; a dry run shows its flows.
 
 The exit status is 0 if the packet is delivered, or sent to another node, and 1 if it is dropped or not seen.`,
 		Example: `  pilaster trace shop/front fc98:14bc:4974:c7a8:470f:98a:c932:1f42 tcp/80
@@ -78,8 +78,9 @@ The exit status is 0 if the packet is delivered, or sent to another node, and 1 
 	flags.bind(c)
 	socket.bind(c)
 	c.ValidArgsFunction = socket.offerEnds
-	c.Flags().StringVar(&tenant, "tenant", "", "tenant of the addresses, on network nimitz")
-	c.Flags().Uint16Var(&peerApp, "peer-app", 0, "app of the end that is not on this node, on network nimitz")
+	c.Flags().StringVar(&tenant, "tenant", "", "tenant of the addresses, if its CIDRs are its own")
+	c.Flags().Uint16Var(&peerApp, "peer-app", 0,
+		"app of the end that is not on this node, if the tenant's CIDRs are its own")
 	return c
 }
 

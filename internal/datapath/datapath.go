@@ -56,6 +56,7 @@ type Datapath struct {
 	// what LoadNetwork loaded, by symbol, for the programs with tracing
 	networkMaps      map[string]*ebpf.Map
 	networkConstants map[string][]byte
+	traced           []func() (*ebpf.CollectionSpec, error) // object files of networks, with tracing
 
 	knownTenantIDs sync.Map // tenant ids that this process wrote; they stay without an endpoint
 }

@@ -95,6 +95,12 @@ func (d *Datapath) LoadNetwork(spec *ebpf.CollectionSpec) (*ebpf.Collection, err
 	return c, nil
 }
 
+// AddTraced makes the tracing programs of an object file known, which have the names of those that LoadNetwork has
+// loaded. A trace loads them with the same constants and maps.
+func (d *Datapath) AddTraced(read func() (*ebpf.CollectionSpec, error)) {
+	d.traced = append(d.traced, read)
+}
+
 // ilaPart has what the programs of all hooks must know of network ila, also on a node without it, once a tenant uses
 // it: no other packet may have addresses that only its containers have on the fabric. The rest of the network has an
 // object file of its own.

@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"encoding/binary"
-	"errors"
 	"math"
 	"net/netip"
 
@@ -135,14 +134,14 @@ func (d *Datapath) directPort() uint16 {
 	return bigEndian16(pipeline.UDPPort)
 }
 
-// withoutDirectTunnel makes packets pass the VXLAN device, where the programs with tracing report them.
-func (d *Datapath) withoutDirectTunnel(spec *ebpf.CollectionSpec) error {
-	member, err := d.OffloadMember() // then the program of offloads has the tunnel packets, and not the direct tunnel's
-	return errors.Join(
-		err,
-		spec.Variables[bpfobj.PilasterVarDirectPort].Set(uint16(0)),
-		spec.Variables[bpfobj.PilasterVarUplinkClasses].Set(d.uplinkClasses(member || !d.config.DirectTunnel)),
-	)
+// withoutDirectTunnel returns constants that make packets pass the VXLAN device, where the programs with tracing report
+// them. On a member of an offload, the program of offloads has the tunnel packets, and not the direct tunnel's.
+func (d *Datapath) withoutDirectTunnel() (map[string]any, error) {
+	member, err := d.OffloadMember()
+	return map[string]any{
+		bpfobj.PilasterVarDirectPort:    uint16(0),
+		bpfobj.PilasterVarUplinkClasses: d.uplinkClasses(member || !d.config.DirectTunnel),
+	}, err
 }
 
 // bigEndian16 returns a number as it lies in memory in network byte order.

@@ -19,7 +19,7 @@ import (
 func TestCommittedObject(t *testing.T) {
 	for pkg, parts := range map[string]int{
 		"datapath/bpfobj": 50, "datapath/follow": 40, "oncache": 10, "network/nimitz/ovs": 4, "tunnel": 7,
-		"network/ila/tables": 20, "network/evpn/tables": 20,
+		"network/ila/tables": 20, "network/evpn/tables": 20, "network/evpn/traced": 20,
 	} {
 		t.Run(pkg, func(t *testing.T) { testCommittedObject(t, pkg, parts) })
 	}

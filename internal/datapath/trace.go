@@ -23,11 +23,15 @@ import (
 
 var _ dpapi.Tracing = (*Datapath)(nil)
 
-// NextHop asks the FIB for a packet that arrives at the node's end of the device pair, as the programs do.
+// NextHop asks the FIB for a packet that arrives at the node's end of the device pair, as the programs do. An IPv4
+// packet is one of the kernel's tunnel device, so it comes from the node itself.
 func (d *Datapath) NextHop(from, to netip.Addr) (dpapi.NextHop, error) {
+	options := &netlink.RouteGetOptions{IifIndex: d.NodeFar, SrcAddr: from.AsSlice()}
+	if to.Is4() {
+		options.IifIndex = 0
+	}
 	routes, err := netns.List(func() ([]netlink.Route, error) {
-		return d.Netlink.RouteGetWithOptions(to.AsSlice(),
-			&netlink.RouteGetOptions{IifIndex: d.NodeFar, SrcAddr: from.AsSlice()})
+		return d.Netlink.RouteGetWithOptions(to.AsSlice(), options)
 	})
 	if err != nil {
 		return dpapi.NextHop{}, fmt.Errorf("no route to %v: %w", to, err)
@@ -59,9 +63,9 @@ func (d *Datapath) DeviceName(number uint32) string {
 // uplink and on the tunnel. When ctx ends, it puts those back. If this process ends before, the tracing programs
 // forward packets as the others do, and Restore replaces them like those of another build.
 func (d *Datapath) Follow(ctx context.Context, f dpapi.PacketFilter) (<-chan dpapi.PacketEvent, error) {
-	programs, err := follow.Load(f, &d.Objects, d.networkMaps, func(spec *ebpf.CollectionSpec) error {
-		return errors.Join(d.setConstants(spec, d.AcceptMark, d.cookie), d.setNetworkConstants(spec),
-			d.withoutDirectTunnel(spec))
+	programs, err := follow.Load(f, follow.Objects{
+		Shared: &d.Objects, Others: d.networkMaps, Networks: d.traced,
+		SetConstants: d.setTracedConstants,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("trace packets: %w; packets flow as before", err)
@@ -139,9 +143,19 @@ func (d *Datapath) entryPrograms() map[string]*ebpf.Program {
 	return all
 }
 
-// setNetworkConstants sets the constants of networks with object files of their own.
-func (d *Datapath) setNetworkConstants(spec *ebpf.CollectionSpec) error {
+// setTracedConstants gives an object file with tracing programs the constants of the others, except that no packet may
+// pass by a place that reports it.
+func (d *Datapath) setTracedConstants(spec *ebpf.CollectionSpec) error {
+	values := d.constants(d.AcceptMark, d.cookie)
 	for name, value := range d.networkConstants {
+		values[name] = value
+	}
+	direct, err := d.withoutDirectTunnel()
+	if err != nil {
+		return err
+	}
+	maps.Copy(values, direct)
+	for name, value := range values {
 		if v := spec.Variables[name]; v != nil {
 			if err := v.Set(value); err != nil {
 				return fmt.Errorf("set %s: %w", name, err)

@@ -22,6 +22,7 @@ import (
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/trace"
 )
 
@@ -131,7 +132,7 @@ func TestTrace(t *testing.T) {
 		Nodes: []string{"n1", "n2"}, Device: endpoint.Veth, // macvlans do not support network nimitz
 		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "clear", Addressing: "clear"},
 			{Name: "green", Network: "nimitz", CIDRs: overlay}, {Name: "lime", Network: "nimitz", CIDRs: overlay},
-			{Name: "silver", Network: "ila"}},
+			{Name: "silver", Network: "ila"}, {Name: "plum", Network: "evpn", CIDRs: overlay}},
 		Containers: []lab.Container{
 			{Name: "b1", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "front"}},
 			{Name: "b2", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},
@@ -146,15 +147,19 @@ func TestTrace(t *testing.T) {
 			{Name: "s1", Node: "n1", Tenant: "silver", Labels: map[string]string{"app": "front"}},
 			{Name: "s2", Node: "n2", Tenant: "silver", Labels: map[string]string{"app": "web"}},
 			{Name: "s3", Node: "n1", Tenant: "silver", Labels: map[string]string{"app": "web"}},
+			// with the addresses of g1 and g2
+			{Name: "p1", Node: "n1", Tenant: "plum", Labels: map[string]string{"app": "front"}},
+			{Name: "p2", Node: "n2", Tenant: "plum", Labels: map[string]string{"app": "web"}},
+			{Name: "p3", Node: "n1", Tenant: "plum", Labels: map[string]string{"app": "db"}},
 		},
 	}), labtest.Binary(t)}
 	ctx := labtest.Context(t)
-	for _, tenant := range []string{"blue", "green", "silver"} {
-		_, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: tenant,
+	for _, name := range []string{"blue", "green", "silver", "plum"} {
+		_, err := l.Operator().ApplyPolicies(ctx, connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{Tenant: name,
 			Documents: []string{webOnly}}))
 		must(t, err)
 	}
-	for _, pair := range [][2]string{{"b1", "b3"}, {"g1", "g2"}, {"s1", "s2"}} {
+	for _, pair := range [][2]string{{"b1", "b3"}, {"g1", "g2"}, {"s1", "s2"}, {"p1", "p2"}} {
 		// Then neighbours are known, and policies are in force.
 		for {
 			echo, err := l.Ping(ctx, pair[0], pair[1], packet.PingOptions{Timeout: 100 * time.Millisecond})
@@ -218,6 +223,18 @@ func TestTrace(t *testing.T) {
 		{"s1", "s3", "tcp/80", trace.Delivered, "",
 			"n1 container, n1 endpoint, n1 policy, n1 policy, n1 deliver",
 			"n1 container, n1 policy, n1 policy, n1 deliver", "refused"},
+		{"p1", "p2", "tcp/80", trace.Delivered, "",
+			"n1 container, n1 register, n1 forwarding, n1 policy, n1 encap, " +
+				"n2 decap, n2 forwarding, n2 policy, n2 policy, n2 deliver",
+			"n1 container, n1 policy, n1 forwarding, n1 encap, n2 decap, n2 policy, n2 forwarding, n2 deliver",
+			"refused"},
+		{"p1", "p2", "tcp/81", trace.Dropped, "policy-denied",
+			"n1 container, n1 register, n1 forwarding, n1 policy, n1 encap, " +
+				"n2 decap, n2 forwarding, n2 policy, n2 policy",
+			"n1 container, n1 policy, n1 forwarding, n1 encap, n2 decap, n2 policy", ""},
+		{"p1", "p3", "icmp", trace.Delivered, "",
+			"n1 container, n1 register, n1 forwarding, n1 policy, n1 policy, n1 deliver",
+			"n1 container, n1 policy, n1 policy, n1 forwarding, n1 deliver", "echo reply"},
 	} {
 		dry, dryStatus := l.trace(ctx, t, c.from, c.to, c.protocol, "--dry-run")
 		live, liveStatus := l.trace(ctx, t, c.from, c.to, c.protocol)
@@ -311,14 +328,35 @@ func TestTraceOVS(t *testing.T) {
 	}
 }
 
-// TestTraceEnds: the tracing programs are there during a trace only, also if the agent is killed meanwhile, and packets
-// flow all the time. A trace can wait for a packet, and on a single node it shows that node's part.
+// TestTraceEnds: the tracing programs are there during a trace only, also if its client or the agent is killed
+// meanwhile, and packets flow all the time. A trace can wait for a packet, and on a single node it shows that node's
+// part.
 func TestTraceEnds(t *testing.T) {
+	for _, c := range []struct {
+		tenant    lab.Tenant
+		arguments []string // of the agents
+	}{
+		{tenant: lab.Tenant{Network: tenant.DefaultNetwork}},
+		{lab.Tenant{Network: "ila"}, []string{"--ila-mappings", "pull"}},
+		{tenant: lab.Tenant{Network: "evpn", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}},
+	} {
+		t.Run(c.tenant.Network, func(t *testing.T) {
+			c.tenant.Name = "blue"
+			testTraceEnds(t, c.tenant, c.arguments)
+		})
+	}
+}
+
+func testTraceEnds(t *testing.T, blue lab.Tenant, arguments []string) {
 	l := tracingLab{labtest.New(t, lab.Spec{
-		Nodes: []string{"n1", "n2"}, Tenants: []lab.Tenant{{Name: "blue"}},
+		Nodes: []string{"n1", "n2"}, Device: endpoint.Veth, Tenants: []lab.Tenant{blue},
 		Containers: []lab.Container{{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b2", Node: "n2", Tenant: "blue"}},
-	}), labtest.Binary(t)}
+	}, func(o *lab.Options) { o.AgentArgs = arguments }), labtest.Binary(t)}
 	ctx := labtest.Context(t)
+	await(ctx, t, "reachable", func() bool { // with pulled mappings, the first packets are lost
+		echo, err := l.Ping(ctx, "b1", "b2", packet.PingOptions{Timeout: time.Second})
+		return err == nil && echo.Reached()
+	})
 	ping := func(when string) {
 		t.Helper()
 		echo, err := l.Ping(ctx, "b1", "b2", packet.PingOptions{Timeout: time.Second})
@@ -353,6 +391,15 @@ func TestTraceEnds(t *testing.T) {
 	}
 
 	await(ctx, t, "as before", func() bool { return traces(t) == 0 && maps.Equal(l.onUplink(t), own) })
+	killed := exec.CommandContext(ctx, l.binary, "lab", "trace", "--lab", l.Name(), "b2", "b1", "udp/9", "--wait",
+		"60s")
+	must(t, killed.Start())
+	l.awaitTraced(ctx, t, own)
+	must(t, killed.Process.Kill())
+	_ = killed.Wait()
+	await(ctx, t, "as before", func() bool { return traces(t) == 0 && maps.Equal(l.onUplink(t), own) })
+	ping("the client was killed")
+
 	ended := make(chan int, 1)
 	go func() {
 		cmd := exec.CommandContext(ctx, l.binary, "lab", "trace", "--lab", l.Name(), "b2", "b1", "udp/9", "--wait",
@@ -372,4 +419,34 @@ func TestTraceEnds(t *testing.T) {
 	}
 	await(ctx, t, "without tracing programs", func() bool { return traces(t) == 0 })
 	ping("after")
+}
+
+// TestTracePulled: on nodes that pull mappings, the probes of traces cause what other packets cause: each is dropped
+// where a mapping is missing, the node asks for it, and a later one arrives. The receiver's node sees a sender that it
+// has no mapping of.
+func TestTracePulled(t *testing.T) {
+	l := tracingLab{labtest.New(t, lab.Spec{
+		Nodes: []string{"n1", "n2"}, Device: endpoint.Veth, Tenants: []lab.Tenant{{Name: "silver", Network: "ila"}},
+		Containers: []lab.Container{
+			{Name: "s1", Node: "n1", Tenant: "silver"}, {Name: "s2", Node: "n2", Tenant: "silver"},
+		},
+	}, func(o *lab.Options) { o.AgentArgs = []string{"--ila-mappings", "pull"} }), labtest.Binary(t)}
+	ctx := labtest.Context(t)
+	seen := map[string]bool{}
+	await(ctx, t, "delivered", func() bool {
+		shown, _ := l.trace(ctx, t, "s1", "s2", "udp/53")
+		if shown.Verdict != trace.Delivered && shown.Drop != "no-mapping" {
+			t.Fatalf("%s %s", shown.Verdict, shown.Drop)
+		}
+		seen[stages(shown)] = true
+		return shown.Verdict == trace.Delivered
+	})
+	for _, want := range []string{
+		"n1 container, n1 drop", "n1 container, n1 translate, n1 uplink, n2 uplink, n2 drop",
+		"n1 container, n1 translate, n1 uplink, n2 uplink, n2 deliver",
+	} {
+		if !seen[want] {
+			t.Errorf("no trace shows %q; they show %v", want, slices.Collect(maps.Keys(seen)))
+		}
+	}
 }

@@ -40,7 +40,7 @@ var layers = []struct {
 	{"the interface between agent and data path", []string{"internal/dpapi"}},
 	{"data path", []string{
 		"internal/datapath", "internal/oncache", "internal/steering", "internal/tunnel", "internal/network/nimitz/ovs",
-		"internal/network/ila/tables", "internal/network/evpn/tables",
+		"internal/network/ila/tables", "internal/network/evpn/tables", "internal/network/evpn/traced",
 	}},
 	{"modules of networks", []string{"internal/modules"}},
 	{"daemons", []string{"internal/accelerate", "internal/agent", "internal/orchestrator"}},

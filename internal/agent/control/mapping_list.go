@@ -35,12 +35,22 @@ func (all mappingSinks) Apply(ctx context.Context, tenant string, add, remove []
 	return errors.Join(errs...)
 }
 
-// pull reports whether the network subscribes to mappings. Then the node lists its own allocations only.
+// divide separates the networks that subscribe to mappings from those that receive a list of all, and then each change.
+func (all mappingSinks) divide() (pulling, listed mappingSinks) {
+	for _, m := range all {
+		if p, ok := m.(network.MappingPuller); ok && p.Pulls() {
+			pulling = append(pulling, m)
+		} else {
+			listed = append(listed, m)
+		}
+	}
+	return pulling, listed
+}
+
+// pull reports whether all networks subscribe to mappings. Then the node lists its own allocations only.
 func (all mappingSinks) pull() bool {
-	return slices.ContainsFunc(all, func(m network.MappingSink) bool {
-		p, ok := m.(network.MappingPuller)
-		return ok && p.Pulls()
-	})
+	pulling, listed := all.divide()
+	return len(pulling) > 0 && len(listed) == 0
 }
 
 // mappingUpdate is the change of a tenant's mappings at one store revision.
@@ -54,7 +64,7 @@ type mappingList struct {
 	tenant string
 	sinks  mappingSinks
 	stop   context.CancelFunc // ends the listing goroutine
-	pulled bool               // the network subscribes to mappings: there is no list to deliver
+	pulled bool               // all networks subscribe to mappings: there is no list to deliver
 
 	mu       sync.Mutex
 	listed   bool
@@ -65,13 +75,20 @@ type mappingList struct {
 // maxPending is the number of changes kept while a list is outstanding.
 const maxPending = 1 << 14
 
-// handleUpdate delivers a change, or keeps it until the list is delivered.
+// handleUpdate delivers a change: to networks that subscribe at once, to the others after the list.
 func (m *mappingList) handleUpdate(ctx context.Context, n mappingUpdate) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	pulling, listed := m.sinks.divide()
+	err := pulling.Apply(ctx, m.tenant, n.add, n.remove)
 	if m.pulled {
-		return m.sinks.Apply(ctx, m.tenant, n.add, n.remove)
+		return err
 	}
+	return errors.Join(err, m.afterList(ctx, listed, n))
+}
+
+// afterList delivers a change to networks that receive a list, or keeps it until the list is delivered.
+func (m *mappingList) afterList(ctx context.Context, to mappingSinks, n mappingUpdate) error {
 	if !m.listed {
 		if len(m.pending) == maxPending {
 			return fmt.Errorf("%d changes are pending for the list of tenant %s, which is the maximum", maxPending,
@@ -83,11 +100,12 @@ func (m *mappingList) handleUpdate(ctx context.Context, n mappingUpdate) error {
 	if n.revision <= m.revision {
 		return nil // the list, which may come from another replica, contains it
 	}
-	return m.sinks.Apply(ctx, m.tenant, n.add, n.remove)
+	return to.Apply(ctx, m.tenant, n.add, n.remove)
 }
 
 // replaceAll delivers a list of one revision, then the pending changes with a later revision.
 func (m *mappingList) replaceAll(ctx context.Context, list []network.Mapping, revision int64) error {
+	_, to := m.sinks.divide()
 	first := !m.pulled
 	for {
 		waiting, listed := m.drainPending(first, revision)
@@ -96,14 +114,14 @@ func (m *mappingList) replaceAll(ctx context.Context, list []network.Mapping, re
 			return nil
 		}
 		if first {
-			if err := m.sinks.Replace(ctx, m.tenant, merged(list, waiting)); err != nil {
+			if err := to.Replace(ctx, m.tenant, merged(list, waiting)); err != nil {
 				return err
 			}
 			first = false
 			continue
 		}
 		for _, n := range waiting {
-			if err := m.sinks.Apply(ctx, m.tenant, n.add, n.remove); err != nil {
+			if err := to.Apply(ctx, m.tenant, n.add, n.remove); err != nil {
 				return err
 			}
 		}

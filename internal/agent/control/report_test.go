@@ -12,7 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/network"
@@ -134,6 +137,55 @@ func TestPulledChanges(t *testing.T) {
 	if want := []string{"+10.0.0.1/32 -", "+ -10.0.0.1/32"}; !slices.Equal(p.said, want) {
 		t.Errorf("received %q, want %q", p.said, want)
 	}
+}
+
+// TestPullsBesideList: of a tenant that moves between a network that pulls and one that does not, the second receives
+// the list and then the changes, and the first the changes only, as they come.
+func TestPullsBesideList(t *testing.T) {
+	p, r := &puller{}, &recorder{}
+	core := agenttest.New(t)
+	var own []bool
+	reader := newListerOf(t, core, func(int, string) (*pilasterv1.ListMappingsResponse, error) {
+		return page(10, "", "10.0.1.0/24", "10.0.2.0/24"), nil
+	})
+	reader.client = asking{reader.client, &own}
+	to := mappingSinks{p, r}
+	m := &mappingList{tenant: "green", sinks: to, pulled: to.pull()}
+	for _, n := range []mappingUpdate{
+		{revision: 9, add: mappingsTo("10.0.2.0/24")}, {revision: 11, add: mappingsTo("10.0.3.0/24")},
+	} {
+		if err := m.handleUpdate(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := reader.listOnce(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.handleUpdate(t.Context(), mappingUpdate{revision: 12, remove: mappingsTo("10.0.3.0/24")}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"all 10.0.1.0/24,10.0.2.0/24,10.0.3.0/24", "+ -10.0.3.0/24"}; !slices.Equal(r.said, want) {
+		t.Errorf("the network without subscriptions received %q, want %q", r.said, want)
+	}
+	if want := []string{"+10.0.2.0/24 -", "+10.0.3.0/24 -", "+ -10.0.3.0/24"}; !slices.Equal(p.said, want) {
+		t.Errorf("the network with subscriptions received %q, want %q", p.said, want)
+	}
+	if !slices.Equal(own, []bool{false}) {
+		t.Errorf("lists of the node's own allocations only: %v, want one of all", own)
+	}
+}
+
+// asking notes whether lists are those of the node's own allocations.
+type asking struct {
+	pilasterv1connect.NodeServiceClient
+	own *[]bool
+}
+
+func (a asking) ListMappings(ctx context.Context, r *connect.Request[pilasterv1.ListMappingsRequest]) (
+	*connect.Response[pilasterv1.ListMappingsResponse], error,
+) {
+	*a.own = append(*a.own, r.Msg.Own)
+	return a.NodeServiceClient.ListMappings(ctx, r)
 }
 
 // pullingNetwork is a network that subscribes to mappings.

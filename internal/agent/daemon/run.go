@@ -416,13 +416,19 @@ func (d *daemon) serveTraces(core *agent.Core, m state.Membership, networks map[
 		return
 	}
 	c := trace.Config{Core: core, Path: path, Plan: m.Plan, Prefix: m.Prefix, Node: d.node.Name()}
-	type pipelined interface {
-		Pipeline(context.Context) ([]pipeline.Entry, error)
-		Switch() string
-	}
-	for _, n := range networks {
-		if p, ok := n.(pipelined); ok {
-			c.Pipeline, c.Switch = p.Pipeline, p.Switch()
+	c.Pipelines = map[string]trace.Pipeline{}
+	for name, n := range networks {
+		if p, ok := n.(interface {
+			Pipeline(context.Context) ([]pipeline.Entry, error)
+		}); ok {
+			its := trace.Pipeline{Entries: p.Pipeline}
+			if s, ok := n.(interface{ Switch() string }); ok {
+				its.Switch = s.Switch()
+			}
+			if t, ok := n.(interface{ TunnelPool() netip.Prefix }); ok {
+				its.Pool = t.TunnelPool()
+			}
+			c.Pipelines[name] = its
 		}
 		if located, ok := n.(network.Located); ok {
 			c.Located = located

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -9,17 +10,18 @@ import (
 	"strings"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/policy"
-	"pilaster.io/pilaster/internal/tenant"
 )
 
-// nimitz adds the stages of network nimitz, if an end is on this node. Addresses do not identify a tenant there.
-func (r *run) nimitz(ctx context.Context, from, to []agent.OverlayMatch) error {
+// pipelined adds the stages of network nimitz, or of another network that has them, if an end is on this node.
+// Addresses do not identify a tenant there.
+func (r *run) pipelined(ctx context.Context, from, to []agent.OverlayMatch) error {
 	sender, receiver := r.ofTenant(from), r.ofTenant(to)
 	known := map[string]bool{}
 	for _, side := range []map[string]*endpoint.Record{sender, receiver} {
@@ -33,11 +35,15 @@ func (r *run) nimitz(ctx context.Context, from, to []agent.OverlayMatch) error {
 			"containers of tenants %s on this node use %v or %v; select one, for example --tenant %s",
 			strings.Join(names, ", "), r.of.Source, r.of.Destination, names[0])
 	}
-	if len(names) == 0 || r.Pipeline == nil {
+	if len(names) == 0 {
 		return nil
 	}
 	name := names[0]
-	r.response.Network = tenant.Nimitz
+	stages, found := r.stagesOf(sender[name], receiver[name])
+	if !found {
+		return nil
+	}
+	r.response.Network = stages.network
 	for _, e := range []*endpoint.Record{sender[name], receiver[name]} {
 		if e != nil {
 			r.response.Vni = uint32(e.TenantID)
@@ -45,24 +51,40 @@ func (r *run) nimitz(ctx context.Context, from, to []agent.OverlayMatch) error {
 	}
 	r.response.Source = r.overlayEnd(name, r.src, sender[name])
 	r.response.Destination = r.overlayEnd(name, r.dst, receiver[name])
-	entries, err := r.Pipeline(ctx)
-	if err != nil {
-		return fmt.Errorf("read the entries of network nimitz: %w", err)
+	var err error
+	if stages.table.Entries, err = stages.its.Entries(ctx); err != nil {
+		return fmt.Errorf("read the entries of network %s: %w", stages.network, err)
 	}
-	stages := &stages{run: r, table: pipeline.Table{Region: r.Plan.Base, Entries: entries}}
 	if e := sender[name]; e != nil {
 		return stages.from(pipeline.Packet{From: pipeline.Port(e.ID), Src: r.src, Dst: r.dst},
 			fmt.Sprintf("from %s", r.response.Source.Device))
 	}
 	vni := pipeline.VNI(receiver[name].TenantID)
-	vtep := stages.nodeOf(vni, r.src)
-	if node, err := vtep.Prefix(64); err == nil {
-		r.response.Next = node.String()
-	}
+	back := stages.routeTo(vni, r.src)
+	r.response.Next = stages.nodeWith(back.VTEP)
 	return stages.from(pipeline.Packet{
-		From: pipeline.VXLAN, Outer: vtep, VNI: vni, Identity: uint16(r.of.PeerApp),
+		From: pipeline.VXLAN, Outer: back.VTEP, VNI: cmp.Or(back.Wire, vni), Identity: uint16(r.of.PeerApp),
 		Src: r.src, Dst: r.dst,
 	}, "")
+}
+
+// stagesOf returns the stages of the network of which an end on this node has its address; false if there are none.
+func (r *run) stagesOf(sender, receiver *endpoint.Record) (*stages, bool) {
+	for _, end := range []struct {
+		e *endpoint.Record
+		a netip.Addr
+	}{{sender, r.src}, {receiver, r.dst}} {
+		if end.e == nil {
+			continue
+		}
+		for _, at := range end.e.Attachments {
+			if its, found := r.Pipelines[at.Network]; found && at.Address == end.a {
+				table := pipeline.Table{Region: r.Plan.Base, Pool: its.Pool}
+				return &stages{run: r, network: at.Network, its: its, table: table}, true
+			}
+		}
+	}
+	return nil, false
 }
 
 // ofTenant returns the endpoints of this node among the matches, by tenant.
@@ -87,26 +109,51 @@ func (r *run) overlayEnd(name string, address netip.Addr, e *endpoint.Record) *p
 // stages is a run through the stages of network nimitz.
 type stages struct {
 	*run
-	table pipeline.Table
+	network string
+	its     Pipeline
+	table   pipeline.Table
 }
 
-// nodeOf returns the tunnel address of the node with an address of a tenant; it is invalid if this node does not know
-// it.
-func (s *stages) nodeOf(vni pipeline.VNI, of netip.Addr) (vtep netip.Addr) {
-	longest := -1
+// routeTo returns the entry of an address of a tenant; an empty one if this node does not know it.
+func (s *stages) routeTo(vni pipeline.VNI, of netip.Addr) (best pipeline.Forward) {
 	for _, e := range s.table.Entries {
 		f, is := e.(pipeline.Forward)
-		if is && f.VNI == vni && f.To.Contains(of) && f.To.Bits() > longest {
-			longest, vtep = f.To.Bits(), f.VTEP
+		if is && f.VNI == vni && f.To.Contains(of) && (!best.To.IsValid() || f.To.Bits() > best.To.Bits()) {
+			best = f
 		}
 	}
-	return vtep
+	return best
+}
+
+// nodeWith returns the prefix of the node with a tunnel address; empty if it is no node's.
+func (s *stages) nodeWith(vtep netip.Addr) string {
+	if !s.its.Pool.IsValid() {
+		if node, err := vtep.Prefix(64); err == nil {
+			return node.String()
+		}
+		return ""
+	}
+	number, is := address.VTEP4Node(s.its.Pool, vtep)
+	if !is {
+		return ""
+	}
+	return s.Plan.Node(number).String()
+}
+
+// ownVTEP returns this node's tunnel address.
+func (s *stages) ownVTEP() netip.Addr {
+	if own, is := address.VTEP4(s.its.Pool, s.Plan.NodeNumber(s.Prefix)); is {
+		return own
+	}
+	return pipeline.VTEP(s.Prefix)
 }
 
 // from adds the steps of a packet.
 func (s *stages) from(p pipeline.Packet, arrival string) error {
 	if p.From != pipeline.VXLAN {
 		s.step("container", arrival, "")
+	} else if s.its.Pool.IsValid() { // every VTEP may send; what it may send is checked next
+		s.step("decap", fmt.Sprintf("from VTEP %v in VNI %d", p.Outer, p.VNI), "")
 	}
 	verdict, entries := s.table.Run(p)
 	for _, e := range entries {
@@ -161,16 +208,15 @@ func (s *stages) encap(v pipeline.Verdict, entries []pipeline.Entry) error {
 	} else {
 		s.step("policy", "checks the rules of both ends", "the receiver's node")
 	}
-	hop, err := s.Path.NextHop(pipeline.VTEP(s.Prefix), v.VTEP)
+	hop, err := s.Path.NextHop(s.ownVTEP(), v.VTEP)
 	if err != nil {
 		s.drop("encap", dropreason.NoRoute, err.Error(), "FIB")
 		return nil
 	}
 	s.step("encap", "next hop "+describeHop(hop),
 		fmt.Sprintf("VXLAN to %v, VNI %d, identity %d", v.VTEP, v.VNI, v.Identity))
-	node, err := v.VTEP.Prefix(64)
-	s.response.Verdict, s.response.Next = Sent, node.String()
-	return err
+	s.response.Verdict, s.response.Next = Sent, s.nodeWith(v.VTEP)
+	return nil
 }
 
 // stageOf returns the stage that drops a packet for a reason.
@@ -186,8 +232,19 @@ func stageOf(why dropreason.Reason) string {
 
 // tableOf names where an entry is.
 func (s *stages) tableOf(e pipeline.Entry) string {
-	if s.Switch == "ovs" {
+	if s.its.Switch == "ovs" {
 		return "flow of Open vSwitch"
+	}
+	if s.its.Pool.IsValid() { // tables of its own (bpf/net/evpn/tables.h)
+		switch e.(type) {
+		case pipeline.Sender:
+			return s.network + "_senders_v1"
+		case pipeline.Foreign:
+			return s.network + "_foreign_v1"
+		case pipeline.Forward:
+			return s.network + "_forward_v1"
+		}
+		return ""
 	}
 	switch e.(type) {
 	case pipeline.Peer:

@@ -27,11 +27,17 @@ type Config struct {
 	Plan   address.Plan
 	Prefix netip.Prefix // of this node
 	Node   string       // its name
-	// Pipeline returns the entries of network nimitz; nil if this node does not have the network.
-	Pipeline func(context.Context) ([]pipeline.Entry, error)
-	Switch   string // of network nimitz: ebpf, ovs
+	// Pipelines are those of this node's networks that have one, by network.
+	Pipelines map[string]Pipeline
 	// Located reads the tables of a network with identifiers; nil if this node has none.
 	Located network.Located
+}
+
+// Pipeline is the pipeline of a network with the stages of network nimitz.
+type Pipeline struct {
+	Entries func(context.Context) ([]pipeline.Entry, error)
+	Switch  string       // ebpf, ovs
+	Pool    netip.Prefix // of the nodes' tunnel addresses, if the tunnels are over IPv4
 }
 
 // Tracer traces packets on this node. Its methods are safe for concurrent use.
@@ -75,7 +81,7 @@ func (t *Tracer) Trace(ctx context.Context, of agent.Connection) (*pilasterv1.Tr
 	case t.hasIdentifiers(from.Overlays) || t.hasIdentifiers(to.Overlays):
 		err = r.identified(from, to)
 	default:
-		err = r.nimitz(ctx, from.Overlays, to.Overlays)
+		err = r.pipelined(ctx, from.Overlays, to.Overlays)
 	}
 	return r.response, err
 }

@@ -23,6 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // tables are a fake packet path.
@@ -31,6 +32,7 @@ type tables struct {
 	locals  map[netip.Addr]dpapi.LocalEntry
 	tenants map[address.TenantID]dpapi.TenantEntry
 	noRoute error
+	hop     string // asked for
 	filter  dpapi.PacketFilter
 	events  []dpapi.PacketEvent
 }
@@ -54,7 +56,8 @@ func (p *tables) LookupTenantID(id address.TenantID) (dpapi.TenantEntry, bool, e
 	return e, found, nil
 }
 
-func (p *tables) NextHop(netip.Addr, netip.Addr) (dpapi.NextHop, error) {
+func (p *tables) NextHop(from, to netip.Addr) (dpapi.NextHop, error) {
+	p.hop = fmt.Sprintf("%v → %v", from, to)
 	return dpapi.NextHop{Device: "eth0", Via: netip.MustParseAddr("fe80::1")}, p.noRoute
 }
 
@@ -258,7 +261,9 @@ func TestTraceNimitz(t *testing.T) {
 	}
 	tracer := trace.New(trace.Config{
 		Core: b.Core, Path: &tables{}, Plan: address.DefaultPlan(), Prefix: agenttest.NodePrefix, Node: "n1",
-		Pipeline: func(context.Context) ([]pipeline.Entry, error) { return entries, nil },
+		Pipelines: map[string]trace.Pipeline{tenant.Nimitz: {
+			Entries: func(context.Context) ([]pipeline.Entry, error) { return entries, nil },
+		}},
 	})
 	own := c1.Attachments[0].Address
 	for name, c := range map[string]struct {
@@ -281,6 +286,72 @@ func TestTraceNimitz(t *testing.T) {
 		got, err := tracer.Trace(t.Context(), of)
 		if err != nil || summary(got) != c.want {
 			t.Errorf("%s: %s, %v; want %s", name, summary(got), err, c.want)
+		}
+	}
+}
+
+// TestTraceTunnels4: with tunnels over IPv4, a trace has the entries of the network's own tables. It names the other
+// node by its prefix, and no node if another speaker has the other end.
+func TestTraceTunnels4(t *testing.T) {
+	b := agenttest.NewWithTwoNetworks(t)
+	c1, err := b.Add(t.Context(), b.Green("c1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, segment := c1.Attachments[0].Address, pipeline.VNI(0x800003)
+	speaker := netip.MustParseAddr("192.0.2.7")
+	from := func(p string, theirs pipeline.VNI) pipeline.Entry {
+		return pipeline.Foreign{
+			Edge: netip.PrefixFrom(speaker, 32), Theirs: theirs, Source: netip.MustParsePrefix(p), VNI: 3,
+		}
+	}
+	entries := []pipeline.Entry{
+		pipeline.Sender{Port: pipeline.Port(c1.ID), Address: own, VNI: 3, Identity: 1},
+		pipeline.Forward{VNI: 3, To: netip.PrefixFrom(own, 32), Port: pipeline.Port(c1.ID)},
+		pipeline.Forward{VNI: 3, To: netip.MustParsePrefix("10.0.9.0/24"), Port: pipeline.VXLAN,
+			VTEP: netip.MustParseAddr("10.71.0.9")},
+		pipeline.Forward{VNI: 3, To: netip.MustParsePrefix("10.0.9.7/32"), Port: pipeline.VXLAN, VTEP: speaker,
+			Wire: segment, Outside: true},
+		pipeline.Forward{VNI: 3, To: netip.MustParsePrefix("10.8.0.0/16"), Port: pipeline.VXLAN, VTEP: speaker,
+			Outside: true},
+		from("10.0.9.7/32", segment), from("10.8.0.0/16", 3),
+	}
+	path := &tables{}
+	tracer := trace.New(trace.Config{
+		Core: b.Core, Path: path, Plan: address.DefaultPlan(), Prefix: agenttest.NodePrefix, Node: "n1",
+		Pipelines: map[string]trace.Pipeline{tenant.Nimitz: {
+			Entries: func(context.Context) ([]pipeline.Entry, error) { return entries, nil },
+			Pool:    netip.MustParsePrefix("10.71.0.0/16"),
+		}},
+	})
+	const node = "fd70:696c:6100:9::/64"
+	for name, c := range map[string]struct {
+		from, to, want, next, hop string
+	}{
+		"to another node": {own.String(), "10.0.9.4", "container, register, forwarding, policy, encap: sent", node,
+			"10.71.0.1 → 10.71.0.9"},
+		"to a host in the segment": {own.String(), "10.0.9.7",
+			"container, register, forwarding, policy, encap: sent", "", "10.71.0.1 → 192.0.2.7"},
+		"from another node": {"10.0.9.4", own.String(),
+			"decap, forwarding, policy, policy, deliver: delivered", node, ""},
+		"from a host in the segment": {"10.0.9.7", own.String(),
+			"decap, register, forwarding, policy, policy, deliver: delivered", "", ""},
+		"from behind another router": {"10.8.0.4", own.String(),
+			"decap, register, forwarding, policy, deliver: delivered", "", ""},
+		"from no host": {"10.0.5.4", own.String(), "decap, register: dropped foreign-unknown", "", ""},
+	} {
+		of := agent.Connection{Source: netip.MustParseAddr(c.from), Destination: netip.MustParseAddr(c.to),
+			Protocol: policy.TCP, Port: 80, PeerApp: 1}
+		path.hop = ""
+		got, err := tracer.Trace(t.Context(), of)
+		if err != nil || summary(got) != c.want || got.Next != c.next || path.hop != c.hop {
+			t.Errorf("%s: %s, next node %q, next hop for %q, %v; want %s, %q, %q", name, summary(got), got.GetNext(),
+				path.hop, err, c.want, c.next, c.hop)
+		}
+		for _, s := range got.GetSteps() {
+			if s.Stage == "forwarding" && s.Entry != "nimitz_forward_v1" {
+				t.Errorf("%s: the entry is in %q", name, s.Entry)
+			}
 		}
 	}
 }

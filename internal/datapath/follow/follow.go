@@ -24,56 +24,102 @@ import (
 // Programs are the programs with tracing, loaded.
 type Programs struct {
 	objectPrograms
-	ring, from *ebpf.Map
+	ring, from, traced *ebpf.Map
+	networks           map[string]*ebpf.Program // of object files of networks, by name
 }
 
-// Load loads the programs with the constants that set sets, and with the maps of the programs in whose place they will
-// be: packets are treated alike by both. others are maps by symbol, of networks with object files of their own.
-func Load(
-	f dpapi.PacketFilter,
-	shared *bpfobj.PilasterObjects,
-	others map[string]*ebpf.Map,
-	set func(*ebpf.CollectionSpec) error,
-) (*Programs, error) {
+// Objects are what the programs in whose place the tracing ones will be are made of.
+type Objects struct {
+	Shared *bpfobj.PilasterObjects
+	Others map[string]*ebpf.Map // by symbol: of networks with object files of their own
+	// SetConstants sets those of the other programs in an object file.
+	SetConstants func(*ebpf.CollectionSpec) error
+	// Networks read the tracing programs that are in object files of networks.
+	Networks []func() (*ebpf.CollectionSpec, error)
+}
+
+// Load loads the programs with the constants and the maps of those in whose place they will be: packets are treated
+// alike by both.
+func Load(f dpapi.PacketFilter, o Objects) (*Programs, error) {
 	spec, err := loadObject()
 	if err != nil {
-		return nil, err
-	}
-	if err := set(spec); err != nil {
 		return nil, err
 	}
 	filter, err := filterOf(f)
 	if err != nil {
 		return nil, err
 	}
-	if err := spec.Variables[objectVarFilter].Set(filter); err != nil {
-		return nil, err
-	}
 	spec.Maps[objectMapPilTraceFrom].MaxEntries = uint32(max(1, len(f.Senders)))
-	replacements := map[string]*ebpf.Map{}
-	all := bpfobj.MapsBySymbol(shared)
-	maps.Copy(all, others)
-	for name, m := range all {
-		if own := spec.Maps[name]; own != nil {
-			own.MaxEntries = m.MaxEntries()
-			replacements[name] = m
-		}
+	all := bpfobj.MapsBySymbol(o.Shared)
+	maps.Copy(all, o.Others)
+	options, err := o.prepare(spec, filter, all)
+	if err != nil {
+		return nil, err
 	}
 	var loaded struct {
 		objectPrograms
-		Ring *ebpf.Map `ebpf:"pil_trace"`
-		From *ebpf.Map `ebpf:"pil_trace_from"`
+		Ring   *ebpf.Map `ebpf:"pil_trace"`
+		From   *ebpf.Map `ebpf:"pil_trace_from"`
+		Traced *ebpf.Map `ebpf:"pil_traced"`
 	}
-	if err := spec.LoadAndAssign(&loaded, &ebpf.CollectionOptions{MapReplacements: replacements}); err != nil {
+	if err := spec.LoadAndAssign(&loaded, &options); err != nil {
 		return nil, fmt.Errorf("load the tracing programs: %w", err)
 	}
-	p := &Programs{loaded.objectPrograms, loaded.Ring, loaded.From}
+	p := &Programs{loaded.objectPrograms, loaded.Ring, loaded.From, loaded.Traced, map[string]*ebpf.Program{}}
+	all[objectMapPilTrace], all[objectMapPilTraceFrom], all[objectMapPilTraced] = p.ring, p.from, p.traced
+	for _, read := range o.Networks {
+		if err := p.loadNetwork(read, o, filter, all); err != nil {
+			return nil, errors.Join(fmt.Errorf("load the tracing programs of a network: %w", err), p.Close())
+		}
+	}
 	for _, r := range f.Senders {
 		if err := p.from.Put(uint32(r.Device.HostIfindex), uint8(1)); err != nil {
 			return nil, errors.Join(fmt.Errorf("tell the tracing programs the senders' devices: %w", err), p.Close())
 		}
 	}
 	return p, nil
+}
+
+// prepare sets an object file's constants, and returns the options to load it with the maps of the other programs.
+func (o Objects) prepare(spec *ebpf.CollectionSpec, filter objectPacketFilter, all map[string]*ebpf.Map) (
+	options ebpf.CollectionOptions, err error,
+) {
+	if err := o.SetConstants(spec); err != nil {
+		return options, err
+	}
+	if err := spec.Variables[objectVarFilter].Set(filter); err != nil {
+		return options, err
+	}
+	options.MapReplacements = map[string]*ebpf.Map{}
+	for name, m := range all {
+		if own := spec.Maps[name]; own != nil {
+			own.MaxEntries = m.MaxEntries()
+			options.MapReplacements[name] = m
+		}
+	}
+	return options, nil
+}
+
+// loadNetwork adds the programs of a network's object file.
+func (p *Programs) loadNetwork(read func() (*ebpf.CollectionSpec, error), o Objects, filter objectPacketFilter,
+	all map[string]*ebpf.Map) error {
+	spec, err := read()
+	if err != nil {
+		return err
+	}
+	options, err := o.prepare(spec, filter, all)
+	if err != nil {
+		return err
+	}
+	c, err := ebpf.NewCollectionWithOptions(spec, options)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for name := range spec.Programs {
+		p.networks[name] = c.DetachProgram(name)
+	}
+	return nil
 }
 
 // Objects returns objects with these programs in place of those that they stand in for.
@@ -85,7 +131,9 @@ func (p *Programs) Objects(of bpfobj.PilasterObjects) bpfobj.PilasterObjects {
 
 // OfNetworks returns, by name, the programs that stand in for those of networks with object files of their own.
 func (p *Programs) OfNetworks() map[string]*ebpf.Program {
-	return map[string]*ebpf.Program{objectProgPilIla: p.PilIla, objectProgPilIlaIn: p.PilIlaIn}
+	all := map[string]*ebpf.Program{objectProgPilIla: p.PilIla, objectProgPilIlaIn: p.PilIlaIn}
+	maps.Copy(all, p.networks)
+	return all
 }
 
 // IDs returns the ids of the programs.
@@ -103,7 +151,11 @@ func (p *Programs) IDs() (ids []ebpf.ProgramID) {
 
 // Close releases the programs. Those that are attached go on.
 func (p *Programs) Close() error {
-	return errors.Join(p.objectPrograms.Close(), p.ring.Close(), p.from.Close())
+	err := errors.Join(p.objectPrograms.Close(), p.ring.Close(), p.from.Close(), p.traced.Close())
+	for _, program := range p.networks {
+		err = errors.Join(err, program.Close())
+	}
+	return err
 }
 
 // Report calls deliver with each event until ctx ends.

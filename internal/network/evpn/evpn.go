@@ -4,6 +4,7 @@
 package evpn
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 
@@ -34,6 +35,7 @@ type Network struct {
 	network.Network
 	network.MappingSink
 	inner *nimitz.Network
+	pool  netip.Prefix
 }
 
 // New returns the network of a node. It changes nothing in the switch before Repair.
@@ -42,11 +44,19 @@ func New(c Config) *Network {
 		Name: Name, Underlay: underlay{c.Pool, c.Node.Plan, c.Node.Prefix}, Plan: c.Node.Plan, Node: c.Node.Prefix,
 		Indexes: c.Node.Indexes, Cluster: c.Node.Cluster, Switch: c.Switch, MaxMappings: c.MaxMappings,
 	})
-	return &Network{n, n, n}
+	return &Network{n, n, n, c.Pool}
 }
 
 // Close closes the switch; its devices and entries stay.
 func (n *Network) Close() error { return n.inner.Close() }
+
+// Pipeline returns the entries of this node's tables, read from the kernel.
+func (n *Network) Pipeline(ctx context.Context) ([]pipeline.Entry, error) {
+	return n.inner.Pipeline(ctx)
+}
+
+// TunnelPool returns the prefix of the nodes' tunnel addresses.
+func (n *Network) TunnelPool() netip.Prefix { return n.pool }
 
 // FollowMTU sets the MTU of the tunnels after the uplink's MTU, in bytes, changed.
 func (n *Network) FollowMTU(mtu int) error { return n.inner.FollowMTU(mtu) }

@@ -227,7 +227,7 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 		had := m.Tenants[e.Tenant.Name]
 		m.updateTransit(had, e.Tenant)
 		m.Tenants[e.Tenant.Name] = e.Tenant
-		if had.GetNetwork() != e.Tenant.Network {
+		if had.GetNetwork() != e.Tenant.Network || had.GetLeaving() != e.Tenant.Leaving {
 			m.networkChanged(e.Tenant.Name)
 		}
 		m.identifiers = m.identifiers || tenant.NetworkHas(e.Tenant.Network, tenant.Identifiers)

@@ -19,12 +19,14 @@ const MaxSubscriptions = network.MaxSubscriptions + MaxMappings
 // subscription is one to the mapping of an address.
 type subscription struct{ tenant, to string }
 
-// followMappings decides whether a stream receives all mappings of a tenant, or those that the node subscribes to.
+// followMappings decides whether a stream receives all mappings of a tenant, or those that the node subscribes to. A
+// tenant that moves has two networks, and receives all if one of them needs all.
 func (m *Cache) followMappings(f *Subscriber, tenant string) {
 	delete(f.pulled, tenant)
+	of := m.Tenants[tenant]
 	switch {
 	case f.pullsMappings:
-	case f.pulls[m.Tenants[tenant].GetNetwork()]:
+	case f.pulls[of.GetNetwork()] && (of.GetLeaving() == "" || f.pulls[of.GetLeaving()]):
 		f.pulled[tenant] = true
 		remove(m.byMappings, tenant, f)
 	default:
@@ -32,7 +34,7 @@ func (m *Cache) followMappings(f *Subscriber, tenant string) {
 	}
 }
 
-// networkChanged applies followMappings to all streams of a tenant whose network is another one, or was not known yet.
+// networkChanged applies followMappings to all streams of a tenant whose networks are others, or were not known yet.
 func (m *Cache) networkChanged(tenant string) {
 	for f := range m.byTenant[tenant] {
 		m.followMappings(f, tenant)

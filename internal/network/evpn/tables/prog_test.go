@@ -149,6 +149,34 @@ func TestPackets(t *testing.T) {
 	}
 }
 
+// TestTable: the table that explains decisions to users decides as the programs do, except about MACs and hops.
+func TestTable(t *testing.T) {
+	table := pipeline.Table{Pool: pool, Entries: entries()}
+	seen := 0
+	agrees := func(name, reason string, v pipeline.Verdict, want bool) {
+		t.Helper()
+		if got := v.Drop.String(); reason != "" && got != reason || reason == "" && (v.Drop != 0 || !want) {
+			t.Errorf("%s: %+v, want %q", name, v, reason)
+		}
+		seen++
+	}
+	for _, c := range arrivals() {
+		if slices.Contains([]string{"hop-limit", "mac-mismatch", "own-source"}, c.reason) {
+			continue
+		}
+		v, _ := table.Run(pipeline.Packet{From: pipeline.VXLAN, Outer: c.outer.from, VNI: c.outer.vni,
+			Identity: c.outer.identity, Src: c.packet.Source, Dst: c.packet.Destination})
+		agrees(c.name, c.reason, v, v.To == 2 && v.Identity == c.outer.identity)
+	}
+	for _, c := range departures() {
+		v, _ := table.Run(pipeline.Packet{From: 2, Src: c.packet.Source, Dst: c.packet.Destination})
+		agrees(c.name, c.reason, v, v.To == pipeline.VXLAN && c.outer == outer{ownVTEP, v.VTEP, v.VNI, v.Identity})
+	}
+	if seen < 15 {
+		t.Errorf("%d cases", seen)
+	}
+}
+
 // TestReset: `node reset` finds the tunnel address that the node has got, and no other address.
 func TestReset(t *testing.T) {
 	b := newBed(t, nil)

@@ -9,6 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/datapath/device"
 	"pilaster.io/pilaster/internal/network/evpn"
+	"pilaster.io/pilaster/internal/network/evpn/traced"
 	"pilaster.io/pilaster/internal/network/nimitz"
 )
 
@@ -73,6 +74,7 @@ func open(path *datapath.Datapath, spec *ebpf.CollectionSpec, c Config) (*Switch
 		objects.Close()
 		return nil, err
 	}
+	path.AddTraced(traced.Spec)
 	return &Switch{n, objects}, nil
 }
 

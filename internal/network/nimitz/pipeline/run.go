@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"net/netip"
 
 	"pilaster.io/pilaster/internal/dropreason"
@@ -30,8 +31,39 @@ type Verdict struct {
 type Table struct {
 	// Region is the prefix of all nodes of this region. A peer outside of it is the Edge Switch of another region; only
 	// an Edge Switch has such peers (§3.1; NM6).
-	Region  netip.Prefix
+	Region netip.Prefix
+	// Pool has the tunnel addresses of nodes, if the tunnels are over IPv4. Other addresses are other speakers' VTEPs.
+	// The table does not check MACs.
+	Pool    netip.Prefix
 	Entries []Entry
+}
+
+// fromTunnel looks up whether a node or another speaker may send a packet.
+func (r *run) fromTunnel(p Packet) dropreason.Reason {
+	if r.table.Pool.IsValid() {
+		r.abroad = !r.table.Pool.Contains(p.Outer)
+	} else {
+		if !IsVTEP(p.Outer) || !met(r, func(e Peer) bool { return e.Nodes.Contains(p.Outer) }) {
+			return dropreason.PeerUnknown
+		}
+		r.abroad = !r.table.Region.Contains(p.Outer)
+	}
+	if r.abroad && !met(r, func(e Foreign) bool {
+		is := e.Edge.Contains(p.Outer) && e.Theirs == p.VNI && e.Source.Contains(p.Src)
+		if is {
+			r.VNI, r.Identity = e.VNI, 0
+		}
+		return is
+	}) {
+		return dropreason.ForeignUnknown
+	}
+	return 0
+}
+
+// turnsBack reports whether a packet from the tunnel would leave by it. It may only pass between this region's tunnels
+// and another region's.
+func (r *run) turnsBack(to Forward) bool {
+	return to.Port == VXLAN && (r.table.Pool.IsValid() || r.abroad != r.table.Region.Contains(to.VTEP))
 }
 
 // Run processes a packet, and returns the entries that it matched.
@@ -39,18 +71,8 @@ func (t Table) Run(p Packet) (Verdict, []Entry) {
 	r := run{table: t, Verdict: Verdict{VNI: p.VNI, Identity: p.Identity, Src: p.Src, Dst: p.Dst}}
 	switch p.From {
 	case VXLAN:
-		if !IsVTEP(p.Outer) || !met(&r, func(e Peer) bool { return e.Nodes.Contains(p.Outer) }) {
-			return r.drop(dropreason.PeerUnknown)
-		}
-		r.abroad = !t.Region.Contains(p.Outer)
-		if r.abroad && !met(&r, func(e Foreign) bool {
-			is := e.Edge.Contains(p.Outer) && e.Theirs == p.VNI && e.Source.Contains(p.Src)
-			if is {
-				r.VNI, r.Identity = e.VNI, 0
-			}
-			return is
-		}) {
-			return r.drop(dropreason.ForeignUnknown)
+		if why := r.fromTunnel(p); why != 0 {
+			return r.drop(why)
 		}
 	case Gateway:
 		r.VNI, r.Identity = GatewayVNI, 0
@@ -123,14 +145,19 @@ func (r *run) forward(from Port) (Verdict, []Entry) {
 	switch {
 	case best.Port == 0:
 		return r.drop(dropreason.NoEndpoint)
-	case best.Port == VXLAN && from == VXLAN && r.abroad != r.table.Region.Contains(best.VTEP),
-		best.Port == Gateway && from == Gateway:
-		// A packet never leaves by the way it came: this region's tunnels, or other regions'.
+	case from == VXLAN && r.turnsBack(best), best.Port == Gateway && from == Gateway:
+		// A packet never leaves by the way it came.
 		return r.drop(dropreason.NoRoute)
 	case best.Port == Gateway && !r.translated:
 		return r.drop(dropreason.Untranslated) // On the underlay, an overlay address has no or another meaning.
 	}
 	r.To, r.VTEP = best.Port, best.VTEP
+	if best.Port == VXLAN && best.VTEP.Is4() {
+		r.VNI = cmp.Or(best.Wire, r.VNI)
+		if best.Outside {
+			r.Identity = 0 // it means nothing to other speakers
+		}
+	}
 	return r.Verdict, r.trace
 }
 
