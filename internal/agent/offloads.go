@@ -69,8 +69,8 @@ func (c *Core) errOffloaded(name string) error {
 	}
 	return refusal.New(
 		refusal.ErrNever,
-		"the rules of tenant %s for containers of this node are looked up by frontends: %s\n  ask on one of these nodes; "+
-			"`pilaster offload get %s --node %s` shows the offload",
+		"the rules of tenant %s for containers of this node are looked up by frontends: %s\n  ask on one of these "+
+			"nodes; `pilaster offload get %s --node %s` shows the offload",
 		name,
 		strings.Join(names, ", "),
 		name,

@@ -552,8 +552,9 @@ func TestWhyOfAFrontend(t *testing.T) {
 			t.Errorf("from %v to %v: %+v, %v", c.from, c.to, all, err)
 		}
 	}
-	if all, err := b.Why(agent.Connection{Source: db, Destination: netip.MustParseAddr("10.0.8.8"), Protocol: policy.TCP,
-		Port: 80, PeerApp: 1}); err != nil || len(all) != 2 || !all[1].Allowed {
+	other := netip.MustParseAddr("10.0.8.8")
+	if all, err := b.Why(agent.Connection{Source: db, Destination: other, Protocol: policy.TCP, Port: 80,
+		PeerApp: 1}); err != nil || len(all) != 2 || !all[1].Allowed {
 		t.Errorf("to another node's container: %+v, %v", all, err)
 	}
 	b.mustApply(b.greenWith(2))
