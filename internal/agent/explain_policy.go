@@ -110,10 +110,18 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 // whyOverlay is Why for networks whose addresses do not contain the app. Their nodes have the rules of all apps of a
 // hosted tenant, so the result has both directions.
 func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, error) {
-	here := map[string]*endpoint.Record{} // by tenant, one of the two endpoints
-	for _, o := range slices.Concat(from, to) {
-		if o.Endpoint != nil && (of.Tenant == "" || of.Tenant == o.Tenant) {
-			here[o.Tenant] = o.Endpoint
+	ends := [2]netip.Addr{of.Source, of.Destination}
+	here := map[string]address.TenantID{} // by tenant of which one of the two endpoints is here, or has its rules here
+	for i, those := range [2][]OverlayMatch{from, to} {
+		for _, o := range those {
+			if of.Tenant != "" && of.Tenant != o.Tenant {
+				continue
+			}
+			if o.Endpoint != nil {
+				here[o.Tenant] = o.Endpoint.TenantID
+			} else if _, id, is := c.frontedApp(o.Tenant, ends[i]); is && here[o.Tenant] == 0 {
+				here[o.Tenant] = id
+			}
 		}
 	}
 	names := slices.Sorted(maps.Keys(here))
@@ -134,19 +142,22 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 	apps, records := [2]address.AppID{}, [2]*endpoint.Record{}
 	for i, those := range [2][]OverlayMatch{from, to} {
 		at := slices.IndexFunc(those, func(o OverlayMatch) bool { return o.Tenant == name && o.Region == "" })
+		fronted, _, isFronted := c.frontedApp(name, ends[i])
 		switch {
 		case at < 0:
 			apps[i] = policy.Outside
 		case those[at].Endpoint != nil:
 			records[i] = those[at].Endpoint
 			apps[i] = cmp.Or(records[i].AppNow, records[i].App)
-		case of.PeerApp == 0 && c.appElsewhere(name, [2]netip.Addr{of.Source, of.Destination}[i], &apps[i]):
+		case isFronted:
+			apps[i] = fronted
+		case of.PeerApp == 0 && c.appElsewhere(name, ends[i], &apps[i]):
 		case of.PeerApp == 0:
 			return nil, refusal.New(
 				refusal.ErrNever,
 				"%v is not on this node, and addresses of network %s do not contain the app; set --peer-app to "+
 					"the app that `pilaster endpoint list` shows on its node",
-				[2]netip.Addr{of.Source, of.Destination}[i],
+				ends[i],
 				tenant.NetworksWith(tenant.PolicyAtReceiver),
 			)
 		default:
@@ -159,7 +170,6 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 	}
 	var all []Reason
 	for i, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
-		ends := [2]netip.Addr{of.Source, of.Destination}
 		if apps[i] == policy.Outside {
 			continue // no rules apply outside the tenant
 		}
@@ -171,7 +181,7 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 			direction,
 			name,
 			dpapi.PolicyQuery{
-				Tenant:    here[name].TenantID,
+				Tenant:    here[name],
 				Local:     ends[i],
 				Remote:    ends[1-i],
 				LocalApp:  apps[i],

@@ -42,6 +42,19 @@ func (c *Core) Roles() (all []Role) {
 	return all
 }
 
+// frontedApp returns the app of a container whose rules this node looks up as a frontend, and the tenant's id.
+func (c *Core) frontedApp(name string, a netip.Addr) (address.AppID, address.TenantID, bool) {
+	known, _, _ := c.tenants.Get(name)
+	for _, o := range known.Tenant.Offloads {
+		for _, e := range o.Endpoints {
+			if e.Address == a && o.HasFrontend(c.tenants.node) {
+				return e.App, known.Tenant.Current().ID, true
+			}
+		}
+	}
+	return 0, 0, false
+}
+
 // errOffloaded says who looks up the rules of a tenant for this node's containers.
 func (c *Core) errOffloaded(name string) error {
 	known, _, _ := c.tenants.Get(name)
@@ -56,8 +69,8 @@ func (c *Core) errOffloaded(name string) error {
 	}
 	return refusal.New(
 		refusal.ErrNever,
-		"the rules of tenant %s for containers of this node are looked up by frontends: %s\n  this node has none; "+
-			"`pilaster offload get %s --node %s` shows the offload",
+		"the rules of tenant %s for containers of this node are looked up by frontends: %s\n  ask on one of these "+
+			"nodes; `pilaster offload get %s --node %s` shows the offload",
 		name,
 		strings.Join(names, ", "),
 		name,

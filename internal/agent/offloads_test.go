@@ -534,6 +534,36 @@ func TestWhyOfABackend(t *testing.T) {
 	}
 }
 
+// TestWhyOfAFrontend: it has the rules, and knows the apps of the backend's containers.
+func TestWhyOfAFrontend(t *testing.T) {
+	b := newBedOfTwo(t)
+	b.mustSetTransit("green")
+	o := offload(tenant.OffloadActive, farNode, agenttest.NodePrefix)
+	web, db := netip.MustParseAddr("10.0.9.1"), netip.MustParseAddr("10.0.9.2")
+	o.Endpoints = []tenant.OffloadedEndpoint{{Address: web, App: 1}, {Address: db, App: 2}}
+	b.mustApply(b.greenWith(1, o))
+	b.MustApplyPolicies(webFromDB)
+	for _, c := range []struct {
+		from, to netip.Addr
+		allowed  bool
+	}{{db, web, true}, {web, web, false}, {web, db, true}} {
+		all, err := b.Why(agent.Connection{Source: c.from, Destination: c.to, Protocol: policy.TCP, Port: 80})
+		if err != nil || len(all) != 2 || !all[0].Allowed || all[1].Allowed != c.allowed {
+			t.Errorf("from %v to %v: %+v, %v", c.from, c.to, all, err)
+		}
+	}
+	other := netip.MustParseAddr("10.0.8.8")
+	if all, err := b.Why(agent.Connection{Source: db, Destination: other, Protocol: policy.TCP, Port: 80,
+		PeerApp: 1}); err != nil || len(all) != 2 || !all[1].Allowed {
+		t.Errorf("to another node's container: %+v, %v", all, err)
+	}
+	b.mustApply(b.greenWith(2))
+	if all, err := b.Why(agent.Connection{Source: db, Destination: web, Protocol: policy.TCP, Port: 80}); err != nil ||
+		len(all) > 0 {
+		t.Errorf("as a frontend no more: %+v, %v", all, err)
+	}
+}
+
 // TestRoles: what this node does for offloads.
 func TestRoles(t *testing.T) {
 	b := newBedOfTwo(t)
