@@ -110,6 +110,7 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 		Version: "v1", Node: node, Tenants: tenants, Endpoints: func() []endpoint.Record { return store.List() },
 		UplinkAddresses: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("2001:db8::2")}, nil },
 		Enforces:        func() []string { return []string{"netpila", "nimitz"} },
+		Offloads:        func() bool { return true }, MTUReserve: 104,
 		Dial: func(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
 			return join.Dial(ctx, join.Config{
 				URL: "https://" + c.Addr().
@@ -145,7 +146,7 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 	)
 	if m.Core, err = agent.New(agent.Config{
 		Store: store, Tenants: tenants, Networks: map[string]agent.Network{netpila.Name: network, nimitz.Name: overlay},
-		Driver: driver, Resolver: link, Plan: membership.Plan, Log: slog.New(slog.DiscardHandler),
+		Driver: driver, Resolver: link, Plan: membership.Plan, Node: membership.Prefix, Log: slog.New(slog.DiscardHandler),
 	}); err != nil {
 		c.t.Fatal(err)
 	}
