@@ -123,7 +123,7 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
   name: demo                     # default: the file's name
   nodes: [n1, n2, n3]            # or, with a rack: {name: n1, rack: a}
   device: veth                   # default; how containers are connected to nodes: veth, macvlan, netkit, auto
-  mtuReserve: 104                # default 0; the agents' --mtu-reserve
+  mtuReserve: 96                 # default 0; the agents' --mtu-reserve
   tenants: [{name: blue}, {name: red, addressing: clear}]
   containers:
     - {name: b1, node: n1, tenant: blue, labels: {app: web}}

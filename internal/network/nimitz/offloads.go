@@ -41,7 +41,9 @@ func (h *hosted) wantedSharing(match any) pipeline.Entry {
 			}
 		case pipeline.Backend:
 			if m.VNI == h.vni && o.Prefix == h.node {
-				m.Offload, m.Asks = o.ID, o.Phase == tenant.OffloadActive
+				m.Offload = o.ID
+				// In returning, the rules may still be on their way to the kernel.
+				m.Asks = o.Phase == tenant.OffloadActive || o.Phase == tenant.OffloadReturning
 				return m
 			}
 		case pipeline.Fronted:

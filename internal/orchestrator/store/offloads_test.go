@@ -170,6 +170,8 @@ func testStartOffload(t *testing.T, etcd *clientv3.Client) {
 	}
 	_, err = offload(s, "green", 1, 4)
 	refused(t, err, store.Exists, "offloaded already", "pilaster offload get green --node n1")
+	err = s.DeletePolicies(ctx, "green", policies("1", "a"))
+	refused(t, err, store.Refused, "has offloads", "pilaster offload stop green --node n1")
 	hosting := []*pilasterv1.Hosting{{Tenant: "green", Accepts: []uint32{1}, Holds: []uint32{1}}}
 	if _, err := s.RecordHosting(ctx, node(3), 2, hosting, nil); err != nil {
 		t.Fatal(err)
@@ -188,7 +190,7 @@ func testStartOffload(t *testing.T, etcd *clientv3.Client) {
 	// A node with containers and with a smaller reserve.
 	small := store.Registration{
 		Node: node(5), Instance: session(5).Instance, Enforces: []string{tenant.Nimitz}, Offloads: true,
-		MTUReserve: 103,
+		MTUReserve: tenant.OffloadOverhead - 1,
 	}
 	if _, err := s.Register(ctx, small); err != nil {
 		t.Fatal(err)
@@ -197,7 +199,7 @@ func testStartOffload(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	_, err = offload(s, "green", 5, 3)
-	refused(t, err, store.Refused, "104 bytes", "n5 (103)")
+	refused(t, err, store.Refused, "96 bytes", "n5 (95)")
 
 	// What needs a tenant without offloads.
 	_, err = s.Migrate(ctx, "green", tenant.Netpila, 0)

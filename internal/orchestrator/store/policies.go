@@ -147,7 +147,10 @@ func (t *txn) checkPolicies(name string, created, grown int) error {
 
 // DeletePolicies deletes policies of a tenant, all or none.
 func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pilasterv1.Policy) error {
-	_, err := s.changePolicies(ctx, name, policies, false, func(_ *pilasterv1.Tenant, t *txn) error {
+	_, err := s.changePolicies(ctx, name, policies, false, func(of *pilasterv1.Tenant, t *txn) error {
+		if err := t.mayEndPolicies(of, len(policies)); err != nil {
+			return err
+		}
 		for _, p := range policies {
 			key := policyKey(name, p)
 			if value, err := t.get(key); err != nil {
@@ -161,6 +164,20 @@ func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pil
 		return nil
 	})
 	return err
+}
+
+// mayEndPolicies refuses to delete the last policies of a tenant with offloads: a frontend without rules drops.
+func (t *txn) mayEndPolicies(of *pilasterv1.Tenant, deleted int) error {
+	if len(of.Offloads) == 0 {
+		return nil
+	}
+	resp, err := t.read(dirPolicies+of.Name+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly(),
+		clientv3.WithLimit(int64(deleted)+1))
+	if err != nil || len(resp.Kvs) > deleted {
+		return err
+	}
+	return refuse(Refused, "tenant %s has offloads, whose frontends need at least one policy; nothing was changed: stop "+
+		"them first with `pilaster offload stop %s --node %s`", of.Name, of.Name, of.Offloads[0].Node)
 }
 
 // HasPolicies reports whether the tenant has policies now.
