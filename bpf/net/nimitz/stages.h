@@ -232,7 +232,8 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		struct offload *o = lookup_offload(r->ifindex);
 
 		j->offload = r->ifindex;
-		fronts = o && o->fronts;
+		/* Containers here use this frontend only while the other nodes use frontends. */
+		fronts = o && o->fronts && (j->from == PORT_VXLAN || o->frontends);
 	}
 	/* Tunnel packets pass only between this region and another one, and packets from the gateway do not go back. */
 	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && !fronts &&

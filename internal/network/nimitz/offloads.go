@@ -59,7 +59,7 @@ func (h *hosted) wantedSharing(match any) pipeline.Entry {
 
 func (h *hosted) offloadEntry(o tenant.Offload) pipeline.Offload {
 	e := pipeline.Offload{
-		ID: o.ID, VNI: h.vni, Backend: o.Prefix, Epoch: o.Epoch, Fronts: h.fronts(o),
+		ID: o.ID, VNI: h.vni, Backend: o.Prefix, Epoch: o.Epoch, Fronts: o.HasFrontend(h.node),
 	}
 	if o.Phase.Fronted() {
 		for i, f := range o.Active() {
@@ -72,19 +72,14 @@ func (h *hosted) offloadEntry(o tenant.Offload) pipeline.Offload {
 	return e
 }
 
-// fronts reports whether this node looks up rules for an offload. It does until the offload is removed, because other
-// nodes may not know yet that it ends, but not before it has the rules.
-func (h *hosted) fronts(o tenant.Offload) bool {
-	return o.HasFrontend(h.node) && o.Phase != tenant.OffloadPreparing
-}
-
-// offloadTo returns the id of the offload by whose frontends packets to a node go, or 0.
+// offloadTo returns the id of the offload by whose frontends packets to a node go, or 0. A frontend accepts packets of
+// other nodes in all phases, because these may be in the next phase before it, or in the previous one after it.
 func (h *hosted) offloadTo(vtep netip.Addr) uint32 {
 	if !h.node.IsValid() {
 		return 0
 	}
 	for _, o := range h.offloads {
-		if o.Prefix.Contains(vtep) && (o.Phase.Fronted() || h.fronts(o)) {
+		if o.Prefix.Contains(vtep) && (o.Phase.Fronted() || o.HasFrontend(h.node)) {
 			return o.ID
 		}
 	}

@@ -8,8 +8,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestOffloadEntries: senders use the frontends in three phases; a frontend serves from the second phase on until the
-// offload is removed; a backend asks in two. A switch without offloads gets no entries of them (NZ4).
+// TestOffloadEntries: senders use the frontends in three phases; a frontend serves in all; a backend asks in two. A switch without offloads gets no entries of them (NZ4).
 func TestOffloadEntries(t *testing.T) {
 	node := func(n byte) netip.Prefix {
 		return netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 1, 7: n}), 64)
@@ -36,7 +35,7 @@ func TestOffloadEntries(t *testing.T) {
 			}
 
 			uses := phase == tenant.OffloadDual || phase == tenant.OffloadActive || phase == tenant.OffloadReturning
-			serves := (own == front || own == draining) && phase != tenant.OffloadPreparing
+			serves := own == front || own == draining
 			forward := pipeline.Forward{VNI: 7, To: there, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(node(backend))}
 			if own != 0 && (uses || serves) {
 				forward.Offload = 5
