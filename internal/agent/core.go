@@ -86,6 +86,7 @@ func New(c Config) (*Core, error) {
 		migrationDue: newWakeup(),
 	}
 	c.Tenants.appOverrides = core.overrides
+	c.Tenants.listed = core.migrationDue.wake
 	core.policies.Connect(policies.Config{
 		Tenants: c.Tenants, Endpoints: c.Store.List, Driver: c.Driver,
 		Seal: core.networks.Seal, CheckGuards: core.networks.CheckGuards, Tried: c.Tried, Log: c.Log,
@@ -260,6 +261,7 @@ func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) erro
 	r.Device = d
 	active := *r
 	active.State, active.Netns = endpoint.Active, q.Netns
+	active = c.onBoth(active)
 	// The record is on disk before packets flow: after a crash, a device without a record has never carried a packet.
 	if err := c.store.Put(active); err != nil {
 		return err
@@ -282,7 +284,7 @@ func (c *Core) deactivate(ctx context.Context, r endpoint.Record) error {
 }
 
 func (c *Core) releaseAddresses(ctx context.Context, r endpoint.Record) error {
-	return c.networks.EachOf(r, func(n Network, r endpoint.Record) error { return n.Release(ctx, r) })
+	return c.networks.EachOf(r.Over("", ""), func(n Network, r endpoint.Record) error { return n.Release(ctx, r) })
 }
 
 // Delete removes an endpoint; it succeeds if there is none.

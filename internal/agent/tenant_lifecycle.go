@@ -287,7 +287,8 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 		c.tenants.ackRound(k.Tenant.Name, k.Retiring.Round)
 	}
 	if after, _, _ := c.tenants.Get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network ||
-		after.Tenant.Leaving != before.Tenant.Leaving {
+		after.Tenant.Leaving != before.Tenant.Leaving ||
+		after.Tenant.KeepsAddresses() && after.Tenant.Changes != before.Tenant.Changes {
 		c.migrationDue.wake()
 	}
 	return nil
@@ -317,13 +318,16 @@ func (t *Tenants) SetHasMappings(isMapped func(tenant.Tenant) bool) {
 	t.hasMappings = isMapped
 }
 
-// SetListed ends the wait of ADDs for a tenant's mappings.
+// SetListed ends the wait of ADDs for a tenant's mappings, and that of a move between networks.
 func (t *Tenants) SetListed(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h := t.m[name]; h != nil && h.mappingsListed != nil {
 		close(h.mappingsListed)
 		h.mappingsListed = nil
+	}
+	if h := t.m[name]; h != nil && h.Tenant.KeepsAddresses() {
+		t.listed()
 	}
 }
 

@@ -38,6 +38,7 @@ type Tenants struct {
 	appOverrides func() map[string][]*pilasterv1.Override
 	usedApps     func(tenant string) map[address.AppID]bool // apps of containers here
 	claimed      map[appOf]int                              // apps of containers being created
+	listed       func()                                     // called for a tenant that moves between networks
 }
 
 // TenantState is a tenant with the apps that a node has received.

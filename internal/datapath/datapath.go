@@ -57,6 +57,8 @@ type Datapath struct {
 	networkMaps      map[string]*ebpf.Map
 	networkConstants map[string][]byte
 
+	portUsers portUsers
+
 	knownTenantIDs sync.Map // tenant ids that this process wrote; they stay without an endpoint
 }
 

@@ -363,8 +363,11 @@ type Tenant struct {
 	Regions      []*TenantRegion        `protobuf:"bytes,10,rep,name=regions,proto3" json:"regions,omitempty"` // of a nimitz tenant: other regions that have it; derived, never stored
 	// The network that the tenant leaves; its containers keep those addresses until the migration is finished. Empty
 	// without a migration.
-	Leaving       string        `protobuf:"bytes,11,opt,name=leaving,proto3" json:"leaving,omitempty"`
-	RetiringApps  *RetiringApps `protobuf:"bytes,12,opt,name=retiring_apps,json=retiringApps,proto3" json:"retiring_apps,omitempty"` // unset without a retirement round
+	Leaving      string        `protobuf:"bytes,11,opt,name=leaving,proto3" json:"leaving,omitempty"`
+	RetiringApps *RetiringApps `protobuf:"bytes,12,opt,name=retiring_apps,json=retiringApps,proto3" json:"retiring_apps,omitempty"` // unset without a retirement round
+	// With leaving, in the first part of a migration that keeps the addresses: the tenant will move to that network. Its
+	// containers receive by both networks and send by network.
+	Joining       bool `protobuf:"varint,13,opt,name=joining,proto3" json:"joining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -481,6 +484,13 @@ func (x *Tenant) GetRetiringApps() *RetiringApps {
 		return x.RetiringApps
 	}
 	return nil
+}
+
+func (x *Tenant) GetJoining() bool {
+	if x != nil {
+		return x.Joining
+	}
+	return false
 }
 
 // RetiringApps are apps of a tenant whose ids may be reused for other labels. First step: each node that hosts the
@@ -1169,10 +1179,13 @@ func (x *Hosting) GetUnenforced() string {
 
 // Moving is a node's progress with the migration of a tenant.
 type Moving struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Endpoints     uint32                 `protobuf:"varint,1,opt,name=endpoints,proto3" json:"endpoints,omitempty"` // with addresses of the old network
-	Moved         uint32                 `protobuf:"varint,2,opt,name=moved,proto3" json:"moved,omitempty"`         // of these, those with addresses of the new network
-	Problem       string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`      // of the first endpoint without such addresses
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Endpoints uint32                 `protobuf:"varint,1,opt,name=endpoints,proto3" json:"endpoints,omitempty"` // with addresses of the old network
+	Moved     uint32                 `protobuf:"varint,2,opt,name=moved,proto3" json:"moved,omitempty"`         // of these, those with addresses of the new network
+	Problem   string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`      // of the first endpoint without such addresses
+	// If the addresses stay: the tenant's changes that this is about. Endpoints are then all, and moved those that send by
+	// the tenant's network and receive by both.
+	Changes       uint64 `protobuf:"varint,4,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1226,6 +1239,13 @@ func (x *Moving) GetProblem() string {
 		return x.Problem
 	}
 	return ""
+}
+
+func (x *Moving) GetChanges() uint64 {
+	if x != nil {
+		return x.Changes
+	}
+	return 0
 }
 
 // App is the policy identity inside a tenant: one per set of identity labels.
@@ -1568,7 +1588,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
-	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\x99\x04\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xb3\x04\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -1584,7 +1604,8 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\aregions\x18\n" +
 	" \x03(\v2\x19.pilaster.v1.TenantRegionR\aregions\x12\x18\n" +
 	"\aleaving\x18\v \x01(\tR\aleaving\x12>\n" +
-	"\rretiring_apps\x18\f \x01(\v2\x19.pilaster.v1.RetiringAppsR\fretiringApps\"V\n" +
+	"\rretiring_apps\x18\f \x01(\v2\x19.pilaster.v1.RetiringAppsR\fretiringApps\x12\x18\n" +
+	"\ajoining\x18\r \x01(\bR\ajoining\"V\n" +
 	"\fRetiringApps\x12\x14\n" +
 	"\x05round\x18\x01 \x01(\x04R\x05round\x12\x12\n" +
 	"\x04apps\x18\x02 \x03(\rR\x04apps\x12\x1c\n" +
@@ -1654,11 +1675,12 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	" \x03(\rR\tkeepsApps\x12\x1e\n" +
 	"\n" +
 	"unenforced\x18\v \x01(\tR\n" +
-	"unenforced\"V\n" +
+	"unenforced\"p\n" +
 	"\x06Moving\x12\x1c\n" +
 	"\tendpoints\x18\x01 \x01(\rR\tendpoints\x12\x14\n" +
 	"\x05moved\x18\x02 \x01(\rR\x05moved\x12\x18\n" +
-	"\aproblem\x18\x03 \x01(\tR\aproblem\"\x9e\x01\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\x12\x18\n" +
+	"\achanges\x18\x04 \x01(\x04R\achanges\"\x9e\x01\n" +
 	"\x03App\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x124\n" +

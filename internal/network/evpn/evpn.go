@@ -48,6 +48,9 @@ func New(c Config) *Network {
 // Close closes the switch; its devices and entries stay.
 func (n *Network) Close() error { return n.inner.Close() }
 
+// HasMappings reports whether the cluster has sent all mappings of a tenant.
+func (n *Network) HasMappings(tenant string) bool { return n.inner.HasMappings(tenant) }
+
 // FollowMTU sets the MTU of the tunnels after the uplink's MTU, in bytes, changed.
 func (n *Network) FollowMTU(mtu int) error { return n.inner.FollowMTU(mtu) }
 
