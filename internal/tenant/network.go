@@ -178,7 +178,9 @@ func (t Tenant) KeepsAddresses() bool { return KeepsAddresses(t.Network, t.Leavi
 
 // KeepsAddresses reports whether a tenant's containers keep their addresses when it moves between two networks; false
 // if leaving is empty: then the tenant does not move.
-func KeepsAddresses(network, leaving string) bool { return leaving != "" && MoveOf(leaving, network).KeepsAddresses }
+func KeepsAddresses(network, leaving string) bool {
+	return leaving != "" && MoveOf(leaving, network).KeepsAddresses
+}
 
 // has reports whether the tenant's network, or the one that it leaves, has a capability.
 func (t Tenant) has(c Capability) bool {
