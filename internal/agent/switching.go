@@ -78,7 +78,7 @@ func (c *Core) switchNetworks(ctx context.Context, t tenant.Tenant, r *endpoint.
 			return err
 		}
 	}
-	c.setMigrated(r.ID, true)
+	c.setMigrated(r.ID, t.KeepsAddresses()) // else it has finished, and the next migration begins anew
 	c.log.Info("endpoint switched networks", "endpoint", r.ID, "container", r.ContainerID, "pod", r.Pod,
 		"sends_by", to, "receives_by", r.Networks())
 	return nil
