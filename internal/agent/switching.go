@@ -11,10 +11,11 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A tenant that moves between networks with the same addresses (tenant.KeepsAddresses) is on both until the orchestrator
-// says that it has left one: Tenant.Network is the network by which its containers send, Tenant.Leaving the other one.
-// Both receive. The orchestrator exchanges the two when all nodes have reported that they receive by both, and removes
-// Leaving when all have reported that they send by Network. So at each moment all nodes receive what any node sends.
+// A tenant that moves between networks with the same addresses (tenant.KeepsAddresses) is on both until the
+// orchestrator says that it has left one: Tenant.Network is the network by which its containers send, Tenant.Leaving
+// the other one. Both receive. The orchestrator exchanges the two when all nodes have reported that they receive by both,
+// and removes Leaving when all have reported that they send by Network. So at each moment all nodes receive what any
+// node sends.
 
 // keepsAddresses reports whether an endpoint keeps its addresses on the way to its tenant's network.
 func keepsAddresses(t tenant.Tenant, r endpoint.Record) bool {
@@ -63,7 +64,8 @@ func (c *Core) switchNetworks(ctx context.Context, t tenant.Tenant, r *endpoint.
 	if err := c.putChanged(r, both); err != nil {
 		return err
 	}
-	if err := c.networks.EachOf(both, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) }); err != nil {
+	err := c.networks.EachOf(both, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) })
+	if err != nil {
 		return err
 	}
 	if err := c.driver.Readdress(ctx, both, both); err != nil { // only its program may change

@@ -91,7 +91,7 @@ func TestSwitch(t *testing.T) {
 	b := newBedThatSwitches(t)
 	old := b.carries("c1", tenant.Nimitz)
 	b.now(tenant.Nimitz, tenant.EVPN)
-	if b.MigrateAll(t.Context()) || !strings.HasPrefix(b.migrationReport(), "2/2 the mappings of network evpn have not") {
+	if b.MigrateAll(t.Context()) || !strings.HasPrefix(b.migrationReport(), "2/2 the mappings of network evpn have") {
 		t.Errorf("without mappings: %s", b.migrationReport())
 	}
 	if b.listed(); len(b.MigrationDue()) != 1 {
@@ -164,8 +164,8 @@ func TestSwitchCutOff(t *testing.T) {
 				for id, on := range b.Driver.Devices {
 					by := map[string]*agenttest.Switch{tenant.Nimitz: b.Nimitz, tenant.EVPN: b.EVPN}[on.SendsBy()[0]]
 					if !sends(by, id) {
-						t.Errorf("to %v, at call %d (%s): endpoint %d sends by %v, which lacks its entries", last, calls, call,
-							id, on.SendsBy())
+						t.Errorf("to %v, at call %d (%s): endpoint %d sends by %v, which lacks entries", last, calls,
+							call, id, on.SendsBy())
 					}
 				}
 				if calls++; calls == n {

@@ -98,8 +98,8 @@ func (v *leavingView) describe(to string) string {
 		return "the old addresses are being removed: " + humanize.Of(v.Endpoints, "endpoint", "endpoints") + " left"
 	}
 	if v.Joining {
-		return fmt.Sprintf("%d of %d endpoints receive by network %s too, and send by network %s%s", v.Moved, v.Endpoints,
-			v.Network, to, v.silent())
+		return fmt.Sprintf("%d of %d endpoints receive by network %s too, and send by network %s%s", v.Moved,
+			v.Endpoints, v.Network, to, v.silent())
 	}
 	if v.KeepsAddresses {
 		return fmt.Sprintf("%d of %d endpoints send by network %s, and still receive by network %s too%s", v.Moved,
@@ -151,9 +151,9 @@ func newTenantMigrate(env Env) *cobra.Command {
 		Long: `Move a tenant ` + movesText() + `,
 with its running containers, in two steps.
 
-To network netpila: with --to, new containers get only addresses of the new network. Running containers get an address of
-the new network in addition to those that they have. Both work: existing connections continue, and new
-ones can use the new addresses.
+To network netpila: with --to, new containers get only addresses of the new network. Running containers
+get an address of the new network in addition to those that they have. Both work: existing connections
+continue, and new ones can use the new addresses.
 
 With --finish, the addresses of the old network are removed from containers, nodes and cluster, and
 connections that use them end. IPv4 addresses go too: netpila has no IPv4, services and publications. The command

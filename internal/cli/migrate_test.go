@@ -165,9 +165,9 @@ func TestTenantSwitch(t *testing.T) {
 			ask[tenantView](t, "tenant", "get", "green") {
 		}
 	}
-	refused(t, ExitFailed, "not all nodes have completed the step: n1 (has not confirmed)", "tenant", "migrate", "green",
-		"--to", "evpn", "--wait", "0s")
-	if r := command(t, "tenant", "list"); !strings.Contains(r.stdout, "nimitz (joins evpn, 0/0, 1 node has not reported)") {
+	refused(t, ExitFailed, "not all nodes have completed the step: n1 (has not confirmed)", "tenant", "migrate",
+		"green", "--to", "evpn", "--wait", "0s")
+	if r := command(t, "tenant", "list"); !strings.Contains(r.stdout, "nimitz (joins evpn, 0/0, 1 node has not") {
 		t.Errorf("tenant list:\n%s", r.stdout)
 	}
 	done := make(chan result)
@@ -176,7 +176,8 @@ func TestTenantSwitch(t *testing.T) {
 	await("evpn", "nimitz")
 	says(&pilasterv1.Moving{Endpoints: 3, Moved: 3, Changes: 3})
 	if r := <-done; r.code != ExitDone || r.stdout != "tenant green: 3 of 3 endpoints send by network evpn, and still "+
-		"receive by network nimitz too\nto remove it from network nimitz, run: pilaster tenant migrate green --finish\n" {
+		"receive by network nimitz too\nto remove it from network nimitz, run: pilaster tenant migrate green "+
+		"--finish\n" {
 		t.Errorf("migrate --to evpn: %+v", r)
 	}
 	go func() { done <- command(t, "tenant", "migrate", "green", "--finish", "--wait", "1m") }()

@@ -98,7 +98,8 @@ const maxOverhead = 512
 // validate checks what every network requires. The attachment's own network checks more.
 func (a Attachment) validate() error {
 	switch {
-	case a.Network == "" || a.Also == a.Network || !isPlain(a.Address) || !isPlain(a.Gateway) || a.Address.Is4() != a.Gateway.Is4(),
+	case a.Network == "" || a.Also == a.Network || !isPlain(a.Address) || !isPlain(a.Gateway),
+		a.Address.Is4() != a.Gateway.Is4(),
 		a.Plaintext.IsValid() && !(isPlain(a.Plaintext) && a.Plaintext.Is6()):
 		return fmt.Errorf("attachment %+v is incomplete", a)
 	case a.Subnet.IsValid() && (a.Subnet != a.Subnet.Masked() || !a.Subnet.Contains(a.Address)):

@@ -72,8 +72,8 @@ var moves = []Move{
 }
 
 // alone is the reason for a network whose programs are no second network of a container.
-const alone = "a move needs containers with addresses of both networks, and network ila cannot be one of two; create a " +
-	"tenant on the other network instead"
+const alone = "a move needs containers with addresses of both networks, and network ila cannot be one of two; create " +
+	"a tenant on the other network instead"
 
 func noCIDRs(from, to string) string {
 	return fmt.Sprintf("network %s needs CIDRs of the tenant's own, which one of network %s does not have", to, from)

@@ -1183,8 +1183,8 @@ type Moving struct {
 	Endpoints uint32                 `protobuf:"varint,1,opt,name=endpoints,proto3" json:"endpoints,omitempty"` // with addresses of the old network
 	Moved     uint32                 `protobuf:"varint,2,opt,name=moved,proto3" json:"moved,omitempty"`         // of these, those with addresses of the new network
 	Problem   string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`      // of the first endpoint without such addresses
-	// If the addresses stay: the tenant's changes that this is about. Endpoints are then all, and moved those that send by
-	// the tenant's network and receive by both.
+	// If the addresses stay: the tenant's changes that this is about. Endpoints are then all, and moved those that send
+	// by the tenant's network and receive by both.
 	Changes       uint64 `protobuf:"varint,4,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -27,8 +27,8 @@ func (t *txn) mayHost(n *pilasterv1.Node, of *pilasterv1.Tenant) error {
 	if tenant.KeepsAddresses(of.Network, of.Leaving) {
 		return refuse(
 			Refused,
-			"tenant %s moves between networks %s and %s, and node %s does not have network %s; nothing was changed: use "+
-				"another node, or finish the migration first (`pilaster tenant get %s`)",
+			"tenant %s moves between networks %s and %s, and node %s does not have network %s; nothing was changed: "+
+				"use another node, or finish the migration first (`pilaster tenant get %s`)",
 			of.Name, of.Network, of.Leaving, n.Name, without, of.Name,
 		)
 	}

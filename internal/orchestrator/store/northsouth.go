@@ -180,8 +180,8 @@ func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*tx
 		if tenant.KeepsAddresses(found.Network, found.Leaving) {
 			return refuse(
 				Refused,
-				"tenant %s moves between networks %s and %s; nothing was changed: finish the migration first (`pilaster "+
-					"tenant get %s`)",
+				"tenant %s moves between networks %s and %s; nothing was changed: finish the migration first "+
+					"(`pilaster tenant get %s`)",
 				name, found.Network, found.Leaving, name,
 			)
 		}

@@ -84,15 +84,16 @@ func (t *txn) mayJoin(of *pilasterv1.Tenant, to string) error {
 	for _, id := range of.Ids {
 		if on.Has(tenant.Announced) && id.Id > tenant.MaxAnnouncedID {
 			return no(fmt.Sprintf("it has id %d, and the route distinguishers of BGP routes have room for ids up to %d",
-				id.Id, tenant.MaxAnnouncedID), "ids are never reused, so create the tenant in another cluster, or let it "+
-				"stay on network "+of.Network)
+				id.Id, tenant.MaxAnnouncedID), "ids are never reused, so create the tenant in another cluster, or let "+
+				"it stay on network "+of.Network)
 		}
 	}
-	if services, published := len(of.Services), len(of.Publications); !on.Has(tenant.NorthSouth) && services+published > 0 {
+	services, published := len(of.Services), len(of.Publications)
+	if !on.Has(tenant.NorthSouth) && services+published > 0 {
 		return no(fmt.Sprintf("that has no services and publications, and it has %s and %s",
 			humanize.Of(services, "service", "services"), humanize.Of(published, "publication", "publications")),
-			fmt.Sprintf("delete them first (`pilaster service list --tenant %s`, `pilaster publication list --tenant %s`)",
-				of.Name, of.Name))
+			fmt.Sprintf("delete them first (`pilaster service list --tenant %s`, `pilaster publication list --tenant "+
+				"%s`)", of.Name, of.Name))
 	}
 	regions, err := t.regions()
 	if err != nil {
@@ -104,8 +105,8 @@ func (t *txn) mayJoin(of *pilasterv1.Tenant, to string) error {
 	}
 	if !on.Has(tenant.Regions) && len(there) > 0 {
 		return no("that does not reach other regions, and it is in region "+there[0].Name,
-			"import that region's export with the other tenants alone (`pilaster region import FILE --tenant OTHERS`), "+
-				"or if there are none run `pilaster region delete "+there[0].Name+"`")
+			"import that region's export with the other tenants alone (`pilaster region import FILE --tenant "+
+				"OTHERS`), or if there are none run `pilaster region delete "+there[0].Name+"`")
 	}
 	if tenant.NetworkHas(of.Network, tenant.Announced) && !on.Has(tenant.Announced) {
 		imported, err := t.imported(of.Name)
@@ -113,9 +114,9 @@ func (t *txn) mayJoin(of *pilasterv1.Tenant, to string) error {
 			return err
 		}
 		if imported > 0 {
-			return no(fmt.Sprintf("that does not reach other EVPN speakers, of which it has %s",
+			return no(fmt.Sprintf("that does not reach other BGP speakers, of which it has %s",
 				humanize.Of(imported, "address or prefix", "addresses and prefixes")),
-				"make them withdraw their routes first (`pilaster evpn status` shows the peers)")
+				"make them withdraw their routes first")
 		}
 	}
 	return t.haveNetwork(of, to, no)
@@ -137,8 +138,8 @@ func (t *txn) haveNetwork(of *pilasterv1.Tenant, to string, no func(what, advice
 		return nil
 	}
 	return no("it has containers on nodes without that network: "+someOf(without),
-		"start their agents with it (`pilaster agent --help`; network evpn does not work beside Open vSwitch), or move "+
-			"its containers to other nodes")
+		"start their agents with it (`pilaster agent --help`; nodes with Open vSwitch have no other network with "+
+			"tunnels), or move its containers to other nodes")
 }
 
 // imported counts the tenant's mappings of addresses outside of the cluster. The commit does not compare them, because

@@ -16,14 +16,14 @@ func isOn(t *testing.T, is *pilasterv1.Tenant, err error, network, other string,
 	t.Helper()
 	if err != nil || is.Network != network || is.Leaving != other || is.Joining != joining ||
 		is.Addressing != pilasterv1.Addressing_ADDRESSING_OWN {
-		t.Fatalf("the tenant is %v, %v; want network %s, leaving %q, joining %v, own addresses", is, err, network, other,
-			joining)
+		t.Fatalf("the tenant is %v, %v; want network %s, leaving %q, joining %v, own addresses", is, err, network,
+			other, joining)
 	}
 	return is
 }
 
-// TestSwitchNetworks: a tenant's containers send by a network only when all nodes have reported that they receive by it,
-// and it leaves a network only when no node sends by it any longer. Reports about an earlier step do not count.
+// TestSwitchNetworks: a tenant's containers send by a network only when all nodes have reported that they receive by
+// it, and it leaves a network only when no node sends by it any longer. Reports about an earlier step do not count.
 func TestSwitchNetworks(t *testing.T) {
 	ctx, s := t.Context(), open(t, storetest.Embedded(t), address.Plan{})
 	nimitz(t, s, "green", "10.0.0.0/16,24")
@@ -73,7 +73,8 @@ func TestSwitchNetworks(t *testing.T) {
 			t.Errorf("a repeated Migrate changed the tenant: %v", again)
 		}
 		_, err = s.FinishMigration(ctx, "green", false)
-		refused(t, err, store.Refused, "send by network "+to, "n1 (has not confirmed), n2 (has not confirmed)", "--force")
+		refused(t, err, store.Refused, "send by network "+to, "n1 (has not confirmed), n2 (has not confirmed)",
+			"--force")
 		// Containers are still added, and nothing depends on one of the two networks.
 		if again := allocate(t, s, 1, "green", ""); again != subnet {
 			t.Errorf("node n1 has subnet %s, and had %s", again, subnet)
@@ -99,8 +100,7 @@ func TestSwitchNetworks(t *testing.T) {
 	}
 }
 
-// TestCancelSwitch: a migration to a network that a node cannot join ends where it began, without waiting for nodes that
-// still receive by both.
+// TestCancelSwitch: a migration can be cancelled before containers send by the new network, and goes back after that.
 func TestCancelSwitch(t *testing.T) {
 	ctx, s := t.Context(), open(t, storetest.Embedded(t), address.Plan{})
 	nimitz(t, s, "green", "10.0.0.0/16,24")
@@ -178,7 +178,7 @@ func TestMayNotSwitch(t *testing.T) {
 	if err := s.Import(ctx, "o", []*pilasterv1.Mapping{host}, nil); err != nil {
 		t.Fatal(err)
 	}
-	no("bronze", tenant.Nimitz, "1 address or prefix", "pilaster evpn status")
+	no("bronze", tenant.Nimitz, "1 address or prefix", "withdraw their routes")
 
 	if _, err := etcd.Put(ctx, "/pilaster/1/marks/tenant", "65536"); err != nil {
 		t.Fatal(err)
