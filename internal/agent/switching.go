@@ -13,9 +13,9 @@ import (
 
 // A tenant that moves between networks with the same addresses (tenant.KeepsAddresses) is on both until the
 // orchestrator says that it has left one: Tenant.Network is the network by which its containers send, Tenant.Leaving
-// the other one. Both receive. The orchestrator exchanges the two when all nodes have reported that they receive by both,
-// and removes Leaving when all have reported that they send by Network. So at each moment all nodes receive what any
-// node sends.
+// the other one. Both receive. The orchestrator exchanges the two when all nodes have reported that they receive by
+// both, and removes Leaving when all have reported that they send by Network. So at each moment all nodes receive what
+// any node sends.
 
 // keepsAddresses reports whether an endpoint keeps its addresses on the way to its tenant's network.
 func keepsAddresses(t tenant.Tenant, r endpoint.Record) bool {
