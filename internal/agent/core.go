@@ -88,6 +88,7 @@ func New(c Config) (*Core, error) {
 	}
 	c.Tenants.node, c.Tenants.containers = c.Node, core.offloadedContainers
 	c.Tenants.appOverrides = core.overrides
+	c.Tenants.listed = core.migrationDue.wake
 	core.policies.Connect(policies.Config{
 		Tenants: c.Tenants, Endpoints: c.Store.List, Driver: c.Driver, Node: c.Node,
 		Seal: core.networks.Seal, CheckGuards: core.networks.CheckGuards, Tried: c.Tried, Log: c.Log,
@@ -263,6 +264,7 @@ func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) erro
 	r.Device = d
 	active := *r
 	active.State, active.Netns = endpoint.Active, q.Netns
+	active = c.onBoth(active)
 	// The record is on disk before packets flow: after a crash, a device without a record has never carried a packet.
 	if err := c.store.Put(active); err != nil {
 		return err
@@ -285,7 +287,7 @@ func (c *Core) deactivate(ctx context.Context, r endpoint.Record) error {
 }
 
 func (c *Core) releaseAddresses(ctx context.Context, r endpoint.Record) error {
-	return c.networks.EachOf(r, func(n Network, r endpoint.Record) error { return n.Release(ctx, r) })
+	return c.networks.EachOf(r.Over("", ""), func(n Network, r endpoint.Record) error { return n.Release(ctx, r) })
 }
 
 // Delete removes an endpoint; it succeeds if there is none.

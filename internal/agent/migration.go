@@ -120,8 +120,7 @@ func (c *Core) migrateTenant(ctx context.Context, name string, records []endpoin
 		c.log.Error("removing a tenant from the network that it has left failed", "tenant", name, "error", err)
 		failed = cmp.Or(failed, err)
 	}
-	c.reportMigration(name, failed)
-	return failed == nil
+	return c.reportMigration(name, failed) == nil
 }
 
 func (c *Core) reinstallTenant(ctx context.Context, name string) error {
@@ -148,6 +147,9 @@ func (c *Core) signalMigration(r endpoint.Record) {
 
 // needsMigration reports whether an endpoint has to join or leave a network.
 func (c *Core) needsMigration(t tenant.Tenant, r endpoint.Record) bool {
+	if t.KeepsAddresses() {
+		return !c.isMigrated(r.ID) || !hasSwitched(t, r)
+	}
 	on := r.Networks()
 	if slices.Equal(on, []string{networks.Of(t)}) {
 		return false
@@ -162,10 +164,10 @@ func (c *Core) isMigrated(id endpoint.ID) bool {
 	return c.migrated[id]
 }
 
-func (c *Core) setMigrated(id endpoint.ID) {
+func (c *Core) setMigrated(id endpoint.ID, is bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.migrated[id] = true
+	c.migrated[id] = is
 }
 
 func (c *Core) migrateOne(ctx context.Context, containerID, iface string) error {
@@ -181,6 +183,13 @@ func (c *Core) migrateOne(ctx context.Context, containerID, iface string) error 
 	known, _, ok := c.tenants.Get(r.Tenant)
 	if !ok || !c.needsMigration(known.Tenant, r) {
 		return nil
+	}
+	if keepsAddresses(known.Tenant, r) {
+		err := c.switchNetworks(ctx, known.Tenant, &r)
+		if err != nil || known.Tenant.KeepsAddresses() || !isMigrating(known.Tenant, r) {
+			return err
+		}
+		c.setMigrated(r.ID, false)
 	}
 	if err := c.joinNetwork(ctx, known.Tenant, &r); err != nil {
 		return err
@@ -238,7 +247,7 @@ func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Rec
 		defer cancel()
 		return errors.Join(err, c.detachNetwork(undo, r, name, was))
 	}
-	c.setMigrated(r.ID)
+	c.setMigrated(r.ID, true)
 	c.log.Info(
 		"endpoint joined its tenant's network",
 		"endpoint",
@@ -305,20 +314,25 @@ func (c *Core) detachNetwork(ctx context.Context, r *endpoint.Record, name strin
 	return nil
 }
 
-// reportMigration updates a tenant's migration progress for the orchestrator, with the first failure.
-func (c *Core) reportMigration(name string, failed error) {
+// reportMigration updates a tenant's migration progress for the orchestrator, with the first failure, and returns that.
+// If the addresses stay, the report is about the tenant as it is known here now.
+func (c *Core) reportMigration(name string, failed error) error {
 	known, _, ok := c.tenants.Get(name)
 	if !ok {
-		return
+		return failed
 	}
-	moving := &pilasterv1.Moving{}
+	moving, keeps := &pilasterv1.Moving{}, known.Tenant.KeepsAddresses()
+	if keeps {
+		moving.Changes = known.Tenant.Changes
+		failed = cmp.Or(failed, c.lacksMappings(known.Tenant))
+	}
 	for _, r := range c.store.List() {
 		if r.Tenant != name || r.State == endpoint.Lost || r.State == endpoint.Deleting ||
-			len(r.Without(networks.Of(known.Tenant)).Attachments) == 0 {
+			!keeps && len(r.Without(networks.Of(known.Tenant)).Attachments) == 0 {
 			continue
 		}
 		moving.Endpoints++
-		if c.isMigrated(r.ID) {
+		if c.isMigrated(r.ID) && (!keeps || r.State == endpoint.Active && hasSwitched(known.Tenant, r)) {
 			moving.Moved++
 		}
 	}
@@ -330,6 +344,7 @@ func (c *Core) reportMigration(name string, failed error) {
 		moving = nil
 	}
 	c.tenants.setMigration(name, moving)
+	return failed
 }
 
 func (t *Tenants) setMigration(name string, m *pilasterv1.Moving) {

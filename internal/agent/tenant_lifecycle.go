@@ -294,7 +294,8 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	}
 	c.renewPolicies(k)
 	if after, _, _ := c.tenants.Get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network ||
-		after.Tenant.Leaving != before.Tenant.Leaving {
+		after.Tenant.Leaving != before.Tenant.Leaving ||
+		after.Tenant.KeepsAddresses() && after.Tenant.Changes != before.Tenant.Changes {
 		c.migrationDue.wake()
 	}
 	return nil
@@ -351,7 +352,7 @@ func (t *Tenants) SetHasMappings(isMapped func(tenant.Tenant) bool) {
 	t.hasMappings = isMapped
 }
 
-// SetListed ends the wait of ADDs for a tenant's mappings.
+// SetListed ends the wait of ADDs for a tenant's mappings, and that of a move between networks.
 func (t *Tenants) SetListed(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -359,6 +360,9 @@ func (t *Tenants) SetListed(name string) {
 		close(h.mappingsListed)
 		h.mappingsListed = nil
 		t.signalOffloads(h)
+	}
+	if h := t.m[name]; h != nil && h.Tenant.KeepsAddresses() {
+		t.listed()
 	}
 }
 

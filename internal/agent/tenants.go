@@ -40,6 +40,7 @@ type Tenants struct {
 	usedApps     func(tenant string) map[address.AppID]bool // apps of containers here
 	containers   func(tenant string) []*pilasterv1.OffloadedEndpoint
 	claimed      map[appOf]int // apps of containers being created
+	listed       func()        // called for a tenant that moves between networks
 }
 
 // TenantState is a tenant with the apps that a node has received.

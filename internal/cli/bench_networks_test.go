@@ -51,9 +51,8 @@ func TestBenchNetworksRefuses(t *testing.T) {
 // TestMigrateReasons: a network to which no tenant can move is refused with the reasons.
 func TestMigrateReasons(t *testing.T) {
 	for to, says := range map[string]string{
-		"nimitz": "from ila: network nimitz needs CIDRs",
-		"ila":    "from netpila: a move needs containers with addresses of both networks",
-		"later":  "can migrate only to netpila",
+		"ila":   "from netpila: a move needs containers with addresses of both networks",
+		"later": "can migrate only to evpn, netpila or nimitz",
 	} {
 		refused(t, ExitUsage, says, "tenant", "migrate", "green", "--to", to)
 	}

@@ -14,6 +14,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -23,6 +24,11 @@ type leavingView struct {
 	Endpoints uint32           `json:"endpoints"` // with addresses of the old network
 	Moved     uint32           `json:"moved"`     // of Endpoints, those that also have addresses of the new network
 	Nodes     []movingNodeView `json:"nodes"`
+
+	// With kept addresses, Endpoints are all, and Moved are those that send by the tenant's network and receive by
+	// both.
+	KeepsAddresses bool `json:"keepsAddresses"`
+	Joining        bool `json:"joining"` // Network is the one that the tenant will move to
 }
 
 // movingNodeView is the progress of a node.
@@ -37,9 +43,15 @@ type movingNodeView struct {
 
 // viewLeaving returns nil if the tenant is not migrating and all nodes have removed the addresses of the old network.
 func viewLeaving(t *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) *leavingView {
-	v := &leavingView{Network: t.Leaving, Nodes: []movingNodeView{}}
+	v := &leavingView{
+		Network: t.Leaving, Nodes: []movingNodeView{},
+		KeepsAddresses: tenant.KeepsAddresses(t.Network, t.Leaving), Joining: t.Joining,
+	}
 	for _, h := range hosting {
 		m := h.Moving
+		if t.Leaving != "" && !store.HasReported(t, m) {
+			m = nil
+		}
 		if h.Tenant != t.Name || m == nil && t.Leaving == "" {
 			continue
 		}
@@ -65,7 +77,7 @@ func (v *leavingView) late() (words []string) {
 			why = humanize.Of(n.Endpoints, "endpoint", "endpoints") + " left"
 		case !n.Knows:
 			why = "has not confirmed"
-		case n.Moved == n.Endpoints:
+		case n.Moved == n.Endpoints && (!v.KeepsAddresses || n.Problem == ""):
 			continue
 		default:
 			why = fmt.Sprintf("%d of %d endpoints", n.Moved, n.Endpoints)
@@ -84,6 +96,14 @@ func (v *leavingView) late() (words []string) {
 func (v *leavingView) describe(to string) string {
 	if v.Network == "" {
 		return "the old addresses are being removed: " + humanize.Of(v.Endpoints, "endpoint", "endpoints") + " left"
+	}
+	if v.Joining {
+		return fmt.Sprintf("%d of %d endpoints receive by network %s too, and send by network %s%s", v.Moved,
+			v.Endpoints, v.Network, to, v.silent())
+	}
+	if v.KeepsAddresses {
+		return fmt.Sprintf("%d of %d endpoints send by network %s, and still receive by network %s too%s", v.Moved,
+			v.Endpoints, to, v.Network, v.silent())
 	}
 	return fmt.Sprintf("%d of %d endpoints have addresses of network %s too%s", v.Moved, v.Endpoints, to, v.silent())
 }
@@ -110,14 +130,16 @@ func (v tenantView) network() string {
 	switch l := v.Leaving; {
 	case l == nil || l.Network == "":
 		return v.Network
+	case l.Joining:
+		return fmt.Sprintf("%s (joins %s, %d/%d%s)", v.Network, l.Network, l.Moved, l.Endpoints, l.silent())
 	default:
 		return fmt.Sprintf("%s (leaves %s, %d/%d%s)", v.Network, l.Network, l.Moved, l.Endpoints, l.silent())
 	}
 }
 
 func newTenantMigrate(env Env) *cobra.Command {
-	from, targets := tenant.Migrations()
-	left, target := tenant.OneOf(from), tenant.OneOf(targets)
+	_, targets := tenant.Migrations()
+	target := tenant.OneOf(targets)
 	var socket orchestratorSocket
 	var out output
 	var to, addressing string
@@ -125,23 +147,31 @@ func newTenantMigrate(env Env) *cobra.Command {
 	var finish, force bool
 	cmd := &cobra.Command{
 		Use:   "migrate NAME",
-		Short: "Move a tenant from network " + left + " to " + target + ", with its running containers",
-		Long: `Move a tenant from network ` + left + ` to ` + target + `, with its running containers, in two steps.
+		Short: "Move a tenant to another network, with its running containers",
+		Long: `Move a tenant ` + movesText() + `,
+with its running containers, in two steps.
 
-With --to, new containers get only addresses of the new network. Running containers get an address of
-the new network in addition to those that they have. Both work: existing connections continue, and new
-ones can use the new addresses.
+To network netpila: with --to, new containers get only addresses of the new network. Running containers
+get an address of the new network in addition to those that they have. Both work: existing connections
+continue, and new ones can use the new addresses.
 
 With --finish, the addresses of the old network are removed from containers, nodes and cluster, and
-connections that use them end. IPv4 addresses go too: ` + target + ` has no IPv4, services and publications. The command
+connections that use them end. IPv4 addresses go too: netpila has no IPv4, services and publications. The command
 refuses this until all nodes have completed the first step, and while the tenant has services or
 publications. A disconnected node completes the step when it reconnects.
+
+Between nimitz and evpn containers keep their addresses, connections continue, and no packet is lost.
+With --to, all containers first receive by both networks, and when all nodes have reported that, they
+send by the new one. With --finish the tenant leaves the old network, when all nodes have reported that.
+--to with the old network goes back. --to is refused while a node with the tenant's containers does not
+have the new network, or while the tenant uses what the new network lacks: services, publications and
+other regions on evpn, routes of other EVPN speakers on nimitz; and to evpn if its id is above 65535.
 
 All other moves are refused with the reason.
 
 Both steps can be repeated: the command then continues to wait for the nodes.`,
-		Example: "  pilaster tenant migrate green --to " + targets[0] + "\n  pilaster tenant migrate green --to " +
-			targets[0] + " --addressing clear --wait 5m\n  pilaster tenant migrate green --finish",
+		Example: "  pilaster tenant migrate green --to netpila\n  pilaster tenant migrate green --to netpila " +
+			"--addressing clear --wait 5m\n  pilaster tenant migrate green --finish",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := migration(args[0], to, addressing, finish, force)
@@ -165,6 +195,10 @@ Both steps can be repeated: the command then continues to wait for the nodes.`,
 					return
 				case v.Leaving == nil:
 					fmt.Fprintf(w, "tenant %s is only on network %s\n", v.Name, v.Network)
+					return
+				case v.Leaving.KeepsAddresses:
+					fmt.Fprintf(w, "tenant %s: %s\nto remove it from network %s, run: pilaster tenant migrate %s "+
+						"--finish\n", v.Name, v.Leaving.describe(v.Network), v.Leaving.Network, v.Name)
 					return
 				}
 				fmt.Fprintf(
@@ -193,7 +227,7 @@ Both steps can be repeated: the command then continues to wait for the nodes.`,
 		&addressing,
 		"addressing",
 		"",
-		"addresses that containers see on "+target+": encrypted or clear (default encrypted)",
+		"with --to netpila: the addresses that containers see, encrypted or clear (default encrypted)",
 	)
 	fixed("addressing", string(tenant.Encrypted), string(tenant.Clear))
 	f.BoolVar(&finish, "finish", false, "the second step: remove the old addresses")
@@ -201,8 +235,8 @@ Both steps can be repeated: the command then continues to wait for the nodes.`,
 		&force,
 		"force",
 		false,
-		"with --finish: also if some containers have no other address yet; they have no network until their "+
-			"node reconnects",
+		"with --finish: also if some containers have no other address yet, or send by the old network; they have no "+
+			"network until their node reconnects",
 	)
 	f.Var((*atMost)(&wait), "wait", "how long to wait for the nodes")
 	return cmd
@@ -229,6 +263,16 @@ func migration(name, to, addressing string, finish, force bool) (*pilasterv1.Mig
 		return nil, usage("addressing %q: use encrypted or clear", addressing)
 	}
 	return req, nil
+}
+
+// movesText names the possible moves.
+func movesText() string {
+	from, _ := tenant.Migrations()
+	var moves []string
+	for _, n := range from {
+		moves = append(moves, "from network "+n+" to "+tenant.OneOf(tenant.MovesFrom(n)))
+	}
+	return strings.Join(moves, ", or ")
 }
 
 // whyNot says why tenants cannot move to a network of this build.
@@ -282,8 +326,13 @@ func migrate(
 			return v, nil
 		}
 		late := v.Leaving.late()
-		if len(late) == 0 && !req.Finish {
+		if len(late) == 0 && !req.Finish && !v.Leaving.Joining {
 			return v, nil
+		}
+		if len(late) == 0 && v.Leaving.Joining && v.Leaving.Network == req.To {
+			if _, err := client.MigrateTenant(ctx, connect.NewRequest(req)); err != nil { // the second part of the step
+				return v, err
+			}
 		}
 		if now := v.Leaving.describe(v.Network); now != last {
 			fmt.Fprintln(progress, now)

@@ -29,12 +29,12 @@ func TestTenantMigrate(t *testing.T) {
 	}
 
 	for says, args := range map[string]string{
-		"use --to netpila, or":        "",
-		"or --finish after":           "--to netpila --finish",
-		"can migrate only to netpila": "--to nimitz",
-		"--addressing is for":         "--finish --addressing clear",
-		"and --force for --finish":    "--to netpila --force",
-		"use encrypted or clear":      "--to netpila --addressing own",
+		"use --to evpn, netpila or nimitz, or": "",
+		"or --finish after":                    "--to netpila --finish",
+		"can migrate only to evpn, netpila or nimitz; not to ila\n  from netpila: a move needs": "--to ila",
+		"--addressing is for":      "--finish --addressing clear",
+		"and --force for --finish": "--to netpila --force",
+		"use encrypted or clear":   "--to netpila --addressing own",
 	} {
 		refused(t, ExitUsage, says, append([]string{"tenant", "migrate", "green"}, strings.Fields(args)...)...)
 	}
@@ -135,6 +135,56 @@ func TestTenantMigrate(t *testing.T) {
 	}
 	if r := command(t, "__complete", "tenant", "migrate", ""); !strings.Contains(r.stdout, "green") {
 		t.Errorf("migrate <TAB>: %q, want green", r.stdout)
+	}
+}
+
+// TestTenantSwitch: between networks with the same addresses, one command does the two parts of the first step, each
+// after the nodes have reported the one before.
+func TestTenantSwitch(t *testing.T) {
+	s := startOrchestrator(t)
+	client := joinNode(t, s, "n1", &pilasterv1.RegisterRequest{Enforces: []string{"evpn", "nimitz"}})
+	command(t, "tenant", "create", "green", "--network", "nimitz", "--cidr", "10.0.0.0/16")
+	stream := client.Follow(t.Context())
+	sequence := uint64(0)
+	says := func(m *pilasterv1.Moving) {
+		t.Helper()
+		sequence++
+		err := stream.Send(&pilasterv1.FollowRequest{HostedTenants: []string{"green"}, Sequence: sequence,
+			Hosting: []*pilasterv1.Hosting{{Tenant: "green", Accepts: []uint32{1}, Holds: []uint32{1}, Moving: m}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	says(nil)
+	for v := ask[tenantView](t, "tenant", "get", "green"); len(v.Nodes) == 0; v = ask[tenantView](t, "tenant", "get",
+		"green") {
+	}
+	await := func(network, other string) {
+		t.Helper()
+		for v := ask[tenantView](t, "tenant", "get", "green"); v.Network != network || v.Leaving.Network != other; v =
+			ask[tenantView](t, "tenant", "get", "green") {
+		}
+	}
+	refused(t, ExitFailed, "not all nodes have completed the step: n1 (has not confirmed)", "tenant", "migrate",
+		"green", "--to", "evpn", "--wait", "0s")
+	if r := command(t, "tenant", "list"); !strings.Contains(r.stdout, "nimitz (joins evpn, 0/0, 1 node has not") {
+		t.Errorf("tenant list:\n%s", r.stdout)
+	}
+	done := make(chan result)
+	go func() { done <- command(t, "tenant", "migrate", "green", "--to", "evpn", "--wait", "1m") }()
+	says(&pilasterv1.Moving{Endpoints: 3, Moved: 3, Changes: 2})
+	await("evpn", "nimitz")
+	says(&pilasterv1.Moving{Endpoints: 3, Moved: 3, Changes: 3})
+	if r := <-done; r.code != ExitDone || r.stdout != "tenant green: 3 of 3 endpoints send by network evpn, and still "+
+		"receive by network nimitz too\nto remove it from network nimitz, run: pilaster tenant migrate green "+
+		"--finish\n" {
+		t.Errorf("migrate --to evpn: %+v", r)
+	}
+	go func() { done <- command(t, "tenant", "migrate", "green", "--finish", "--wait", "1m") }()
+	await("evpn", "")
+	says(nil)
+	if r := <-done; r.code != ExitDone || r.stdout != "tenant green is only on network evpn\n" {
+		t.Errorf("migrate --finish: %+v", r)
 	}
 }
 

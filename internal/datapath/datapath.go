@@ -58,6 +58,8 @@ type Datapath struct {
 	networkConstants map[string][]byte
 	traced           []func() (*ebpf.CollectionSpec, error) // object files of networks, with tracing
 
+	portUsers portUsers
+
 	knownTenantIDs sync.Map // tenant ids that this process wrote; they stay without an endpoint
 }
 

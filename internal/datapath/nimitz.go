@@ -160,7 +160,36 @@ func (n *Nimitz) Plug(_ context.Context, port pipeline.Port, is pipeline.Device)
 		return fmt.Errorf("make %s %v: %w", device, port, err)
 	}
 	n.ports[port] = index
+	n.d.portUsers.set(port, n, true)
 	return nil
+}
+
+// portUsers are the switches of which a port is one. The maps of ports are shared, so an entry stays while one of them
+// uses it: a container is on two of them while its tenant moves between their networks.
+type portUsers struct {
+	mu sync.Mutex
+	m  map[pipeline.Port]map[*Nimitz]bool
+}
+
+// set records that a switch uses a port, or no longer does, and reports whether another one uses it.
+func (u *portUsers) set(port pipeline.Port, by *Nimitz, uses bool) (others bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.m == nil {
+		u.m = map[pipeline.Port]map[*Nimitz]bool{}
+	}
+	of := u.m[port]
+	if of == nil {
+		of = map[*Nimitz]bool{}
+		u.m[port] = of
+	}
+	if of[by] = true; !uses {
+		delete(of, by)
+	}
+	if len(of) == 0 {
+		delete(u.m, port)
+	}
+	return len(of) > 1 || len(of) == 1 && !of[by]
 }
 
 // Unplug stops packets from a port. Entries that send to the port must be removed first, or their packets are lost.
@@ -175,6 +204,10 @@ func (n *Nimitz) Unplug(_ context.Context, port pipeline.Port) error {
 		return n.d.SetTunnelNode(func(v *bpfobj.PilasterNimitzNode) { v.Gateway = 0 })
 	}
 	index, there := n.ports[port]
+	if n.d.portUsers.set(port, n, false) {
+		delete(n.ports, port)
+		return nil
+	}
 	if !there {
 		return nil
 	}

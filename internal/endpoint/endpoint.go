@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 	"slices"
@@ -56,29 +57,57 @@ func (r Record) Lives() bool { return r.State == Active || r.State == Lost }
 func (r Record) Networks() []string {
 	var names []string
 	for _, a := range r.Attachments {
-		if !slices.Contains(names, a.Network) {
-			names = append(names, a.Network)
+		names = append(names, a.Network)
+		if a.Also != "" {
+			names = append(names, a.Also)
 		}
 	}
 	slices.Sort(names)
-	return names
+	return slices.Compact(names)
+}
+
+// SendsBy returns the names of the networks by which the container sends.
+func (r Record) SendsBy() []string { return r.Over("", "").Networks() }
+
+// Over returns the record with its attachments on a network, and also on another one; empty names: on their network,
+// and on no other.
+func (r Record) Over(network, also string) Record {
+	r.Attachments = slices.Clone(r.Attachments)
+	for i := range r.Attachments {
+		a := &r.Attachments[i]
+		a.Network, a.Also = cmp.Or(network, a.Network), also
+	}
+	return r
 }
 
 // On returns the record with its attachments of one network only.
 func (r Record) On(network string) Record {
-	r.Attachments = slices.DeleteFunc(
-		slices.Clone(r.Attachments),
-		func(a Attachment) bool { return a.Network != network },
-	)
+	var on []Attachment
+	for _, a := range r.Attachments {
+		if a.Network == network || a.Also == network {
+			a.Network, a.Also = network, ""
+			on = append(on, a)
+		}
+	}
+	r.Attachments = on
 	return r
 }
 
 // Without returns the record without its attachments of one network.
 func (r Record) Without(network string) Record {
-	r.Attachments = slices.DeleteFunc(
-		slices.Clone(r.Attachments),
-		func(a Attachment) bool { return a.Network == network },
-	)
+	var stay []Attachment
+	for _, a := range r.Attachments {
+		if a.Network == network {
+			a.Network, a.Also = a.Also, ""
+		}
+		if a.Also == network {
+			a.Also = ""
+		}
+		if a.Network != "" {
+			stay = append(stay, a)
+		}
+	}
+	r.Attachments = stay
 	return r
 }
 
@@ -89,6 +118,18 @@ func (r Record) Addresses() []netip.Addr {
 		all[i] = a.Address
 	}
 	return all
+}
+
+// SegmentMAC returns the MAC that follows from the addresses (address.SegmentMAC): from the IPv4 address, if there is
+// one.
+func (r Record) SegmentMAC() net.HardwareAddr {
+	of := r.Attachments[0].Address
+	for _, a := range r.Attachments {
+		if a.Address.Is4() {
+			of = a.Address
+		}
+	}
+	return address.SegmentMAC(of)
 }
 
 // Overhead returns the most bytes that one of its networks adds to a packet between nodes.
@@ -104,6 +145,8 @@ func (r Record) Overhead() int {
 // several attachments of one network.
 type Attachment struct {
 	Network string `json:"network"` // its name
+	// a second network with this address, by which the container receives, while its tenant moves between the two
+	Also string `json:"also,omitempty"`
 	// the address on the fabric, in a network whose fabric routes to containers
 	Plaintext netip.Addr     `json:"plaintext,omitzero"`
 	Address   netip.Addr     `json:"address"` // the address on the container's interface

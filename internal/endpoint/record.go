@@ -21,13 +21,16 @@ const (
 	withLeft      = 3 // addresses in Left
 	withAppNow    = 4 // a current app (AppNow) that differs from the one in the addresses
 	withLocator   = 5 // attachments with a locator
-	recordVersion = 6 // an address key
+	withKey       = 6 // an address key
+	recordVersion = 7 // an attachment on a second network
 )
 
 func (r Record) version() int {
 	switch {
-	case r.AddressKey != "":
+	case slices.ContainsFunc(r.Attachments, func(a Attachment) bool { return a.Also != "" }):
 		return recordVersion
+	case r.AddressKey != "":
+		return withKey
 	case slices.ContainsFunc(r.Attachments, func(a Attachment) bool { return a.Locator.IsValid() }):
 		return withLocator
 	case r.AppNow != 0:
@@ -95,7 +98,8 @@ const maxOverhead = 512
 // validate checks what every network requires. The attachment's own network checks more.
 func (a Attachment) validate() error {
 	switch {
-	case a.Network == "" || !isPlain(a.Address) || !isPlain(a.Gateway) || a.Address.Is4() != a.Gateway.Is4(),
+	case a.Network == "" || a.Also == a.Network || !isPlain(a.Address) || !isPlain(a.Gateway),
+		a.Address.Is4() != a.Gateway.Is4(),
 		a.Plaintext.IsValid() && !(isPlain(a.Plaintext) && a.Plaintext.Is6()):
 		return fmt.Errorf("attachment %+v is incomplete", a)
 	case a.Subnet.IsValid() && (a.Subnet != a.Subnet.Masked() || !a.Subnet.Contains(a.Address)):

@@ -32,6 +32,9 @@ type MappingSink interface {
 	Apply(ctx context.Context, tenant string, add, remove []Mapping) error
 }
 
+// MappingStatus is a MappingSink that reports whether it has the whole list of a tenant.
+type MappingStatus interface{ HasMappings(tenant string) bool }
+
 // Cluster allocates addresses from a tenant's own CIDRs.
 type Cluster interface {
 	// NodeCIDRs returns this node's subnets of a tenant's overlays, in their order. The first call sends a request to

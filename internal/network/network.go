@@ -41,7 +41,8 @@ type Indexes interface {
 }
 
 // Network is one network on one node. It receives records with its own attachments only. Calls for one endpoint are
-// sequential, and every call except Prepare is idempotent. Optional interfaces are MappingSink, MappingPuller,
+// sequential, and every call except Prepare is idempotent. Optional interfaces are MappingSink, MappingStatus,
+// MappingPuller,
 // DropCounter, SwitchInfo, PolicyGuard, GatewayProvider, LocatorProvider, AppProvider, MoveReporter, FormProvider,
 // Located and Runner. A network that holds resources is an io.Closer; Close keeps everything that packets need.
 type Network interface {

@@ -35,8 +35,10 @@ func TestMoves(t *testing.T) {
 		{ILA, Nimitz, "CIDRs of the tenant's own"},
 		{ILA, Netpila, "cannot be one of two"},
 		{Netpila, ILA, "create a tenant on the other network"},
-		{Nimitz, evpn, "keep their addresses"},
-		{evpn, Nimitz, "keep their addresses"},
+		{Nimitz, evpn, ""},
+		{evpn, Nimitz, ""},
+		{Netpila, evpn, "CIDRs of the tenant's own"},
+		{evpn, Netpila, "other EVPN speakers"},
 		{"later", Netpila, "no way"},
 	} {
 		got := MoveOf(c.from, c.to).Refused
@@ -45,8 +47,16 @@ func TestMoves(t *testing.T) {
 		}
 	}
 	from, to := Migrations()
-	if !slices.Equal(from, []string{Nimitz}) || !slices.Equal(to, []string{Netpila}) {
+	if !slices.Equal(from, []string{Nimitz, EVPN}) || !slices.Equal(to, []string{EVPN, Netpila, Nimitz}) {
 		t.Errorf("tenants can leave %q and move to %q", from, to)
+	}
+	for _, m := range moves {
+		if keeps := m.From != Netpila && m.To != Netpila && m.Refused == ""; m.KeepsAddresses != keeps {
+			t.Errorf("%+v keeps addresses: %v", m, keeps)
+		}
+	}
+	if KeepsAddresses(EVPN, "") || !KeepsAddresses(EVPN, Nimitz) || KeepsAddresses(Netpila, Nimitz) {
+		t.Error("KeepsAddresses does not follow the rules")
 	}
 	if why := WhyNot(Nimitz); len(why) < 2 || !strings.HasPrefix(why[0], "from netpila: ") {
 		t.Errorf("why not to nimitz: %q", why)

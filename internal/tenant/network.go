@@ -98,7 +98,7 @@ func MoveOf(from, to string) Move {
 	from, to = cmp.Or(from, DefaultNetwork), cmp.Or(to, DefaultNetwork)
 	i := slices.IndexFunc(moves, func(m Move) bool { return m.From == from && m.To == to })
 	if i < 0 {
-		return Move{from, to, "this build has no way from one to the other"}
+		return Move{From: from, To: to, Refused: "this build has no way from one to the other"}
 	}
 	return moves[i]
 }
@@ -174,6 +174,15 @@ func namesOf(which func(Traits) bool) (names []string) {
 
 // OnNetwork returns the name of the tenant's network.
 func (t Tenant) OnNetwork() string { return cmp.Or(t.Network, DefaultNetwork) }
+
+// KeepsAddresses reports whether the tenant moves between two networks with the same addresses.
+func (t Tenant) KeepsAddresses() bool { return KeepsAddresses(t.Network, t.Leaving) }
+
+// KeepsAddresses reports whether a tenant's containers keep their addresses when it moves between two networks; false
+// if leaving is empty: then the tenant does not move.
+func KeepsAddresses(network, leaving string) bool {
+	return leaving != "" && MoveOf(leaving, network).KeepsAddresses
+}
 
 // has reports whether the tenant's network, or the one that it leaves, has a capability.
 func (t Tenant) has(c Capability) bool {

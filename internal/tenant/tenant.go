@@ -34,7 +34,9 @@ type Overlay struct {
 type Tenant struct {
 	Name    string
 	Network string // one of Networks
-	// the network that the tenant leaves, while its containers have addresses of both; empty without a migration
+	// the network that the tenant leaves, while its containers have addresses of both; empty without a migration. If
+	// the addresses stay (KeepsAddresses), it is the other of two networks: containers send by Network, and receive by
+	// both.
 	Leaving    string
 	Overlays   []Overlay // one, or one of each family, if Network or Leaving has overlays
 	Regions    []Region  // other regions with this tenant

@@ -29,7 +29,7 @@ var howTos = []struct {
 	{"howto/rotate-key.md", "orchestrator", 1, ""},
 	{"nimitz.md", "orchestrator", 2, "grey"}, // the lab has tenant green
 	{"howto/services.md", "orchestrator", 5, ""},
-	{"howto/migrate.md", "orchestrator", 2, ""},
+	{"howto/migrate.md", "orchestrator", 6, ""},
 	{"howto/backup.md", "orchestrator", 2, ""},
 	{"howto/several-orchestrators.md", "orchestrator", 2, ""}, // the commands are those of the embedded etcd
 }
@@ -89,14 +89,16 @@ func TestHowTo(t *testing.T) {
 	ctx := labtest.Context(t)
 	name := labtest.Name(t)
 	cidrs := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}
-	labtest.New(t, lab.Spec{
+	spec := lab.Spec{
 		Name: name, Nodes: []string{"n1", "n2"}, Device: endpoint.Veth, // macvlans do not support network nimitz
 		Tenants: []lab.Tenant{{Name: "blue"}, {Name: "green", Network: "nimitz", CIDRs: cidrs}},
 		Containers: []lab.Container{
 			{Name: "b1", Node: "n1", Tenant: "blue"}, {Name: "b2", Node: "n2", Tenant: "blue"},
 			{Name: "g1", Node: "n1", Tenant: "green"}, {Name: "g2", Node: "n2", Tenant: "green"},
 		},
-	})
+	}
+	spec.EVPN = "10.71.0.0/16" // tenant green moves to network evpn
+	labtest.New(t, spec)
 	dir, dataDir := t.TempDir(), "/var/lib/pilaster/orchestrator"
 	for _, h := range howTos {
 		ran := 0

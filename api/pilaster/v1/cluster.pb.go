@@ -445,9 +445,12 @@ type Tenant struct {
 	Regions      []*TenantRegion        `protobuf:"bytes,10,rep,name=regions,proto3" json:"regions,omitempty"` // of a nimitz tenant: other regions that have it; derived, never stored
 	// The network that the tenant leaves; its containers keep those addresses until the migration is finished. Empty
 	// without a migration.
-	Leaving       string        `protobuf:"bytes,11,opt,name=leaving,proto3" json:"leaving,omitempty"`
-	RetiringApps  *RetiringApps `protobuf:"bytes,12,opt,name=retiring_apps,json=retiringApps,proto3" json:"retiring_apps,omitempty"` // unset without a retirement round
-	Offloads      []*Offload    `protobuf:"bytes,13,rep,name=offloads,proto3" json:"offloads,omitempty"`                             // of a nimitz tenant: by backend, at most 64
+	Leaving      string        `protobuf:"bytes,11,opt,name=leaving,proto3" json:"leaving,omitempty"`
+	RetiringApps *RetiringApps `protobuf:"bytes,12,opt,name=retiring_apps,json=retiringApps,proto3" json:"retiring_apps,omitempty"` // unset without a retirement round
+	Offloads     []*Offload    `protobuf:"bytes,13,rep,name=offloads,proto3" json:"offloads,omitempty"`                             // of a nimitz tenant: by backend, at most 64
+	// With leaving, in the first part of a migration that keeps the addresses: the tenant will move to that network. Its
+	// containers receive by both networks and send by network.
+	Joining       bool `protobuf:"varint,14,opt,name=joining,proto3" json:"joining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -571,6 +574,13 @@ func (x *Tenant) GetOffloads() []*Offload {
 		return x.Offloads
 	}
 	return nil
+}
+
+func (x *Tenant) GetJoining() bool {
+	if x != nil {
+		return x.Joining
+	}
+	return false
 }
 
 // Offload has a tenant's rules for containers of one node, its backend, looked up on other nodes, its frontends. The
@@ -1517,10 +1527,13 @@ func (x *OffloadedEndpoint) GetApp() uint32 {
 
 // Moving is a node's progress with the migration of a tenant.
 type Moving struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Endpoints     uint32                 `protobuf:"varint,1,opt,name=endpoints,proto3" json:"endpoints,omitempty"` // with addresses of the old network
-	Moved         uint32                 `protobuf:"varint,2,opt,name=moved,proto3" json:"moved,omitempty"`         // of these, those with addresses of the new network
-	Problem       string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`      // of the first endpoint without such addresses
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Endpoints uint32                 `protobuf:"varint,1,opt,name=endpoints,proto3" json:"endpoints,omitempty"` // with addresses of the old network
+	Moved     uint32                 `protobuf:"varint,2,opt,name=moved,proto3" json:"moved,omitempty"`         // of these, those with addresses of the new network
+	Problem   string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`      // of the first endpoint without such addresses
+	// If the addresses stay: the tenant's changes that this is about. Endpoints are then all, and moved those that send
+	// by the tenant's network and receive by both.
+	Changes       uint64 `protobuf:"varint,4,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1574,6 +1587,13 @@ func (x *Moving) GetProblem() string {
 		return x.Problem
 	}
 	return ""
+}
+
+func (x *Moving) GetChanges() uint64 {
+	if x != nil {
+		return x.Changes
+	}
+	return 0
 }
 
 // App is the policy identity inside a tenant: one per set of identity labels.
@@ -1920,7 +1940,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
-	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xcb\x04\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xe5\x04\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -1937,7 +1957,8 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	" \x03(\v2\x19.pilaster.v1.TenantRegionR\aregions\x12\x18\n" +
 	"\aleaving\x18\v \x01(\tR\aleaving\x12>\n" +
 	"\rretiring_apps\x18\f \x01(\v2\x19.pilaster.v1.RetiringAppsR\fretiringApps\x120\n" +
-	"\boffloads\x18\r \x03(\v2\x14.pilaster.v1.OffloadR\boffloads\"\xe9\x02\n" +
+	"\boffloads\x18\r \x03(\v2\x14.pilaster.v1.OffloadR\boffloads\x12\x18\n" +
+	"\ajoining\x18\x0e \x01(\bR\ajoining\"\xe9\x02\n" +
 	"\aOffload\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
@@ -2029,11 +2050,12 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x0elost_frontends\x18\x0e \x03(\tR\rlostFrontends\"C\n" +
 	"\x11OffloadedEndpoint\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\fR\taddresses\x12\x10\n" +
-	"\x03app\x18\x02 \x01(\rR\x03app\"V\n" +
+	"\x03app\x18\x02 \x01(\rR\x03app\"p\n" +
 	"\x06Moving\x12\x1c\n" +
 	"\tendpoints\x18\x01 \x01(\rR\tendpoints\x12\x14\n" +
 	"\x05moved\x18\x02 \x01(\rR\x05moved\x12\x18\n" +
-	"\aproblem\x18\x03 \x01(\tR\aproblem\"\x9e\x01\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\x12\x18\n" +
+	"\achanges\x18\x04 \x01(\x04R\achanges\"\x9e\x01\n" +
 	"\x03App\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x124\n" +

@@ -9,6 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/evpn"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/statefile"
@@ -24,6 +26,7 @@ type Bed struct {
 	Max, MaxIDs  int
 	Now          time.Time
 	Nimitz       *Switch // nil: the node does not have it
+	EVPN         *Switch // nil: the node does not have it
 	Edge         bool
 	MaxMappings  int                // 0: as many as the network takes by itself
 	Tried        <-chan struct{}    // of the core's configuration
@@ -87,9 +90,17 @@ func (b *Bed) TryReopen() error {
 			},
 		)
 	}
+	if b.EVPN != nil {
+		b.Networks[evpn.Name] = evpn.New(evpn.Config{
+			Node: network.Node{
+				Plan: address.DefaultPlan(), Prefix: NodePrefix, Indexes: b.Store, Cluster: b.Nimitz,
+			},
+			Pool: netip.MustParsePrefix("10.71.0.0/16"), Switch: b.EVPN,
+		})
+	}
 	b.Core, err = agent.New(agent.Config{
 		Store: b.Store, Tenants: b.Tenants,
-		Networks: b.Networks, Absent: map[string]string{nimitz.Name: "--some switch"},
+		Networks: b.Networks, Absent: map[string]string{nimitz.Name: "--some switch", evpn.Name: "--some pool"},
 		Driver: b.Driver, Resolver: b.Orchestrator, Tried: b.Tried,
 		Plan: address.DefaultPlan(), Node: NodePrefix, Edge: b.Edge, MaxEndpoints: b.Max, MaxTenantIDs: b.MaxIDs,
 		Now: func() time.Time { return b.Now }, Log: slog.New(slog.DiscardHandler),

@@ -46,6 +46,7 @@ type Driver struct {
 	SessionTable dpapi.Sessions
 	Used         []dpapi.Entries
 	LinkMTU      int
+	OldMAC       bool // devices have the MAC of older builds
 	Emit         chan dpapi.Event
 	VXLAN        *Switch // its part of network nimitz
 	Policies     map[string]dpapi.TenantPolicies
@@ -125,9 +126,13 @@ func (d *Driver) CreateDevice(_ context.Context, r endpoint.Record) (endpoint.De
 	}
 	d.Mu.Lock()
 	defer d.Mu.Unlock()
+	mac := net.HardwareAddr{2, 0x70, 0x69, 0x6c, 0, 2}
+	if tenant.NetworkHas(r.Attachments[0].Network, tenant.OwnCIDRs) && !d.OldMAC {
+		mac = r.SegmentMAC()
+	}
 	return endpoint.Device{
 		HostName: fmt.Sprintf("pil%d", r.ID), HostIfindex: 100 + int(r.ID), MTU: d.LinkMTU - r.Overhead(),
-		HostMAC: net.HardwareAddr{2, 0x70, 0x69, 0x6c, 0, 1}, ContainerMAC: net.HardwareAddr{2, 0x70, 0x69, 0x6c, 0, 2},
+		HostMAC: net.HardwareAddr{2, 0x70, 0x69, 0x6c, 0, 1}, ContainerMAC: mac,
 	}, nil
 }
 

@@ -53,13 +53,16 @@ func (s *Set) Prepare(
 	return a, err
 }
 
-func (s *Set) missing(t tenant.Tenant) error {
+func (s *Set) missing(t tenant.Tenant) error { return s.Missing(t.Name, t.Network) }
+
+// Missing is the refusal of a tenant on a network that this node lacks.
+func (s *Set) Missing(name, network string) error {
 	return refusal.New(
 		refusal.ErrUnavailable,
 		"tenant %s is on network %s, which this node does not have\n  nothing was changed; %s, or use another node",
-		t.Name,
-		t.Network,
-		s.HowToEnable(t.Network),
+		name,
+		network,
+		s.HowToEnable(network),
 	)
 }
 
@@ -230,6 +233,12 @@ func (s *Set) MappingSinks(t tenant.Tenant) (all []network.MappingSink) {
 		}
 	}
 	return all
+}
+
+// HasMappings reports whether a network has all mappings of a tenant, or needs none.
+func (s *Set) HasMappings(of, name string) bool {
+	is, ok := s.all[name].(network.MappingStatus)
+	return !ok || is.HasMappings(of)
 }
 
 // Pullers returns the networks that subscribe to mappings, by name.

@@ -43,10 +43,10 @@ func (d *Devices) SetEntry(network string, p EntryProgram) { d.entries[network] 
 // Entries returns the entry programs that networks have set, by network.
 func (d *Devices) Entries() map[string]EntryProgram { return d.entries }
 
-// EntryFor returns the entry program for an endpoint: that of its network or, if it has several networks or its network
-// has no program of its own, pil_container, which hands packets on to the other networks.
+// EntryFor returns the entry program for an endpoint: that of the network by which it sends or, if these are several or
+// the network has no program of its own, pil_container, which hands packets on to the other networks.
 func (d *Devices) EntryFor(r endpoint.Record) EntryProgram {
-	if on := r.Networks(); len(on) == 1 {
+	if on := r.SendsBy(); len(on) == 1 {
 		if p, ok := d.entries[on[0]]; ok {
 			return p
 		}

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -120,17 +120,11 @@ func (d PairDevice) create(r endpoint.Record, in *ContainerNS, mtu int) (_ endpo
 	return r.Device, nil
 }
 
-// macFor returns the MAC of an endpoint's device. Where other speakers see it (tenant.Announced), it follows from the
-// address, so that it is the same on every node.
+// macFor returns the MAC of an endpoint's device. In a tenant with addresses of its own it follows from the address, so
+// that it is the same on every node: other speakers see it, now (tenant.Announced) or after a move of the tenant.
 func (d PairDevice) macFor(r endpoint.Record) net.HardwareAddr {
-	var announced netip.Addr
-	for _, a := range r.Attachments {
-		if tenant.NetworkHas(a.Network, tenant.Announced) && (!announced.IsValid() || a.Address.Is4()) {
-			announced = a.Address
-		}
-	}
-	if announced.IsValid() {
-		return address.SegmentMAC(announced)
+	if slices.ContainsFunc(r.Networks(), func(n string) bool { return tenant.NetworkHas(n, tenant.OwnCIDRs) }) {
+		return r.SegmentMAC()
 	}
 	return address.MAC(d.Cluster, d.Plan.NodeNumber(d.NodePrefix), uint16(r.ID))
 }

@@ -82,12 +82,15 @@ func (d *Devices) readdress(ctx context.Context, was, is endpoint.Record) error 
 	return d.Driver(is).AttachProgram(is)
 }
 
-// attachmentsNotIn returns the attachments of r that other does not have.
+// attachmentsNotIn returns the attachments of r that other does not have. One that goes to its second network stays in
+// the container as it is.
 func attachmentsNotIn(r, other endpoint.Record) []endpoint.Attachment {
 	has := func(a endpoint.Attachment) bool {
 		return slices.ContainsFunc(
 			other.Attachments,
-			func(o endpoint.Attachment) bool { return o.Network == a.Network && o.Address == a.Address },
+			func(o endpoint.Attachment) bool {
+				return o.Address == a.Address && (o.Network == a.Network || o.Network == a.Also || o.Also == a.Network)
+			},
 		)
 	}
 	return slices.DeleteFunc(slices.Clone(r.Attachments), has)

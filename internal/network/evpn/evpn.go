@@ -58,6 +58,9 @@ func (n *Network) Pipeline(ctx context.Context) ([]pipeline.Entry, error) {
 // TunnelPool returns the prefix of the nodes' tunnel addresses.
 func (n *Network) TunnelPool() netip.Prefix { return n.pool }
 
+// HasMappings reports whether the cluster has sent all mappings of a tenant.
+func (n *Network) HasMappings(tenant string) bool { return n.inner.HasMappings(tenant) }
+
 // FollowMTU sets the MTU of the tunnels after the uplink's MTU, in bytes, changed.
 func (n *Network) FollowMTU(mtu int) error { return n.inner.FollowMTU(mtu) }
 

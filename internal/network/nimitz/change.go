@@ -174,6 +174,14 @@ func (n *Network) Replace(ctx context.Context, name string, all []network.Mappin
 	return n.change(ctx, h, append(matches, h.allMatches()...))
 }
 
+// HasMappings reports whether the cluster has sent all mappings of a tenant.
+func (n *Network) HasMappings(name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h, ok := n.tenants[name]
+	return ok && h.synced
+}
+
 // Apply changes the mappings: removals, by prefix alone, before additions.
 func (n *Network) Apply(ctx context.Context, name string, add, remove []network.Mapping) error {
 	n.mu.Lock()

@@ -24,6 +24,14 @@ func (t *txn) mayHost(n *pilasterv1.Node, of *pilasterv1.Tenant) error {
 	if without == "" {
 		return nil
 	}
+	if tenant.KeepsAddresses(of.Network, of.Leaving) {
+		return refuse(
+			Refused,
+			"tenant %s moves between networks %s and %s, and node %s does not have network %s; nothing was changed: "+
+				"use another node, or finish the migration first (`pilaster tenant get %s`)",
+			of.Name, of.Network, of.Leaving, n.Name, without, of.Name,
+		)
+	}
 	has, err := t.enforced(of.Name)
 	if err != nil || !has {
 		return err
@@ -49,36 +57,16 @@ func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 	if has, err := t.enforced(of.Name); err != nil || has {
 		return err
 	}
-	hosting, err := t.hostingOf(of.Name)
+	nodes, err := t.hostingNodes(of.Name)
 	if err != nil {
 		return err
 	}
-	var keys []string
-	for _, h := range hosting {
-		keys = append(keys, dirNodes+h.Node)
-	}
-	if err := t.fetch(keys...); err != nil {
-		return err
-	}
 	var without []string
-	for _, key := range slices.Sorted(slices.Values(keys)) {
-		// The commit does not compare these records, because there may be thousands. A node may change its report right
-		// after the commit anyway.
-		n := &pilasterv1.Node{}
-		if value := t.readings[key].value; value != "" {
-			if err := decode(key, []byte(value), n); err != nil {
-				return err
-			}
-		}
+	for _, n := range nodes {
 		if network := unenforced(n, of); network != "" {
 			without = append(
 				without,
-				fmt.Sprintf(
-					"%s (build %s, on network %s)",
-					strings.TrimPrefix(key, dirNodes),
-					cmp.Or(n.Version, "unknown"),
-					network,
-				),
+				fmt.Sprintf("%s (build %s, on network %s)", n.Name, cmp.Or(n.Version, "unknown"), network),
 			)
 		}
 	}
@@ -94,6 +82,33 @@ func (t *txn) mayEnforce(of *pilasterv1.Tenant) error {
 		humanize.Of(len(without), "node that would not enforce policies", "nodes that would not enforce policies"),
 		someOf(without),
 	)
+}
+
+// hostingNodes returns the nodes that host a tenant, by name. The commit does not compare their records, because there
+// may be thousands. A node may change its report right after the commit anyway.
+func (t *txn) hostingNodes(name string) (all []*pilasterv1.Node, err error) {
+	hosting, err := t.hostingOf(name)
+	if err != nil {
+		return nil, err
+	}
+	var keys []string
+	for _, h := range hosting {
+		keys = append(keys, dirNodes+h.Node)
+	}
+	if err := t.fetch(keys...); err != nil {
+		return nil, err
+	}
+	for _, key := range slices.Sorted(slices.Values(keys)) {
+		n := &pilasterv1.Node{}
+		if value := t.readings[key].value; value != "" {
+			if err := decode(key, []byte(value), n); err != nil {
+				return nil, err
+			}
+		}
+		n.Name = strings.TrimPrefix(key, dirNodes)
+		all = append(all, n)
+	}
+	return all, nil
 }
 
 // unenforced returns a network of the tenant on which the node enforces no policies, "" if there is none.

@@ -74,7 +74,7 @@ func (s *Store) allocate(t *txn, n pki.Node, name string, of Endpoint, from hint
 	if _, err := t.load(dirTenants+name, found); err != nil {
 		return is, err
 	}
-	if found.Leaving != "" {
+	if found.Leaving != "" && !tenant.KeepsAddresses(found.Network, found.Leaving) {
 		return is, refuse(
 			Refused,
 			"tenant %s is migrating from network %s, so no more of its addresses are allocated; nothing was changed",

@@ -14,9 +14,10 @@ import (
 
 // A tenant migrates from one network to another in two steps. Between them its record has both: Network is the new one,
 // Leaving the old one, and its containers have addresses of both. The tenant keeps its id: the VNI becomes the id of
-// its addresses on the new network.
+// its addresses on the new network. If the addresses stay (tenant.KeepsAddresses), the first step has two parts; see
+// switching.go.
 
-// Migrate is the first step. A repeated call changes nothing.
+// Migrate is the first step. A repeated call changes nothing, unless the second part of the step is due.
 func (s *Store) Migrate(
 	ctx context.Context,
 	name, to string,
@@ -25,11 +26,10 @@ func (s *Store) Migrate(
 	if err := checkTenant(name); err != nil {
 		return nil, err
 	}
-	switch addressing {
-	case pilasterv1.Addressing_ADDRESSING_UNSPECIFIED,
-		pilasterv1.Addressing_ADDRESSING_ENCRYPTED,
-		pilasterv1.Addressing_ADDRESSING_CLEAR:
-	default:
+	on, _ := tenant.TraitsOf(to)
+	if addressing != pilasterv1.Addressing_ADDRESSING_UNSPECIFIED && !slices.ContainsFunc(
+		on.Addressings, func(a tenant.Addressing) bool { return addressings[a] == addressing },
+	) {
 		return nil, refuse(Invalid, "addressing %d is not one of network %s", addressing, to)
 	}
 	found := new(pilasterv1.Tenant)
@@ -40,8 +40,12 @@ func (s *Store) Migrate(
 		network := cmp.Or(found.Network, tenant.DefaultNetwork)
 		_, targets := tenant.Migrations()
 		switch rule := tenant.MoveOf(network, to); {
+		case found.Joining && (to == found.Leaving || to == network):
+			return t.continueJoining(found, to)
 		case network == to && slices.Contains(targets, to):
 			return hasMoved(found, addressing)
+		case rule.KeepsAddresses && (found.Leaving == "" || found.Leaving == to):
+			return t.joinNetwork(found, to)
 		case found.Leaving != "":
 			return refuse(Refused, "tenant %s is migrating from network %s to %s; nothing was changed: finish that "+
 				"with `pilaster tenant migrate %s --finish`", name, found.Leaving, network, name)
@@ -61,7 +65,7 @@ func (s *Store) Migrate(
 		}
 		found.Network, found.Leaving, found.Addressing = to, network, addressing
 		if addressing == pilasterv1.Addressing_ADDRESSING_UNSPECIFIED {
-			found.Addressing = pilasterv1.Addressing_ADDRESSING_ENCRYPTED
+			found.Addressing = addressings[on.Addressings[0]]
 		}
 		return t.saveChanged(found)
 	})
@@ -120,11 +124,14 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 		case found.Leaving == "":
 			return nil
 		}
+		if tenant.KeepsAddresses(found.Network, found.Leaving) {
+			return t.finishSwitching(found, force)
+		}
 		hosting, err := t.hostingOf(name)
 		if err != nil {
 			return err
 		}
-		if late := Unmoved(hosting); len(late) > 0 && !force {
+		if late := Unmoved(found, hosting); len(late) > 0 && !force {
 			return refuse(
 				Refused,
 				"containers of tenant %s have no address of network %s yet: %s; nothing was changed: wait for "+
@@ -180,14 +187,22 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 	return found, nil
 }
 
-// Unmoved returns the nodes on which containers have no address of the new network yet, with their progress.
-func Unmoved(hosting []*pilasterv1.Hosting) (late []string) {
+// HasReported reports whether a node has reported about the present step of a tenant's migration.
+func HasReported(of *pilasterv1.Tenant, m *pilasterv1.Moving) bool {
+	return m != nil && (!tenant.KeepsAddresses(of.Network, of.Leaving) || m.Changes == of.Changes)
+}
+
+// Unmoved returns the nodes on which containers have no address of the new network yet, or do not send and receive as
+// the tenant's record says, with their progress.
+func Unmoved(of *pilasterv1.Tenant, hosting []*pilasterv1.Hosting) (late []string) {
 	for _, h := range hosting {
 		switch m := h.Moving; {
-		case m == nil:
+		case !HasReported(of, m):
 			late = append(late, h.Node+" (has not confirmed)")
 		case m.Moved < m.Endpoints:
 			late = append(late, fmt.Sprintf("%s (%d of %d have)", h.Node, m.Moved, m.Endpoints))
+		case tenant.KeepsAddresses(of.Network, of.Leaving) && m.Problem != "":
+			late = append(late, fmt.Sprintf("%s (%s)", h.Node, m.Problem))
 		}
 	}
 	return late

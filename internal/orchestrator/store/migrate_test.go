@@ -30,7 +30,7 @@ func TestMigrate(t *testing.T) {
 		addressing pilasterv1.Addressing
 		reason     store.Reason
 	}{
-		{"green", tenant.Nimitz, 0, store.Invalid},
+		{"green", tenant.Nimitz, 0, store.Refused},
 		{"green", "", 0, store.Invalid},
 		{"Green", tenant.Netpila, 0, store.Invalid},
 		{"green", tenant.Netpila, pilasterv1.Addressing_ADDRESSING_OWN, store.Invalid},

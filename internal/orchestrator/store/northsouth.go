@@ -177,6 +177,14 @@ func (s *Store) DeletePublication(ctx context.Context, name, publication string)
 // changeOverlaid changes services or publications of a tenant and checks the result.
 func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*txn, *pilasterv1.Tenant) error) error {
 	return s.changeNorthSouth(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
+		if tenant.KeepsAddresses(found.Network, found.Leaving) {
+			return refuse(
+				Refused,
+				"tenant %s moves between networks %s and %s; nothing was changed: finish the migration first "+
+					"(`pilaster tenant get %s`)",
+				name, found.Network, found.Leaving, name,
+			)
+		}
 		if !tenant.NetworkHas(found.Network, tenant.NorthSouth) {
 			return refuse(
 				Refused,

@@ -90,7 +90,9 @@ func (t *txn) reclaimTenant(n pki.Node, held *pilasterv1.Tenant) error {
 		)
 	}
 	network := cmp.Or(known.Network, tenant.DefaultNetwork)
-	if exists && slices.Contains(tenant.MovesFrom(network), held.Network) {
+	// Between networks with the same addresses, the node follows the store, whichever has the older state.
+	if exists && slices.Contains(tenant.MovesFrom(network), held.Network) &&
+		!tenant.KeepsAddresses(network, held.Network) {
 		return refuse(
 			Refused,
 			"this node has moved tenant %s to network %s, and in the cluster it is on %s; the store was probably "+

@@ -27,7 +27,8 @@ func (s *Store) RotateKey(ctx context.Context, name string) (*pilasterv1.Tenant,
 		if err := t.loadTenant(name, found); err != nil {
 			return err
 		}
-		if len(found.Overlays) > 0 && found.Leaving == "" {
+		if keeps := tenant.KeepsAddresses(found.Network, found.Leaving); len(found.Overlays) > 0 &&
+			(found.Leaving == "" || keeps) {
 			return refuse(
 				Refused,
 				"tenant %s is on network %s, which encrypts no addresses, so it has no key to rotate; nothing was "+
