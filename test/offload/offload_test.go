@@ -177,6 +177,7 @@ func (b *bed) stream(ctx context.Context, from, to string, perSecond int) *strea
 		defer s.mu.Unlock()
 		s.received[n] = true
 	})
+	to := &unix.SockaddrInet6{Port: port, Addr: address.As16()}
 	s.ended = labtest.RunIn(b.T, b.Lab, from, func() error {
 		fd, err := labtest.OpenFlow(0)
 		if err != nil {
@@ -193,7 +194,7 @@ func (b *bed) stream(ctx context.Context, from, to string, perSecond int) *strea
 					return err
 				}
 			}
-			if err := labtest.SendNumbered(fd, s.sent, &unix.SockaddrInet6{Port: port, Addr: address.As16()}); err != nil {
+			if err := labtest.SendNumbered(fd, s.sent, to); err != nil {
 				return err
 			}
 			s.sent++
@@ -212,7 +213,9 @@ func (b *bed) finish(s *stream) {
 		defer s.mu.Unlock()
 		return len(s.received) == s.sent
 	}
-	for end := time.Now().Add(3 * time.Second); !complete() && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	end := time.Now().Add(3 * time.Second)
+	for !complete() && time.Now().Before(end) {
+		time.Sleep(10 * time.Millisecond)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -332,8 +335,8 @@ func TestActivation(t *testing.T) {
 	}
 }
 
-// TestKills: agents and the orchestrator are killed while an offload starts and ends. No packet is lost, and the offload
-// is done or undone within 10 s (NZ4). OFFLOAD_KILLS sets another number of turns, OFFLOAD_SEED the choices.
+// TestKills: agents and the orchestrator are killed while an offload starts and ends. No packet is lost, and the
+// offload is done or undone within 10 s (NZ4). OFFLOAD_KILLS sets another number of turns, OFFLOAD_SEED the choices.
 func TestKills(t *testing.T) {
 	seed := uint64(setting(t, "OFFLOAD_SEED", int(rand.Uint32())))
 	t.Logf("OFFLOAD_SEED=%d", seed)
@@ -344,7 +347,8 @@ func TestKills(t *testing.T) {
 	open := b.connect(20)
 	streams := []*stream{b.stream(ctx, far, hot, 500), b.stream(ctx, hot, near, 100), b.stream(ctx, near, far, 100)}
 	processes := []string{
-		lab.Orchestrator, lab.AgentProcess("n1"), lab.AgentProcess("n1"), lab.AgentProcess("n3"), lab.AgentProcess("n6"),
+		lab.Orchestrator, lab.AgentProcess("n1"), lab.AgentProcess("n1"), lab.AgentProcess("n3"),
+		lab.AgentProcess("n6"),
 	}
 	kill := func() {
 		time.Sleep(time.Duration(r.IntN(200)) * time.Millisecond)

@@ -31,8 +31,8 @@ struct pkt_ctx {
 	__u8 bridged;	   /* 1: in the tunnel it has the VNI of an Ethernet segment, so it was not routed */
 	__u8 has_pre;	   /* 1: a frontend has looked up the rules (offload.h) */
 	__u8 next;	   /* enum next_program */
-	__u8 zero;
-	__u32 offload; /* of the packet's destination, or 0 */
+	__u8 fronts;	   /* 1: this node is a frontend of the destination */
+	__u32 offload;	   /* of the packet's destination, or 0 */
 };
 
 /* parse_any parses a frame of either IP version and returns 0 or a reason. */

@@ -214,7 +214,6 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 	struct nimitz_node *node;
 	struct addr vtep, from;
 	__u32 zero = 0, vni;
-	bool fronts = false;
 	struct route *r;
 
 	if (!p || !j)
@@ -233,10 +232,10 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 
 		j->offload = r->ifindex;
 		/* Containers here use this frontend only while the other nodes use frontends. */
-		fronts = o && o->fronts && (j->from == PORT_VXLAN || o->frontends);
+		j->fronts = o && o->fronts && (j->from == PORT_VXLAN || o->frontends);
 	}
 	/* Tunnel packets pass only between this region and another one, and packets from the gateway do not go back. */
-	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && !fronts &&
+	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && !j->fronts &&
 	     (own_vtep4 || in_base(&r->vtep) == !j->remote_edge)) ||
 	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
@@ -258,7 +257,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		return TC_ACT_SHOT;
 	}
 	trace_pipeline(skb, j->vni);
-	if (r->port == PORT_VXLAN && !(fronts && j->from == PORT_VXLAN)) {
+	if (r->port == PORT_VXLAN && !(j->fronts && j->from == PORT_VXLAN)) {
 		if (own_vtep4) {
 			j->bridged = r->ifindex != 0;
 			j->vni = wire_vni(r, j->vni);
@@ -276,7 +275,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		return drop(skb, REASON_MALFORMED, j->hook);
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
-	if (fronts) {
+	if (j->fronts) {
 		j->next = NEXT_FRONT;
 		return TC_ACT_SHOT;
 	}

@@ -146,7 +146,8 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 	)
 	if m.Core, err = agent.New(agent.Config{
 		Store: store, Tenants: tenants, Networks: map[string]agent.Network{netpila.Name: network, nimitz.Name: overlay},
-		Driver: driver, Resolver: link, Plan: membership.Plan, Node: membership.Prefix, Log: slog.New(slog.DiscardHandler),
+		Driver: driver, Resolver: link, Plan: membership.Plan, Node: membership.Prefix,
+		Log: slog.New(slog.DiscardHandler),
 	}); err != nil {
 		c.t.Fatal(err)
 	}

@@ -59,7 +59,8 @@ func TestOffloadOfANode(t *testing.T) {
 	until := func(want pilasterv1.OffloadPhase, atBack, atFront, atFar string) {
 		t.Helper()
 		agenttest.Eventually(t, func() error {
-			got := fmt.Sprint(phase(), " ", back.rulesOf("green"), " ", front.rulesOf("green"), " ", far.rulesOf("green"))
+			got := fmt.Sprint(phase(), " ", back.rulesOf("green"), " ", front.rulesOf("green"), " ",
+				far.rulesOf("green"))
 			if got != fmt.Sprint(want, " ", atBack, " ", atFront, " ", atFar) {
 				return fmt.Errorf("phase and rules are %s, want %v %s %s %s", got, want, atBack, atFront, atFar)
 			}

@@ -8,7 +8,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestOffloadEntries: senders use the frontends in three phases; a frontend serves in all; a backend asks in two. A switch without offloads gets no entries of them (NZ4).
+// TestOffloadEntries: senders use the frontends in three phases; a frontend serves in all; a backend asks in
+// two. A switch without offloads gets no entries of them (NZ4).
 func TestOffloadEntries(t *testing.T) {
 	node := func(n byte) netip.Prefix {
 		return netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 1, 7: n}), 64)

@@ -176,8 +176,8 @@ func (t *txn) mayEndPolicies(of *pilasterv1.Tenant, deleted int) error {
 	if err != nil || len(resp.Kvs) > deleted {
 		return err
 	}
-	return refuse(Refused, "tenant %s has offloads, whose frontends need at least one policy; nothing was changed: stop "+
-		"them first with `pilaster offload stop %s --node %s`", of.Name, of.Name, of.Offloads[0].Node)
+	return refuse(Refused, "tenant %s has offloads, whose frontends need at least one policy; nothing was changed: "+
+		"stop them first with `pilaster offload stop %s --node %s`", of.Name, of.Name, of.Offloads[0].Node)
 }
 
 // HasPolicies reports whether the tenant has policies now.
