@@ -177,7 +177,7 @@ func (b *bed) stream(ctx context.Context, from, to string, perSecond int) *strea
 		defer s.mu.Unlock()
 		s.received[n] = true
 	})
-	to := &unix.SockaddrInet6{Port: port, Addr: address.As16()}
+	at := &unix.SockaddrInet6{Port: port, Addr: address.As16()}
 	s.ended = labtest.RunIn(b.T, b.Lab, from, func() error {
 		fd, err := labtest.OpenFlow(0)
 		if err != nil {
@@ -194,7 +194,7 @@ func (b *bed) stream(ctx context.Context, from, to string, perSecond int) *strea
 					return err
 				}
 			}
-			if err := labtest.SendNumbered(fd, s.sent, to); err != nil {
+			if err := labtest.SendNumbered(fd, s.sent, at); err != nil {
 				return err
 			}
 			s.sent++
