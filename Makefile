@@ -18,7 +18,7 @@ as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it create
 
 # The suites of `make long`, in its order. test/README.md describes each one and its duration.
 suites := policies routing restart churn chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
-    network vm-ila packets evpn paper bench
+    network vm-ila packets offload evpn paper bench
 
 .PHONY: help build plugin demo check test tests long $(suites) survive fuzz-long deps lint generate generated vm budget
 
@@ -273,6 +273,17 @@ packets: export PACKETS := $(or $(PACKETS),1000000)
 packets: ## PACKETS=1000000 random packets of network ila, and as many forged ones
 	@$(as_root)
 	$(call suite,PACKETS=$(PACKETS)) $(go_test) -timeout 0 -run 'TestRandomPackets|TestForgedPackets' ./internal/network/ila/tables
+
+offload: export OFFLOAD_ACTIVATIONS     := $(or $(ACTIVATIONS),200)
+offload: export OFFLOAD_KILLS           := $(or $(KILLS),50)
+offload: export OFFLOAD_RULES           := 1000
+offload: export OFFLOAD_CONNECTIONS     := 2000
+offload: export PILASTER_TEST_PACKETS   := $(or $(PACKETS),1000000)
+offload: ## load sharing: ACTIVATIONS=200, KILLS=50, and PACKETS=1000000 with and without frontends
+	@$(as_root)
+	@$(MAKE) build
+	$(call suite,ACTIVATIONS=$(OFFLOAD_ACTIVATIONS) KILLS=$(OFFLOAD_KILLS) PACKETS=$(PILASTER_TEST_PACKETS)) bash -ec \
+	    '$(go_test) -timeout 0 ./test/offload; $(go_test) -timeout 0 -run "^TestFrontend" ./internal/datapath'
 
 budget: export PILASTER_BUDGET := write
 budget: ## measure the limits of each program for the verifier, here and on Linux 6.12: internal/datapath/budget.json

@@ -107,8 +107,10 @@ func (b *bed) phase() pilasterv1.OffloadPhase {
 	return pilasterv1.OffloadPhase_OFFLOAD_PHASE_UNSPECIFIED
 }
 
-func (b *bed) await(phase pilasterv1.OffloadPhase, limit time.Duration) time.Duration {
+// await waits as long as a busy machine may take, and returns the time.
+func (b *bed) await(phase pilasterv1.OffloadPhase) time.Duration {
 	b.Helper()
+	const limit = time.Minute
 	begin := time.Now()
 	for b.phase() != phase {
 		if time.Since(begin) > limit {
@@ -315,11 +317,11 @@ func TestActivation(t *testing.T) {
 	for range setting(t, "OFFLOAD_ACTIVATIONS", 5) {
 		begin := time.Now()
 		b.start()
-		b.await(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, 10*time.Second)
+		b.await(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE)
 		took = append(took, time.Since(begin))
 		open.echo(b, "active")
 		b.stop()
-		b.await(pilasterv1.OffloadPhase_OFFLOAD_PHASE_UNSPECIFIED, 10*time.Second)
+		b.await(pilasterv1.OffloadPhase_OFFLOAD_PHASE_UNSPECIFIED)
 		open.echo(b, "ended")
 	}
 	cancel()
@@ -355,15 +357,20 @@ func TestKills(t *testing.T) {
 		_, err := b.Kill(b.ctx, processes[r.IntN(len(processes))])
 		must(t, err)
 	}
-	for turn := range setting(t, "OFFLOAD_KILLS", 4) {
+	kills, longest := setting(t, "OFFLOAD_KILLS", 4), time.Duration(0)
+	for turn := range kills {
 		b.start()
 		kill()
-		b.await(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, 10*time.Second)
+		longest = max(longest, b.await(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE))
 		open.echo(b, fmt.Sprint("active, turn ", turn))
 		b.stop()
 		kill()
-		b.await(pilasterv1.OffloadPhase_OFFLOAD_PHASE_UNSPECIFIED, 10*time.Second)
+		longest = max(longest, b.await(pilasterv1.OffloadPhase_OFFLOAD_PHASE_UNSPECIFIED))
 		open.echo(b, fmt.Sprint("ended, turn ", turn))
+	}
+	t.Logf("a start or an end with a kill took at most %v", longest)
+	if kills >= 20 && longest > 10*time.Second { // in the short form other tests run beside this one
+		t.Errorf("a start or an end with a kill took %v, want at most 10 s", longest)
 	}
 	cancel()
 	for _, s := range streams {
