@@ -179,11 +179,11 @@ func TestPhases(t *testing.T) {
 // memory.
 func TestWholeWay(t *testing.T) {
 	w, k := small(t, 5, 0.2)
-	r := w.offload(k, 4, tenant.OffloadPreparing)
+	w.offload(k, 4, tenant.OffloadPreparing)
 	var phases []tenant.OffloadPhase
 	for i := range 10 {
 		if i == 5 {
-			r = w.record(k)
+			r := w.record(k)
 			w.changes++
 			r.Phase, r.Since, r.Changed = StopPhase(r.Phase), w.changes, w.now
 		}
