@@ -331,7 +331,8 @@ func (b *splitBed) send(t *testing.T, p splitPacket) {
 	must(t, b.inject[p.from].Send(out.Frame(host.GatewayMAC, from.record.Device.ContainerMAC)))
 }
 
-// splitKey is a session at one end, splitState its state: written anew from the rules in docs/explanation/policy.md.
+// splitKey is a session at one end, splitState its state: written anew from the rules in
+// docs/explanation/policy-and-sessions.md.
 type splitKey struct {
 	local, remote, family int
 	lport, rport          uint16

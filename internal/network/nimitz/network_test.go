@@ -319,7 +319,6 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 		{Tenant: blue.Name, To: netip.PrefixFrom(netip.MustParseAddr("10.0.3.1"), 24), Node: plan.Node(2)},
 		{Tenant: blue.Name, To: netip.MustParsePrefix("fd00:1::/80"), Node: plan.Node(2)},
 		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.3.0/24"), Node: netip.MustParsePrefix("2001:db8::/64")},
-		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.3.0/24"), NextHops: hops},
 		{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.3.0/24"), Node: plan.Node(2), NextHops: hops},
 	} {
 		if n.Replace(t.Context(), blue.Name, []network.Mapping{m}) == nil ||
@@ -327,6 +326,10 @@ func TestMappingsThatCannotBeAreRefused(t *testing.T) {
 			t.Errorf("accepted %v", m)
 		}
 	}
+	// of another speaker, while the tenant moves from or to network evpn
+	outside := network.Mapping{Tenant: blue.Name, To: netip.MustParsePrefix("10.0.3.0/24"), NextHops: hops}
+	n.must(n.Replace(t.Context(), blue.Name, []network.Mapping{outside}))
+	n.must(n.Apply(t.Context(), blue.Name, []network.Mapping{outside}, nil))
 	if len(n.sw.has) != before {
 		t.Errorf("holds %v", n.sw.table())
 	}

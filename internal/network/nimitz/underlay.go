@@ -41,11 +41,17 @@ type region struct {
 // Accepts also accepts mappings of other speakers' addresses, which a tenant has while it moves between networks nimitz
 // and evpn; Place leaves them out.
 func (r region) Accepts(overlays []netip.Prefix, m network.Mapping) bool {
-	return len(m.NextHops) > 0 || Allocated(overlays, m.To) && r.plan.ContainsNode(m.Node)
+	if len(m.NextHops) > 0 {
+		return !m.Node.IsValid()
+	}
+	return Allocated(overlays, m.To) && r.plan.ContainsNode(m.Node)
 }
 
 func (r region) Place(_ []netip.Prefix, m network.Mapping) (Place, bool) {
-	return Place{VTEP: pipeline.VTEP(m.Node)}, len(m.NextHops) == 0 && m.Node != r.node
+	if len(m.NextHops) > 0 {
+		return Place{}, false
+	}
+	return Place{VTEP: pipeline.VTEP(m.Node)}, m.Node != r.node
 }
 
 func (r region) Adopt(overlays []netip.Prefix, f pipeline.Forward) (Place, bool) {

@@ -1,6 +1,7 @@
 package packettest
 
 import (
+	"slices"
 	"testing"
 
 	"pilaster.io/pilaster/internal/dropreason"
@@ -43,12 +44,15 @@ func TestCases(t *testing.T) {
 // TestStages: the counters by stage do not all stay 0.
 func TestStages(t *testing.T) {
 	counts := pipeline.Count(Entries())
-	for _, s := range pipeline.Stages {
+	stages := slices.DeleteFunc(slices.Clone(pipeline.Stages), func(s pipeline.Stage) bool {
+		return s == pipeline.Sharing // of several nodes: TestFrontends
+	})
+	for _, s := range stages {
 		if counts[s] == 0 {
 			t.Errorf("no kind of entry is of stage %v", s)
 		}
 	}
-	if len(counts) != len(pipeline.Stages) {
-		t.Errorf("entries of %v, and stages are %v", counts, pipeline.Stages)
+	if len(counts) != len(stages) {
+		t.Errorf("entries of %v, and stages are %v", counts, stages)
 	}
 }
