@@ -202,8 +202,10 @@ func testStartOffload(t *testing.T, etcd *clientv3.Client) {
 	refused(t, err, store.Refused, "96 bytes", "n5 (95)")
 
 	// What needs a tenant without offloads.
-	_, err = s.Migrate(ctx, "green", tenant.Netpila, 0)
-	refused(t, err, store.Refused, "on n1, n2, n3 are offloaded", "pilaster offload stop green --node NODE")
+	for _, to := range []string{tenant.Netpila, tenant.EVPN} {
+		_, err = s.Migrate(ctx, "green", to, 0)
+		refused(t, err, store.Refused, "on n1, n2, n3 are offloaded", "pilaster offload stop green --node NODE")
+	}
 	refused(t, s.DeleteTenant(ctx, "green"), store.Refused, "offloaded")
 
 	of = rawTenant(t, etcd, "green")

@@ -76,6 +76,9 @@ func (t *txn) finishSwitching(of *pilasterv1.Tenant, force bool) error {
 
 // mayJoin refuses a tenant that uses what the network does not have, and one with containers on a node without it.
 func (t *txn) mayJoin(of *pilasterv1.Tenant, to string) error {
+	if err := notOffloaded(of); err != nil {
+		return err
+	}
 	on, _ := tenant.TraitsOf(to)
 	no := func(what, advice string) error {
 		return refuse(Refused, "tenant %s cannot move to network %s: %s; nothing was changed: %s", of.Name, to, what,
