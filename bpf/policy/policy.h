@@ -57,6 +57,13 @@ enum enforce_mode {
 #define POLICY_ASK  -1
 #define APPS_REMOTE 0xffffffff
 
+/* Pre-actions that came with a packet: for which tenant and for which app of the endpoint they were looked up. */
+struct carried {
+	struct pre_actions pre;
+	__u32 vni;
+	__u32 app;
+};
+
 /* Data that is too large for the stack. Programs run with softirqs off, so a CPU's copy is never shared. */
 struct pol_scratch {
 	struct ct_ctx ct;
@@ -68,7 +75,7 @@ struct pol_scratch {
 	struct pre_actions pre;
 	struct flow_tuple peer_tuple; /* the tuple as the peer sees it */
 	struct pre_actions peer_pre;  /* the pre-actions of the peer's rules */
-	struct pre_actions carried;
+	struct carried carried;
 	struct verdict uncached; /* of ENFORCE_CARRIED, in place of a slot of the cache */
 };
 
@@ -363,12 +370,13 @@ static __always_inline int policy_slow(struct __sk_buff *skb, const struct packe
 
 		if (d->mode == ENFORCE_REMOTE || fragment_known(d, id, p->l4 ? RX - dir : dir))
 			return 0;
-		return REASON_FRAGMENT_UNKNOWN;
+		/* Its first fragment may be on the way to the other node and back; this one follows it. */
+		return d->mode == ENFORCE_ASK ? POLICY_ASK : REASON_FRAGMENT_UNKNOWN;
 	}
 	if (d->mode == ENFORCE_ASK)
 		return POLICY_ASK;
 	if (d->mode == ENFORCE_CARRIED) {
-		d->pre = d->carried;
+		d->pre = d->carried.pre;
 		return ct_verdict(&d->uncached, d, rule);
 	}
 	v = verdict_slot(&key->local, &key->remote, ports_of(key));

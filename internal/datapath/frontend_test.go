@@ -276,6 +276,7 @@ const (
 	atMsg    = 78
 	atKind   = atMsg + 5
 	atEpoch  = atMsg + 44
+	atApps   = atMsg + 48
 	atFrom   = atMsg + 52
 	atPre    = atMsg + 56
 )
@@ -401,6 +402,8 @@ func TestFrontendMessages(t *testing.T) {
 		{"of a shorter NSH", pre, ofBackend, put(atNSH+1, pre[atNSH+1]-1), dropreason.NshMalformed},
 		{"NSH in NSH", pre, ofBackend, put(atNSH+3, 4), dropreason.NshMalformed},
 		{"pre-actions of another version", pre, ofBackend, put(atPre, 9), dropreason.PolicyDenied},
+		{"pre-actions for another app", pre, ofBackend, put(atApps+1, 71), dropreason.NshStale},
+		{"an answer for another app", answer, ofBackend, put(atApps+1, 71), dropreason.NshStale},
 		{"an answer for another container", answer, ofBackend, put(atFrom, 0, 0, 0, 1), dropreason.NshForged},
 		{"an answer for no port", answer, ofBackend, put(atFrom, 9), dropreason.NshMalformed},
 	} {
@@ -500,6 +503,11 @@ func TestFrontendDrops(t *testing.T) {
 func TestFrontendProbe(t *testing.T) {
 	w := newFrontWire(t)
 	hot := w.add(t, ofBackend, 2)
+	for i, n := range w.nodes {
+		if i != ofFront2 {
+			n.rules(t, i == ofBackend)
+		}
+	}
 	w.offload(t, true, hot)
 	o := pipeline.Offload{ID: frontOffload, VNI: 7, Epoch: frontEpoch}
 	backend := w.nodes[ofBackend].datapath
@@ -517,6 +525,10 @@ func TestFrontendProbe(t *testing.T) {
 		}
 		return false
 	}
+	if answered(ofBackend, o, ofFront2) {
+		t.Error("a frontend without rules answers")
+	}
+	w.nodes[ofFront2].rules(t, false)
 	if !answered(ofBackend, o, ofFront1) || !answered(ofBackend, o, ofFront2) {
 		t.Error("a frontend does not answer")
 	}

@@ -257,7 +257,10 @@ func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 	if len(c.offloads) == 0 {
 		return nil
 	}
-	return n.d.AttachOffloads()
+	if err := n.d.AttachOffloads(); err != nil {
+		return errors.Join(err, c.undo(), n.d.AttachOffloads())
+	}
+	return nil
 }
 
 // pipelineChange is one Apply.

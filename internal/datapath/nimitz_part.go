@@ -42,6 +42,7 @@ func nimitzPart() networkPart {
 				{bpfobj.PilasterMapNimFrontedV1, bpfobj.PinNimFronted, c.MaxMappings},
 				{bpfobj.PilasterMapNimSentV1, bpfobj.PinNimSent, 0},
 				{bpfobj.PilasterMapNimProbesV1, bpfobj.PinNimProbes, 0},
+				{bpfobj.PilasterMapNimSharingV1, bpfobj.PinNimSharing, 0},
 			}
 		},
 		constants: func(d *Datapath) map[string]any {

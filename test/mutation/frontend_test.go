@@ -105,9 +105,9 @@ func frontends() []mutation {
 		{
 			name: "rules of who is asked",
 			old: ` || !has_policies(o->vni))
-			return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);`,
+		return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);`,
 			new: `)
-			return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);`,
+		return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);`,
 			test:  drops,
 			cases: []string{"asking frontends without rules"},
 		},
@@ -120,7 +120,9 @@ func frontends() []mutation {
 			test: messages, cases: []string{"of another offload"},
 		},
 		{
-			name: "no node to ask", old: "return drop(skb, REASON_NO_FRONTEND, s->j.hook);", new: "return TC_ACT_SHOT;",
+			name: "no node to ask",
+			old:  "drop(skb, REASON_NO_FRONTEND, s->j.hook)",
+			new:  "TC_ACT_SHOT",
 			test: drops, cases: []string{"asking no node"},
 		},
 		{

@@ -32,7 +32,7 @@ func policyCheck() []mutation {
 		},
 		{
 			name: "fragments",
-			old:  "return REASON_FRAGMENT_UNKNOWN;",
+			old:  "return d->mode == ENFORCE_ASK ? POLICY_ASK : REASON_FRAGMENT_UNKNOWN;",
 			new:  "return 0;",
 			test: test,
 			cases: []string{
@@ -392,6 +392,19 @@ func nimitzPolicy() []mutation {
 			new:   "bool leaves = r->outside;",
 			test:  test,
 			cases: both("mail to the service"),
+		},
+		{
+			name:  "app of carried rules",
+			old:   " && d->carried.app == app",
+			test:  "TestFrontendMessages",
+			cases: []string{"an answer for another app", "pre-actions for another app"},
+		},
+		{
+			name:  "what a frontend cannot be asked again",
+			old:   "return drop(skb, REASON_NSH_STALE, j->hook);",
+			new:   "return TC_ACT_SHOT;",
+			test:  "TestFrontendMessages",
+			cases: []string{"an answer for another app", "pre-actions for another app"},
 		},
 		{
 			name:  "endpoint being added",

@@ -214,13 +214,18 @@ type PolicedPolScratch struct {
 		Nats     [2]uint32
 	}
 	Carried struct {
-		_        structs.HostLayout
-		Version  uint8
-		Verdicts [2]uint8
-		Zero     uint8
-		Rules    [2]uint32
-		Audits   [2]uint32
-		Nats     [2]uint32
+		_   structs.HostLayout
+		Pre struct {
+			_        structs.HostLayout
+			Version  uint8
+			Verdicts [2]uint8
+			Zero     uint8
+			Rules    [2]uint32
+			Audits   [2]uint32
+			Nats     [2]uint32
+		}
+		Vni uint32
+		App uint32
 	}
 	Uncached PolicedVerdict
 }

@@ -8,6 +8,7 @@
 #include "hooks/uplink_class.h"
 #include "net/netpila/resolve.h"
 #include "net/nimitz/nat.h"
+#include "policy/policy.h"
 #include "tunnel/headers.h"
 
 #define MAX_FRONTENDS 8
@@ -137,8 +138,10 @@ static __noinline void choose_frontend(struct __sk_buff *skb, __u32 id, struct a
 	if (to)
 		vtep->hi = to;
 }
+
 /* What the stages hand over to the programs here, and data that is too large for the stack. Programs run with softirqs
- * off, so a CPU's copy is never shared. */
+ * off, so a CPU's copy is never shared. The map is pinned, because during an upgrade programs of two builds call each
+ * other: another layout needs another name, and another index in pil_uplinks_v1. */
 struct offload_scratch {
 	struct pkt_ctx j;
 	struct packet p;
@@ -153,13 +156,36 @@ struct {
 	__type(key, __u32);
 	__type(value, struct offload_scratch);
 	__uint(max_entries, 1);
-} nim_sharing SEC(".maps");
+} nim_sharing_v1 SEC(".maps");
 
 static __always_inline struct offload_scratch *offload_scratch(void)
 {
 	__u32 zero = 0;
 
-	return bpf_map_lookup_elem(&nim_sharing, &zero);
+	return bpf_map_lookup_elem(&nim_sharing_v1, &zero);
+}
+
+/* write_question copies the session of a packet, which is in the scratch memory of policy, into the message. */
+static __always_inline bool write_question(struct offload_msg *m, __u32 from)
+{
+	const struct session_key *k;
+	struct pol_scratch *d;
+	__u32 zero = 0;
+
+	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
+	if (!d)
+		return false;
+	k = &d->ct.key;
+	__builtin_memset(m, 0, sizeof(*m)); /* it may have another tenant's session */
+	m->kind = OFFLOAD_ASK;
+	m->proto = k->proto;
+	m->local = k->local;
+	m->remote = k->remote;
+	m->local_port = k->local_port;
+	m->remote_port = k->remote_port;
+	m->apps = bpf_htonl(d->apps);
+	m->from = bpf_htonl(from);
+	return true;
 }
 
 /* nimitz_next hands a packet on whose stages end here: the programs need a stack of their own. */
@@ -171,6 +197,8 @@ static __always_inline int nimitz_next(struct __sk_buff *skb, const struct packe
 		return TC_ACT_SHOT;
 	s->p = *p;
 	s->j = *j;
+	if (j->next == NEXT_ASK && !write_question(&s->msg, j->from))
+		return TC_ACT_SHOT;
 	bpf_tail_call(skb, &pil_uplinks_v1, UPLINK_OFFLOAD_OUT);
 	return drop(skb, REASON_NO_PROGRAM, j->hook);
 }

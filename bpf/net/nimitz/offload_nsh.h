@@ -8,10 +8,10 @@
 #pragma once
 #include "net/nimitz/stages.h"
 
-/* Messages that this node has sent or accepted, by kind. */
+/* Messages that this node has sent, by kind. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32); /* enum offload_kind; sent ones */
+	__type(key, __u32); /* enum offload_kind */
 	__type(value, __u64);
 	__uint(max_entries, 8);
 } nim_sent_v1 SEC(".maps");
@@ -129,30 +129,12 @@ static __always_inline int offload_front(struct __sk_buff *skb, struct offload_s
 	return nsh_send(skb, s, o, o->backend, INDEX_TO_BACKEND);
 }
 
-/* offload_ask sends a packet of the backend to a frontend. The scratch memory of policy has its session. */
+/* offload_ask sends a packet of the backend, with the question about it, to a frontend. */
 static __always_inline int offload_ask(struct __sk_buff *skb, struct offload_scratch *s, const struct offload *o)
 {
 	__u64 to = frontend_of(skb, o);
-	struct session_key *k;
-	struct pol_scratch *d;
-	__u32 zero = 0;
 
-	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
-	if (!d)
-		return TC_ACT_SHOT;
-	if (!to)
-		return drop(skb, REASON_NO_FRONTEND, s->j.hook);
-	k = &d->ct.key;
-	__builtin_memset(&s->msg, 0, sizeof(s->msg));
-	s->msg.kind = OFFLOAD_ASK;
-	s->msg.proto = k->proto;
-	s->msg.local = k->local;
-	s->msg.remote = k->remote;
-	s->msg.local_port = k->local_port;
-	s->msg.remote_port = k->remote_port;
-	s->msg.apps = bpf_htonl(d->apps);
-	s->msg.from = bpf_htonl(s->j.from);
-	return nsh_send(skb, s, o, to, INDEX_TO_FRONTEND);
+	return to ? nsh_send(skb, s, o, to, INDEX_TO_FRONTEND) : drop(skb, REASON_NO_FRONTEND, s->j.hook);
 }
 
 /* offload_out is the program of packets that the stages hand over. */
@@ -180,10 +162,14 @@ static __always_inline int offload_answer(struct __sk_buff *skb, struct offload_
 	__be16 sum = 0;
 	__be32 path;
 
-	if (m->kind == OFFLOAD_ASK) {
-		d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
-		if (!d || !has_policies(o->vni))
-			return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);
+	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
+	if (!d || !has_policies(o->vni))
+		return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);
+	if (m->kind == OFFLOAD_PROBE) {
+		m->kind = OFFLOAD_ALIVE;
+	} else if (m->proto == NEXTHDR_FRAGMENT) {
+		m->kind = OFFLOAD_PASS; /* by now the backend may know its first fragment */
+	} else {
 		set_session(d, &m->local, &m->remote, 0, o->vni);
 		d->ct.key.proto = m->proto;
 		d->ct.key.local_port = m->local_port;
@@ -196,8 +182,6 @@ static __always_inline int offload_answer(struct __sk_buff *skb, struct offload_
 		get_pre_actions(v, d, generation);
 		m->pre = d->pre;
 		m->kind = OFFLOAD_ANSWER;
-	} else {
-		m->kind = OFFLOAD_ALIVE;
 	}
 	both[0] = s->outer.dst;
 	both[1] = s->outer.src;
@@ -214,7 +198,7 @@ static __always_inline int offload_answer(struct __sk_buff *skb, struct offload_
  * backend or, from a sender, as if it came out of the tunnel. */
 static __always_inline int offload_resume(struct __sk_buff *skb, struct offload_scratch *s, __u32 vni)
 {
-	struct pkt_ctx j = {.hook = HOOK_TUNNEL, .from = PORT_VXLAN, .vni = vni};
+	struct pkt_ctx j = {.hook = HOOK_TUNNEL, .vni = vni};
 	struct packet p = {};
 	struct pol_scratch *d;
 	__u32 zero = 0;
@@ -223,13 +207,14 @@ static __always_inline int offload_resume(struct __sk_buff *skb, struct offload_
 	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
 	if (!d)
 		return TC_ACT_SHOT;
-	if (s->msg.kind == OFFLOAD_ANSWER)
-		j.from = bpf_ntohl(s->msg.from);
-	if (s->msg.kind != OFFLOAD_PASS) {
-		d->carried = s->msg.pre;
-		j.has_pre = 1;
-	}
+	j.from = bpf_ntohl(s->msg.from);
 	j.identity = bpf_ntohl(s->msg.apps) & GBP_IDENTITY;
+	j.has_pre = 1;
+	d->carried.pre = s->msg.pre;
+	d->carried.vni = vni;
+	d->carried.app = bpf_ntohl(s->msg.apps) >> 16;
+	if (s->msg.kind == OFFLOAD_PASS)
+		d->carried.pre.version = 0; /* which accepts only later fragments */
 	if (tunnel_pull(skb, &s->outer))
 		return drop(skb, REASON_NSH_MALFORMED, HOOK_TUNNEL);
 	why = parse_any(skb, &j, &p);
@@ -248,7 +233,7 @@ static __always_inline int offload_resume(struct __sk_buff *skb, struct offload_
 		return drop(skb, REASON_NSH_MALFORMED, HOOK_TUNNEL);
 	}
 	why = nimitz_forward(skb, &p, &j);
-	return j.next ? nimitz_next(skb, &p, &j) : finish(skb, &j, why);
+	return finish(skb, &j, why); /* it is not handed on again: has_pre */
 }
 
 static __always_inline bool is_frontend(const struct offload *o, __u64 node)
@@ -289,6 +274,8 @@ static __always_inline int offload_in(struct __sk_buff *skb)
 
 	if (!s)
 		return TC_ACT_SHOT;
+	if (skb->vlan_present) /* a priority tag, which is outside of the frame */
+		bpf_skb_vlan_pop(skb);
 	t = &s->outer;
 	result = tunnel_parse(skb, bpf_htons(UDP_VXLAN_GPE), TUNNEL_GPE | TUNNEL_NSH, t);
 	if (result == TUNNEL_OTHER || result == TUNNEL_OPTIONS)

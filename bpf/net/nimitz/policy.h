@@ -47,20 +47,30 @@ static __always_inline void set_session(struct pol_scratch *d, const struct addr
 	key->dir = key->zero[0] = key->zero[1] = 0;
 }
 
-/* rules_at returns where the rules of a tenant are looked up: here, or by a frontend. */
-static __always_inline __u32 rules_at(const struct nimitz_node *node, struct pkt_ctx *j, __u32 vni)
+/* rules_at returns where the rules of a tenant are looked up for an endpoint with an app: here, or by a frontend. What
+ * a frontend says about another tenant means nothing. If it does not know the endpoint's app yet, its answer is for
+ * other rules, and this node drops the packet if it has none either. */
+static __always_inline __u32 rules_at(const struct nimitz_node *node, const struct pkt_ctx *j,
+				      const struct pol_scratch *d, __u32 vni, __u32 app)
 {
-	struct backend *b;
-
 	if (over_ipv4)
 		return ENFORCE_BY_APP;
-	if (j->has_pre)
+	if (j->has_pre && d->carried.vni == vni && d->carried.app == app)
 		return ENFORCE_CARRIED;
-	b = lookup_backend(node, vni);
-	if (!b)
-		return ENFORCE_BY_APP;
+	return lookup_backend(node, vni) ? ENFORCE_ASK : ENFORCE_BY_APP;
+}
+
+/* ask hands a packet on, about which a frontend has to be asked. One that a frontend has sent is dropped: it was asked
+ * about an app that the endpoint no longer has. */
+static __always_inline int ask(struct __sk_buff *skb, const struct nimitz_node *node, struct pkt_ctx *j, __u32 vni)
+{
+	struct backend *b = lookup_backend(node, vni);
+
+	if (j->has_pre || !b)
+		return drop(skb, REASON_NSH_STALE, j->hook);
 	j->offload = b->offload;
-	return ENFORCE_ASK;
+	j->next = NEXT_ASK;
+	return TC_ACT_SHOT;
 }
 
 /* nimitz_policy applies the policies of the sender and of the receiver, if they are on this node. It returns 0 or drops
@@ -80,13 +90,11 @@ static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct pac
 
 		set_session(d, from, &j->dst, j->from, vni);
 		d->ct.pkt.dir = TX;
-		d->mode = leaves ? rules_at(node, j, vni) : ENFORCE_REMOTE;
+		d->mode = leaves ? rules_at(node, j, d, vni, identity) : ENFORCE_REMOTE;
 		d->apps = leaves ? identity << 16 | APP_OUTSIDE : APPS_REMOTE;
 		verdict = nimitz_policy_end(skb, p, d, j->hook);
-		if (verdict) {
-			j->next = verdict == POLICY_ASK ? NEXT_ASK : NEXT_NOTHING;
-			return TC_ACT_SHOT;
-		}
+		if (verdict)
+			return verdict == POLICY_ASK ? ask(skb, node, j, vni) : TC_ACT_SHOT;
 	}
 	if (r->port < FIRST_DEVICE && has_policies(j->vni)) {
 		struct sender *receiver = lookup_receiver(j, r->port);
@@ -97,13 +105,11 @@ static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct pac
 			return drop(skb, REASON_NO_ENDPOINT, j->hook);
 		set_session(d, &j->dst, from, r->port, j->vni);
 		d->ct.pkt.dir = RX;
-		d->mode = rules_at(node, j, j->vni);
+		d->mode = rules_at(node, j, d, j->vni, receiver->identity & GBP_IDENTITY);
 		d->apps = (receiver->identity & GBP_IDENTITY) << 16 | app;
 		verdict = nimitz_policy_end(skb, p, d, j->hook);
-		if (verdict) {
-			j->next = verdict == POLICY_ASK ? NEXT_ASK : NEXT_NOTHING;
-			return TC_ACT_SHOT;
-		}
+		if (verdict)
+			return verdict == POLICY_ASK ? ask(skb, node, j, j->vni) : TC_ACT_SHOT;
 	}
 	return 0;
 }

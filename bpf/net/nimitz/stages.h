@@ -232,7 +232,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 
 		j->offload = r->ifindex;
 		/* Containers here use this frontend only while the other nodes use frontends. */
-		j->fronts = o && o->fronts && (j->from == PORT_VXLAN || o->frontends);
+		j->fronts = o && o->fronts && !j->has_pre && (j->from == PORT_VXLAN || o->frontends);
 	}
 	/* Tunnel packets pass only between this region and another one, and packets from the gateway do not go back. */
 	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && !j->fronts &&

@@ -200,7 +200,7 @@ const struct replication *unused_replication __attribute__((unused)); /* keeps t
 struct nimitz_node {
 	__u32 vxlan;
 	__u32 gateway;
-	__u32 backends; /* 1: nim_backends_v1 has entries */
+	__u32 backends; /* 1: this node is a backend. If it is 0 by mistake, its rules deny all (lookup_backend) */
 	__u32 underlay; /* between the gateway and the fabric */
 };
 

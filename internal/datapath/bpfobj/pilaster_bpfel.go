@@ -551,7 +551,7 @@ const (
 	PilasterMapNimProbesV1         = "nim_probes_v1"
 	PilasterMapNimSendersV1        = "nim_senders_v1"
 	PilasterMapNimSentV1           = "nim_sent_v1"
-	PilasterMapNimSharing          = "nim_sharing"
+	PilasterMapNimSharingV1        = "nim_sharing_v1"
 	PilasterMapNimSnatV1           = "nim_snat_v1"
 	PilasterMapPilBlock            = "pil_block"
 	PilasterMapPilDropsV1          = "pil_drops_v1"
@@ -723,7 +723,7 @@ type PilasterMapSpecs struct {
 	NimProbesV1         *ebpf.MapSpec `ebpf:"nim_probes_v1"`
 	NimSendersV1        *ebpf.MapSpec `ebpf:"nim_senders_v1"`
 	NimSentV1           *ebpf.MapSpec `ebpf:"nim_sent_v1"`
-	NimSharing          *ebpf.MapSpec `ebpf:"nim_sharing"`
+	NimSharingV1        *ebpf.MapSpec `ebpf:"nim_sharing_v1"`
 	NimSnatV1           *ebpf.MapSpec `ebpf:"nim_snat_v1"`
 	PilBlock            *ebpf.MapSpec `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.MapSpec `ebpf:"pil_drops_v1"`
@@ -825,7 +825,7 @@ type PilasterMaps struct {
 	NimProbesV1         *ebpf.Map `ebpf:"nim_probes_v1"`
 	NimSendersV1        *ebpf.Map `ebpf:"nim_senders_v1"`
 	NimSentV1           *ebpf.Map `ebpf:"nim_sent_v1"`
-	NimSharing          *ebpf.Map `ebpf:"nim_sharing"`
+	NimSharingV1        *ebpf.Map `ebpf:"nim_sharing_v1"`
 	NimSnatV1           *ebpf.Map `ebpf:"nim_snat_v1"`
 	PilBlock            *ebpf.Map `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.Map `ebpf:"pil_drops_v1"`
@@ -873,7 +873,7 @@ func (m *PilasterMaps) Close() error {
 		m.NimProbesV1,
 		m.NimSendersV1,
 		m.NimSentV1,
-		m.NimSharing,
+		m.NimSharingV1,
 		m.NimSnatV1,
 		m.PilBlock,
 		m.PilDropsV1,

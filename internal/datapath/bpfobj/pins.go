@@ -30,6 +30,7 @@ const (
 	PinNimFronted     = "nim_fronted_v1"
 	PinNimSent        = "nim_sent_v1"
 	PinNimProbes      = "nim_probes_v1"
+	PinNimSharing     = "nim_sharing_v1"
 	PinGeneration     = "pil_generation_v1"
 	PinDrops          = "pil_drops_v1"
 	PinEvents         = "pil_events_v2"

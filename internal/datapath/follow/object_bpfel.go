@@ -75,7 +75,7 @@ const (
 	objectMapNimOutsideV1        = "nim_outside_v1"
 	objectMapNimPeersV1          = "nim_peers_v1"
 	objectMapNimSendersV1        = "nim_senders_v1"
-	objectMapNimSharing          = "nim_sharing"
+	objectMapNimSharingV1        = "nim_sharing_v1"
 	objectMapNimSnatV1           = "nim_snat_v1"
 	objectMapPilBlock            = "pil_block"
 	objectMapPilDropsV1          = "pil_drops_v1"
@@ -226,7 +226,7 @@ type objectMapSpecs struct {
 	NimOutsideV1        *ebpf.MapSpec `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.MapSpec `ebpf:"nim_peers_v1"`
 	NimSendersV1        *ebpf.MapSpec `ebpf:"nim_senders_v1"`
-	NimSharing          *ebpf.MapSpec `ebpf:"nim_sharing"`
+	NimSharingV1        *ebpf.MapSpec `ebpf:"nim_sharing_v1"`
 	NimSnatV1           *ebpf.MapSpec `ebpf:"nim_snat_v1"`
 	PilBlock            *ebpf.MapSpec `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.MapSpec `ebpf:"pil_drops_v1"`
@@ -339,7 +339,7 @@ type objectMaps struct {
 	NimOutsideV1        *ebpf.Map `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.Map `ebpf:"nim_peers_v1"`
 	NimSendersV1        *ebpf.Map `ebpf:"nim_senders_v1"`
-	NimSharing          *ebpf.Map `ebpf:"nim_sharing"`
+	NimSharingV1        *ebpf.Map `ebpf:"nim_sharing_v1"`
 	NimSnatV1           *ebpf.Map `ebpf:"nim_snat_v1"`
 	PilBlock            *ebpf.Map `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.Map `ebpf:"pil_drops_v1"`
@@ -393,7 +393,7 @@ func (m *objectMaps) Close() error {
 		m.NimOutsideV1,
 		m.NimPeersV1,
 		m.NimSendersV1,
-		m.NimSharing,
+		m.NimSharingV1,
 		m.NimSnatV1,
 		m.PilBlock,
 		m.PilDropsV1,
