@@ -119,7 +119,7 @@ func (r *run) admits(lookup func(dpapi.PolicyQuery) (dpapi.PolicyVerdict, error)
 	return err
 }
 
-// Places of a message, and of its fields (bpf/net/nimitz/offload.h), in a frame.
+// Places of a message (struct offload_msg of the programs) and of its fields in a frame.
 const (
 	outerSource  = 14 + 8
 	outerAddress = 16
@@ -229,8 +229,8 @@ func (r *run) measureAnswers(ctx context.Context) error {
 	return nil
 }
 
-// answers returns samples of the time of an answer in ns. Before each question the rules' generation changes, so that no
-// verdict is cached.
+// answers returns samples of the time of an answer in ns. Before each question the rules' generation changes, so that
+// no verdict is cached.
 func (r *run) answers(ctx context.Context, h *progrun.Hook, heads [][]byte, size int) (all []float64, err error) {
 	n := r.bed.nodes[frontend]
 	err = n.ns.Do(func() error {

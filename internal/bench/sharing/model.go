@@ -10,6 +10,13 @@ type Costs struct {
 	Lookup   float64 `json:"lookup"`   // the part of Unsplit and Frontend that is the lookup of the rules
 }
 
+// lookupOnTheWay returns the time of a lookup in ns on the way of packets: what a frontend takes more than with the
+// costs of another rule set, and the lookup there. Other work has evicted the tables from the CPU's caches by then, so
+// it is at least alone, the time of lookups without other work.
+func (c Costs) lookupOnTheWay(other Costs, alone float64) float64 {
+	return max(alone, other.Lookup+c.Frontend-other.Frontend)
+}
+
 // Frontends are the numbers of frontends that an offload can have.
 var Frontends = []int{1, 2, 4, 8}
 

@@ -22,6 +22,15 @@ func TestGain(t *testing.T) {
 	}
 }
 
+func TestLookupOnTheWay(t *testing.T) {
+	other := Costs{Frontend: 10, Lookup: 1}
+	for frontend, want := range map[float64]float64{40: 31, 12: 8, 9: 8} {
+		if got := (Costs{Frontend: frontend}).lookupOnTheWay(other, 8); got != want {
+			t.Errorf("a frontend takes %v, with a lookup of 1 10: the lookup takes %v, want %v", frontend, got, want)
+		}
+	}
+}
+
 // TestLookupFor: from the lookup time on that LookupFor returns, the gain is reached, and with shorter ones it is not.
 func TestLookupFor(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))

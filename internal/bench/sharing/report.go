@@ -7,8 +7,8 @@ import (
 	"pilaster.io/pilaster/internal/bench/report"
 )
 
-const nature = "a model: measured times of programs for a TCP_CRR transaction, of which gains are computed; all nodes " +
-	"are namespaces of one machine"
+const nature = "a model: measured times of programs for a TCP_CRR transaction, of which gains are computed; all " +
+	"nodes are namespaces of one machine"
 
 // Report is the result of `pilaster bench offload`. Times are in ns.
 type Report struct {
@@ -35,7 +35,7 @@ type Set struct {
 	Rules    int               `json:"rules"`   // or CIDRs in each direction
 	Entries  int               `json:"entries"` // of the table that the rules fill most
 	Bytes    int64             `json:"bytes"`   // of memory, in all tables of rules
-	Lookup   report.Interval   `json:"lookup"`
+	Lookup   report.Interval   `json:"lookup"`  // alone, with tables in the CPU's caches
 	Programs []Program         `json:"programs"`
 	Nodes    []NodeCost        `json:"nodes"`
 	Speeds   []report.Interval `json:"speeds"` // transactions per second without statistics: without a frontend, with one
@@ -82,16 +82,19 @@ func (s *Set) cost(split bool, node int) float64 {
 	return 0
 }
 
+// entry is the program of packets from containers.
+const entry = "pil_nimitz"
+
 // passed lists the programs that packets pass on a node. pil_uplink_in calls pil_offload_in at the backend, and
 // pil_tunnel_in calls pil_offload_out at a frontend.
 var passed = map[bool][nodes][]string{
 	false: {
-		sender:  {"pil_nimitz", "pil_tunnel_in", "pil_uplink_in", "pil_uplink_out"},
-		backend: {"pil_nimitz", "pil_tunnel_in", "pil_uplink_in", "pil_uplink_out"},
+		sender:  {entry, "pil_tunnel_in", "pil_uplink_in", "pil_uplink_out"},
+		backend: {entry, "pil_tunnel_in", "pil_uplink_in", "pil_uplink_out"},
 	},
 	true: {
-		sender:   {"pil_nimitz", "pil_tunnel_in", "pil_uplink_in", "pil_uplink_out"},
-		backend:  {"pil_nimitz", "pil_uplink_in", "pil_uplink_out"},
+		sender:   {entry, "pil_tunnel_in", "pil_uplink_in", "pil_uplink_out"},
+		backend:  {entry, "pil_uplink_in", "pil_uplink_out"},
 		frontend: {"pil_tunnel_in", "pil_uplink_in", "pil_uplink_out"},
 	},
 }

@@ -33,7 +33,7 @@ func (s ruleSet) compile() (policy.Tables, error) {
 	}
 	t, err := policy.Compile(tenantName, s.policies, s.apps, subjects)
 	if err == nil {
-		t.HoldUnknown(s.policies) // as agents do on network nimitz
+		t.HoldUnknown(s.policies) // as agents do where the receiver's node applies the rules of both ends
 	}
 	return t, err
 }
@@ -75,7 +75,7 @@ func bothApps() map[address.AppID]map[string]string {
 // wide accepts n random CIDRs in both directions, among them one for each of the containers, and has a policy in audit
 // mode. The CIDRs are in the tenant's subnets, so that a lookup goes deep into the table.
 func wide(name string, n int, containers []netip.Addr, random *rand.Rand) ruleSet {
-	const shortest = 72
+	const shortest = 100 // so that hardly any is within another, which would need no entry
 	known, blocks := map[netip.Prefix]bool{}, make([]policy.Block, 0, n)
 	for i := 0; len(blocks) < n; i++ {
 		var a netip.Addr

@@ -113,6 +113,10 @@ func (r *run) measure(ctx context.Context) error {
 			return fmt.Errorf("rule set %s: %w", s.name, err)
 		}
 	}
+	for i := range r.report.Sets {
+		s := &r.report.Sets[i]
+		s.Costs.Lookup = s.Costs.lookupOnTheWay(r.report.base(), s.Lookup.Median)
+	}
 	r.report.Slowdown = report.Bootstrap(r.pace, r.random)
 	if r.report.SessionBytes, err = r.bed.sessionBytes(); err != nil {
 		return err
@@ -161,7 +165,7 @@ func (r *run) measureSet(ctx context.Context, s ruleSet, empty uint64) error {
 	return nil
 }
 
-// Kinds of messages, as in bpf/net/nimitz/offload.h.
+// Kinds of messages: enum offload_kind of the programs.
 const (
 	kindPre    = 1
 	kindAsk    = 3

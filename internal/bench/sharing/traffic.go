@@ -56,6 +56,15 @@ func (b *bed) transactions(ctx context.Context, n, cpu int, random *rand.Rand) (
 	return took, nil
 }
 
+// uninterrupted repeats a call that a signal of Go's runtime has interrupted: sockets with a timeout do not.
+func uninterrupted(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
 func pin(cpu int) error {
 	var set unix.CPUSet
 	set.Set(cpu)
@@ -101,11 +110,15 @@ func listen(at netip.Addr) (int, error) {
 func serve(listener, n int) error {
 	one := make([]byte, 1)
 	for range n {
-		c, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+		var c, got int
+		err := uninterrupted(func() (err error) {
+			c, _, err = unix.Accept4(listener, unix.SOCK_CLOEXEC)
+			return err
+		})
 		if err != nil {
 			return fmt.Errorf("accept: %w", err)
 		}
-		got, err := unix.Read(c, one)
+		err = uninterrupted(func() (err error) { got, err = unix.Read(c, one); return err })
 		if err == nil && got == 1 {
 			_, err = unix.Write(c, one)
 		}
@@ -123,7 +136,10 @@ func transact(from, to netip.Addr) error {
 		return err
 	}
 	defer unix.Close(s)
-	if err := unix.Connect(s, &unix.SockaddrInet6{Addr: to.As16(), Port: serverPort}); err != nil {
+	err = uninterrupted(func() error {
+		return unix.Connect(s, &unix.SockaddrInet6{Addr: to.As16(), Port: serverPort})
+	})
+	if err != nil {
 		return fmt.Errorf("connect from %v: %w", from, err)
 	}
 	one := []byte{1}
@@ -131,7 +147,9 @@ func transact(from, to netip.Addr) error {
 		return err
 	}
 	for echoed := false; ; echoed = true {
-		switch n, err := unix.Read(s, one); {
+		var n int
+		err := uninterrupted(func() (err error) { n, err = unix.Read(s, one); return err })
+		switch {
 		case err != nil:
 			return fmt.Errorf("read: %w", err)
 		case n == 0 && !echoed:
