@@ -96,8 +96,8 @@ docs/results/offload.md explains the figures.`,
 		},
 	}
 	form = bindForms(c,
-		formFlag{"quick", "two minutes: fewer rounds (default)"},
-		formFlag{"full", "ten minutes"},
+		formFlag{"quick", "three minutes: fewer rounds (default)"},
+		formFlag{"full", "twelve minutes"},
 		formFlag{"smoke", smokeForm})
 	c.Flags().StringVar(&from, "from", "", "print this report.json of an earlier run, and measure nothing")
 	c.Flags().StringVar(&page, "page", "", "Markdown file whose tables are replaced by those of the report")

@@ -26,7 +26,7 @@ func (r *Report) markdown() string {
 	write("Gain by lookup time", aboutCurve+" Nezha has 3.3 with four frontends, where a lookup takes more than 10 µs.",
 		r.curve())
 	programs := r.programs()
-	write("Time of each program", "Medians with 95 % intervals, without the sender's, whose work is the same.",
+	write("Time of each program", "Medians with 95 % intervals. Those of the sender are in the report.",
 		&plot.Table{Head: programs.Head, Rows: ofReceivers(programs.Rows)})
 	write("Answers of a frontend", aboutAnswers, r.answers())
 	write("Rules that fit: figures",

@@ -41,17 +41,17 @@ func Smoke() Options {
 	}
 }
 
-// Quick takes two minutes.
+// Quick takes three minutes.
 func Quick() Options {
 	o := Full()
 	o.Transactions, o.Rounds, o.Answers = 2000, 7, 50_000
 	return o
 }
 
-// Full takes about ten minutes.
+// Full takes about twelve minutes.
 func Full() Options {
 	return Options{
-		Labels: 1000, Blocks: 10_000, Wide: 1 << 18, Clients: 1 << 14, Transactions: 5000, Rounds: 21,
+		Labels: 1000, Blocks: 10_000, Wide: 1 << 18, Clients: 1 << 14, Transactions: 4000, Rounds: 21,
 		AnswerRules: []int{0, 1, 10, 100, 1000, 10_000}, AnswerBytes: []int{64, 512, 1500}, Answers: 200_000,
 	}
 }
