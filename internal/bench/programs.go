@@ -7,9 +7,9 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/bench/progrun"
 	"pilaster.io/pilaster/internal/bench/traffic"
 	"pilaster.io/pilaster/internal/datapath"
 )
@@ -50,7 +50,7 @@ func (r *run) measurePrograms(ctx context.Context) (err error) {
 		return fmt.Errorf("turn on the kernel's BPF statistics: %w", err)
 	}
 	defer func() { err = errors.Join(err, stats.Close()) }()
-	if r.emptyProgram, err = emptyProgram(); err != nil {
+	if r.emptyProgram, err = progrun.EmptyProgram(); err != nil {
 		return err
 	}
 	for round := range r.Rounds {
@@ -92,26 +92,4 @@ func (r *run) countPrograms(scenario int, runs datapath.ProgStats) {
 			r.programs[scenario][name] = append(r.programs[scenario][name], r.perRun(run))
 		}
 	}
-}
-
-// emptyProgram returns the time in ns that the statistics report for an empty program: the cost of reading the clock,
-// which every program's time includes.
-func emptyProgram() (float64, error) {
-	const runs = 100_000
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type: ebpf.SchedCLS, License: "GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
-	})
-	if err != nil {
-		return 0, fmt.Errorf("load an empty program: %w", err)
-	}
-	defer p.Close()
-	if _, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 64), Repeat: runs}); err != nil {
-		return 0, fmt.Errorf("run an empty program: %w", err)
-	}
-	stats, err := p.Stats()
-	if err != nil {
-		return 0, fmt.Errorf("statistics of an empty program: %w", err)
-	}
-	return float64(stats.Runtime.Nanoseconds()) / float64(max(stats.RunCount, 1)), nil
 }

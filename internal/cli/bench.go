@@ -42,6 +42,7 @@ func newBenchCommand(env Env) *cobra.Command {
 		newBenchSteeringCommand(env),
 		newBenchOncacheCommand(env),
 		newBenchNetworksCommand(env),
+		newBenchOffloadCommand(env),
 		newBenchNICCommand(env),
 		newBenchCheckCommand(env),
 		&cobra.Command{

@@ -50,6 +50,25 @@ func TestBenchRefuses(t *testing.T) {
 	}
 }
 
+func TestBenchOffloadRefuses(t *testing.T) {
+	other := filepath.Join(t.TempDir(), "report.json")
+	if err := os.WriteFile(other, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for line, says := range map[string]string{
+		"--from /nonexistent/report.json": "no such file or directory",
+		"--from " + other:                 "is no report of bench offload",
+		"--smoke --full":                  "none of the others can be",
+		"-o xml":                          "use text, json or a folder",
+	} {
+		code, out, errs := run(t, "", append([]string{"bench", "offload"}, strings.Fields(line)...)...)
+		if code != ExitUsage || !strings.Contains(errs, says) || out != "" {
+			t.Errorf("bench offload %s: exit %d, stdout %q, stderr %q; want exit %d, stderr with %q",
+				line, code, out, errs, ExitUsage, says)
+		}
+	}
+}
+
 func TestBenchCompareRefuses(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

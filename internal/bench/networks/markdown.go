@@ -2,50 +2,22 @@ package networks
 
 import (
 	"fmt"
-	"os"
 	"path"
 	"strings"
 
+	"pilaster.io/pilaster/internal/bench/report"
 	"pilaster.io/pilaster/internal/plot"
-)
-
-// Marks around the tables of a Markdown file.
-const (
-	tablesBegin = "<!-- tables of pilaster bench networks: begin -->"
-	tablesEnd   = "<!-- tables of pilaster bench networks: end -->"
 )
 
 // Fill replaces the tables of a Markdown file, between its marks, by those of the report. It does nothing without a
 // file.
-func (r *Report) Fill(file string) error {
-	if file == "" {
-		return nil
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("--page: %w", err)
-	}
-	filled, err := r.fill(string(text))
-	if err != nil {
-		return fmt.Errorf("--page %s: %w; the file was not changed", file, err)
-	}
-	return os.WriteFile(file, []byte(filled), 0o644)
-}
-
-func (r *Report) fill(text string) (string, error) {
-	before, rest, found := strings.Cut(text, tablesBegin+"\n")
-	_, after, ends := strings.Cut(rest, tablesEnd)
-	if !found || !ends {
-		return "", fmt.Errorf("it has no lines %q and %q", tablesBegin, tablesEnd)
-	}
-	return before + tablesBegin + "\n" + r.markdown() + tablesEnd + after, nil
-}
+func (r *Report) Fill(file string) error { return report.FillPage(file, "networks", r.markdown()) }
 
 // markdown returns all tables, with links to tests for a file in docs.
 func (r *Report) markdown() string {
 	var b strings.Builder
 	measured := fmt.Sprintf("Measured on %s: %s.", r.Started.Format("2006-01-02"), r.how())
-	fmt.Fprintf(&b, "\n%s\n", wrapped(measured))
+	fmt.Fprintf(&b, "\n%s\n", report.Wrapped(measured))
 	for _, part := range []struct {
 		title, legend string
 		table         *plot.Table
@@ -55,8 +27,8 @@ func (r *Report) markdown() string {
 		{"Large clusters, simulated", clusterLegend, r.ClusterTable()},
 		{"What is isolated and hidden", "Properties by design, with the tests that show them.", r.DesignTable(linked)},
 	} {
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n", part.title, wrapped(part.legend))
-		writeTable(&b, part.table)
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n", part.title, report.Wrapped(part.legend))
+		report.WriteMarkdown(&b, part.table)
 	}
 	for _, m := range r.Missing {
 		fmt.Fprintf(&b, "\nLeft out: %s: %s.\n", m.Network, m.Reason)
@@ -79,30 +51,4 @@ func linked(p Property) string {
 		text += ")"
 	}
 	return text
-}
-
-func writeTable(b *strings.Builder, t *plot.Table) {
-	row := func(cells []string) { fmt.Fprintf(b, "| %s |\n", strings.Join(cells, " | ")) }
-	b.WriteByte('\n')
-	row(t.Head)
-	row(strings.Split(strings.Repeat("---,", len(t.Head)-1)+"---", ","))
-	for _, cells := range t.Rows {
-		row(cells)
-	}
-}
-
-// pageWidth is the width of lines in a page.
-const pageWidth = 118
-
-// wrapped breaks a text into lines.
-func wrapped(text string) string {
-	var lines []string
-	line := ""
-	for _, word := range strings.Fields(text) {
-		if line != "" && len(line)+1+len(word) > pageWidth {
-			lines, line = append(lines, line), ""
-		}
-		line = strings.TrimSpace(line + " " + word)
-	}
-	return strings.Join(append(lines, line), "\n")
 }

@@ -144,7 +144,8 @@ func TestReport(t *testing.T) {
 	if err := r.Page(&page); err != nil {
 		t.Fatal(err)
 	}
-	filled, err := r.fill("before\n" + tablesBegin + "\nold\n" + tablesEnd + "\nafter\n")
+	begin, end := report.Marks("networks")
+	filled, err := report.Fill("before\n"+begin+"\nold\n"+end+"\nafter\n", "networks", r.markdown())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +164,7 @@ func TestReport(t *testing.T) {
 		!strings.Contains(filled, "[WhoReachesWhom](../internal/datapath/wire_test.go)") {
 		t.Errorf("unexpected file:\n%s", filled)
 	}
-	if _, err := r.fill("no marks"); err == nil {
+	if _, err := report.Fill("no marks", "networks", r.markdown()); err == nil {
 		t.Error("a file without marks was filled")
 	}
 	b, err := json.Marshal(r)

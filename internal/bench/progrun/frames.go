@@ -30,19 +30,30 @@ const (
 // NewFrames loads the first packets; their number is the largest power of two that is not greater than len(all). Before
 // each packet, the driver increments the counters in voids, which are generations of the datapath, so that the packet
 // misses the cache.
-func NewFrames(h *Hook, all []Frame, voids ...*ebpf.Map) (_ *Frames, err error) {
-	f := &Frames{hook: h, Size: frameBytes + 32}
+func NewFrames(h *Hook, all []Frame, voids ...*ebpf.Map) (*Frames, error) {
+	heads := make([][]byte, len(all))
+	for i := range all {
+		heads[i] = all[i][:headBytes]
+	}
+	return NewHeads(h, heads, frameBytes+32, voids...)
+}
+
+// NewHeads is NewFrames for packets of size bytes that begin with heads, which all have the same length.
+func NewHeads(h *Hook, heads [][]byte, size int, voids ...*ebpf.Map) (_ *Frames, err error) {
+	f := &Frames{hook: h, Size: size}
 	defer func() {
 		if err != nil {
 			f.Close()
 		}
 	}()
 	n := 1
-	for n*2 <= len(all) {
+	for n*2 <= len(heads) {
 		n *= 2
 	}
+	length := len(heads[0])
+	room := (length + 7) &^ 7 // as the kernel lays values out
 	f.packets, err = ebpf.NewMap(&ebpf.MapSpec{
-		Name: "bench_packets", Type: ebpf.Array, KeySize: 4, ValueSize: frameBytes, MaxEntries: uint32(n),
+		Name: "bench_packets", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(room), MaxEntries: uint32(n),
 		Flags: unix.BPF_F_MMAPABLE,
 	})
 	if err != nil {
@@ -53,7 +64,7 @@ func NewFrames(h *Hook, all []Frame, voids ...*ebpf.Map) (_ *Frames, err error) 
 		return nil, err
 	}
 	for i := range n {
-		if _, err := memory.WriteAt(all[i][:], int64(i*frameBytes)); err != nil {
+		if _, err := memory.WriteAt(heads[i][:length], int64(i*room)); err != nil {
 			return nil, err
 		}
 	}
@@ -66,7 +77,7 @@ func NewFrames(h *Hook, all []Frame, voids ...*ebpf.Map) (_ *Frames, err error) 
 	for target, driver := range map[*ebpf.Map]**ebpf.Program{h.target: &f.driver, h.idle: &f.idle} {
 		*driver, err = ebpf.NewProgram(&ebpf.ProgramSpec{
 			Name: "bench_driver", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-			Instructions: driverOf(f.packets, f.next, target, voids, int32(n-1)),
+			Instructions: driverOf(f.packets, f.next, target, voids, int32(n-1), int32(length)),
 		})
 		if err != nil {
 			return nil, err
@@ -79,9 +90,11 @@ func (f *Frames) Close() error {
 	return errors.Join(f.packets.Close(), f.next.Close(), f.driver.Close(), f.idle.Close())
 }
 
+// headBytes is the part of a Frame that is copied: the headers.
+const headBytes = 14 + 40 + 8
+
 // driverOf returns a program that copies the head of the next packet into the skb and calls the target.
-func driverOf(packets, next, target *ebpf.Map, voids []*ebpf.Map, mask int32) asm.Instructions {
-	const head = 14 + 40 + 8
+func driverOf(packets, next, target *ebpf.Map, voids []*ebpf.Map, mask, head int32) asm.Instructions {
 	lookup := func(m *ebpf.Map) asm.Instructions {
 		return asm.Instructions{
 			asm.LoadMapPtr(asm.R1, m.FD()),
@@ -137,6 +150,23 @@ type skbContext struct {
 	_       [10]uint32
 	Ifindex uint32
 	_       [37]uint32
+}
+
+// NewHook returns a hook of a program that is not one of a Bed. close releases what calls it.
+func NewHook(name string, p *ebpf.Program, ifindex uint32, mac []byte) (h *Hook, close func() error, err error) {
+	h = &Hook{Name: name, ifindex: ifindex, mac: mac}
+	if h.target, err = callable(p); err != nil {
+		return nil, nil, err
+	}
+	empty, err := newIdle()
+	if err == nil {
+		h.idle, err = callable(empty)
+		err = errors.Join(err, empty.Close()) // the array keeps it
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, h.target.Close())
+	}
+	return h, func() error { return errors.Join(h.target.Close(), h.idle.Close()) }, nil
 }
 
 // callable returns a program array for tail calls to the program.
