@@ -85,10 +85,10 @@ var (
 	}
 	designNimitzOVS = Design{
 		Tenants: property("as nimitz-ebpf", "test/attack/nimitz_test.go#TestAttacksOnOpenVSwitch"),
-		Policies: property("as nimitz-ebpf, by programs at the switch's ports",
+		Policies: property("none: containers of tenants with policies are isolated",
 			"test/nimitz/policy_test.go#TestPoliciesOnOpenVSwitch"),
 		Visible: designNimitz.Visible, Wire: designNimitz.Wire, Fabric: designNimitz.Fabric,
-		Features: property("as nimitz-ebpf, beside bridges of others; offloads of Open vSwitch",
+		Features: property("as nimitz-ebpf, beside bridges of others",
 			"test/nimitz/again_test.go#TestOpenVSwitchAgain"),
 	}
 	designVXLAN = Design{

@@ -225,7 +225,7 @@ func (t *txn) reserveMTU(name string, nodes []string) error {
 	return refuse(
 		Refused,
 		"packets by way of a frontend are %d bytes longer, and nodes with containers of tenant %s reserve fewer: %s; "+
-			"nothing was changed: start their agents with --mtu-reserve %d, and their containers again",
+			"nothing was changed: start their agents with --mtu-reserve %d",
 		tenant.OffloadOverhead,
 		name,
 		someOf(small),
