@@ -48,6 +48,9 @@ func answer[Q, A any](name string, call func(context.Context, *connect.Request[Q
 	}}
 }
 
+// addressBytes is the only field of type bytes in an answer that holds no key.
+const addressBytes = protoreflect.FullName("pilaster.v1.OffloadedEndpoint.addresses")
+
 // holdsBytes reports whether a message type, or a message type nested in it, has a field of type bytes. All keys have
 // this type.
 func holdsBytes(m protoreflect.MessageDescriptor, seen map[protoreflect.FullName]bool) bool {
@@ -57,6 +60,9 @@ func holdsBytes(m protoreflect.MessageDescriptor, seen map[protoreflect.FullName
 	seen[m.FullName()] = true
 	for i := range m.Fields().Len() {
 		f := m.Fields().Get(i)
+		if f.FullName() == addressBytes {
+			continue
+		}
 		if f.Kind() == protoreflect.BytesKind || f.Message() != nil && holdsBytes(f.Message(), seen) {
 			return true
 		}

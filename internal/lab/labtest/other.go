@@ -88,6 +88,9 @@ func makeOther(tree string) (string, error) {
 		return "", fmt.Errorf("no network has an object file of its own: %w", err)
 	}
 	folders := map[string]string{generated: datapath}
+	for i, of := range usersOfMaps {
+		folders[filepath.Join(folder, fmt.Sprint("users", i))] = filepath.Join(tree, of)
+	}
 	err = generate(filepath.Join(datapath, "bpfobj"), c, filepath.Join(generated, "bpfobj"))
 	for i, of := range tables {
 		out := filepath.Join(folder, fmt.Sprint("network", i))
@@ -139,9 +142,22 @@ func otherSources(tree, folder string) error {
 	return errors.Join(
 		r.rewriteTree(filepath.Join(tree, "bpf"), c, []string{".c", ".h"}, 29, r.otherC),
 		r.rewriteTree(filepath.Join(tree, "internal", "datapath"), datapath, []string{".go"}, 45, r.otherGo),
+		r.rewriteUsers(tree, folder),
 		rewrite(versionFile(tree), filepath.Join(folder, "version.go"), r.otherVersion),
 		r.check(),
 	)
+}
+
+// usersOfMaps are further packages that name maps of the data path.
+var usersOfMaps = []string{"internal/bench/sharing"}
+
+func (r *rewriter) rewriteUsers(tree, folder string) error {
+	var errs []error
+	for i, of := range usersOfMaps {
+		to := filepath.Join(folder, fmt.Sprint("users", i))
+		errs = append(errs, r.rewriteTree(filepath.Join(tree, of), to, []string{".go"}, 1, r.otherGo))
+	}
+	return errors.Join(errs...)
 }
 
 // generate runs the package's command of go generate, with the sources in c.
