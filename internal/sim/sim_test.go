@@ -246,7 +246,7 @@ func TestNimitz(t *testing.T) {
 			}
 			forwarding := others + 2 + 3
 			want := []Entries{{"nimitz-decap", 1, 1, 1}, {"nimitz-register", 3, 3, 3}, {"nimitz-nat", 0, 0, 0},
-				{"nimitz-forwarding", forwarding, float64(forwarding), forwarding}}
+				{"nimitz-forwarding", forwarding, float64(forwarding), forwarding}, {"nimitz-sharing", 0, 0, 0}}
 			for i := range r.Entries {
 				r.Entries[i].Mean = math.Round(r.Entries[i].Mean)
 			}
