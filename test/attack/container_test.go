@@ -64,6 +64,9 @@ func (b *bed) testEveryReason(t *testing.T) {
 	except = append(except, dropreason.SessionLimit)    // only with more connections than a test opens
 	// Only with a peer of EVPN.
 	except = append(except, dropreason.ReplicationLimit)
+	// Only among members of an offload: TestFrontendMessages and TestFrontendDrops of internal/datapath.
+	except = append(except, dropreason.NshMalformed, dropreason.NshUnknown, dropreason.NshForged, dropreason.NshStale,
+		dropreason.NshSegments, dropreason.NoFrontend)
 	if labtest.Device() == endpoint.Macvlan {
 		except = append(except, dropreason.PeerUnknown, dropreason.TunnelForged, dropreason.Untranslated,
 			dropreason.NoMapping, dropreason.LocatorMismatch, dropreason.MacMismatch, dropreason.NotReplicated,
