@@ -353,7 +353,8 @@ func TestStream(t *testing.T) {
 		}
 		s, err := l.a.Stats()
 		must(t, err)
-		if misses := s.Out.Misses["void"] + s.Out.Misses["unknown"] + s.Out.Misses["expired"]; s.Out.Hits < 10*misses {
+		// Entries also expire while other tests keep the CPUs busy.
+		if misses := s.Out.Misses["void"] + s.Out.Misses["unknown"]; s.Out.Hits < 10*misses {
 			t.Errorf("got %+v", s)
 		}
 	}
