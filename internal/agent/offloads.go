@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -171,21 +172,13 @@ func (c *Core) offloadedContainers(name string) (all []*pilasterv1.OffloadedEndp
 }
 
 func offloadedEndpoint(r endpoint.Record) *pilasterv1.OffloadedEndpoint {
-	e := &pilasterv1.OffloadedEndpoint{App: uint32(appOfRecord(r))}
+	e := &pilasterv1.OffloadedEndpoint{App: uint32(cmp.Or(r.AppNow, r.App))}
 	for _, a := range r.Attachments {
 		if tenant.NetworkHas(a.Network, tenant.PolicyAtReceiver) {
 			e.Addresses = append(e.Addresses, a.Address.AsSlice())
 		}
 	}
 	return e
-}
-
-// appOfRecord returns the app by which policies judge a container.
-func appOfRecord(r endpoint.Record) address.AppID {
-	if r.AppNow != 0 {
-		return r.AppNow
-	}
-	return r.App
 }
 
 // keepEndpoints returns the offloads of an answer with the endpoints that this node knows: a tenant's changes do not

@@ -12,7 +12,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// Periods of offloads. Clocks of orchestrators may differ: then a wait is longer or shorter, and no step is unsafe.
+// Periods of offloads. They begin at a time that another orchestrator may have written: where the clocks differ, a wait
+// is longer or shorter by that. Packets of nodes that have not acknowledged are lost if an offload ends too early.
 const (
 	offloadEvery = 50 * time.Millisecond  // at most, between two looks at offloads that change
 	offloadBatch = 5 * time.Millisecond   // at least, so that acknowledgements of several nodes are read at once

@@ -343,7 +343,7 @@ func (t *txn) saveOffloads(of *pilasterv1.Tenant) error {
 }
 
 // StopOffload starts the return of the rules to the backend. With now, packets go to the backend before it has the
-// rules; until then it drops what it cannot judge. A repeated call changes nothing.
+// rules; until then it drops what only rules can decide. A repeated call changes nothing.
 func (s *Store) StopOffload(ctx context.Context, name, node string, now bool) (*pilasterv1.Offload, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, err
@@ -438,7 +438,7 @@ func notOffloaded(of *pilasterv1.Tenant) error {
 
 // leaveOffloads removes a node that is deleted from all offloads. Offloads of its own containers end at once. Where it
 // is a frontend, the largest power of two of the others stays active, and the rest is draining; if none is left,
-// packets go to the backend, which drops what it cannot judge until it has its rules.
+// packets go to the backend, which drops what only rules can decide until it has them.
 func (t *txn) leaveOffloads(node string) error {
 	resp, err := t.list(dirTenants)
 	if err != nil {
