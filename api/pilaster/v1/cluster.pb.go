@@ -597,6 +597,7 @@ type Offload struct {
 	Since         uint64                 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"`         // the tenant's changes at which phase or frontends changed last
 	Automatic     bool                   `protobuf:"varint,8,opt,name=automatic,proto3" json:"automatic,omitempty"` // started by the controller
 	Changed       *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=changed,proto3" json:"changed,omitempty"`      // when phase or frontends changed last
+	Wanted        uint32                 `protobuf:"varint,11,opt,name=wanted,proto3" json:"wanted,omitempty"`      // active frontends that it should have: 1, 2, 4 or 8; 0: as many as it has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -701,6 +702,260 @@ func (x *Offload) GetChanged() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Offload) GetWanted() uint32 {
+	if x != nil {
+		return x.Wanted
+	}
+	return 0
+}
+
+// NodeLoad is what a node reports of its packet load and its tables, for offloads. Loads are parts of the budget, 0..1.
+type NodeLoad struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Node             string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Budget           float64                `protobuf:"fixed64,2,opt,name=budget,proto3" json:"budget,omitempty"` // CPUs for packets
+	Own              float64                `protobuf:"fixed64,3,opt,name=own,proto3" json:"own,omitempty"`       // packets of its own containers
+	Rules            uint32                 `protobuf:"varint,4,opt,name=rules,proto3" json:"rules,omitempty"`    // entries of the rule table
+	RulesCapacity    uint32                 `protobuf:"varint,5,opt,name=rules_capacity,json=rulesCapacity,proto3" json:"rules_capacity,omitempty"`
+	Sessions         uint32                 `protobuf:"varint,6,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	SessionsCapacity uint32                 `protobuf:"varint,7,opt,name=sessions_capacity,json=sessionsCapacity,proto3" json:"sessions_capacity,omitempty"`
+	Tenants          []*TenantLoad          `protobuf:"bytes,8,rep,name=tenants,proto3" json:"tenants,omitempty"`   // with containers there, sorted
+	Fronting         []*FrontingLoad        `protobuf:"bytes,9,rep,name=fronting,proto3" json:"fronting,omitempty"` // by tenant and backend
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *NodeLoad) Reset() {
+	*x = NodeLoad{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeLoad) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeLoad) ProtoMessage() {}
+
+func (x *NodeLoad) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeLoad.ProtoReflect.Descriptor instead.
+func (*NodeLoad) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *NodeLoad) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NodeLoad) GetBudget() float64 {
+	if x != nil {
+		return x.Budget
+	}
+	return 0
+}
+
+func (x *NodeLoad) GetOwn() float64 {
+	if x != nil {
+		return x.Own
+	}
+	return 0
+}
+
+func (x *NodeLoad) GetRules() uint32 {
+	if x != nil {
+		return x.Rules
+	}
+	return 0
+}
+
+func (x *NodeLoad) GetRulesCapacity() uint32 {
+	if x != nil {
+		return x.RulesCapacity
+	}
+	return 0
+}
+
+func (x *NodeLoad) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *NodeLoad) GetSessionsCapacity() uint32 {
+	if x != nil {
+		return x.SessionsCapacity
+	}
+	return 0
+}
+
+func (x *NodeLoad) GetTenants() []*TenantLoad {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+func (x *NodeLoad) GetFronting() []*FrontingLoad {
+	if x != nil {
+		return x.Fronting
+	}
+	return nil
+}
+
+// TenantLoad is a tenant's part of a node's load.
+type TenantLoad struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Load          float64                `protobuf:"fixed64,2,opt,name=load,proto3" json:"load,omitempty"`   // part of NodeLoad.own
+	Rules         uint32                 `protobuf:"varint,3,opt,name=rules,proto3" json:"rules,omitempty"`  // entries that its policies need
+	Gain          float64                `protobuf:"fixed64,4,opt,name=gain,proto3" json:"gain,omitempty"`   // estimated for 4 frontends; 0: unknown
+	Moved         float64                `protobuf:"fixed64,5,opt,name=moved,proto3" json:"moved,omitempty"` // estimated part of the load that frontends take; 0: unknown
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TenantLoad) Reset() {
+	*x = TenantLoad{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TenantLoad) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TenantLoad) ProtoMessage() {}
+
+func (x *TenantLoad) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TenantLoad.ProtoReflect.Descriptor instead.
+func (*TenantLoad) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *TenantLoad) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *TenantLoad) GetLoad() float64 {
+	if x != nil {
+		return x.Load
+	}
+	return 0
+}
+
+func (x *TenantLoad) GetRules() uint32 {
+	if x != nil {
+		return x.Rules
+	}
+	return 0
+}
+
+func (x *TenantLoad) GetGain() float64 {
+	if x != nil {
+		return x.Gain
+	}
+	return 0
+}
+
+func (x *TenantLoad) GetMoved() float64 {
+	if x != nil {
+		return x.Moved
+	}
+	return 0
+}
+
+// FrontingLoad is the load of a frontend by one offload.
+type FrontingLoad struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Backend       string                 `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"` // name
+	Load          float64                `protobuf:"fixed64,3,opt,name=load,proto3" json:"load,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FrontingLoad) Reset() {
+	*x = FrontingLoad{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FrontingLoad) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FrontingLoad) ProtoMessage() {}
+
+func (x *FrontingLoad) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FrontingLoad.ProtoReflect.Descriptor instead.
+func (*FrontingLoad) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *FrontingLoad) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *FrontingLoad) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *FrontingLoad) GetLoad() float64 {
+	if x != nil {
+		return x.Load
+	}
+	return 0
+}
+
 // Frontend is a node that looks up rules for an offload.
 type Frontend struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -713,7 +968,7 @@ type Frontend struct {
 
 func (x *Frontend) Reset() {
 	*x = Frontend{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +980,7 @@ func (x *Frontend) String() string {
 func (*Frontend) ProtoMessage() {}
 
 func (x *Frontend) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +993,7 @@ func (x *Frontend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Frontend.ProtoReflect.Descriptor instead.
 func (*Frontend) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Frontend) GetNode() string {
@@ -777,7 +1032,7 @@ type RetiringApps struct {
 
 func (x *RetiringApps) Reset() {
 	*x = RetiringApps{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -789,7 +1044,7 @@ func (x *RetiringApps) String() string {
 func (*RetiringApps) ProtoMessage() {}
 
 func (x *RetiringApps) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -802,7 +1057,7 @@ func (x *RetiringApps) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetiringApps.ProtoReflect.Descriptor instead.
 func (*RetiringApps) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RetiringApps) GetRound() uint64 {
@@ -840,7 +1095,7 @@ type TenantRegion struct {
 
 func (x *TenantRegion) Reset() {
 	*x = TenantRegion{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -852,7 +1107,7 @@ func (x *TenantRegion) String() string {
 func (*TenantRegion) ProtoMessage() {}
 
 func (x *TenantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -865,7 +1120,7 @@ func (x *TenantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantRegion.ProtoReflect.Descriptor instead.
 func (*TenantRegion) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TenantRegion) GetName() string {
@@ -917,7 +1172,7 @@ type Region struct {
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -929,7 +1184,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -942,7 +1197,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Region) GetName() string {
@@ -986,7 +1241,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +1253,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +1266,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Service) GetTenant() string {
@@ -1057,7 +1312,7 @@ type Publication struct {
 
 func (x *Publication) Reset() {
 	*x = Publication{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1069,7 +1324,7 @@ func (x *Publication) String() string {
 func (*Publication) ProtoMessage() {}
 
 func (x *Publication) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1082,7 +1337,7 @@ func (x *Publication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publication.ProtoReflect.Descriptor instead.
 func (*Publication) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Publication) GetTenant() string {
@@ -1139,7 +1394,7 @@ type Overlay struct {
 
 func (x *Overlay) Reset() {
 	*x = Overlay{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1406,7 @@ func (x *Overlay) String() string {
 func (*Overlay) ProtoMessage() {}
 
 func (x *Overlay) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1419,7 @@ func (x *Overlay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
 func (*Overlay) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Overlay) GetCidr() string {
@@ -1209,7 +1464,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1221,7 +1476,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1234,7 +1489,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Mapping) GetTenant() string {
@@ -1346,7 +1601,7 @@ type Hosting struct {
 
 func (x *Hosting) Reset() {
 	*x = Hosting{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1358,7 +1613,7 @@ func (x *Hosting) String() string {
 func (*Hosting) ProtoMessage() {}
 
 func (x *Hosting) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1371,7 +1626,7 @@ func (x *Hosting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hosting.ProtoReflect.Descriptor instead.
 func (*Hosting) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Hosting) GetTenant() string {
@@ -1483,7 +1738,7 @@ type OffloadedEndpoint struct {
 
 func (x *OffloadedEndpoint) Reset() {
 	*x = OffloadedEndpoint{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1495,7 +1750,7 @@ func (x *OffloadedEndpoint) String() string {
 func (*OffloadedEndpoint) ProtoMessage() {}
 
 func (x *OffloadedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1508,7 +1763,7 @@ func (x *OffloadedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffloadedEndpoint.ProtoReflect.Descriptor instead.
 func (*OffloadedEndpoint) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *OffloadedEndpoint) GetAddresses() [][]byte {
@@ -1540,7 +1795,7 @@ type Moving struct {
 
 func (x *Moving) Reset() {
 	*x = Moving{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1807,7 @@ func (x *Moving) String() string {
 func (*Moving) ProtoMessage() {}
 
 func (x *Moving) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1820,7 @@ func (x *Moving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moving.ProtoReflect.Descriptor instead.
 func (*Moving) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Moving) GetEndpoints() uint32 {
@@ -1608,7 +1863,7 @@ type App struct {
 
 func (x *App) Reset() {
 	*x = App{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1620,7 +1875,7 @@ func (x *App) String() string {
 func (*App) ProtoMessage() {}
 
 func (x *App) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1633,7 +1888,7 @@ func (x *App) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use App.ProtoReflect.Descriptor instead.
 func (*App) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *App) GetTenant() string {
@@ -1670,7 +1925,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[17]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1937,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[17]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +1950,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Override) GetTenant() string {
@@ -1737,7 +1992,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[18]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1749,7 +2004,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[18]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1762,7 +2017,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Policy) GetTenant() string {
@@ -1843,7 +2098,7 @@ type Region_Tenant struct {
 
 func (x *Region_Tenant) Reset() {
 	*x = Region_Tenant{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[19]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1855,7 +2110,7 @@ func (x *Region_Tenant) String() string {
 func (*Region_Tenant) ProtoMessage() {}
 
 func (x *Region_Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[19]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1868,7 +2123,7 @@ func (x *Region_Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region_Tenant.ProtoReflect.Descriptor instead.
 func (*Region_Tenant) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8, 0}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11, 0}
 }
 
 func (x *Region_Tenant) GetName() string {
@@ -1958,7 +2213,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\aleaving\x18\v \x01(\tR\aleaving\x12>\n" +
 	"\rretiring_apps\x18\f \x01(\v2\x19.pilaster.v1.RetiringAppsR\fretiringApps\x120\n" +
 	"\boffloads\x18\r \x03(\v2\x14.pilaster.v1.OffloadR\boffloads\x12\x18\n" +
-	"\ajoining\x18\x0e \x01(\bR\ajoining\"\xe9\x02\n" +
+	"\ajoining\x18\x0e \x01(\bR\ajoining\"\x81\x03\n" +
 	"\aOffload\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
@@ -1970,7 +2225,29 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	" \x03(\v2\x1e.pilaster.v1.OffloadedEndpointR\tendpoints\x12\x14\n" +
 	"\x05since\x18\a \x01(\x04R\x05since\x12\x1c\n" +
 	"\tautomatic\x18\b \x01(\bR\tautomatic\x124\n" +
-	"\achanged\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\achanged\"R\n" +
+	"\achanged\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x12\x16\n" +
+	"\x06wanted\x18\v \x01(\rR\x06wanted\"\xb8\x02\n" +
+	"\bNodeLoad\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06budget\x18\x02 \x01(\x01R\x06budget\x12\x10\n" +
+	"\x03own\x18\x03 \x01(\x01R\x03own\x12\x14\n" +
+	"\x05rules\x18\x04 \x01(\rR\x05rules\x12%\n" +
+	"\x0erules_capacity\x18\x05 \x01(\rR\rrulesCapacity\x12\x1a\n" +
+	"\bsessions\x18\x06 \x01(\rR\bsessions\x12+\n" +
+	"\x11sessions_capacity\x18\a \x01(\rR\x10sessionsCapacity\x121\n" +
+	"\atenants\x18\b \x03(\v2\x17.pilaster.v1.TenantLoadR\atenants\x125\n" +
+	"\bfronting\x18\t \x03(\v2\x19.pilaster.v1.FrontingLoadR\bfronting\"x\n" +
+	"\n" +
+	"TenantLoad\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04load\x18\x02 \x01(\x01R\x04load\x12\x14\n" +
+	"\x05rules\x18\x03 \x01(\rR\x05rules\x12\x12\n" +
+	"\x04gain\x18\x04 \x01(\x01R\x04gain\x12\x14\n" +
+	"\x05moved\x18\x05 \x01(\x01R\x05moved\"T\n" +
+	"\fFrontingLoad\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
+	"\abackend\x18\x02 \x01(\tR\abackend\x12\x12\n" +
+	"\x04load\x18\x03 \x01(\x01R\x04load\"R\n" +
 	"\bFrontend\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x1a\n" +
@@ -2104,7 +2381,7 @@ func file_pilaster_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(Addressing)(0),               // 0: pilaster.v1.Addressing
 	(OffloadPhase)(0),             // 1: pilaster.v1.OffloadPhase
@@ -2113,52 +2390,57 @@ var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(*TenantId)(nil),              // 4: pilaster.v1.TenantId
 	(*Tenant)(nil),                // 5: pilaster.v1.Tenant
 	(*Offload)(nil),               // 6: pilaster.v1.Offload
-	(*Frontend)(nil),              // 7: pilaster.v1.Frontend
-	(*RetiringApps)(nil),          // 8: pilaster.v1.RetiringApps
-	(*TenantRegion)(nil),          // 9: pilaster.v1.TenantRegion
-	(*Region)(nil),                // 10: pilaster.v1.Region
-	(*Service)(nil),               // 11: pilaster.v1.Service
-	(*Publication)(nil),           // 12: pilaster.v1.Publication
-	(*Overlay)(nil),               // 13: pilaster.v1.Overlay
-	(*Mapping)(nil),               // 14: pilaster.v1.Mapping
-	(*Hosting)(nil),               // 15: pilaster.v1.Hosting
-	(*OffloadedEndpoint)(nil),     // 16: pilaster.v1.OffloadedEndpoint
-	(*Moving)(nil),                // 17: pilaster.v1.Moving
-	(*App)(nil),                   // 18: pilaster.v1.App
-	(*Override)(nil),              // 19: pilaster.v1.Override
-	(*Policy)(nil),                // 20: pilaster.v1.Policy
-	(*Region_Tenant)(nil),         // 21: pilaster.v1.Region.Tenant
-	nil,                           // 22: pilaster.v1.App.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 23: google.protobuf.Timestamp
+	(*NodeLoad)(nil),              // 7: pilaster.v1.NodeLoad
+	(*TenantLoad)(nil),            // 8: pilaster.v1.TenantLoad
+	(*FrontingLoad)(nil),          // 9: pilaster.v1.FrontingLoad
+	(*Frontend)(nil),              // 10: pilaster.v1.Frontend
+	(*RetiringApps)(nil),          // 11: pilaster.v1.RetiringApps
+	(*TenantRegion)(nil),          // 12: pilaster.v1.TenantRegion
+	(*Region)(nil),                // 13: pilaster.v1.Region
+	(*Service)(nil),               // 14: pilaster.v1.Service
+	(*Publication)(nil),           // 15: pilaster.v1.Publication
+	(*Overlay)(nil),               // 16: pilaster.v1.Overlay
+	(*Mapping)(nil),               // 17: pilaster.v1.Mapping
+	(*Hosting)(nil),               // 18: pilaster.v1.Hosting
+	(*OffloadedEndpoint)(nil),     // 19: pilaster.v1.OffloadedEndpoint
+	(*Moving)(nil),                // 20: pilaster.v1.Moving
+	(*App)(nil),                   // 21: pilaster.v1.App
+	(*Override)(nil),              // 22: pilaster.v1.Override
+	(*Policy)(nil),                // 23: pilaster.v1.Policy
+	(*Region_Tenant)(nil),         // 24: pilaster.v1.Region.Tenant
+	nil,                           // 25: pilaster.v1.App.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
 }
 var file_pilaster_v1_cluster_proto_depIdxs = []int32{
-	23, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
+	26, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
 	0,  // 1: pilaster.v1.Tenant.addressing:type_name -> pilaster.v1.Addressing
 	4,  // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
-	23, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
-	13, // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
-	11, // 5: pilaster.v1.Tenant.services:type_name -> pilaster.v1.Service
-	12, // 6: pilaster.v1.Tenant.publications:type_name -> pilaster.v1.Publication
-	9,  // 7: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
-	8,  // 8: pilaster.v1.Tenant.retiring_apps:type_name -> pilaster.v1.RetiringApps
+	26, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
+	16, // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
+	14, // 5: pilaster.v1.Tenant.services:type_name -> pilaster.v1.Service
+	15, // 6: pilaster.v1.Tenant.publications:type_name -> pilaster.v1.Publication
+	12, // 7: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
+	11, // 8: pilaster.v1.Tenant.retiring_apps:type_name -> pilaster.v1.RetiringApps
 	6,  // 9: pilaster.v1.Tenant.offloads:type_name -> pilaster.v1.Offload
 	1,  // 10: pilaster.v1.Offload.phase:type_name -> pilaster.v1.OffloadPhase
-	7,  // 11: pilaster.v1.Offload.frontends:type_name -> pilaster.v1.Frontend
-	16, // 12: pilaster.v1.Offload.endpoints:type_name -> pilaster.v1.OffloadedEndpoint
-	23, // 13: pilaster.v1.Offload.changed:type_name -> google.protobuf.Timestamp
-	21, // 14: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
-	17, // 15: pilaster.v1.Hosting.moving:type_name -> pilaster.v1.Moving
-	19, // 16: pilaster.v1.Hosting.overrides:type_name -> pilaster.v1.Override
-	16, // 17: pilaster.v1.Hosting.offloaded:type_name -> pilaster.v1.OffloadedEndpoint
-	22, // 18: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
-	23, // 19: pilaster.v1.Policy.changed:type_name -> google.protobuf.Timestamp
-	23, // 20: pilaster.v1.Region.Tenant.created:type_name -> google.protobuf.Timestamp
-	23, // 21: pilaster.v1.Region.Tenant.joined:type_name -> google.protobuf.Timestamp
-	22, // [22:22] is the sub-list for method output_type
-	22, // [22:22] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	10, // 11: pilaster.v1.Offload.frontends:type_name -> pilaster.v1.Frontend
+	19, // 12: pilaster.v1.Offload.endpoints:type_name -> pilaster.v1.OffloadedEndpoint
+	26, // 13: pilaster.v1.Offload.changed:type_name -> google.protobuf.Timestamp
+	8,  // 14: pilaster.v1.NodeLoad.tenants:type_name -> pilaster.v1.TenantLoad
+	9,  // 15: pilaster.v1.NodeLoad.fronting:type_name -> pilaster.v1.FrontingLoad
+	24, // 16: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
+	20, // 17: pilaster.v1.Hosting.moving:type_name -> pilaster.v1.Moving
+	22, // 18: pilaster.v1.Hosting.overrides:type_name -> pilaster.v1.Override
+	19, // 19: pilaster.v1.Hosting.offloaded:type_name -> pilaster.v1.OffloadedEndpoint
+	25, // 20: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
+	26, // 21: pilaster.v1.Policy.changed:type_name -> google.protobuf.Timestamp
+	26, // 22: pilaster.v1.Region.Tenant.created:type_name -> google.protobuf.Timestamp
+	26, // 23: pilaster.v1.Region.Tenant.joined:type_name -> google.protobuf.Timestamp
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_cluster_proto_init() }
@@ -2172,7 +2454,7 @@ func file_pilaster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_cluster_proto_rawDesc), len(file_pilaster_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -919,6 +919,102 @@ func (x *RegisterResponse) GetClusterUuid() string {
 	return ""
 }
 
+type ReportLoadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Load          *NodeLoad              `protobuf:"bytes,1,opt,name=load,proto3" json:"load,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportLoadRequest) Reset() {
+	*x = ReportLoadRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportLoadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportLoadRequest) ProtoMessage() {}
+
+func (x *ReportLoadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportLoadRequest.ProtoReflect.Descriptor instead.
+func (*ReportLoadRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ReportLoadRequest) GetLoad() *NodeLoad {
+	if x != nil {
+		return x.Load
+	}
+	return nil
+}
+
+type ReportLoadResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NextMs        uint32                 `protobuf:"varint,1,opt,name=next_ms,json=nextMs,proto3" json:"next_ms,omitempty"` // until the next report
+	Measure       bool                   `protobuf:"varint,2,opt,name=measure,proto3" json:"measure,omitempty"`             // with packet load, which costs the programs time; otherwise only with tables
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportLoadResponse) Reset() {
+	*x = ReportLoadResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportLoadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportLoadResponse) ProtoMessage() {}
+
+func (x *ReportLoadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportLoadResponse.ProtoReflect.Descriptor instead.
+func (*ReportLoadResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ReportLoadResponse) GetNextMs() uint32 {
+	if x != nil {
+		return x.NextMs
+	}
+	return 0
+}
+
+func (x *ReportLoadResponse) GetMeasure() bool {
+	if x != nil {
+		return x.Measure
+	}
+	return false
+}
+
 type ResolveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
@@ -930,7 +1026,7 @@ type ResolveRequest struct {
 
 func (x *ResolveRequest) Reset() {
 	*x = ResolveRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[13]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -942,7 +1038,7 @@ func (x *ResolveRequest) String() string {
 func (*ResolveRequest) ProtoMessage() {}
 
 func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[13]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -955,7 +1051,7 @@ func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveRequest.ProtoReflect.Descriptor instead.
 func (*ResolveRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{13}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ResolveRequest) GetTenant() string {
@@ -991,7 +1087,7 @@ type ResolveResponse struct {
 
 func (x *ResolveResponse) Reset() {
 	*x = ResolveResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[14]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1099,7 @@ func (x *ResolveResponse) String() string {
 func (*ResolveResponse) ProtoMessage() {}
 
 func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[14]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1112,7 @@ func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveResponse.ProtoReflect.Descriptor instead.
 func (*ResolveResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{14}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ResolveResponse) GetTenant() *Tenant {
@@ -1075,7 +1171,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[15]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1183,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[15]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1196,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{15}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *FollowRequest) GetHostedTenants() []string {
@@ -1198,7 +1294,7 @@ type Subscriptions struct {
 
 func (x *Subscriptions) Reset() {
 	*x = Subscriptions{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1210,7 +1306,7 @@ func (x *Subscriptions) String() string {
 func (*Subscriptions) ProtoMessage() {}
 
 func (x *Subscriptions) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[16]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1223,7 +1319,7 @@ func (x *Subscriptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscriptions.ProtoReflect.Descriptor instead.
 func (*Subscriptions) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{16}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Subscriptions) GetTenant() string {
@@ -1268,7 +1364,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1280,7 +1376,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[17]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1293,7 +1389,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *FollowResponse) GetEvent() isFollowResponse_Event {
@@ -1410,7 +1506,7 @@ type Refusals struct {
 
 func (x *Refusals) Reset() {
 	*x = Refusals{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1422,7 +1518,7 @@ func (x *Refusals) String() string {
 func (*Refusals) ProtoMessage() {}
 
 func (x *Refusals) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[18]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1435,7 +1531,7 @@ func (x *Refusals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusals.ProtoReflect.Descriptor instead.
 func (*Refusals) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Refusals) GetReasons() []string {
@@ -1459,7 +1555,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +1567,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[19]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1580,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{19}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Snapshot) GetNode() *Node {
@@ -1552,7 +1648,7 @@ type Delta struct {
 
 func (x *Delta) Reset() {
 	*x = Delta{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1564,7 +1660,7 @@ func (x *Delta) String() string {
 func (*Delta) ProtoMessage() {}
 
 func (x *Delta) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[20]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1577,7 +1673,7 @@ func (x *Delta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delta.ProtoReflect.Descriptor instead.
 func (*Delta) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Delta) GetNode() *Node {
@@ -1672,7 +1768,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1780,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[21]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1793,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
 }
 
 type ExportRegionRequest struct {
@@ -1708,7 +1804,7 @@ type ExportRegionRequest struct {
 
 func (x *ExportRegionRequest) Reset() {
 	*x = ExportRegionRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +1816,7 @@ func (x *ExportRegionRequest) String() string {
 func (*ExportRegionRequest) ProtoMessage() {}
 
 func (x *ExportRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[22]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +1829,7 @@ func (x *ExportRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRegionRequest.ProtoReflect.Descriptor instead.
 func (*ExportRegionRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
 }
 
 type ExportRegionResponse struct {
@@ -1745,7 +1841,7 @@ type ExportRegionResponse struct {
 
 func (x *ExportRegionResponse) Reset() {
 	*x = ExportRegionResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +1853,7 @@ func (x *ExportRegionResponse) String() string {
 func (*ExportRegionResponse) ProtoMessage() {}
 
 func (x *ExportRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[23]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +1866,7 @@ func (x *ExportRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRegionResponse.ProtoReflect.Descriptor instead.
 func (*ExportRegionResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExportRegionResponse) GetRegion() *Region {
@@ -1791,7 +1887,7 @@ type ImportRegionRequest struct {
 
 func (x *ImportRegionRequest) Reset() {
 	*x = ImportRegionRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +1899,7 @@ func (x *ImportRegionRequest) String() string {
 func (*ImportRegionRequest) ProtoMessage() {}
 
 func (x *ImportRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[24]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +1912,7 @@ func (x *ImportRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRegionRequest.ProtoReflect.Descriptor instead.
 func (*ImportRegionRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ImportRegionRequest) GetRegion() *Region {
@@ -1849,7 +1945,7 @@ type ImportRegionResponse struct {
 
 func (x *ImportRegionResponse) Reset() {
 	*x = ImportRegionResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1957,7 @@ func (x *ImportRegionResponse) String() string {
 func (*ImportRegionResponse) ProtoMessage() {}
 
 func (x *ImportRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[25]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +1970,7 @@ func (x *ImportRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRegionResponse.ProtoReflect.Descriptor instead.
 func (*ImportRegionResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ImportRegionResponse) GetRegion() *Region {
@@ -1892,7 +1988,7 @@ type ListRegionsRequest struct {
 
 func (x *ListRegionsRequest) Reset() {
 	*x = ListRegionsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +2000,7 @@ func (x *ListRegionsRequest) String() string {
 func (*ListRegionsRequest) ProtoMessage() {}
 
 func (x *ListRegionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[26]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +2013,7 @@ func (x *ListRegionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRegionsRequest.ProtoReflect.Descriptor instead.
 func (*ListRegionsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
 }
 
 type ListRegionsResponse struct {
@@ -1930,7 +2026,7 @@ type ListRegionsResponse struct {
 
 func (x *ListRegionsResponse) Reset() {
 	*x = ListRegionsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1942,7 +2038,7 @@ func (x *ListRegionsResponse) String() string {
 func (*ListRegionsResponse) ProtoMessage() {}
 
 func (x *ListRegionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[27]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1955,7 +2051,7 @@ func (x *ListRegionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRegionsResponse.ProtoReflect.Descriptor instead.
 func (*ListRegionsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListRegionsResponse) GetOwn() *Region {
@@ -1981,7 +2077,7 @@ type DeleteRegionRequest struct {
 
 func (x *DeleteRegionRequest) Reset() {
 	*x = DeleteRegionRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +2089,7 @@ func (x *DeleteRegionRequest) String() string {
 func (*DeleteRegionRequest) ProtoMessage() {}
 
 func (x *DeleteRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[28]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +2102,7 @@ func (x *DeleteRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRegionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRegionRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DeleteRegionRequest) GetName() string {
@@ -2024,7 +2120,7 @@ type DeleteRegionResponse struct {
 
 func (x *DeleteRegionResponse) Reset() {
 	*x = DeleteRegionResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2132,7 @@ func (x *DeleteRegionResponse) String() string {
 func (*DeleteRegionResponse) ProtoMessage() {}
 
 func (x *DeleteRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[29]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2145,7 @@ func (x *DeleteRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRegionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRegionResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
 }
 
 type GetTokenRequest struct {
@@ -2060,7 +2156,7 @@ type GetTokenRequest struct {
 
 func (x *GetTokenRequest) Reset() {
 	*x = GetTokenRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2072,7 +2168,7 @@ func (x *GetTokenRequest) String() string {
 func (*GetTokenRequest) ProtoMessage() {}
 
 func (x *GetTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[30]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2085,7 +2181,7 @@ func (x *GetTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTokenRequest.ProtoReflect.Descriptor instead.
 func (*GetTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
 }
 
 type GetTokenResponse struct {
@@ -2097,7 +2193,7 @@ type GetTokenResponse struct {
 
 func (x *GetTokenResponse) Reset() {
 	*x = GetTokenResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2205,7 @@ func (x *GetTokenResponse) String() string {
 func (*GetTokenResponse) ProtoMessage() {}
 
 func (x *GetTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[31]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +2218,7 @@ func (x *GetTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTokenResponse.ProtoReflect.Descriptor instead.
 func (*GetTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetTokenResponse) GetToken() string {
@@ -2140,7 +2236,7 @@ type RotateTokenRequest struct {
 
 func (x *RotateTokenRequest) Reset() {
 	*x = RotateTokenRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2248,7 @@ func (x *RotateTokenRequest) String() string {
 func (*RotateTokenRequest) ProtoMessage() {}
 
 func (x *RotateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[32]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2261,7 @@ func (x *RotateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateTokenRequest.ProtoReflect.Descriptor instead.
 func (*RotateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
 }
 
 type RotateTokenResponse struct {
@@ -2177,7 +2273,7 @@ type RotateTokenResponse struct {
 
 func (x *RotateTokenResponse) Reset() {
 	*x = RotateTokenResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2189,7 +2285,7 @@ func (x *RotateTokenResponse) String() string {
 func (*RotateTokenResponse) ProtoMessage() {}
 
 func (x *RotateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[33]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2202,7 +2298,7 @@ func (x *RotateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateTokenResponse.ProtoReflect.Descriptor instead.
 func (*RotateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{33}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RotateTokenResponse) GetToken() string {
@@ -2224,7 +2320,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2236,7 +2332,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[34]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2249,7 +2345,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -2289,7 +2385,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2301,7 +2397,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[35]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2314,7 +2410,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CreateTenantResponse) GetTenant() *Tenant {
@@ -2334,7 +2430,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2346,7 +2442,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[36]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2359,7 +2455,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetTenantRequest) GetName() string {
@@ -2389,7 +2485,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2497,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[37]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2510,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -2460,7 +2556,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2472,7 +2568,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[38]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2485,7 +2581,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
 }
 
 type ListTenantsResponse struct {
@@ -2498,7 +2594,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2510,7 +2606,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[39]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2523,7 +2619,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -2553,7 +2649,7 @@ type MigrateTenantRequest struct {
 
 func (x *MigrateTenantRequest) Reset() {
 	*x = MigrateTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2565,7 +2661,7 @@ func (x *MigrateTenantRequest) String() string {
 func (*MigrateTenantRequest) ProtoMessage() {}
 
 func (x *MigrateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[40]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2578,7 +2674,7 @@ func (x *MigrateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateTenantRequest.ProtoReflect.Descriptor instead.
 func (*MigrateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{40}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MigrateTenantRequest) GetName() string {
@@ -2625,7 +2721,7 @@ type MigrateTenantResponse struct {
 
 func (x *MigrateTenantResponse) Reset() {
 	*x = MigrateTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +2733,7 @@ func (x *MigrateTenantResponse) String() string {
 func (*MigrateTenantResponse) ProtoMessage() {}
 
 func (x *MigrateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[41]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +2746,7 @@ func (x *MigrateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateTenantResponse.ProtoReflect.Descriptor instead.
 func (*MigrateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MigrateTenantResponse) GetTenant() *Tenant {
@@ -2669,7 +2765,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2681,7 +2777,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[42]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2694,7 +2790,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{42}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeleteTenantRequest) GetName() string {
@@ -2712,7 +2808,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2724,7 +2820,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[43]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2737,7 +2833,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{43}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{45}
 }
 
 type RotateKeyRequest struct {
@@ -2750,7 +2846,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2762,7 +2858,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[44]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2775,7 +2871,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{44}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RotateKeyRequest) GetName() string {
@@ -2802,7 +2898,7 @@ type RotateKeyResponse struct {
 
 func (x *RotateKeyResponse) Reset() {
 	*x = RotateKeyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +2910,7 @@ func (x *RotateKeyResponse) String() string {
 func (*RotateKeyResponse) ProtoMessage() {}
 
 func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[45]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +2923,7 @@ func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
 func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{45}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RotateKeyResponse) GetTenant() *Tenant {
@@ -2853,7 +2949,7 @@ type CreateServiceRequest struct {
 
 func (x *CreateServiceRequest) Reset() {
 	*x = CreateServiceRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2865,7 +2961,7 @@ func (x *CreateServiceRequest) String() string {
 func (*CreateServiceRequest) ProtoMessage() {}
 
 func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[46]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2878,7 +2974,7 @@ func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceRequest.ProtoReflect.Descriptor instead.
 func (*CreateServiceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{46}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CreateServiceRequest) GetService() *Service {
@@ -2897,7 +2993,7 @@ type CreateServiceResponse struct {
 
 func (x *CreateServiceResponse) Reset() {
 	*x = CreateServiceResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2909,7 +3005,7 @@ func (x *CreateServiceResponse) String() string {
 func (*CreateServiceResponse) ProtoMessage() {}
 
 func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[47]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2922,7 +3018,7 @@ func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceResponse.ProtoReflect.Descriptor instead.
 func (*CreateServiceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{47}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CreateServiceResponse) GetService() *Service {
@@ -2941,7 +3037,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3049,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3062,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{48}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListServicesRequest) GetTenant() string {
@@ -2985,7 +3081,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2997,7 +3093,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3010,7 +3106,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{49}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListServicesResponse) GetServices() []*Service {
@@ -3030,7 +3126,7 @@ type DeleteServiceRequest struct {
 
 func (x *DeleteServiceRequest) Reset() {
 	*x = DeleteServiceRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3042,7 +3138,7 @@ func (x *DeleteServiceRequest) String() string {
 func (*DeleteServiceRequest) ProtoMessage() {}
 
 func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3055,7 +3151,7 @@ func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteServiceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{50}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DeleteServiceRequest) GetTenant() string {
@@ -3080,7 +3176,7 @@ type DeleteServiceResponse struct {
 
 func (x *DeleteServiceResponse) Reset() {
 	*x = DeleteServiceResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3092,7 +3188,7 @@ func (x *DeleteServiceResponse) String() string {
 func (*DeleteServiceResponse) ProtoMessage() {}
 
 func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3105,7 +3201,7 @@ func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteServiceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{51}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{53}
 }
 
 type CreatePublicationRequest struct {
@@ -3117,7 +3213,7 @@ type CreatePublicationRequest struct {
 
 func (x *CreatePublicationRequest) Reset() {
 	*x = CreatePublicationRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3129,7 +3225,7 @@ func (x *CreatePublicationRequest) String() string {
 func (*CreatePublicationRequest) ProtoMessage() {}
 
 func (x *CreatePublicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3142,7 +3238,7 @@ func (x *CreatePublicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePublicationRequest.ProtoReflect.Descriptor instead.
 func (*CreatePublicationRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{52}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreatePublicationRequest) GetPublication() *Publication {
@@ -3161,7 +3257,7 @@ type CreatePublicationResponse struct {
 
 func (x *CreatePublicationResponse) Reset() {
 	*x = CreatePublicationResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3173,7 +3269,7 @@ func (x *CreatePublicationResponse) String() string {
 func (*CreatePublicationResponse) ProtoMessage() {}
 
 func (x *CreatePublicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3186,7 +3282,7 @@ func (x *CreatePublicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePublicationResponse.ProtoReflect.Descriptor instead.
 func (*CreatePublicationResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{53}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CreatePublicationResponse) GetPublication() *Publication {
@@ -3205,7 +3301,7 @@ type ListPublicationsRequest struct {
 
 func (x *ListPublicationsRequest) Reset() {
 	*x = ListPublicationsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3217,7 +3313,7 @@ func (x *ListPublicationsRequest) String() string {
 func (*ListPublicationsRequest) ProtoMessage() {}
 
 func (x *ListPublicationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[54]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3326,7 @@ func (x *ListPublicationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublicationsRequest.ProtoReflect.Descriptor instead.
 func (*ListPublicationsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{54}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListPublicationsRequest) GetTenant() string {
@@ -3249,7 +3345,7 @@ type ListPublicationsResponse struct {
 
 func (x *ListPublicationsResponse) Reset() {
 	*x = ListPublicationsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3261,7 +3357,7 @@ func (x *ListPublicationsResponse) String() string {
 func (*ListPublicationsResponse) ProtoMessage() {}
 
 func (x *ListPublicationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[55]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3274,7 +3370,7 @@ func (x *ListPublicationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublicationsResponse.ProtoReflect.Descriptor instead.
 func (*ListPublicationsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{55}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListPublicationsResponse) GetPublications() []*Publication {
@@ -3294,7 +3390,7 @@ type DeletePublicationRequest struct {
 
 func (x *DeletePublicationRequest) Reset() {
 	*x = DeletePublicationRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3306,7 +3402,7 @@ func (x *DeletePublicationRequest) String() string {
 func (*DeletePublicationRequest) ProtoMessage() {}
 
 func (x *DeletePublicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[56]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3319,7 +3415,7 @@ func (x *DeletePublicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePublicationRequest.ProtoReflect.Descriptor instead.
 func (*DeletePublicationRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{56}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DeletePublicationRequest) GetTenant() string {
@@ -3344,7 +3440,7 @@ type DeletePublicationResponse struct {
 
 func (x *DeletePublicationResponse) Reset() {
 	*x = DeletePublicationResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3356,7 +3452,7 @@ func (x *DeletePublicationResponse) String() string {
 func (*DeletePublicationResponse) ProtoMessage() {}
 
 func (x *DeletePublicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[57]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3369,7 +3465,7 @@ func (x *DeletePublicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePublicationResponse.ProtoReflect.Descriptor instead.
 func (*DeletePublicationResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{57}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{59}
 }
 
 type StartOffloadRequest struct {
@@ -3379,13 +3475,14 @@ type StartOffloadRequest struct {
 	Count         uint32                 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`                 // of frontends: 1, 2, 4 or 8; the orchestrator chooses them
 	Frontends     []string               `protobuf:"bytes,4,rep,name=frontends,proto3" json:"frontends,omitempty"`          // names of nodes, in place of count
 	DryRun        bool                   `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // only return what would be recorded
+	Force         bool                   `protobuf:"varint,6,opt,name=force,proto3" json:"force,omitempty"`                 // also if the estimate is a loss
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StartOffloadRequest) Reset() {
 	*x = StartOffloadRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3397,7 +3494,7 @@ func (x *StartOffloadRequest) String() string {
 func (*StartOffloadRequest) ProtoMessage() {}
 
 func (x *StartOffloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[58]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3410,7 +3507,7 @@ func (x *StartOffloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartOffloadRequest.ProtoReflect.Descriptor instead.
 func (*StartOffloadRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{58}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *StartOffloadRequest) GetTenant() string {
@@ -3448,17 +3545,26 @@ func (x *StartOffloadRequest) GetDryRun() bool {
 	return false
 }
 
+func (x *StartOffloadRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
 type StartOffloadResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Offload       *OffloadStatus         `protobuf:"bytes,1,opt,name=offload,proto3" json:"offload,omitempty"`   // with dry_run without id and epoch
 	Prefixes      []string               `protobuf:"bytes,2,rep,name=prefixes,proto3" json:"prefixes,omitempty"` // addresses and subnets of the tenant that the node has
+	Gain          float64                `protobuf:"fixed64,3,opt,name=gain,proto3" json:"gain,omitempty"`       // estimated, with that many frontends; 0: unknown
+	Estimate      string                 `protobuf:"bytes,4,opt,name=estimate,proto3" json:"estimate,omitempty"` // what the estimate is based on, or why there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StartOffloadResponse) Reset() {
 	*x = StartOffloadResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3470,7 +3576,7 @@ func (x *StartOffloadResponse) String() string {
 func (*StartOffloadResponse) ProtoMessage() {}
 
 func (x *StartOffloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[59]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3483,7 +3589,7 @@ func (x *StartOffloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartOffloadResponse.ProtoReflect.Descriptor instead.
 func (*StartOffloadResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{59}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *StartOffloadResponse) GetOffload() *OffloadStatus {
@@ -3500,6 +3606,20 @@ func (x *StartOffloadResponse) GetPrefixes() []string {
 	return nil
 }
 
+func (x *StartOffloadResponse) GetGain() float64 {
+	if x != nil {
+		return x.Gain
+	}
+	return 0
+}
+
+func (x *StartOffloadResponse) GetEstimate() string {
+	if x != nil {
+		return x.Estimate
+	}
+	return ""
+}
+
 type ListOffloadsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
@@ -3510,7 +3630,7 @@ type ListOffloadsRequest struct {
 
 func (x *ListOffloadsRequest) Reset() {
 	*x = ListOffloadsRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3522,7 +3642,7 @@ func (x *ListOffloadsRequest) String() string {
 func (*ListOffloadsRequest) ProtoMessage() {}
 
 func (x *ListOffloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[60]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3535,7 +3655,7 @@ func (x *ListOffloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOffloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListOffloadsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{60}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListOffloadsRequest) GetTenant() string {
@@ -3554,14 +3674,16 @@ func (x *ListOffloadsRequest) GetNode() string {
 
 type ListOffloadsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Offloads      []*OffloadStatus       `protobuf:"bytes,1,rep,name=offloads,proto3" json:"offloads,omitempty"`
+	Offloads      []*OffloadStatus       `protobuf:"bytes,1,rep,name=offloads,proto3" json:"offloads,omitempty"`    // by tenant and node
+	Automatic     bool                   `protobuf:"varint,2,opt,name=automatic,proto3" json:"automatic,omitempty"` // offloads start and end by load
+	Problems      []string               `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"`    // of the cluster and of nodes; an offload's own are in its status
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListOffloadsResponse) Reset() {
 	*x = ListOffloadsResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3573,7 +3695,7 @@ func (x *ListOffloadsResponse) String() string {
 func (*ListOffloadsResponse) ProtoMessage() {}
 
 func (x *ListOffloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[61]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3586,7 +3708,7 @@ func (x *ListOffloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOffloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListOffloadsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{61}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListOffloadsResponse) GetOffloads() []*OffloadStatus {
@@ -3594,6 +3716,100 @@ func (x *ListOffloadsResponse) GetOffloads() []*OffloadStatus {
 		return x.Offloads
 	}
 	return nil
+}
+
+func (x *ListOffloadsResponse) GetAutomatic() bool {
+	if x != nil {
+		return x.Automatic
+	}
+	return false
+}
+
+func (x *ListOffloadsResponse) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+type SetOffloadAutoRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	On            bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetOffloadAutoRequest) Reset() {
+	*x = SetOffloadAutoRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetOffloadAutoRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetOffloadAutoRequest) ProtoMessage() {}
+
+func (x *SetOffloadAutoRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetOffloadAutoRequest.ProtoReflect.Descriptor instead.
+func (*SetOffloadAutoRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *SetOffloadAutoRequest) GetOn() bool {
+	if x != nil {
+		return x.On
+	}
+	return false
+}
+
+type SetOffloadAutoResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetOffloadAutoResponse) Reset() {
+	*x = SetOffloadAutoResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetOffloadAutoResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetOffloadAutoResponse) ProtoMessage() {}
+
+func (x *SetOffloadAutoResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetOffloadAutoResponse.ProtoReflect.Descriptor instead.
+func (*SetOffloadAutoResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{65}
 }
 
 type StopOffloadRequest struct {
@@ -3607,7 +3823,7 @@ type StopOffloadRequest struct {
 
 func (x *StopOffloadRequest) Reset() {
 	*x = StopOffloadRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3619,7 +3835,7 @@ func (x *StopOffloadRequest) String() string {
 func (*StopOffloadRequest) ProtoMessage() {}
 
 func (x *StopOffloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[62]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3632,7 +3848,7 @@ func (x *StopOffloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopOffloadRequest.ProtoReflect.Descriptor instead.
 func (*StopOffloadRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{62}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *StopOffloadRequest) GetTenant() string {
@@ -3665,7 +3881,7 @@ type StopOffloadResponse struct {
 
 func (x *StopOffloadResponse) Reset() {
 	*x = StopOffloadResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3677,7 +3893,7 @@ func (x *StopOffloadResponse) String() string {
 func (*StopOffloadResponse) ProtoMessage() {}
 
 func (x *StopOffloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[63]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3690,7 +3906,7 @@ func (x *StopOffloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopOffloadResponse.ProtoReflect.Descriptor instead.
 func (*StopOffloadResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{63}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *StopOffloadResponse) GetOffload() *OffloadStatus {
@@ -3706,13 +3922,15 @@ type OffloadStatus struct {
 	Offload       *Offload               `protobuf:"bytes,2,opt,name=offload,proto3" json:"offload,omitempty"`
 	Awaited       []*AwaitedNode         `protobuf:"bytes,3,rep,name=awaited,proto3" json:"awaited,omitempty"`                                  // nodes without which the next step does not begin
 	LostFrontends []string               `protobuf:"bytes,4,rep,name=lost_frontends,json=lostFrontends,proto3" json:"lost_frontends,omitempty"` // whose programs do not answer the backend's probes
+	Problems      []string               `protobuf:"bytes,5,rep,name=problems,proto3" json:"problems,omitempty"`
+	LastChange    string                 `protobuf:"bytes,6,opt,name=last_change,json=lastChange,proto3" json:"last_change,omitempty"` // what this orchestrator's controller changed last, and why
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OffloadStatus) Reset() {
 	*x = OffloadStatus{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +3942,7 @@ func (x *OffloadStatus) String() string {
 func (*OffloadStatus) ProtoMessage() {}
 
 func (x *OffloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3737,7 +3955,7 @@ func (x *OffloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffloadStatus.ProtoReflect.Descriptor instead.
 func (*OffloadStatus) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{64}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *OffloadStatus) GetTenant() string {
@@ -3768,6 +3986,20 @@ func (x *OffloadStatus) GetLostFrontends() []string {
 	return nil
 }
 
+func (x *OffloadStatus) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *OffloadStatus) GetLastChange() string {
+	if x != nil {
+		return x.LastChange
+	}
+	return ""
+}
+
 type AwaitedNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -3778,7 +4010,7 @@ type AwaitedNode struct {
 
 func (x *AwaitedNode) Reset() {
 	*x = AwaitedNode{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3790,7 +4022,7 @@ func (x *AwaitedNode) String() string {
 func (*AwaitedNode) ProtoMessage() {}
 
 func (x *AwaitedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3803,7 +4035,7 @@ func (x *AwaitedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AwaitedNode.ProtoReflect.Descriptor instead.
 func (*AwaitedNode) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{65}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *AwaitedNode) GetNode() string {
@@ -3832,7 +4064,7 @@ type ApplyPoliciesRequest struct {
 
 func (x *ApplyPoliciesRequest) Reset() {
 	*x = ApplyPoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3844,7 +4076,7 @@ func (x *ApplyPoliciesRequest) String() string {
 func (*ApplyPoliciesRequest) ProtoMessage() {}
 
 func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3857,7 +4089,7 @@ func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{66}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ApplyPoliciesRequest) GetTenant() string {
@@ -3897,7 +4129,7 @@ type ApplyPoliciesResponse struct {
 
 func (x *ApplyPoliciesResponse) Reset() {
 	*x = ApplyPoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3909,7 +4141,7 @@ func (x *ApplyPoliciesResponse) String() string {
 func (*ApplyPoliciesResponse) ProtoMessage() {}
 
 func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3922,7 +4154,7 @@ func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{67}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ApplyPoliciesResponse) GetPolicies() []*AppliedPolicy {
@@ -3943,7 +4175,7 @@ type AppliedPolicy struct {
 
 func (x *AppliedPolicy) Reset() {
 	*x = AppliedPolicy{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3955,7 +4187,7 @@ func (x *AppliedPolicy) String() string {
 func (*AppliedPolicy) ProtoMessage() {}
 
 func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3968,7 +4200,7 @@ func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppliedPolicy.ProtoReflect.Descriptor instead.
 func (*AppliedPolicy) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{68}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *AppliedPolicy) GetPolicy() *Policy {
@@ -4001,7 +4233,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4013,7 +4245,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4026,7 +4258,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{69}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListPoliciesRequest) GetTenant() string {
@@ -4047,7 +4279,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4059,7 +4291,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4072,7 +4304,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{70}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -4098,7 +4330,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4110,7 +4342,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4123,7 +4355,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{71}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GetPolicyRequest) GetPolicy() *Policy {
@@ -4142,7 +4374,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4154,7 +4386,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4167,7 +4399,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -4188,7 +4420,7 @@ type DeletePoliciesRequest struct {
 
 func (x *DeletePoliciesRequest) Reset() {
 	*x = DeletePoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4200,7 +4432,7 @@ func (x *DeletePoliciesRequest) String() string {
 func (*DeletePoliciesRequest) ProtoMessage() {}
 
 func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4213,7 +4445,7 @@ func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{73}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *DeletePoliciesRequest) GetTenant() string {
@@ -4246,7 +4478,7 @@ type DeletePoliciesResponse struct {
 
 func (x *DeletePoliciesResponse) Reset() {
 	*x = DeletePoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4258,7 +4490,7 @@ func (x *DeletePoliciesResponse) String() string {
 func (*DeletePoliciesResponse) ProtoMessage() {}
 
 func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4271,7 +4503,7 @@ func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{74}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DeletePoliciesResponse) GetPolicies() []*Policy {
@@ -4290,7 +4522,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4302,7 +4534,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4315,7 +4547,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{75}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -4335,7 +4567,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4347,7 +4579,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4360,7 +4592,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{76}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -4385,7 +4617,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4397,7 +4629,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4410,7 +4642,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{77}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{81}
 }
 
 type ListNodesResponse struct {
@@ -4422,7 +4654,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4434,7 +4666,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4447,7 +4679,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{78}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -4467,7 +4699,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4479,7 +4711,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4492,7 +4724,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{79}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -4517,7 +4749,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4529,7 +4761,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4542,7 +4774,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{80}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{84}
 }
 
 type ClusterStatusRequest struct {
@@ -4553,7 +4785,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4565,7 +4797,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4578,7 +4810,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{81}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{85}
 }
 
 type ClusterStatusResponse struct {
@@ -4599,7 +4831,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4611,7 +4843,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4624,7 +4856,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{82}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -4765,7 +4997,12 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x10RegisterResponse\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12%\n" +
 	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12!\n" +
-	"\fcluster_uuid\x18\x03 \x01(\tR\vclusterUuid\"\xc0\x01\n" +
+	"\fcluster_uuid\x18\x03 \x01(\tR\vclusterUuid\">\n" +
+	"\x11ReportLoadRequest\x12)\n" +
+	"\x04load\x18\x01 \x01(\v2\x15.pilaster.v1.NodeLoadR\x04load\"G\n" +
+	"\x12ReportLoadResponse\x12\x17\n" +
+	"\anext_ms\x18\x01 \x01(\rR\x06nextMs\x12\x18\n" +
+	"\ameasure\x18\x02 \x01(\bR\ameasure\"\xc0\x01\n" +
 	"\x0eResolveRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12?\n" +
 	"\x06labels\x18\x02 \x03(\v2'.pilaster.v1.ResolveRequest.LabelsEntryR\x06labels\x12\x1a\n" +
@@ -4917,32 +5154,43 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x18DeletePublicationRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\x1b\n" +
-	"\x19DeletePublicationResponse\"\x8e\x01\n" +
+	"\x19DeletePublicationResponse\"\xa4\x01\n" +
 	"\x13StartOffloadRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
 	"\x05count\x18\x03 \x01(\rR\x05count\x12\x1c\n" +
 	"\tfrontends\x18\x04 \x03(\tR\tfrontends\x12\x17\n" +
-	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"h\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12\x14\n" +
+	"\x05force\x18\x06 \x01(\bR\x05force\"\x98\x01\n" +
 	"\x14StartOffloadResponse\x124\n" +
 	"\aoffload\x18\x01 \x01(\v2\x1a.pilaster.v1.OffloadStatusR\aoffload\x12\x1a\n" +
-	"\bprefixes\x18\x02 \x03(\tR\bprefixes\"A\n" +
+	"\bprefixes\x18\x02 \x03(\tR\bprefixes\x12\x12\n" +
+	"\x04gain\x18\x03 \x01(\x01R\x04gain\x12\x1a\n" +
+	"\bestimate\x18\x04 \x01(\tR\bestimate\"A\n" +
 	"\x13ListOffloadsRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
-	"\x04node\x18\x02 \x01(\tR\x04node\"N\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\"\x88\x01\n" +
 	"\x14ListOffloadsResponse\x126\n" +
-	"\boffloads\x18\x01 \x03(\v2\x1a.pilaster.v1.OffloadStatusR\boffloads\"R\n" +
+	"\boffloads\x18\x01 \x03(\v2\x1a.pilaster.v1.OffloadStatusR\boffloads\x12\x1c\n" +
+	"\tautomatic\x18\x02 \x01(\bR\tautomatic\x12\x1a\n" +
+	"\bproblems\x18\x03 \x03(\tR\bproblems\"'\n" +
+	"\x15SetOffloadAutoRequest\x12\x0e\n" +
+	"\x02on\x18\x01 \x01(\bR\x02on\"\x18\n" +
+	"\x16SetOffloadAutoResponse\"R\n" +
 	"\x12StopOffloadRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x10\n" +
 	"\x03now\x18\x03 \x01(\bR\x03now\"K\n" +
 	"\x13StopOffloadResponse\x124\n" +
-	"\aoffload\x18\x01 \x01(\v2\x1a.pilaster.v1.OffloadStatusR\aoffload\"\xb2\x01\n" +
+	"\aoffload\x18\x01 \x01(\v2\x1a.pilaster.v1.OffloadStatusR\aoffload\"\xef\x01\n" +
 	"\rOffloadStatus\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12.\n" +
 	"\aoffload\x18\x02 \x01(\v2\x14.pilaster.v1.OffloadR\aoffload\x122\n" +
 	"\aawaited\x18\x03 \x03(\v2\x18.pilaster.v1.AwaitedNodeR\aawaited\x12%\n" +
-	"\x0elost_frontends\x18\x04 \x03(\tR\rlostFrontends\"9\n" +
+	"\x0elost_frontends\x18\x04 \x03(\tR\rlostFrontends\x12\x1a\n" +
+	"\bproblems\x18\x05 \x03(\tR\bproblems\x12\x1f\n" +
+	"\vlast_change\x18\x06 \x01(\tR\n" +
+	"lastChange\"9\n" +
 	"\vAwaitedNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"{\n" +
@@ -5003,16 +5251,18 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x19POLICY_CHANGE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15POLICY_CHANGE_CREATED\x10\x01\x12\x1c\n" +
 	"\x18POLICY_CHANGE_CONFIGURED\x10\x02\x12\x1b\n" +
-	"\x17POLICY_CHANGE_UNCHANGED\x10\x032\xbb\x04\n" +
+	"\x17POLICY_CHANGE_UNCHANGED\x10\x032\x8a\x05\n" +
 	"\vNodeService\x12;\n" +
 	"\x04Join\x12\x18.pilaster.v1.JoinRequest\x1a\x19.pilaster.v1.JoinResponse\x12>\n" +
 	"\x05Renew\x12\x19.pilaster.v1.RenewRequest\x1a\x1a.pilaster.v1.RenewResponse\x12G\n" +
 	"\bRegister\x12\x1c.pilaster.v1.RegisterRequest\x1a\x1d.pilaster.v1.RegisterResponse\x12D\n" +
-	"\aResolve\x12\x1b.pilaster.v1.ResolveRequest\x1a\x1c.pilaster.v1.ResolveResponse\x12E\n" +
+	"\aResolve\x12\x1b.pilaster.v1.ResolveRequest\x1a\x1c.pilaster.v1.ResolveResponse\x12M\n" +
+	"\n" +
+	"ReportLoad\x12\x1e.pilaster.v1.ReportLoadRequest\x1a\x1f.pilaster.v1.ReportLoadResponse\x12E\n" +
 	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x01\x12G\n" +
 	"\bAllocate\x12\x1c.pilaster.v1.AllocateRequest\x1a\x1d.pilaster.v1.AllocateResponse\x12;\n" +
 	"\x04Free\x12\x18.pilaster.v1.FreeRequest\x1a\x19.pilaster.v1.FreeResponse\x12S\n" +
-	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xa0\x13\n" +
+	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xfb\x13\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
@@ -5028,7 +5278,8 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x11DeletePublication\x12%.pilaster.v1.DeletePublicationRequest\x1a&.pilaster.v1.DeletePublicationResponse\x12S\n" +
 	"\fStartOffload\x12 .pilaster.v1.StartOffloadRequest\x1a!.pilaster.v1.StartOffloadResponse\x12S\n" +
 	"\fListOffloads\x12 .pilaster.v1.ListOffloadsRequest\x1a!.pilaster.v1.ListOffloadsResponse\x12P\n" +
-	"\vStopOffload\x12\x1f.pilaster.v1.StopOffloadRequest\x1a .pilaster.v1.StopOffloadResponse\x12V\n" +
+	"\vStopOffload\x12\x1f.pilaster.v1.StopOffloadRequest\x1a .pilaster.v1.StopOffloadResponse\x12Y\n" +
+	"\x0eSetOffloadAuto\x12\".pilaster.v1.SetOffloadAutoRequest\x1a#.pilaster.v1.SetOffloadAutoResponse\x12V\n" +
 	"\rApplyPolicies\x12!.pilaster.v1.ApplyPoliciesRequest\x1a\".pilaster.v1.ApplyPoliciesResponse\x12S\n" +
 	"\fListPolicies\x12 .pilaster.v1.ListPoliciesRequest\x1a!.pilaster.v1.ListPoliciesResponse\x12J\n" +
 	"\tGetPolicy\x12\x1d.pilaster.v1.GetPolicyRequest\x1a\x1e.pilaster.v1.GetPolicyResponse\x12Y\n" +
@@ -5058,7 +5309,7 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_orchestrator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(PolicyChange)(0),                 // 0: pilaster.v1.PolicyChange
 	(*AllocateRequest)(nil),           // 1: pilaster.v1.AllocateRequest
@@ -5074,245 +5325,255 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*RegisterRequest)(nil),           // 11: pilaster.v1.RegisterRequest
 	(*Held)(nil),                      // 12: pilaster.v1.Held
 	(*RegisterResponse)(nil),          // 13: pilaster.v1.RegisterResponse
-	(*ResolveRequest)(nil),            // 14: pilaster.v1.ResolveRequest
-	(*ResolveResponse)(nil),           // 15: pilaster.v1.ResolveResponse
-	(*FollowRequest)(nil),             // 16: pilaster.v1.FollowRequest
-	(*Subscriptions)(nil),             // 17: pilaster.v1.Subscriptions
-	(*FollowResponse)(nil),            // 18: pilaster.v1.FollowResponse
-	(*Refusals)(nil),                  // 19: pilaster.v1.Refusals
-	(*Snapshot)(nil),                  // 20: pilaster.v1.Snapshot
-	(*Delta)(nil),                     // 21: pilaster.v1.Delta
-	(*Heartbeat)(nil),                 // 22: pilaster.v1.Heartbeat
-	(*ExportRegionRequest)(nil),       // 23: pilaster.v1.ExportRegionRequest
-	(*ExportRegionResponse)(nil),      // 24: pilaster.v1.ExportRegionResponse
-	(*ImportRegionRequest)(nil),       // 25: pilaster.v1.ImportRegionRequest
-	(*ImportRegionResponse)(nil),      // 26: pilaster.v1.ImportRegionResponse
-	(*ListRegionsRequest)(nil),        // 27: pilaster.v1.ListRegionsRequest
-	(*ListRegionsResponse)(nil),       // 28: pilaster.v1.ListRegionsResponse
-	(*DeleteRegionRequest)(nil),       // 29: pilaster.v1.DeleteRegionRequest
-	(*DeleteRegionResponse)(nil),      // 30: pilaster.v1.DeleteRegionResponse
-	(*GetTokenRequest)(nil),           // 31: pilaster.v1.GetTokenRequest
-	(*GetTokenResponse)(nil),          // 32: pilaster.v1.GetTokenResponse
-	(*RotateTokenRequest)(nil),        // 33: pilaster.v1.RotateTokenRequest
-	(*RotateTokenResponse)(nil),       // 34: pilaster.v1.RotateTokenResponse
-	(*CreateTenantRequest)(nil),       // 35: pilaster.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),      // 36: pilaster.v1.CreateTenantResponse
-	(*GetTenantRequest)(nil),          // 37: pilaster.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),         // 38: pilaster.v1.GetTenantResponse
-	(*ListTenantsRequest)(nil),        // 39: pilaster.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),       // 40: pilaster.v1.ListTenantsResponse
-	(*MigrateTenantRequest)(nil),      // 41: pilaster.v1.MigrateTenantRequest
-	(*MigrateTenantResponse)(nil),     // 42: pilaster.v1.MigrateTenantResponse
-	(*DeleteTenantRequest)(nil),       // 43: pilaster.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),      // 44: pilaster.v1.DeleteTenantResponse
-	(*RotateKeyRequest)(nil),          // 45: pilaster.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),         // 46: pilaster.v1.RotateKeyResponse
-	(*CreateServiceRequest)(nil),      // 47: pilaster.v1.CreateServiceRequest
-	(*CreateServiceResponse)(nil),     // 48: pilaster.v1.CreateServiceResponse
-	(*ListServicesRequest)(nil),       // 49: pilaster.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),      // 50: pilaster.v1.ListServicesResponse
-	(*DeleteServiceRequest)(nil),      // 51: pilaster.v1.DeleteServiceRequest
-	(*DeleteServiceResponse)(nil),     // 52: pilaster.v1.DeleteServiceResponse
-	(*CreatePublicationRequest)(nil),  // 53: pilaster.v1.CreatePublicationRequest
-	(*CreatePublicationResponse)(nil), // 54: pilaster.v1.CreatePublicationResponse
-	(*ListPublicationsRequest)(nil),   // 55: pilaster.v1.ListPublicationsRequest
-	(*ListPublicationsResponse)(nil),  // 56: pilaster.v1.ListPublicationsResponse
-	(*DeletePublicationRequest)(nil),  // 57: pilaster.v1.DeletePublicationRequest
-	(*DeletePublicationResponse)(nil), // 58: pilaster.v1.DeletePublicationResponse
-	(*StartOffloadRequest)(nil),       // 59: pilaster.v1.StartOffloadRequest
-	(*StartOffloadResponse)(nil),      // 60: pilaster.v1.StartOffloadResponse
-	(*ListOffloadsRequest)(nil),       // 61: pilaster.v1.ListOffloadsRequest
-	(*ListOffloadsResponse)(nil),      // 62: pilaster.v1.ListOffloadsResponse
-	(*StopOffloadRequest)(nil),        // 63: pilaster.v1.StopOffloadRequest
-	(*StopOffloadResponse)(nil),       // 64: pilaster.v1.StopOffloadResponse
-	(*OffloadStatus)(nil),             // 65: pilaster.v1.OffloadStatus
-	(*AwaitedNode)(nil),               // 66: pilaster.v1.AwaitedNode
-	(*ApplyPoliciesRequest)(nil),      // 67: pilaster.v1.ApplyPoliciesRequest
-	(*ApplyPoliciesResponse)(nil),     // 68: pilaster.v1.ApplyPoliciesResponse
-	(*AppliedPolicy)(nil),             // 69: pilaster.v1.AppliedPolicy
-	(*ListPoliciesRequest)(nil),       // 70: pilaster.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 71: pilaster.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),          // 72: pilaster.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),         // 73: pilaster.v1.GetPolicyResponse
-	(*DeletePoliciesRequest)(nil),     // 74: pilaster.v1.DeletePoliciesRequest
-	(*DeletePoliciesResponse)(nil),    // 75: pilaster.v1.DeletePoliciesResponse
-	(*GetNodeRequest)(nil),            // 76: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),           // 77: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),          // 78: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),         // 79: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),         // 80: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),        // 81: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),      // 82: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil),     // 83: pilaster.v1.ClusterStatusResponse
-	nil,                               // 84: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Mapping)(nil),                   // 85: pilaster.v1.Mapping
-	(*Tenant)(nil),                    // 86: pilaster.v1.Tenant
-	(*App)(nil),                       // 87: pilaster.v1.App
-	(*Node)(nil),                      // 88: pilaster.v1.Node
-	(*Plan)(nil),                      // 89: pilaster.v1.Plan
-	(*Hosting)(nil),                   // 90: pilaster.v1.Hosting
-	(*Policy)(nil),                    // 91: pilaster.v1.Policy
-	(*Override)(nil),                  // 92: pilaster.v1.Override
-	(*Region)(nil),                    // 93: pilaster.v1.Region
-	(Addressing)(0),                   // 94: pilaster.v1.Addressing
-	(*Overlay)(nil),                   // 95: pilaster.v1.Overlay
-	(*Service)(nil),                   // 96: pilaster.v1.Service
-	(*Publication)(nil),               // 97: pilaster.v1.Publication
-	(*Offload)(nil),                   // 98: pilaster.v1.Offload
-	(*timestamppb.Timestamp)(nil),     // 99: google.protobuf.Timestamp
+	(*ReportLoadRequest)(nil),         // 14: pilaster.v1.ReportLoadRequest
+	(*ReportLoadResponse)(nil),        // 15: pilaster.v1.ReportLoadResponse
+	(*ResolveRequest)(nil),            // 16: pilaster.v1.ResolveRequest
+	(*ResolveResponse)(nil),           // 17: pilaster.v1.ResolveResponse
+	(*FollowRequest)(nil),             // 18: pilaster.v1.FollowRequest
+	(*Subscriptions)(nil),             // 19: pilaster.v1.Subscriptions
+	(*FollowResponse)(nil),            // 20: pilaster.v1.FollowResponse
+	(*Refusals)(nil),                  // 21: pilaster.v1.Refusals
+	(*Snapshot)(nil),                  // 22: pilaster.v1.Snapshot
+	(*Delta)(nil),                     // 23: pilaster.v1.Delta
+	(*Heartbeat)(nil),                 // 24: pilaster.v1.Heartbeat
+	(*ExportRegionRequest)(nil),       // 25: pilaster.v1.ExportRegionRequest
+	(*ExportRegionResponse)(nil),      // 26: pilaster.v1.ExportRegionResponse
+	(*ImportRegionRequest)(nil),       // 27: pilaster.v1.ImportRegionRequest
+	(*ImportRegionResponse)(nil),      // 28: pilaster.v1.ImportRegionResponse
+	(*ListRegionsRequest)(nil),        // 29: pilaster.v1.ListRegionsRequest
+	(*ListRegionsResponse)(nil),       // 30: pilaster.v1.ListRegionsResponse
+	(*DeleteRegionRequest)(nil),       // 31: pilaster.v1.DeleteRegionRequest
+	(*DeleteRegionResponse)(nil),      // 32: pilaster.v1.DeleteRegionResponse
+	(*GetTokenRequest)(nil),           // 33: pilaster.v1.GetTokenRequest
+	(*GetTokenResponse)(nil),          // 34: pilaster.v1.GetTokenResponse
+	(*RotateTokenRequest)(nil),        // 35: pilaster.v1.RotateTokenRequest
+	(*RotateTokenResponse)(nil),       // 36: pilaster.v1.RotateTokenResponse
+	(*CreateTenantRequest)(nil),       // 37: pilaster.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),      // 38: pilaster.v1.CreateTenantResponse
+	(*GetTenantRequest)(nil),          // 39: pilaster.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),         // 40: pilaster.v1.GetTenantResponse
+	(*ListTenantsRequest)(nil),        // 41: pilaster.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),       // 42: pilaster.v1.ListTenantsResponse
+	(*MigrateTenantRequest)(nil),      // 43: pilaster.v1.MigrateTenantRequest
+	(*MigrateTenantResponse)(nil),     // 44: pilaster.v1.MigrateTenantResponse
+	(*DeleteTenantRequest)(nil),       // 45: pilaster.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),      // 46: pilaster.v1.DeleteTenantResponse
+	(*RotateKeyRequest)(nil),          // 47: pilaster.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),         // 48: pilaster.v1.RotateKeyResponse
+	(*CreateServiceRequest)(nil),      // 49: pilaster.v1.CreateServiceRequest
+	(*CreateServiceResponse)(nil),     // 50: pilaster.v1.CreateServiceResponse
+	(*ListServicesRequest)(nil),       // 51: pilaster.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 52: pilaster.v1.ListServicesResponse
+	(*DeleteServiceRequest)(nil),      // 53: pilaster.v1.DeleteServiceRequest
+	(*DeleteServiceResponse)(nil),     // 54: pilaster.v1.DeleteServiceResponse
+	(*CreatePublicationRequest)(nil),  // 55: pilaster.v1.CreatePublicationRequest
+	(*CreatePublicationResponse)(nil), // 56: pilaster.v1.CreatePublicationResponse
+	(*ListPublicationsRequest)(nil),   // 57: pilaster.v1.ListPublicationsRequest
+	(*ListPublicationsResponse)(nil),  // 58: pilaster.v1.ListPublicationsResponse
+	(*DeletePublicationRequest)(nil),  // 59: pilaster.v1.DeletePublicationRequest
+	(*DeletePublicationResponse)(nil), // 60: pilaster.v1.DeletePublicationResponse
+	(*StartOffloadRequest)(nil),       // 61: pilaster.v1.StartOffloadRequest
+	(*StartOffloadResponse)(nil),      // 62: pilaster.v1.StartOffloadResponse
+	(*ListOffloadsRequest)(nil),       // 63: pilaster.v1.ListOffloadsRequest
+	(*ListOffloadsResponse)(nil),      // 64: pilaster.v1.ListOffloadsResponse
+	(*SetOffloadAutoRequest)(nil),     // 65: pilaster.v1.SetOffloadAutoRequest
+	(*SetOffloadAutoResponse)(nil),    // 66: pilaster.v1.SetOffloadAutoResponse
+	(*StopOffloadRequest)(nil),        // 67: pilaster.v1.StopOffloadRequest
+	(*StopOffloadResponse)(nil),       // 68: pilaster.v1.StopOffloadResponse
+	(*OffloadStatus)(nil),             // 69: pilaster.v1.OffloadStatus
+	(*AwaitedNode)(nil),               // 70: pilaster.v1.AwaitedNode
+	(*ApplyPoliciesRequest)(nil),      // 71: pilaster.v1.ApplyPoliciesRequest
+	(*ApplyPoliciesResponse)(nil),     // 72: pilaster.v1.ApplyPoliciesResponse
+	(*AppliedPolicy)(nil),             // 73: pilaster.v1.AppliedPolicy
+	(*ListPoliciesRequest)(nil),       // 74: pilaster.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 75: pilaster.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),          // 76: pilaster.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),         // 77: pilaster.v1.GetPolicyResponse
+	(*DeletePoliciesRequest)(nil),     // 78: pilaster.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),    // 79: pilaster.v1.DeletePoliciesResponse
+	(*GetNodeRequest)(nil),            // 80: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),           // 81: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),          // 82: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 83: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),         // 84: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),        // 85: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),      // 86: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil),     // 87: pilaster.v1.ClusterStatusResponse
+	nil,                               // 88: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Mapping)(nil),                   // 89: pilaster.v1.Mapping
+	(*Tenant)(nil),                    // 90: pilaster.v1.Tenant
+	(*App)(nil),                       // 91: pilaster.v1.App
+	(*Node)(nil),                      // 92: pilaster.v1.Node
+	(*Plan)(nil),                      // 93: pilaster.v1.Plan
+	(*NodeLoad)(nil),                  // 94: pilaster.v1.NodeLoad
+	(*Hosting)(nil),                   // 95: pilaster.v1.Hosting
+	(*Policy)(nil),                    // 96: pilaster.v1.Policy
+	(*Override)(nil),                  // 97: pilaster.v1.Override
+	(*Region)(nil),                    // 98: pilaster.v1.Region
+	(Addressing)(0),                   // 99: pilaster.v1.Addressing
+	(*Overlay)(nil),                   // 100: pilaster.v1.Overlay
+	(*Service)(nil),                   // 101: pilaster.v1.Service
+	(*Publication)(nil),               // 102: pilaster.v1.Publication
+	(*Offload)(nil),                   // 103: pilaster.v1.Offload
+	(*timestamppb.Timestamp)(nil),     // 104: google.protobuf.Timestamp
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
-	85,  // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
-	85,  // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
+	89,  // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
+	89,  // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
 	12,  // 2: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	86,  // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	87,  // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	85,  // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
-	88,  // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	89,  // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	84,  // 8: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	86,  // 9: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	87,  // 10: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	90,  // 11: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
-	17,  // 12: pilaster.v1.FollowRequest.subscribe:type_name -> pilaster.v1.Subscriptions
-	17,  // 13: pilaster.v1.FollowRequest.unsubscribe:type_name -> pilaster.v1.Subscriptions
-	20,  // 14: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
-	21,  // 15: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
-	22,  // 16: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
-	19,  // 17: pilaster.v1.FollowResponse.refusals:type_name -> pilaster.v1.Refusals
-	88,  // 18: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	86,  // 19: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	87,  // 20: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	91,  // 21: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
-	92,  // 22: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
-	88,  // 23: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	86,  // 24: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	87,  // 25: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	85,  // 26: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
-	85,  // 27: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
-	91,  // 28: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
-	91,  // 29: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
-	92,  // 30: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
-	92,  // 31: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
-	93,  // 32: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
-	93,  // 33: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
-	93,  // 34: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
-	93,  // 35: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
-	93,  // 36: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
-	94,  // 37: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	95,  // 38: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
-	86,  // 39: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	86,  // 40: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	87,  // 41: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	90,  // 42: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	86,  // 43: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	90,  // 44: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
-	94,  // 45: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	86,  // 46: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	86,  // 47: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	96,  // 48: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
-	96,  // 49: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
-	96,  // 50: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
-	97,  // 51: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
-	97,  // 52: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
-	97,  // 53: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
-	65,  // 54: pilaster.v1.StartOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
-	65,  // 55: pilaster.v1.ListOffloadsResponse.offloads:type_name -> pilaster.v1.OffloadStatus
-	65,  // 56: pilaster.v1.StopOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
-	98,  // 57: pilaster.v1.OffloadStatus.offload:type_name -> pilaster.v1.Offload
-	66,  // 58: pilaster.v1.OffloadStatus.awaited:type_name -> pilaster.v1.AwaitedNode
-	69,  // 59: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
-	91,  // 60: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
-	0,   // 61: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
-	91,  // 62: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	90,  // 63: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
-	91,  // 64: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
-	91,  // 65: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
-	91,  // 66: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
-	91,  // 67: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	88,  // 68: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	88,  // 69: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	89,  // 70: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	99,  // 71: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	7,   // 72: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	9,   // 73: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	11,  // 74: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	14,  // 75: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	16,  // 76: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	1,   // 77: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	3,   // 78: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	5,   // 79: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	35,  // 80: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	37,  // 81: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	39,  // 82: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	43,  // 83: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	45,  // 84: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	41,  // 85: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	47,  // 86: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
-	49,  // 87: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
-	51,  // 88: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
-	53,  // 89: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
-	55,  // 90: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
-	57,  // 91: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
-	59,  // 92: pilaster.v1.OperatorService.StartOffload:input_type -> pilaster.v1.StartOffloadRequest
-	61,  // 93: pilaster.v1.OperatorService.ListOffloads:input_type -> pilaster.v1.ListOffloadsRequest
-	63,  // 94: pilaster.v1.OperatorService.StopOffload:input_type -> pilaster.v1.StopOffloadRequest
-	67,  // 95: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
-	70,  // 96: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
-	72,  // 97: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
-	74,  // 98: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
-	76,  // 99: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	78,  // 100: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	80,  // 101: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	82,  // 102: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	31,  // 103: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	33,  // 104: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	23,  // 105: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
-	25,  // 106: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
-	27,  // 107: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
-	29,  // 108: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
-	8,   // 109: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	10,  // 110: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	13,  // 111: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	15,  // 112: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	18,  // 113: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	2,   // 114: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	4,   // 115: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	6,   // 116: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	36,  // 117: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	38,  // 118: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	40,  // 119: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	44,  // 120: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	46,  // 121: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	42,  // 122: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	48,  // 123: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
-	50,  // 124: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
-	52,  // 125: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
-	54,  // 126: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
-	56,  // 127: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
-	58,  // 128: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
-	60,  // 129: pilaster.v1.OperatorService.StartOffload:output_type -> pilaster.v1.StartOffloadResponse
-	62,  // 130: pilaster.v1.OperatorService.ListOffloads:output_type -> pilaster.v1.ListOffloadsResponse
-	64,  // 131: pilaster.v1.OperatorService.StopOffload:output_type -> pilaster.v1.StopOffloadResponse
-	68,  // 132: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
-	71,  // 133: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
-	73,  // 134: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
-	75,  // 135: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
-	77,  // 136: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	79,  // 137: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	81,  // 138: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	83,  // 139: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	32,  // 140: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	34,  // 141: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	24,  // 142: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
-	26,  // 143: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
-	28,  // 144: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
-	30,  // 145: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
-	109, // [109:146] is the sub-list for method output_type
-	72,  // [72:109] is the sub-list for method input_type
-	72,  // [72:72] is the sub-list for extension type_name
-	72,  // [72:72] is the sub-list for extension extendee
-	0,   // [0:72] is the sub-list for field type_name
+	90,  // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	91,  // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	89,  // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
+	92,  // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	93,  // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	94,  // 8: pilaster.v1.ReportLoadRequest.load:type_name -> pilaster.v1.NodeLoad
+	88,  // 9: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	90,  // 10: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	91,  // 11: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	95,  // 12: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	19,  // 13: pilaster.v1.FollowRequest.subscribe:type_name -> pilaster.v1.Subscriptions
+	19,  // 14: pilaster.v1.FollowRequest.unsubscribe:type_name -> pilaster.v1.Subscriptions
+	22,  // 15: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
+	23,  // 16: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
+	24,  // 17: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
+	21,  // 18: pilaster.v1.FollowResponse.refusals:type_name -> pilaster.v1.Refusals
+	92,  // 19: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	90,  // 20: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	91,  // 21: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	96,  // 22: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
+	97,  // 23: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
+	92,  // 24: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	90,  // 25: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	91,  // 26: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	89,  // 27: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	89,  // 28: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	96,  // 29: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
+	96,  // 30: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
+	97,  // 31: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
+	97,  // 32: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
+	98,  // 33: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
+	98,  // 34: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
+	98,  // 35: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
+	98,  // 36: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
+	98,  // 37: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
+	99,  // 38: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	100, // 39: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	90,  // 40: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	90,  // 41: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	91,  // 42: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	95,  // 43: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	90,  // 44: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	95,  // 45: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
+	99,  // 46: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	90,  // 47: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	90,  // 48: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	101, // 49: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
+	101, // 50: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
+	101, // 51: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
+	102, // 52: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
+	102, // 53: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
+	102, // 54: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
+	69,  // 55: pilaster.v1.StartOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
+	69,  // 56: pilaster.v1.ListOffloadsResponse.offloads:type_name -> pilaster.v1.OffloadStatus
+	69,  // 57: pilaster.v1.StopOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
+	103, // 58: pilaster.v1.OffloadStatus.offload:type_name -> pilaster.v1.Offload
+	70,  // 59: pilaster.v1.OffloadStatus.awaited:type_name -> pilaster.v1.AwaitedNode
+	73,  // 60: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
+	96,  // 61: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
+	0,   // 62: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
+	96,  // 63: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	95,  // 64: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
+	96,  // 65: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
+	96,  // 66: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
+	96,  // 67: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
+	96,  // 68: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	92,  // 69: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	92,  // 70: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	93,  // 71: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	104, // 72: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	7,   // 73: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	9,   // 74: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	11,  // 75: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	16,  // 76: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	14,  // 77: pilaster.v1.NodeService.ReportLoad:input_type -> pilaster.v1.ReportLoadRequest
+	18,  // 78: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	1,   // 79: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	3,   // 80: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	5,   // 81: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	37,  // 82: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	39,  // 83: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	41,  // 84: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	45,  // 85: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	47,  // 86: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	43,  // 87: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
+	49,  // 88: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
+	51,  // 89: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
+	53,  // 90: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
+	55,  // 91: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
+	57,  // 92: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
+	59,  // 93: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
+	61,  // 94: pilaster.v1.OperatorService.StartOffload:input_type -> pilaster.v1.StartOffloadRequest
+	63,  // 95: pilaster.v1.OperatorService.ListOffloads:input_type -> pilaster.v1.ListOffloadsRequest
+	67,  // 96: pilaster.v1.OperatorService.StopOffload:input_type -> pilaster.v1.StopOffloadRequest
+	65,  // 97: pilaster.v1.OperatorService.SetOffloadAuto:input_type -> pilaster.v1.SetOffloadAutoRequest
+	71,  // 98: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
+	74,  // 99: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
+	76,  // 100: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
+	78,  // 101: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
+	80,  // 102: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	82,  // 103: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	84,  // 104: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	86,  // 105: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	33,  // 106: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	35,  // 107: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	25,  // 108: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	27,  // 109: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	29,  // 110: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	31,  // 111: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	8,   // 112: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	10,  // 113: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	13,  // 114: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	17,  // 115: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	15,  // 116: pilaster.v1.NodeService.ReportLoad:output_type -> pilaster.v1.ReportLoadResponse
+	20,  // 117: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	2,   // 118: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	4,   // 119: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	6,   // 120: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	38,  // 121: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	40,  // 122: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	42,  // 123: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	46,  // 124: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	48,  // 125: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	44,  // 126: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	50,  // 127: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
+	52,  // 128: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
+	54,  // 129: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	56,  // 130: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
+	58,  // 131: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
+	60,  // 132: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
+	62,  // 133: pilaster.v1.OperatorService.StartOffload:output_type -> pilaster.v1.StartOffloadResponse
+	64,  // 134: pilaster.v1.OperatorService.ListOffloads:output_type -> pilaster.v1.ListOffloadsResponse
+	68,  // 135: pilaster.v1.OperatorService.StopOffload:output_type -> pilaster.v1.StopOffloadResponse
+	66,  // 136: pilaster.v1.OperatorService.SetOffloadAuto:output_type -> pilaster.v1.SetOffloadAutoResponse
+	72,  // 137: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
+	75,  // 138: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
+	77,  // 139: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
+	79,  // 140: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
+	81,  // 141: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	83,  // 142: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	85,  // 143: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	87,  // 144: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	34,  // 145: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	36,  // 146: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	26,  // 147: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	28,  // 148: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	30,  // 149: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	32,  // 150: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	112, // [112:151] is the sub-list for method output_type
+	73,  // [73:112] is the sub-list for method input_type
+	73,  // [73:73] is the sub-list for extension type_name
+	73,  // [73:73] is the sub-list for extension extendee
+	0,   // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -5321,7 +5582,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 		return
 	}
 	file_pilaster_v1_cluster_proto_init()
-	file_pilaster_v1_orchestrator_proto_msgTypes[17].OneofWrappers = []any{
+	file_pilaster_v1_orchestrator_proto_msgTypes[19].OneofWrappers = []any{
 		(*FollowResponse_Snapshot)(nil),
 		(*FollowResponse_Delta)(nil),
 		(*FollowResponse_Heartbeat)(nil),
@@ -5332,7 +5593,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   84,
+			NumMessages:   88,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -3,6 +3,7 @@ package rpc
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 
 	"connectrpc.com/connect"
@@ -128,4 +129,18 @@ func (s *OperatorService) offloadStatus(name string, o *pilasterv1.Offload) *pil
 	}
 	is.LostFrontends = hosting[o.Node].GetLostFrontends()
 	return is
+}
+
+// ReportLoad is not implemented yet.
+func (s *NodeService) ReportLoad(
+	context.Context, *connect.Request[pilasterv1.ReportLoadRequest],
+) (*connect.Response[pilasterv1.ReportLoadResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("loads are not recorded yet"))
+}
+
+// SetOffloadAuto is not implemented yet.
+func (s *OperatorService) SetOffloadAuto(
+	context.Context, *connect.Request[pilasterv1.SetOffloadAutoRequest],
+) (*connect.Response[pilasterv1.SetOffloadAutoResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("automatic offloads do not exist yet"))
 }

@@ -43,6 +43,8 @@ const (
 	NodeServiceRegisterProcedure = "/pilaster.v1.NodeService/Register"
 	// NodeServiceResolveProcedure is the fully-qualified name of the NodeService's Resolve RPC.
 	NodeServiceResolveProcedure = "/pilaster.v1.NodeService/Resolve"
+	// NodeServiceReportLoadProcedure is the fully-qualified name of the NodeService's ReportLoad RPC.
+	NodeServiceReportLoadProcedure = "/pilaster.v1.NodeService/ReportLoad"
 	// NodeServiceFollowProcedure is the fully-qualified name of the NodeService's Follow RPC.
 	NodeServiceFollowProcedure = "/pilaster.v1.NodeService/Follow"
 	// NodeServiceAllocateProcedure is the fully-qualified name of the NodeService's Allocate RPC.
@@ -97,6 +99,9 @@ const (
 	// OperatorServiceStopOffloadProcedure is the fully-qualified name of the OperatorService's
 	// StopOffload RPC.
 	OperatorServiceStopOffloadProcedure = "/pilaster.v1.OperatorService/StopOffload"
+	// OperatorServiceSetOffloadAutoProcedure is the fully-qualified name of the OperatorService's
+	// SetOffloadAuto RPC.
+	OperatorServiceSetOffloadAutoProcedure = "/pilaster.v1.OperatorService/SetOffloadAuto"
 	// OperatorServiceApplyPoliciesProcedure is the fully-qualified name of the OperatorService's
 	// ApplyPolicies RPC.
 	OperatorServiceApplyPoliciesProcedure = "/pilaster.v1.OperatorService/ApplyPolicies"
@@ -150,6 +155,8 @@ type NodeServiceClient interface {
 	Register(context.Context, *connect.Request[v1.RegisterRequest]) (*connect.Response[v1.RegisterResponse], error)
 	// Resolve returns a tenant and the app of a label set; it creates the app if it is new.
 	Resolve(context.Context, *connect.Request[v1.ResolveRequest]) (*connect.Response[v1.ResolveResponse], error)
+	// ReportLoad reports the node's packet load for offloads, and returns when the next report is due.
+	ReportLoad(context.Context, *connect.Request[v1.ReportLoadRequest]) (*connect.Response[v1.ReportLoadResponse], error)
 	// Follow streams the node's own record and the tenants that it hosts or needs for transit (Node.carries), nothing
 	// else.
 	Follow(context.Context) *connect.BidiStreamForClient[v1.FollowRequest, v1.FollowResponse]
@@ -200,6 +207,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("Resolve")),
 			connect.WithClientOptions(opts...),
 		),
+		reportLoad: connect.NewClient[v1.ReportLoadRequest, v1.ReportLoadResponse](
+			httpClient,
+			baseURL+NodeServiceReportLoadProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("ReportLoad")),
+			connect.WithClientOptions(opts...),
+		),
 		follow: connect.NewClient[v1.FollowRequest, v1.FollowResponse](
 			httpClient,
 			baseURL+NodeServiceFollowProcedure,
@@ -233,6 +246,7 @@ type nodeServiceClient struct {
 	renew        *connect.Client[v1.RenewRequest, v1.RenewResponse]
 	register     *connect.Client[v1.RegisterRequest, v1.RegisterResponse]
 	resolve      *connect.Client[v1.ResolveRequest, v1.ResolveResponse]
+	reportLoad   *connect.Client[v1.ReportLoadRequest, v1.ReportLoadResponse]
 	follow       *connect.Client[v1.FollowRequest, v1.FollowResponse]
 	allocate     *connect.Client[v1.AllocateRequest, v1.AllocateResponse]
 	free         *connect.Client[v1.FreeRequest, v1.FreeResponse]
@@ -257,6 +271,11 @@ func (c *nodeServiceClient) Register(ctx context.Context, req *connect.Request[v
 // Resolve calls pilaster.v1.NodeService.Resolve.
 func (c *nodeServiceClient) Resolve(ctx context.Context, req *connect.Request[v1.ResolveRequest]) (*connect.Response[v1.ResolveResponse], error) {
 	return c.resolve.CallUnary(ctx, req)
+}
+
+// ReportLoad calls pilaster.v1.NodeService.ReportLoad.
+func (c *nodeServiceClient) ReportLoad(ctx context.Context, req *connect.Request[v1.ReportLoadRequest]) (*connect.Response[v1.ReportLoadResponse], error) {
+	return c.reportLoad.CallUnary(ctx, req)
 }
 
 // Follow calls pilaster.v1.NodeService.Follow.
@@ -289,6 +308,8 @@ type NodeServiceHandler interface {
 	Register(context.Context, *connect.Request[v1.RegisterRequest]) (*connect.Response[v1.RegisterResponse], error)
 	// Resolve returns a tenant and the app of a label set; it creates the app if it is new.
 	Resolve(context.Context, *connect.Request[v1.ResolveRequest]) (*connect.Response[v1.ResolveResponse], error)
+	// ReportLoad reports the node's packet load for offloads, and returns when the next report is due.
+	ReportLoad(context.Context, *connect.Request[v1.ReportLoadRequest]) (*connect.Response[v1.ReportLoadResponse], error)
 	// Follow streams the node's own record and the tenants that it hosts or needs for transit (Node.carries), nothing
 	// else.
 	Follow(context.Context, *connect.BidiStream[v1.FollowRequest, v1.FollowResponse]) error
@@ -335,6 +356,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("Resolve")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceReportLoadHandler := connect.NewUnaryHandler(
+		NodeServiceReportLoadProcedure,
+		svc.ReportLoad,
+		connect.WithSchema(nodeServiceMethods.ByName("ReportLoad")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceFollowHandler := connect.NewBidiStreamHandler(
 		NodeServiceFollowProcedure,
 		svc.Follow,
@@ -369,6 +396,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceRegisterHandler.ServeHTTP(w, r)
 		case NodeServiceResolveProcedure:
 			nodeServiceResolveHandler.ServeHTTP(w, r)
+		case NodeServiceReportLoadProcedure:
+			nodeServiceReportLoadHandler.ServeHTTP(w, r)
 		case NodeServiceFollowProcedure:
 			nodeServiceFollowHandler.ServeHTTP(w, r)
 		case NodeServiceAllocateProcedure:
@@ -400,6 +429,10 @@ func (UnimplementedNodeServiceHandler) Register(context.Context, *connect.Reques
 
 func (UnimplementedNodeServiceHandler) Resolve(context.Context, *connect.Request[v1.ResolveRequest]) (*connect.Response[v1.ResolveResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.NodeService.Resolve is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) ReportLoad(context.Context, *connect.Request[v1.ReportLoadRequest]) (*connect.Response[v1.ReportLoadResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.NodeService.ReportLoad is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) Follow(context.Context, *connect.BidiStream[v1.FollowRequest, v1.FollowResponse]) error {
@@ -446,6 +479,8 @@ type OperatorServiceClient interface {
 	ListOffloads(context.Context, *connect.Request[v1.ListOffloadsRequest]) (*connect.Response[v1.ListOffloadsResponse], error)
 	// StopOffload starts the return of the rules to the node. It may be repeated.
 	StopOffload(context.Context, *connect.Request[v1.StopOffloadRequest]) (*connect.Response[v1.StopOffloadResponse], error)
+	// SetOffloadAuto decides whether offloads start and end by the nodes' load.
+	SetOffloadAuto(context.Context, *connect.Request[v1.SetOffloadAutoRequest]) (*connect.Response[v1.SetOffloadAutoResponse], error)
 	// ApplyPolicies creates or changes policies of a tenant: those of all documents, or none.
 	ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error)
 	ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error)
@@ -569,6 +604,12 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(operatorServiceMethods.ByName("StopOffload")),
 			connect.WithClientOptions(opts...),
 		),
+		setOffloadAuto: connect.NewClient[v1.SetOffloadAutoRequest, v1.SetOffloadAutoResponse](
+			httpClient,
+			baseURL+OperatorServiceSetOffloadAutoProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("SetOffloadAuto")),
+			connect.WithClientOptions(opts...),
+		),
 		applyPolicies: connect.NewClient[v1.ApplyPoliciesRequest, v1.ApplyPoliciesResponse](
 			httpClient,
 			baseURL+OperatorServiceApplyPoliciesProcedure,
@@ -673,6 +714,7 @@ type operatorServiceClient struct {
 	startOffload      *connect.Client[v1.StartOffloadRequest, v1.StartOffloadResponse]
 	listOffloads      *connect.Client[v1.ListOffloadsRequest, v1.ListOffloadsResponse]
 	stopOffload       *connect.Client[v1.StopOffloadRequest, v1.StopOffloadResponse]
+	setOffloadAuto    *connect.Client[v1.SetOffloadAutoRequest, v1.SetOffloadAutoResponse]
 	applyPolicies     *connect.Client[v1.ApplyPoliciesRequest, v1.ApplyPoliciesResponse]
 	listPolicies      *connect.Client[v1.ListPoliciesRequest, v1.ListPoliciesResponse]
 	getPolicy         *connect.Client[v1.GetPolicyRequest, v1.GetPolicyResponse]
@@ -762,6 +804,11 @@ func (c *operatorServiceClient) ListOffloads(ctx context.Context, req *connect.R
 // StopOffload calls pilaster.v1.OperatorService.StopOffload.
 func (c *operatorServiceClient) StopOffload(ctx context.Context, req *connect.Request[v1.StopOffloadRequest]) (*connect.Response[v1.StopOffloadResponse], error) {
 	return c.stopOffload.CallUnary(ctx, req)
+}
+
+// SetOffloadAuto calls pilaster.v1.OperatorService.SetOffloadAuto.
+func (c *operatorServiceClient) SetOffloadAuto(ctx context.Context, req *connect.Request[v1.SetOffloadAutoRequest]) (*connect.Response[v1.SetOffloadAutoResponse], error) {
+	return c.setOffloadAuto.CallUnary(ctx, req)
 }
 
 // ApplyPolicies calls pilaster.v1.OperatorService.ApplyPolicies.
@@ -862,6 +909,8 @@ type OperatorServiceHandler interface {
 	ListOffloads(context.Context, *connect.Request[v1.ListOffloadsRequest]) (*connect.Response[v1.ListOffloadsResponse], error)
 	// StopOffload starts the return of the rules to the node. It may be repeated.
 	StopOffload(context.Context, *connect.Request[v1.StopOffloadRequest]) (*connect.Response[v1.StopOffloadResponse], error)
+	// SetOffloadAuto decides whether offloads start and end by the nodes' load.
+	SetOffloadAuto(context.Context, *connect.Request[v1.SetOffloadAutoRequest]) (*connect.Response[v1.SetOffloadAutoResponse], error)
 	// ApplyPolicies creates or changes policies of a tenant: those of all documents, or none.
 	ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error)
 	ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error)
@@ -981,6 +1030,12 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		connect.WithSchema(operatorServiceMethods.ByName("StopOffload")),
 		connect.WithHandlerOptions(opts...),
 	)
+	operatorServiceSetOffloadAutoHandler := connect.NewUnaryHandler(
+		OperatorServiceSetOffloadAutoProcedure,
+		svc.SetOffloadAuto,
+		connect.WithSchema(operatorServiceMethods.ByName("SetOffloadAuto")),
+		connect.WithHandlerOptions(opts...),
+	)
 	operatorServiceApplyPoliciesHandler := connect.NewUnaryHandler(
 		OperatorServiceApplyPoliciesProcedure,
 		svc.ApplyPolicies,
@@ -1097,6 +1152,8 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServiceListOffloadsHandler.ServeHTTP(w, r)
 		case OperatorServiceStopOffloadProcedure:
 			operatorServiceStopOffloadHandler.ServeHTTP(w, r)
+		case OperatorServiceSetOffloadAutoProcedure:
+			operatorServiceSetOffloadAutoHandler.ServeHTTP(w, r)
 		case OperatorServiceApplyPoliciesProcedure:
 			operatorServiceApplyPoliciesHandler.ServeHTTP(w, r)
 		case OperatorServiceListPoliciesProcedure:
@@ -1192,6 +1249,10 @@ func (UnimplementedOperatorServiceHandler) ListOffloads(context.Context, *connec
 
 func (UnimplementedOperatorServiceHandler) StopOffload(context.Context, *connect.Request[v1.StopOffloadRequest]) (*connect.Response[v1.StopOffloadResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.StopOffload is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) SetOffloadAuto(context.Context, *connect.Request[v1.SetOffloadAutoRequest]) (*connect.Response[v1.SetOffloadAutoResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.SetOffloadAuto is not implemented"))
 }
 
 func (UnimplementedOperatorServiceHandler) ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error) {
