@@ -59,6 +59,7 @@ type probed struct {
 type sight struct {
 	tenant, node string
 	sent         time.Time // the last probe; zero before the first one
+	due          bool      // the last probe should be answered
 	answered     time.Time // the last answer; zero before the first one
 	missed       int       // probes in a row
 	round        uint64
@@ -144,10 +145,10 @@ func (p *Prober) probeOne(role agent.Role, f tenant.Frontend) (*sight, error) {
 	ago, ok, err := p.path.ProbeAnswered(role.ID, f.Prefix)
 	if at := time.Now().Add(-ago); ok && !s.sent.IsZero() && !at.Before(s.sent) {
 		s.answered, s.missed = at, 0
-	} else if !s.sent.IsZero() && (!s.answered.IsZero() || role.Phase.Fronted() && !f.Draining) {
+	} else if s.due {
 		s.missed++
 	}
-	s.sent = time.Now()
+	s.sent, s.due = time.Now(), !s.answered.IsZero() || role.Phase.Fronted() && !f.Draining
 	offload := pipeline.Offload{ID: role.ID, VNI: pipeline.VNI(role.TenantID), Epoch: role.Epoch}
 	if failed := p.path.Probe(offload, f.Prefix); failed != nil {
 		err = failed

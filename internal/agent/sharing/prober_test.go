@@ -150,8 +150,8 @@ func TestProber(t *testing.T) {
 		begin(b, role(tenant.OffloadPreparing, first, loading))
 		after(time.Minute)
 		begin(b, role(tenant.OffloadDual, first, loading))
-		after(250 * time.Millisecond)
-		after(time.Second, "f1") // packets are sent to it
+		after(390 * time.Millisecond) // the probe before was sent too early
+		after(time.Second, "f1")      // packets are sent to it
 		delete(b.silent, node(2))
 		after(time.Second, "f1")
 		b.silent[node(2)] = true
