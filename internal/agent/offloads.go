@@ -9,6 +9,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -55,6 +56,19 @@ func (c *Core) OffloadsChanged() <-chan struct{} { return c.offloadsChanged }
 
 // SetLostFrontends reports to the orchestrator which frontends of a tenant's offload do not answer this node's probes.
 func (c *Core) SetLostFrontends(name string, nodes []string) { c.tenants.setLostFrontends(name, nodes) }
+
+// RuleTable returns how full the fullest table of rules is.
+func (c *Core) RuleTable() (fullest dpapi.Entries) {
+	for _, e := range c.driver.PolicyEntries() {
+		if fullest.Table == "" || e.Used > fullest.Used {
+			fullest = e
+		}
+	}
+	return fullest
+}
+
+// RulesOf returns how many entries of the fullest table a tenant's policies need on a node that looks them up.
+func (c *Core) RulesOf(name string) int { return c.policies.View()[name].Rules }
 
 // frontedApp returns the app of a container whose rules this node looks up as a frontend, and the tenant's id.
 func (c *Core) frontedApp(name string, a netip.Addr) (address.AppID, address.TenantID, bool) {
