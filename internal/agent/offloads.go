@@ -83,6 +83,31 @@ func (c *Core) frontedApp(name string, a netip.Addr) (address.AppID, address.Ten
 	return 0, 0, false
 }
 
+// Fronted returns the offload for which this node looks up the rules of a connection, and its tenant.
+func (c *Core) Fronted(of Connection) (tenant.Tenant, tenant.Offload, bool) {
+	for _, end := range []netip.Addr{of.Destination, of.Source} {
+		for _, k := range c.tenants.All() {
+			for _, o := range k.Tenant.Offloads {
+				has := slices.ContainsFunc(o.Endpoints, func(e tenant.OffloadedEndpoint) bool { return e.Address == end })
+				if has && o.HasFrontend(c.tenants.node) && (of.Tenant == "" || of.Tenant == k.Tenant.Name) {
+					return k.Tenant, o, true
+				}
+			}
+		}
+	}
+	return tenant.Tenant{}, tenant.Offload{}, false
+}
+
+// OffloadOf returns an offload of a tenant by its id.
+func (c *Core) OffloadOf(name string, id uint32) (tenant.Offload, bool) {
+	known, _, _ := c.tenants.Get(name)
+	i := slices.IndexFunc(known.Tenant.Offloads, func(o tenant.Offload) bool { return o.ID == id })
+	if i < 0 {
+		return tenant.Offload{}, false
+	}
+	return known.Tenant.Offloads[i], true
+}
+
 // errOffloaded says who looks up the rules of a tenant for this node's containers.
 func (c *Core) errOffloaded(name string) error {
 	known, _, _ := c.tenants.Get(name)

@@ -126,7 +126,7 @@ func (b *bed) start() {
 	b.Helper()
 	b.retry(func() error {
 		_, err := b.Operator().StartOffload(b.ctx, connect.NewRequest(&pilasterv1.StartOffloadRequest{
-			Tenant: "green", Node: "n1", Count: 4,
+			Tenant: "green", Node: "n1", Count: 4, Force: true,
 		}))
 		if err != nil && strings.Contains(err.Error(), "offloaded already") {
 			return nil // the answer was lost

@@ -419,6 +419,7 @@ func (d *daemon) serveTraces(core *agent.Core, m state.Membership, networks map[
 		return
 	}
 	c := trace.Config{Core: core, Path: path, Plan: m.Plan, Prefix: m.Prefix, Node: d.node.Name()}
+	c.Revision = func() int64 { return d.link.Status().Revision }
 	c.Pipelines = map[string]trace.Pipeline{}
 	for name, n := range networks {
 		if p, ok := n.(interface {

@@ -400,7 +400,7 @@ type PilasterRoute struct {
 	Bits    uint32
 	Port    uint32
 	Ifindex uint32
-	Outside uint32
+	Flags   uint32
 	Vtep    PilasterAddr
 }
 
