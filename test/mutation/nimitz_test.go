@@ -68,6 +68,13 @@ func nimitz() []mutation {
 			cases: both("a late packet, TCP"),
 		},
 		{
+			name:  "a relay does not return to a frontend",
+			old:   " && (j->from != PORT_VXLAN || j->remote_edge))\n\t\t\tchoose_frontend",
+			new:   ")\n\t\t\tchoose_frontend",
+			test:  "TestFrontendsMoved",
+			cases: []string{"to the backend"},
+		},
+		{
 			name:  "senders",
 			old:   "return REASON_SRC_NOT_OWN;",
 			new:   "return REASON_NO_ENDPOINT;",
@@ -143,15 +150,15 @@ func nimitz() []mutation {
 		},
 		{
 			name:  "transit packets",
-			old:   "in_base(&r->vtep) == !j->remote_edge)",
-			new:   "!in_base(&r->vtep) && j->remote_edge)",
+			old:   "in_base(&r->vtep) == !j->remote_edge",
+			new:   "!in_base(&r->vtep) && j->remote_edge",
 			test:  packets,
 			cases: both("a node passes nothing on"),
 		},
 		{
 			name:  "transit between other nodes",
-			old:   "in_base(&r->vtep) == !j->remote_edge)",
-			new:   "in_base(&r->vtep) && !j->remote_edge)",
+			old:   "in_base(&r->vtep) == !j->remote_edge",
+			new:   "in_base(&r->vtep) && !j->remote_edge",
 			test:  packets,
 			cases: both("from abroad to abroad", "from abroad and back"),
 		},
