@@ -50,8 +50,7 @@ func TestFrontendsMoved(t *testing.T) {
 	tell(ofFront1, moved, ofSender, 0, true)
 	reach("all know", near, moved)
 
-	// To the backend: the sender's node is late, which has had the container, and a frontend that does not know yet that
-	// the container has moved.
+	// To the backend: the sender's node has had the container, and one frontend does not know yet that it has moved.
 	far := w.add(t, ofSender, 3)
 	tell(ofSender, hot, ofBackend, frontOffload, true)
 	tell(ofFront2, hot, ofSender, 0, true)
@@ -67,7 +66,4 @@ func TestFrontendsMoved(t *testing.T) {
 		must(t, w.switches[i].Apply(t.Context(), nil, other))
 	}
 	reach("of another offload", far, hot)
-	for i, n := range w.nodes {
-		t.Logf("node %d sent %v, dropped %v", i, w.sent(t, i), n.drops(t))
-	}
 }
