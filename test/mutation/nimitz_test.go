@@ -61,11 +61,13 @@ func nimitz() []mutation {
 			cases: []string{"to another address of this node"},
 		},
 		{
-			name:  "containers that have moved",
-			old:   " && !(r->flags & ROUTE_RELAYS)",
-			new:   " && true",
-			test:  "TestNimitzMoved",
-			cases: both("a late packet, TCP"),
+			name: "containers that have moved",
+			old:  " && !(r->flags & ROUTE_RELAYS)",
+			new:  " && true",
+			test: "TestNimitzMoved",
+			cases: both("a late packet, TCP", "a late packet, UDP", "a late packet, UDP without a checksum",
+				"a late packet, ICMP", "a late packet, another protocol", "a late packet, a first fragment",
+				"a late packet, a later fragment", "the last hop of a late packet"),
 		},
 		{
 			name:  "a relay does not return to a frontend",
