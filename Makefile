@@ -279,11 +279,13 @@ offload: export OFFLOAD_KILLS           := $(or $(KILLS),50)
 offload: export OFFLOAD_RULES           := 1000
 offload: export OFFLOAD_CONNECTIONS     := 2000
 offload: export PILASTER_TEST_PACKETS   := $(or $(PACKETS),1000000)
-offload: ## load sharing: ACTIVATIONS=200, KILLS=50, and PACKETS=1000000 with and without frontends
+offload: export PILASTER_POLICIES_LONG  := 1
+offload: ## load sharing: ACTIVATIONS=200, KILLS=50, PACKETS=1000000 with and without frontends, all cases of cyclonus by frontends
 	@$(as_root)
 	@$(MAKE) build
 	$(call suite,ACTIVATIONS=$(OFFLOAD_ACTIVATIONS) KILLS=$(OFFLOAD_KILLS) PACKETS=$(PILASTER_TEST_PACKETS)) bash -ec \
-	    '$(go_test) -timeout 0 ./test/offload; $(go_test) -timeout 0 -run "^TestFrontend" ./internal/datapath'
+	    '$(go_test) -timeout 0 ./test/offload; $(go_test) -timeout 0 -run "^TestFrontend" ./internal/datapath; \
+	    $(go_test) -timeout 30m -run "^TestPacketsAgainstCyclonus$$/^nimitz-offloaded$$" ./test/policies'
 
 budget: export PILASTER_BUDGET := write
 budget: ## measure the limits of each program for the verifier, here and on Linux 6.12: internal/datapath/budget.json

@@ -135,7 +135,7 @@ func (b *bed) await(phase pilasterv1.OffloadPhase) time.Duration {
 // start starts the offload until an orchestrator has accepted that. It chooses 4 frontends unless there are some.
 func (b *bed) start(frontends ...string) {
 	b.Helper()
-	request := &pilasterv1.StartOffloadRequest{Tenant: "green", Node: "n1", Frontends: frontends}
+	request := &pilasterv1.StartOffloadRequest{Tenant: "green", Node: "n1", Frontends: frontends, Force: true}
 	if len(frontends) == 0 {
 		request.Count = 4
 	}

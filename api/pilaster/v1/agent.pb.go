@@ -2858,6 +2858,7 @@ func (x *WhyRequest) GetPeerApp() uint32 {
 type WhyResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reasons       []*Reason              `protobuf:"bytes,1,rep,name=reasons,proto3" json:"reasons,omitempty"`
+	Pre           *PreActions            `protobuf:"bytes,2,opt,name=pre,proto3" json:"pre,omitempty"` // set if this node answers as a frontend
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2899,6 +2900,82 @@ func (x *WhyResponse) GetReasons() []*Reason {
 	return nil
 }
 
+func (x *WhyResponse) GetPre() *PreActions {
+	if x != nil {
+		return x.Pre
+	}
+	return nil
+}
+
+// PreActions is what a frontend says to the backend about a connection.
+type PreActions struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Frontend      string                 `protobuf:"bytes,1,opt,name=frontend,proto3" json:"frontend,omitempty"`  // node
+	Backend       string                 `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`    // node
+	Revision      int64                  `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"` // the frontend has all policies up to this revision of the store
+	Denied        []string               `protobuf:"bytes,4,rep,name=denied,proto3" json:"denied,omitempty"`      // directions: egress, ingress
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreActions) Reset() {
+	*x = PreActions{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreActions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreActions) ProtoMessage() {}
+
+func (x *PreActions) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreActions.ProtoReflect.Descriptor instead.
+func (*PreActions) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *PreActions) GetFrontend() string {
+	if x != nil {
+		return x.Frontend
+	}
+	return ""
+}
+
+func (x *PreActions) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *PreActions) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *PreActions) GetDenied() []string {
+	if x != nil {
+		return x.Denied
+	}
+	return nil
+}
+
 // Reason is the verdict of the policies at one end of a connection.
 type Reason struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2919,7 +2996,7 @@ type Reason struct {
 
 func (x *Reason) Reset() {
 	*x = Reason{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2931,7 +3008,7 @@ func (x *Reason) String() string {
 func (*Reason) ProtoMessage() {}
 
 func (x *Reason) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2944,7 +3021,7 @@ func (x *Reason) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reason.ProtoReflect.Descriptor instead.
 func (*Reason) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Reason) GetDirection() string {
@@ -3035,7 +3112,7 @@ type RuleName struct {
 
 func (x *RuleName) Reset() {
 	*x = RuleName{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3124,7 @@ func (x *RuleName) String() string {
 func (*RuleName) ProtoMessage() {}
 
 func (x *RuleName) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3137,7 @@ func (x *RuleName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleName.ProtoReflect.Descriptor instead.
 func (*RuleName) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RuleName) GetPolicy() string {
@@ -3092,13 +3169,14 @@ type TraceRequest struct {
 	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`                      // of the destination; 0 if the protocol has no ports
 	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                   // on network nimitz, if several tenants on this node have the addresses
 	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"` // on network nimitz: of the end that is not on this node
+	Pre           *PreActions            `protobuf:"bytes,7,opt,name=pre,proto3" json:"pre,omitempty"`                         // of the frontend from which the packet comes to this backend
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3110,7 +3188,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3123,7 +3201,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TraceRequest) GetSource() string {
@@ -3168,6 +3246,13 @@ func (x *TraceRequest) GetPeerApp() uint32 {
 	return 0
 }
 
+func (x *TraceRequest) GetPre() *PreActions {
+	if x != nil {
+		return x.Pre
+	}
+	return nil
+}
+
 type TraceResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -3180,14 +3265,16 @@ type TraceResponse struct {
 	Next          string                 `protobuf:"bytes,8,opt,name=next,proto3" json:"next,omitempty"`       // /64 of the node with the other part of the way; empty if there is none
 	Sources       []string               `protobuf:"bytes,9,rep,name=sources,proto3" json:"sources,omitempty"` // all source addresses that the packet has on its way, as far as this node knows
 	Destinations  []string               `protobuf:"bytes,10,rep,name=destinations,proto3" json:"destinations,omitempty"`
-	Vni           uint32                 `protobuf:"varint,11,opt,name=vni,proto3" json:"vni,omitempty"` // on network nimitz: of the tenant, in this node's region
+	Vni           uint32                 `protobuf:"varint,11,opt,name=vni,proto3" json:"vni,omitempty"`            // on network nimitz: of the tenant, in this node's region
+	Pre           *PreActions            `protobuf:"bytes,12,opt,name=pre,proto3" json:"pre,omitempty"`             // of this node as a frontend
+	Frontends     []string               `protobuf:"bytes,13,rep,name=frontends,proto3" json:"frontends,omitempty"` // /64s of nodes, one of which looks up the rules next
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3286,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3299,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *TraceResponse) GetNode() string {
@@ -3292,6 +3379,20 @@ func (x *TraceResponse) GetVni() uint32 {
 	return 0
 }
 
+func (x *TraceResponse) GetPre() *PreActions {
+	if x != nil {
+		return x.Pre
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetFrontends() []string {
+	if x != nil {
+		return x.Frontends
+	}
+	return nil
+}
+
 // TraceEnd is an end of a trace, as far as this node knows it.
 type TraceEnd struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3309,7 +3410,7 @@ type TraceEnd struct {
 
 func (x *TraceEnd) Reset() {
 	*x = TraceEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3321,7 +3422,7 @@ func (x *TraceEnd) String() string {
 func (*TraceEnd) ProtoMessage() {}
 
 func (x *TraceEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3435,7 @@ func (x *TraceEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEnd.ProtoReflect.Descriptor instead.
 func (*TraceEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *TraceEnd) GetAddress() string {
@@ -3396,7 +3497,7 @@ func (x *TraceEnd) GetDevice() string {
 type TraceStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// container, translate, policy, next hop, uplink, endpoint, deliver, node; of network nimitz: decap, register, nat,
-	// forwarding, encap
+	// forwarding, sharing, nsh, encap
 	Stage         string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	Source        string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"` // addresses after the step
 	Destination   string `protobuf:"bytes,3,opt,name=destination,proto3" json:"destination,omitempty"`
@@ -3409,7 +3510,7 @@ type TraceStep struct {
 
 func (x *TraceStep) Reset() {
 	*x = TraceStep{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3421,7 +3522,7 @@ func (x *TraceStep) String() string {
 func (*TraceStep) ProtoMessage() {}
 
 func (x *TraceStep) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3434,7 +3535,7 @@ func (x *TraceStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceStep.ProtoReflect.Descriptor instead.
 func (*TraceStep) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *TraceStep) GetStage() string {
@@ -3493,7 +3594,7 @@ type FollowPacketsRequest struct {
 
 func (x *FollowPacketsRequest) Reset() {
 	*x = FollowPacketsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3505,7 +3606,7 @@ func (x *FollowPacketsRequest) String() string {
 func (*FollowPacketsRequest) ProtoMessage() {}
 
 func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3518,7 +3619,7 @@ func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsRequest.ProtoReflect.Descriptor instead.
 func (*FollowPacketsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *FollowPacketsRequest) GetSources() []string {
@@ -3572,7 +3673,7 @@ type FollowPacketsResponse struct {
 
 func (x *FollowPacketsResponse) Reset() {
 	*x = FollowPacketsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3584,7 +3685,7 @@ func (x *FollowPacketsResponse) String() string {
 func (*FollowPacketsResponse) ProtoMessage() {}
 
 func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3597,7 +3698,7 @@ func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsResponse.ProtoReflect.Descriptor instead.
 func (*FollowPacketsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *FollowPacketsResponse) GetEvent() *PacketEvent {
@@ -3638,7 +3739,7 @@ type PacketEvent struct {
 
 func (x *PacketEvent) Reset() {
 	*x = PacketEvent{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3650,7 +3751,7 @@ func (x *PacketEvent) String() string {
 func (*PacketEvent) ProtoMessage() {}
 
 func (x *PacketEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3663,7 +3764,7 @@ func (x *PacketEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEvent.ProtoReflect.Descriptor instead.
 func (*PacketEvent) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PacketEvent) GetTime() uint64 {
@@ -3833,7 +3934,7 @@ type SendProbeRequest struct {
 
 func (x *SendProbeRequest) Reset() {
 	*x = SendProbeRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3845,7 +3946,7 @@ func (x *SendProbeRequest) String() string {
 func (*SendProbeRequest) ProtoMessage() {}
 
 func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3858,7 +3959,7 @@ func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeRequest.ProtoReflect.Descriptor instead.
 func (*SendProbeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SendProbeRequest) GetSource() string {
@@ -3907,7 +4008,7 @@ type SendProbeResponse struct {
 
 func (x *SendProbeResponse) Reset() {
 	*x = SendProbeResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3919,7 +4020,7 @@ func (x *SendProbeResponse) String() string {
 func (*SendProbeResponse) ProtoMessage() {}
 
 func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3932,7 +4033,7 @@ func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeResponse.ProtoReflect.Descriptor instead.
 func (*SendProbeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SendProbeResponse) GetAnswered() bool {
@@ -3964,7 +4065,7 @@ type RecentEventsRequest struct {
 
 func (x *RecentEventsRequest) Reset() {
 	*x = RecentEventsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4077,7 @@ func (x *RecentEventsRequest) String() string {
 func (*RecentEventsRequest) ProtoMessage() {}
 
 func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4090,7 @@ func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
 func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 type RecentEventsResponse struct {
@@ -4001,7 +4102,7 @@ type RecentEventsResponse struct {
 
 func (x *RecentEventsResponse) Reset() {
 	*x = RecentEventsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4013,7 +4114,7 @@ func (x *RecentEventsResponse) String() string {
 func (*RecentEventsResponse) ProtoMessage() {}
 
 func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4026,7 +4127,7 @@ func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
 func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
@@ -4045,7 +4146,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4057,7 +4158,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4070,7 +4171,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -4107,7 +4208,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4119,7 +4220,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4132,7 +4233,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -4280,7 +4381,7 @@ type PacketEnd struct {
 
 func (x *PacketEnd) Reset() {
 	*x = PacketEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4292,7 +4393,7 @@ func (x *PacketEnd) String() string {
 func (*PacketEnd) ProtoMessage() {}
 
 func (x *PacketEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4305,7 +4406,7 @@ func (x *PacketEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEnd.ProtoReflect.Descriptor instead.
 func (*PacketEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PacketEnd) GetEndpoint() string {
@@ -4339,7 +4440,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4351,7 +4452,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4631,9 +4732,16 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x19\n" +
-	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\"<\n" +
+	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\"g\n" +
 	"\vWhyResponse\x12-\n" +
-	"\areasons\x18\x01 \x03(\v2\x13.pilaster.v1.ReasonR\areasons\"\xdc\x02\n" +
+	"\areasons\x18\x01 \x03(\v2\x13.pilaster.v1.ReasonR\areasons\x12)\n" +
+	"\x03pre\x18\x02 \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\"v\n" +
+	"\n" +
+	"PreActions\x12\x1a\n" +
+	"\bfrontend\x18\x01 \x01(\tR\bfrontend\x12\x18\n" +
+	"\abackend\x18\x02 \x01(\tR\abackend\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x03R\brevision\x12\x16\n" +
+	"\x06denied\x18\x04 \x03(\tR\x06denied\"\xdc\x02\n" +
 	"\x06Reason\x12\x1c\n" +
 	"\tdirection\x18\x01 \x01(\tR\tdirection\x121\n" +
 	"\bendpoint\x18\x02 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\x12\x12\n" +
@@ -4650,14 +4758,15 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bRuleName\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x14\n" +
-	"\x05audit\x18\x03 \x01(\bR\x05audit\"\xab\x01\n" +
+	"\x05audit\x18\x03 \x01(\bR\x05audit\"\xd6\x01\n" +
 	"\fTraceRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x19\n" +
-	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\"\xe5\x02\n" +
+	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\x12)\n" +
+	"\x03pre\x18\a \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\"\xae\x03\n" +
 	"\rTraceResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\anetwork\x18\x02 \x01(\tR\anetwork\x12-\n" +
@@ -4670,7 +4779,9 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\asources\x18\t \x03(\tR\asources\x12\"\n" +
 	"\fdestinations\x18\n" +
 	" \x03(\tR\fdestinations\x12\x10\n" +
-	"\x03vni\x18\v \x01(\rR\x03vni\"\xb7\x02\n" +
+	"\x03vni\x18\v \x01(\rR\x03vni\x12)\n" +
+	"\x03pre\x18\f \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\x12\x1c\n" +
+	"\tfrontends\x18\r \x03(\tR\tfrontends\"\xb7\x02\n" +
 	"\bTraceEnd\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1c\n" +
 	"\tplaintext\x18\x02 \x01(\tR\tplaintext\x12\x16\n" +
@@ -4804,7 +4915,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -4847,51 +4958,52 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*Overlaid)(nil),                    // 38: pilaster.v1.Overlaid
 	(*WhyRequest)(nil),                  // 39: pilaster.v1.WhyRequest
 	(*WhyResponse)(nil),                 // 40: pilaster.v1.WhyResponse
-	(*Reason)(nil),                      // 41: pilaster.v1.Reason
-	(*RuleName)(nil),                    // 42: pilaster.v1.RuleName
-	(*TraceRequest)(nil),                // 43: pilaster.v1.TraceRequest
-	(*TraceResponse)(nil),               // 44: pilaster.v1.TraceResponse
-	(*TraceEnd)(nil),                    // 45: pilaster.v1.TraceEnd
-	(*TraceStep)(nil),                   // 46: pilaster.v1.TraceStep
-	(*FollowPacketsRequest)(nil),        // 47: pilaster.v1.FollowPacketsRequest
-	(*FollowPacketsResponse)(nil),       // 48: pilaster.v1.FollowPacketsResponse
-	(*PacketEvent)(nil),                 // 49: pilaster.v1.PacketEvent
-	(*SendProbeRequest)(nil),            // 50: pilaster.v1.SendProbeRequest
-	(*SendProbeResponse)(nil),           // 51: pilaster.v1.SendProbeResponse
-	(*RecentEventsRequest)(nil),         // 52: pilaster.v1.RecentEventsRequest
-	(*RecentEventsResponse)(nil),        // 53: pilaster.v1.RecentEventsResponse
-	(*MonitorRequest)(nil),              // 54: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 55: pilaster.v1.MonitorResponse
-	(*PacketEnd)(nil),                   // 56: pilaster.v1.PacketEnd
-	nil,                                 // 57: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 58: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 59: pilaster.v1.CollectGarbageRequest.Valid
-	nil,                                 // 60: pilaster.v1.LabelEndpointRequest.SetEntry
-	nil,                                 // 61: pilaster.v1.DatapathStatus.SwitchesEntry
-	nil,                                 // 62: pilaster.v1.TraceEnd.LabelsEntry
-	(*timestamppb.Timestamp)(nil),       // 63: google.protobuf.Timestamp
-	(*Node)(nil),                        // 64: pilaster.v1.Node
-	(*Plan)(nil),                        // 65: pilaster.v1.Plan
-	(OffloadPhase)(0),                   // 66: pilaster.v1.OffloadPhase
-	(*App)(nil),                         // 67: pilaster.v1.App
-	(*Service)(nil),                     // 68: pilaster.v1.Service
+	(*PreActions)(nil),                  // 41: pilaster.v1.PreActions
+	(*Reason)(nil),                      // 42: pilaster.v1.Reason
+	(*RuleName)(nil),                    // 43: pilaster.v1.RuleName
+	(*TraceRequest)(nil),                // 44: pilaster.v1.TraceRequest
+	(*TraceResponse)(nil),               // 45: pilaster.v1.TraceResponse
+	(*TraceEnd)(nil),                    // 46: pilaster.v1.TraceEnd
+	(*TraceStep)(nil),                   // 47: pilaster.v1.TraceStep
+	(*FollowPacketsRequest)(nil),        // 48: pilaster.v1.FollowPacketsRequest
+	(*FollowPacketsResponse)(nil),       // 49: pilaster.v1.FollowPacketsResponse
+	(*PacketEvent)(nil),                 // 50: pilaster.v1.PacketEvent
+	(*SendProbeRequest)(nil),            // 51: pilaster.v1.SendProbeRequest
+	(*SendProbeResponse)(nil),           // 52: pilaster.v1.SendProbeResponse
+	(*RecentEventsRequest)(nil),         // 53: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),        // 54: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),              // 55: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 56: pilaster.v1.MonitorResponse
+	(*PacketEnd)(nil),                   // 57: pilaster.v1.PacketEnd
+	nil,                                 // 58: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 59: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 60: pilaster.v1.CollectGarbageRequest.Valid
+	nil,                                 // 61: pilaster.v1.LabelEndpointRequest.SetEntry
+	nil,                                 // 62: pilaster.v1.DatapathStatus.SwitchesEntry
+	nil,                                 // 63: pilaster.v1.TraceEnd.LabelsEntry
+	(*timestamppb.Timestamp)(nil),       // 64: google.protobuf.Timestamp
+	(*Node)(nil),                        // 65: pilaster.v1.Node
+	(*Plan)(nil),                        // 66: pilaster.v1.Plan
+	(OffloadPhase)(0),                   // 67: pilaster.v1.OffloadPhase
+	(*App)(nil),                         // 68: pilaster.v1.App
+	(*Service)(nil),                     // 69: pilaster.v1.Service
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	57, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	58, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	58, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	59, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	63, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	64, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
 	8,  // 5: pilaster.v1.ExportSessionsResponse.sessions:type_name -> pilaster.v1.Session
 	8,  // 6: pilaster.v1.ImportSessionsRequest.sessions:type_name -> pilaster.v1.Session
-	59, // 7: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	60, // 7: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 8: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 9: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 10: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	60, // 11: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
+	61, // 11: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
 	2,  // 12: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	64, // 13: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	65, // 14: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	65, // 13: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	66, // 14: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
 	32, // 15: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
 	33, // 16: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
 	35, // 17: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
@@ -4900,76 +5012,79 @@ var file_pilaster_v1_agent_proto_depIdxs = []int32{
 	25, // 20: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
 	24, // 21: pilaster.v1.StatusResponse.pulls:type_name -> pilaster.v1.Pull
 	23, // 22: pilaster.v1.StatusResponse.offloads:type_name -> pilaster.v1.OffloadRole
-	66, // 23: pilaster.v1.OffloadRole.phase:type_name -> pilaster.v1.OffloadPhase
+	67, // 23: pilaster.v1.OffloadRole.phase:type_name -> pilaster.v1.OffloadPhase
 	34, // 24: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
 	26, // 25: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
 	27, // 26: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
-	42, // 27: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
+	43, // 27: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
 	27, // 28: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
-	63, // 29: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	64, // 29: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
 	34, // 30: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	61, // 31: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
-	67, // 32: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	62, // 31: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
+	68, // 32: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
 	2,  // 33: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
 	38, // 34: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	68, // 35: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
+	69, // 35: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
 	2,  // 36: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
-	41, // 37: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
-	2,  // 38: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
-	42, // 39: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
-	42, // 40: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
-	45, // 41: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
-	45, // 42: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
-	46, // 43: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
-	62, // 44: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
-	49, // 45: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
-	42, // 46: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
-	55, // 47: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	63, // 48: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	42, // 49: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
-	56, // 50: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
-	56, // 51: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
-	0,  // 52: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	9,  // 53: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	11, // 54: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	13, // 55: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	15, // 56: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	17, // 57: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	21, // 58: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	36, // 59: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	39, // 60: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
-	43, // 61: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
-	47, // 62: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
-	50, // 63: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
-	28, // 64: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
-	19, // 65: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
-	4,  // 66: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
-	6,  // 67: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
-	54, // 68: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	52, // 69: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 70: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	10, // 71: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	12, // 72: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	14, // 73: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	16, // 74: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	18, // 75: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	22, // 76: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	37, // 77: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	40, // 78: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
-	44, // 79: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
-	48, // 80: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
-	51, // 81: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
-	29, // 82: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
-	20, // 83: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
-	5,  // 84: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
-	7,  // 85: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
-	55, // 86: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	53, // 87: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	70, // [70:88] is the sub-list for method output_type
-	52, // [52:70] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	42, // 37: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
+	41, // 38: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
+	2,  // 39: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
+	43, // 40: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
+	43, // 41: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
+	41, // 42: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
+	46, // 43: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
+	46, // 44: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
+	47, // 45: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
+	41, // 46: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
+	63, // 47: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
+	50, // 48: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
+	43, // 49: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
+	56, // 50: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	64, // 51: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	43, // 52: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
+	57, // 53: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
+	57, // 54: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
+	0,  // 55: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	9,  // 56: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	11, // 57: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	13, // 58: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	15, // 59: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	17, // 60: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	21, // 61: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	36, // 62: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	39, // 63: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	44, // 64: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
+	48, // 65: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
+	51, // 66: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
+	28, // 67: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
+	19, // 68: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
+	4,  // 69: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
+	6,  // 70: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
+	55, // 71: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	53, // 72: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 73: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	10, // 74: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	12, // 75: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	14, // 76: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	16, // 77: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	18, // 78: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	22, // 79: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	37, // 80: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	40, // 81: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	45, // 82: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
+	49, // 83: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
+	52, // 84: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
+	29, // 85: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
+	20, // 86: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
+	5,  // 87: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
+	7,  // 88: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
+	56, // 89: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	54, // 90: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	73, // [73:91] is the sub-list for method output_type
+	55, // [55:73] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -4984,7 +5099,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   63,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,7 +26,11 @@ func (s *Store) Migrate(
 	if err := checkTenant(name); err != nil {
 		return nil, err
 	}
-	on, _ := tenant.TraitsOf(to)
+	on, known := tenant.TraitsOf(to)
+	if !known || to == "" {
+		return nil, refuse(Invalid, "there is no network %q; nothing was changed: `pilaster tenant migrate --help` "+
+			"lists the possible moves", to)
+	}
 	if addressing != pilasterv1.Addressing_ADDRESSING_UNSPECIFIED && !slices.ContainsFunc(
 		on.Addressings, func(a tenant.Addressing) bool { return addressings[a] == addressing },
 	) {
@@ -49,9 +53,9 @@ func (s *Store) Migrate(
 		case found.Leaving != "":
 			return refuse(Refused, "tenant %s is migrating from network %s to %s; nothing was changed: finish that "+
 				"with `pilaster tenant migrate %s --finish`", name, found.Leaving, network, name)
-		case network == to || to == "" || rule.Refused != "":
+		case network == to || rule.Refused != "":
 			return refuse(
-				Invalid,
+				Refused,
 				"tenant %s is on network %s and cannot move to network %q: %s; nothing was changed: `pilaster tenant "+
 					"migrate --help` lists the possible moves",
 				name,
@@ -138,7 +142,7 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 				name,
 				found.Network,
 				name,
-				targets[0],
+				tenant.OneOf(targets),
 			)
 		case found.Leaving == "":
 			return nil
