@@ -466,8 +466,12 @@ func TestFrontendDrops(t *testing.T) {
 	for _, i := range fronts {
 		w.nodes[i].rules(t, false)
 	}
-	dropped("to a container that the frontends do not know", dropreason.NshUnknown, fronts, far, beside)
 	mustReach(t, far, hot, "with rules")
+	// The backend has no rules, so it asks about a packet that a frontend has passed on.
+	mustReach(t, far, beside, "a container that the frontends do not know")
+	if connects(t, far, beside, 81) {
+		t.Error("port 81 of a container that the frontends do not know is open")
+	}
 
 	// Rules for what leaves the region apply where it begins; an error about it comes back after the frontend's answer.
 	backend := w.switches[ofBackend]

@@ -94,6 +94,23 @@ static __always_inline int nsh_send(struct __sk_buff *skb, struct offload_scratc
 	return nsh_xmit(skb, s, to, length);
 }
 
+/* offload_pass_on sends a packet to the backend as it is, which asks about it: its container has just started there, or
+ * has just moved there. A packet of this node's own container has passed check_egress. */
+static __noinline int offload_pass_on(struct __sk_buff *skb, struct offload_scratch *s, const struct offload *o)
+{
+	struct addr vtep = {.lo = VTEP_HOST};
+	struct nimitz_node *node;
+	__u32 zero = 0;
+	int why;
+
+	node = bpf_map_lookup_elem(&nim_node_v1, &zero);
+	if (!s || !o || !node)
+		return TC_ACT_SHOT;
+	vtep.hi = o->backend;
+	why = s->j.from == PORT_VXLAN ? check_egress(skb, &s->j, node->vxlan) : 0;
+	return why ? drop(skb, why, HOOK_TUNNEL) : tunnel_xmit(skb, &s->j, &vtep, node->vxlan);
+}
+
 /* offload_front sends a packet, whose backend's frontend this node is, with its pre-actions to the backend. */
 static __always_inline int offload_front(struct __sk_buff *skb, struct offload_scratch *s, const struct offload *o)
 {
@@ -105,8 +122,10 @@ static __always_inline int offload_front(struct __sk_buff *skb, struct offload_s
 	struct verdict *v;
 
 	/* Without rules this node may not answer: the backend accepts what it says. */
-	if (!d || !e || e->offload != j->offload || !has_policies(j->vni))
+	if (!d || !has_policies(j->vni))
 		return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);
+	if (!e || e->offload != j->offload)
+		return offload_pass_on(skb, s, o);
 	set_session(d, &j->dst, &j->src, 0, j->vni);
 	d->ct.pkt.dir = RX;
 	d->mode = ENFORCE_BY_APP;
