@@ -162,14 +162,9 @@ func (n *testNode) rules(t *testing.T, none bool) {
 
 func (w *frontWire) sent(t *testing.T, node int) (all [8]uint64) {
 	t.Helper()
-	for kind := range all {
-		var per []uint64
-		must(t, w.nodes[node].datapath.Objects.NimSentV1.Lookup(uint32(kind), &per))
-		for _, n := range per {
-			all[kind] += n
-		}
-	}
-	return all
+	each, err := w.nodes[node].datapath.Messages()
+	must(t, err)
+	return each[frontOffload]
 }
 
 // connects reports whether a TCP connection to a port succeeds.

@@ -61,6 +61,13 @@ func nimitz() []mutation {
 			cases: []string{"to another address of this node"},
 		},
 		{
+			name:  "containers that have moved",
+			old:   " && !(r->flags & ROUTE_RELAYS)",
+			new:   " && true",
+			test:  "TestNimitzMoved",
+			cases: both("a late packet, TCP"),
+		},
+		{
 			name:  "senders",
 			old:   "return REASON_SRC_NOT_OWN;",
 			new:   "return REASON_NO_ENDPOINT;",

@@ -24,6 +24,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/control"
 	"pilaster.io/pilaster/internal/agent/hostnet"
 	"pilaster.io/pilaster/internal/agent/networks"
+	"pilaster.io/pilaster/internal/agent/sharing"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/agent/trace"
 	"pilaster.io/pilaster/internal/dpapi"
@@ -495,6 +496,10 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *agent.Core
 		if working, ok := n.(network.Runner); ok {
 			g.Go(func() error { working.Run(ctx, d.Log); return nil })
 		}
+	}
+	if path, ok := d.driver.(dpapi.Sharing); ok && d.offloads {
+		prober := sharing.NewProber(core, path, d.Log)
+		g.Go(func() error { prober.Run(ctx); return nil })
 	}
 	g.Go(func() error { return overlap.Run(ctx, d.Log) })
 	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplink, core, d.Log) })

@@ -64,7 +64,7 @@ func (s *Store) Migrate(
 				cmp.Or(rule.Refused, "it is there already"),
 			)
 		}
-		if err := notOffloaded(found); err != nil {
+		if err := t.mayMigrate(found, to); err != nil {
 			return err
 		}
 		found.Network, found.Leaving, found.Addressing = to, network, addressing
@@ -77,6 +77,25 @@ func (s *Store) Migrate(
 		return nil, err
 	}
 	return found, nil
+}
+
+// mayMigrate refuses a tenant with offloads, and one with address keys, which the other network does not have.
+func (t *txn) mayMigrate(of *pilasterv1.Tenant, to string) error {
+	if err := notOffloaded(of); err != nil || tenant.NetworkHas(to, tenant.AddressKeys) {
+		return err
+	}
+	keys, err := t.names(dirAddressKeys + of.Name + "/")
+	if err != nil || len(keys) == 0 {
+		return err
+	}
+	return refuse(
+		Refused,
+		"tenant %s cannot move to network %s, which has no address keys: it has %s; nothing was changed: remove the "+
+			"containers with address keys, and wait until their addresses are no longer in quarantine",
+		of.Name,
+		to,
+		humanize.Of(len(keys), "address key", "address keys"),
+	)
 }
 
 // hasMoved refuses a repeated Migrate with other parameters, or after the migration has finished.
