@@ -2,6 +2,7 @@ package offload
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -234,7 +235,7 @@ func (s *step) largest(fe *Node) (most Key) {
 	return most
 }
 
-// Choose returns the n best frontends for a new offload, or an error that says why fewer fit.
+// Choose returns the n best frontends for a new offload, as draining, or an error that says why fewer fit.
 func (c *Controller) Choose(now time.Time, in Input, k Key, n int) ([]tenant.Frontend, error) {
 	s := c.begin(now, in)
 	be := s.node(k.Node)
@@ -243,10 +244,7 @@ func (c *Controller) Choose(now time.Time, in Input, k Key, n int) ([]tenant.Fro
 	}
 	chosen, why := s.choose(k, be, demand{n, n, s.expected(k, be, n)}, nil)
 	if why != "" {
-		return nil, fmt.Errorf("%d frontends for tenant %s on node %s: %s", n, k.Tenant, k.Node, why)
-	}
-	for i := range chosen {
-		chosen[i].Draining = false
+		return nil, errors.New(why)
 	}
 	return chosen, nil
 }
@@ -313,6 +311,8 @@ func (s *step) refuse(k Key, be, fe *Node, share float64) string {
 		return "not connected"
 	case !fe.Offloads:
 		return "without offloads"
+	case fe.Unfit != "":
+		return fe.Unfit
 	case s.suspect[fe.Name]:
 		return "lost for a backend"
 	case s.now.Before(s.avoid[pair{k, fe.Name}]):
@@ -323,7 +323,7 @@ func (s *step) refuse(k Key, be, fe *Node, share float64) string {
 		return "with own load above " + percent(s.limits.ChooseAt)
 	case fe.load()+s.loads[fe.Name]+share/fe.budget() > s.limits.ScaleAt:
 		return "whose load would be above " + percent(s.limits.ScaleAt)
-	case rules > 0 && rules > max(0, fe.Rules.free()-s.rules[fe.Name])/2:
+	case fe.Rules.Capacity > 0 && rules > max(0, fe.Rules.free()-s.rules[fe.Name])/2: // else its room is unknown
 		return fmt.Sprintf("without twice the room for %d rules", rules)
 	}
 	return ""
@@ -407,7 +407,7 @@ func (s *step) observe() {
 			g := s.sights[pair{k, f.Node}]
 			if g == nil {
 				g = &sight{}
-				if !seen && f.Draining {
+				if !seen && f.Draining && r.Phase != tenant.OffloadPreparing {
 					g.lastLost = s.now // perhaps another orchestrator saw a loss
 				}
 				s.sights[pair{k, f.Node}] = g
