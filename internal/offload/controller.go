@@ -159,6 +159,9 @@ const (
 	End      Kind = "end"      // delete the record
 )
 
+// Kinds are all kinds of changes.
+var Kinds = []Kind{Start, Advance, Add, Activate, Drain, Remove, Stop, End}
+
 // Change is a change of a record. It applies only while the record's Since is the same (for Start: while there is no
 // record), so that two orchestrators that decide at once do no harm.
 type Change struct {
@@ -246,6 +249,7 @@ type step struct {
 	rules   map[string]int     // rules that a node is about to load
 	loads   map[string]float64 // load that a node is about to get
 	serves  map[Key]bool       // nodes that are frontends of a tenant, and so have its rules
+	served  map[string]int     // number of offloads that a node is frontend of
 	wants   map[Key]int        // of the offloads
 	result  Result
 }
@@ -269,6 +273,7 @@ func (c *Controller) begin(now time.Time, in Input) *step {
 	s := &step{
 		Controller: c, now: now, in: in, suspect: map[string]bool{},
 		rules: map[string]int{}, loads: map[string]float64{}, wants: map[Key]int{}, serves: map[Key]bool{},
+		served: map[string]int{},
 		result: Result{Next: time.Second},
 	}
 	if !slices.EqualFunc(c.names, in.Nodes, func(name string, n Node) bool { return name == n.Name }) {

@@ -256,7 +256,8 @@ type demand struct {
 }
 
 // choose returns nodes as draining frontends, and why there are fewer than asked for (Nezha §4.2.1, B.1): of the
-// backend's rack first, then those that have the tenant's rules already, then alike in CPUs, then with the least load.
+// backend's rack first, then those that have the tenant's rules already, then alike in CPUs, then with the least load,
+// then those that are frontends of the fewest offloads: most loads are unknown while nothing needs them.
 func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chosen []tenant.Frontend, why string) {
 	type fit struct {
 		node        *Node
@@ -282,7 +283,8 @@ func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chos
 	}
 	slices.SortFunc(all, func(a, b fit) int {
 		return cmp.Or(number(a.away)-number(b.away), number(a.alien)-number(b.alien), a.unlike-b.unlike,
-			cmp.Compare(a.load, b.load), strings.Compare(a.node.Name, b.node.Name))
+			cmp.Compare(a.load, b.load), s.served[a.node.Name]-s.served[b.node.Name],
+			strings.Compare(a.node.Name, b.node.Name))
 	})
 	if len(all) < d.count {
 		var texts []string
@@ -346,6 +348,7 @@ func (s *step) need(tenantID string, be, fe *Node) int {
 func (s *step) reserve(tenantID string, be, fe *Node, share float64) {
 	s.rules[fe.Name] += s.need(tenantID, be, fe)
 	s.serves[Key{tenantID, fe.Name}] = true
+	s.served[fe.Name]++
 	s.loads[fe.Name] += share / fe.budget()
 }
 
@@ -369,6 +372,7 @@ func (s *step) plan(r *Record) {
 			s.loads[fe.Name] += share / fe.budget()
 		}
 		s.serves[Key{r.Tenant, fe.Name}] = true
+		s.served[fe.Name]++
 	}
 }
 
