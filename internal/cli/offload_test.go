@@ -128,8 +128,9 @@ func TestOffloadCommands(t *testing.T) {
 	}
 	gain, estimate := offload.Modelled(0, 2)
 	prints(t, "nothing was changed; the offload of tenant green on node n1 would have:\n"+
-		"frontends    n2, n3\ncontainers   10.0.1.0/24\nestimate     "+estimate+"; it is for packets from other nodes: "+
-		"those between containers of the node and by the gateway cost more than without an offload\n"+
+		"frontends    n2, n3\ncontainers   10.0.1.0/24\nestimate     "+estimate+
+		"; it is for packets from other nodes: those between containers of the node and by the gateway cost more "+
+		"than without an offload\n"+
 		"this is a loss, so a start needs --force\n",
 		append(two, "--dry-run")...)
 	if v := ask[offloadView](t, append(two, "--dry-run")...); v.Gain != gain {

@@ -21,8 +21,8 @@ func TestModelled(t *testing.T) {
 		gain, text := Modelled(c.blocks, c.n)
 		if gain <= c.low || gain >= c.high || !strings.Contains(text, c.set) ||
 			!strings.Contains(text, "on another machine") {
-			t.Errorf("%d CIDRs, %d frontends: %v, %s; want %v to %v by set %s", c.blocks, c.n, gain, text, c.low, c.high,
-				c.set)
+			t.Errorf("%d CIDRs, %d frontends: %v, %s; want %v to %v by set %s",
+				c.blocks, c.n, gain, text, c.low, c.high, c.set)
 		}
 	}
 }

@@ -15,7 +15,7 @@ func (s *OperatorService) modelledGain(of *pilasterv1.Tenant, n int) (gain float
 	for _, p := range s.Cache.PoliciesOf(of.Name) {
 		parsed, err := policy.Parse([]byte(p.Document))
 		if err != nil {
-			return 0, fmt.Sprintf("there is no estimate, because this orchestrator cannot read policy %s: %v", p.Name, err)
+			return 0, fmt.Sprintf("none, because this orchestrator cannot read policy %s: %v", p.Name, err)
 		}
 		for _, is := range parsed {
 			blocks += is.Blocks()
