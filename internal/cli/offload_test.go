@@ -156,6 +156,12 @@ func TestOffloadCommands(t *testing.T) {
 	if !strings.Contains(r.stdout, "phase        active\n") {
 		t.Errorf("offload get: %s, want phase active", r.stdout)
 	}
+	for node, want := range map[string]string{"n1": "backend of tenant green\n",
+		"n2": "frontend of n1 for tenant green\n"} {
+		if r := command(t, "node", "get", node); !strings.Contains(r.stdout, "offloads     "+want) {
+			t.Errorf("node get %s: %s, want %s", node, r.stdout, want)
+		}
+	}
 	refused(t, ExitFailed, "on n1 are offloaded", "tenant", "delete", "green")
 	const required = "--node\tnode of the containers\n"
 	for line, says := range map[string]string{
