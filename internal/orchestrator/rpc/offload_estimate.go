@@ -30,3 +30,11 @@ func (s *OperatorService) modelledGain(of *pilasterv1.Tenant, n int) (gain float
 	}
 	return gain, text
 }
+
+// loss returns why an offload with an estimated gain may not start, empty if it may.
+func loss(gain float64, estimate string, forced bool) string {
+	if gain > 0 && gain < 1 && !forced {
+		return estimate
+	}
+	return ""
+}

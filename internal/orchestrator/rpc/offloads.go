@@ -29,9 +29,7 @@ func (s *OperatorService) StartOffload(
 			s.Cache.AllNodes(), s.Cache.AllTenants(), of.Network, m.Node, min(is.Count, tenant.MaxActive))
 	}
 	gain, estimate := s.modelledGain(of, is.Count)
-	if gain > 0 && gain < 1 && !m.Force {
-		is.Loss = estimate
-	}
+	is.Loss = loss(gain, estimate, m.Force)
 	made, err := s.Store.StartOffload(ctx, is)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,58 @@
+package rpc
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/offload"
+	"pilaster.io/pilaster/internal/orchestrator/cache"
+)
+
+// TestModelledGain: the estimate counts the CIDRs of a tenant's policies, and names what it does not count.
+func TestModelledGain(t *testing.T) {
+	s := &OperatorService{Cache: cache.New("o1", func(string) {})}
+	document := func(cidrs int) string {
+		blocks := make([]string, cidrs)
+		for i := range blocks {
+			blocks[i] = fmt.Sprintf(`{"ipBlock": {"cidr": "10.%d.%d.0/24"}}`, i/250, i%250)
+		}
+		return `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "p"},
+			"spec": {"podSelector": {}, "ingress": [{"from": [` + strings.Join(blocks, ", ") + `]}]}}`
+	}
+	s.Cache.Policies.Of["green"] = map[cache.PolicyName]*pilasterv1.Policy{}
+	keep := func(name, document string) {
+		p := &pilasterv1.Policy{Tenant: "green", Kind: "NetworkPolicy", Name: name, Document: document}
+		s.Cache.Policies.Of["green"][cache.PolicyNameOf(p)] = p
+	}
+	keep("a", document(700))
+	keep("b", document(300))
+	gain, text := s.modelledGain(&pilasterv1.Tenant{Name: "green"}, 4)
+	if want, _ := offload.Modelled(1000, 4); gain != want || !strings.Contains(text, "1,000 CIDRs") &&
+		!strings.Contains(text, "1000 CIDRs") || strings.Contains(text, "the tenant has") {
+		t.Errorf("got gain %v, %s; want that of 1,000 CIDRs, %v", gain, text, want)
+	}
+	_, text = s.modelledGain(&pilasterv1.Tenant{Name: "green", Services: []*pilasterv1.Service{{}}}, 4)
+	if want := "the tenant has 1 service or publication by the gateway"; !strings.HasSuffix(text, want) {
+		t.Errorf("got %q, want suffix %q", text, want)
+	}
+	keep("a", "{")
+	if gain, text := s.modelledGain(&pilasterv1.Tenant{Name: "green"}, 4); gain != 0 ||
+		!strings.Contains(text, "cannot read policy a") {
+		t.Errorf("with a policy that cannot be read: %v, %s", gain, text)
+	}
+}
+
+// TestLoss: only a known gain below 1 is refused, unless the operator forces it.
+func TestLoss(t *testing.T) {
+	for _, c := range []struct {
+		gain    float64
+		forced  bool
+		refused bool
+	}{{0, false, false}, {0.99, false, true}, {0.99, true, false}, {1, false, false}, {2, false, false}} {
+		if got := loss(c.gain, "why", c.forced); (got != "") != c.refused {
+			t.Errorf("gain %v, forced %v: %q", c.gain, c.forced, got)
+		}
+	}
+}
