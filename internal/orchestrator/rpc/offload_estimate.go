@@ -6,20 +6,14 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/offload"
-	"pilaster.io/pilaster/internal/policy"
 )
 
 // modelledGain estimates the gain of n frontends for a tenant by its policies, and says what that is based on.
 func (s *OperatorService) modelledGain(of *pilasterv1.Tenant, n int) (gain float64, text string) {
 	blocks := 0
-	for _, p := range s.Cache.PoliciesOf(of.Name) {
-		parsed, err := policy.Parse([]byte(p.Document))
-		if err != nil {
-			return 0, fmt.Sprintf("none, because this orchestrator cannot read policy %s: %v", p.Name, err)
-		}
-		for _, is := range parsed {
-			blocks += is.Blocks()
-		}
+	policies, _, _ := s.Cache.PolicyInputs(of.Name)
+	for _, p := range policies {
+		blocks += p.Blocks()
 	}
 	gain, text = offload.Modelled(blocks, n)
 	text += "; it is for packets from other nodes: those between containers of the node and by the gateway cost more " +
