@@ -88,7 +88,8 @@ func (c *Core) Fronted(of Connection) (tenant.Tenant, tenant.Offload, bool) {
 	for _, end := range []netip.Addr{of.Destination, of.Source} {
 		for _, k := range c.tenants.All() {
 			for _, o := range k.Tenant.Offloads {
-				has := slices.ContainsFunc(o.Endpoints, func(e tenant.OffloadedEndpoint) bool { return e.Address == end })
+				is := func(e tenant.OffloadedEndpoint) bool { return e.Address == end }
+				has := slices.ContainsFunc(o.Endpoints, is)
 				if has && o.HasFrontend(c.tenants.node) && (of.Tenant == "" || of.Tenant == k.Tenant.Name) {
 					return k.Tenant, o, true
 				}

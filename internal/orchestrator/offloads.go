@@ -3,7 +3,6 @@ package orchestrator
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -16,7 +15,6 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/orchestrator/store"
-	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -40,21 +38,9 @@ type offloads struct {
 	records    map[offload.Key]seenRecord
 	lags       map[frontendOf]*frontendLag
 	refused    map[offload.Key]refusal
-	models     map[string]tenantModel // by tenant
 	last       map[offload.Key]string // the last change that this process made, and why
 	result     offload.Result
 	names      []string // of all nodes, sorted
-}
-
-// tenantModel is an estimate, and the policies that it was made from.
-type tenantModel struct {
-	offload.Model
-	from policiesOf
-}
-
-type policiesOf struct {
-	count    int
-	revision int64 // of the latest
 }
 
 // seenRecord is a record, and the record of the cache that it was made from.
@@ -88,7 +74,7 @@ func newOffloads(
 	return &offloads{
 		store: s, cache: c, log: log, counted: counted, controller: offload.New(limits),
 		records: map[offload.Key]seenRecord{}, lags: map[frontendOf]*frontendLag{}, refused: map[offload.Key]refusal{},
-		last: map[offload.Key]string{}, models: map[string]tenantModel{},
+		last: map[offload.Key]string{},
 	}
 }
 
@@ -118,7 +104,6 @@ func (o *offloads) run(ctx context.Context) {
 func (o *offloads) step(ctx context.Context) (seen int64, next, pause time.Duration) {
 	now := time.Now()
 	o.mu.Lock()
-	o.updateModels()
 	in, seen := o.input(now, "")
 	o.forget(now)
 	result := o.controller.Step(now, in)
@@ -242,6 +227,7 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 			n.Tenants[name] = h
 		}
 	}
+	models := map[string]offload.Model{} // of tenants on busy nodes
 	for node, load := range c.Loads {
 		for _, l := range load.Tenants {
 			h, n := hosted(l.Tenant, node)
@@ -249,7 +235,12 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 				break
 			}
 			h.Containers, h.Load, h.Rules = max(1, h.Containers), l.Load, int(l.Rules)
-			if m, is := o.models[l.Tenant]; is {
+			if cache.Busy(load.NodeLoad) {
+				m, is := models[l.Tenant]
+				if !is {
+					m = offload.Modelled(c.Policies.Blocks(l.Tenant))
+					models[l.Tenant] = m
+				}
 				h.Gain, h.Moved = m.Gain(offload.DefaultFrontends), m.Moved()
 			}
 			h.Refusal = o.refused[offload.Key{Tenant: l.Tenant, Node: node}].text
@@ -354,54 +345,6 @@ func (o *offloads) Choose(name, node string, n int) (names []string, err error) 
 		names = append(names, f.Node)
 	}
 	return names, err
-}
-
-// Model estimates what offloads of a tenant gain, by its policies.
-func (o *offloads) Model(name string) (offload.Model, error) {
-	blocks := 0
-	for _, p := range o.cache.PoliciesOf(name) {
-		parsed, err := policy.Parse([]byte(p.Document))
-		if err != nil {
-			return offload.Model{}, fmt.Errorf("this orchestrator cannot read policy %s: %w", store.PolicyName(p), err)
-		}
-		for _, is := range parsed {
-			blocks += is.Blocks()
-		}
-	}
-	return offload.Modelled(blocks), nil
-}
-
-// updateModels estimates the gain of offloads of busy nodes' tenants. The caller holds o.mu.
-func (o *offloads) updateModels() {
-	now := map[string]policiesOf{}
-	o.cache.Mu.RLock()
-	for _, load := range o.cache.Loads {
-		if !cache.Busy(load.NodeLoad) {
-			continue
-		}
-		for _, l := range load.Tenants {
-			if _, counted := now[l.Tenant]; counted {
-				continue
-			}
-			from := policiesOf{count: len(o.cache.Policies.Of[l.Tenant])}
-			for _, p := range o.cache.Policies.Of[l.Tenant] {
-				from.revision = max(from.revision, p.Revision)
-			}
-			now[l.Tenant] = from
-		}
-	}
-	o.cache.Mu.RUnlock()
-	maps.DeleteFunc(o.models, func(name string, _ tenantModel) bool { _, still := now[name]; return !still })
-	for name, from := range now {
-		if known, is := o.models[name]; is && known.from == from {
-			continue
-		}
-		model, err := o.Model(name)
-		if err != nil {
-			o.log.Warn("offloads of a tenant cannot start automatically", "tenant", name, "error", err)
-		}
-		o.models[name] = tenantModel{model, from}
-	}
 }
 
 // Describe adds to offloads what the nodes have reported about them and what the controller has done. It returns the

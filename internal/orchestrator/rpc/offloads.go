@@ -13,7 +13,6 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
@@ -23,8 +22,6 @@ import (
 type Offloads interface {
 	// Choose returns the best frontends for a new offload, or an error that says why fewer than n fit.
 	Choose(tenant, node string, n int) ([]string, error)
-	// Model estimates what offloads of a tenant gain.
-	Model(tenant string) (offload.Model, error)
 	// Describe adds to offloads what is known about them, and returns the problems of the cluster and of nodes.
 	Describe([]*pilasterv1.OffloadStatus) (problems []string)
 }
@@ -46,9 +43,7 @@ func (s *OperatorService) StartOffload(
 		}
 	}
 	gain, estimate := s.estimate(of, is.Count)
-	if gain > 0 && gain < 1 && !m.Force {
-		is.Loss = estimate
-	}
+	is.Loss = loss(gain, estimate, m.Force)
 	made, err := s.Store.StartOffload(ctx, is)
 	if err != nil {
 		return nil, err

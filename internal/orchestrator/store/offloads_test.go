@@ -157,6 +157,13 @@ func testStartOffload(t *testing.T, etcd *clientv3.Client) {
 	if made, err := s.StartOffload(ctx, dry); err != nil || made.Id != 0 || len(made.Frontends) != 1 {
 		t.Errorf("dry run: %v, %v; want one frontend and no id", made, err)
 	}
+	dry.Loss = "gain 0.5"
+	if _, err := s.StartOffload(ctx, dry); err != nil {
+		t.Errorf("dry run of a loss: %v", err)
+	}
+	dry.DryRun = false
+	_, err = s.StartOffload(ctx, dry)
+	refused(t, err, store.Refused, "the offload would be a loss: gain 0.5; nothing was changed: use --force")
 	wantOffloads(t, etcd, "green")
 
 	before := rawTenant(t, etcd, "green").Changes
