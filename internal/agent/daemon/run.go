@@ -380,7 +380,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	}
 	core, err := agent.New(agent.Config{
 		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link,
-		Tried: d.link.Tried(), Edge: d.Edge,
+		Tried: d.link.Tried(), Edge: d.Edge, MTUReserve: d.MTUReserve,
 		Plan: m.Plan, Node: m.Prefix, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {

@@ -47,7 +47,7 @@ func TestChooseFrontends(t *testing.T) {
 // Reports about offloads that no agent sends are refused before the store reads them.
 func TestCheckOffloaded(t *testing.T) {
 	many := &pilasterv1.OffloadedEndpoint{App: 1}
-	for range MaxOffloaded/2 + 1 {
+	for range tenant.MaxOffloaded/2 + 1 {
 		many.Addresses = append(many.Addresses, []byte{10, 0, 0, 1})
 	}
 	for name, c := range map[string]struct {
