@@ -248,8 +248,8 @@ func (c *Core) offloadProblems() (problems []string) {
 			continue
 		}
 		if err := c.checkReserve(k.Tenant); err != nil && c.tenants.endpoints(k.Tenant.Name) > 0 {
-			problems = append(problems, err.Error()+"\n  long packets of its containers here are dropped, and no container "+
-				"of it is added")
+			problems = append(problems, err.Error()+"\n  long packets of its containers here are dropped, and no "+
+				"container of it is added")
 		}
 		if isBackend(k.Tenant, c.tenants.node) {
 			for _, e := range c.tenants.containers(k.Tenant.Name) {

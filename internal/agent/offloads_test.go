@@ -484,7 +484,9 @@ func TestManyOffloadedContainers(t *testing.T) {
 	n := 0 // containers, with two addresses each
 	b.Tenants.SetContainers(func(string) (all []*pilasterv1.OffloadedEndpoint) {
 		for i := range n {
-			all = append(all, &pilasterv1.OffloadedEndpoint{App: uint32(i + 1), Addresses: [][]byte{{10, 0, 0, 1}, {1}}})
+			all = append(all, &pilasterv1.OffloadedEndpoint{
+				App: uint32(i + 1), Addresses: [][]byte{{10, 0, 0, 1}, {10, 0, 0, 2}},
+			})
 		}
 		return all
 	})

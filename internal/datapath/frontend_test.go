@@ -582,8 +582,8 @@ func TestFrontendWork(t *testing.T) {
 			is.work.FromTunnel.Count-was.work.FromTunnel.Count
 		out := is.work.ToFabric.Count - was.work.ToFabric.Count
 		if passed == 0 || fabric < passed || tunnel < passed || out < passed {
-			t.Errorf("node %d: %d packets to the backend, %d runs for packets of the fabric, %d of the tunnel, %d to the "+
-				"fabric", node, passed, fabric, tunnel, out)
+			t.Errorf("node %d: %d packets to the backend, %d runs for packets of the fabric, %d of the tunnel, %d "+
+				"to the fabric", node, passed, fabric, tunnel, out)
 		}
 		spent := is.work.FromTunnel.Time - was.work.FromTunnel.Time
 		if total := is.work.Total - was.work.Total; spent <= 0 || total <= spent {

@@ -25,8 +25,8 @@ type LoadMeter interface {
 	Close() error
 }
 
-// ReportLoads reports the node's load when the orchestrator wants it, until ctx ends. It measures packet load only while
-// the last answer has requested that.
+// ReportLoads reports the node's load when the orchestrator wants it, until ctx ends. It measures packet load only
+// while the last answer has requested that.
 func (l *Link) ReportLoads(ctx context.Context, m LoadMeter) {
 	defer func() {
 		if err := m.Close(); err != nil {
