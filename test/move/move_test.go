@@ -239,8 +239,8 @@ func (f *traffic) lost() (n int) {
 func (f *traffic) String() string {
 	ms := func(of *atomic.Int64) time.Duration { return time.Duration(of.Load()).Round(100 * time.Microsecond) }
 	sent, received := f.sent.Load()-f.begun[0], f.received.Load()-f.begun[1]
-	return fmt.Sprintf("%d datagrams sent, %d received, %d lost, longest time without one %v, longest time until an echo "+
-		"%v", sent, received, f.lost(), ms(&f.gap), ms(&f.stall))
+	return fmt.Sprintf("%d datagrams sent, %d received, %d lost, longest time without one %v, until an echo %v",
+		sent, received, f.lost(), ms(&f.gap), ms(&f.stall))
 }
 
 // more waits until further datagrams and echoes arrive.
@@ -276,6 +276,9 @@ func testMove(t *testing.T, m mode) {
 	if c, err := b.Container("db"); err != nil || c.Node != "n3" || moved.Sessions == 0 ||
 		moved.Later < moved.Sessions || moved.Left != 0 || moved.Address != c.Address {
 		t.Errorf("moved: %+v; container %+v, %v", moved, c, err)
+	}
+	if lost := f.lost(); lost > maxLost {
+		t.Errorf("%d datagrams lost, want at most %d", lost, maxLost)
 	}
 	must(t, b.CheckContainer(ctx, "db"))
 	b.forwarded(ctx, f)
@@ -340,6 +343,9 @@ func (b bed) returns() {
 	}
 }
 
+// maxLost is how many datagrams a move may lose: 10 ms of 1,000 a second (NZ12).
+const maxLost = 10
+
 // Limits of a move under load (issue J).
 const (
 	maxGap   = 100 * time.Millisecond
@@ -362,6 +368,9 @@ func testMoveGap(t *testing.T, m mode) {
 		must(t, err)
 		b.more(f)
 		t.Logf("move %d, attached in %v, removed in %v: %v", i+1, moved.Attach, moved.Remove, f)
+		if lost := f.lost(); lost > maxLost {
+			t.Errorf("move %d lost %d datagrams, want at most %d", i+1, lost, maxLost)
+		}
 		if f.gap.Load() > int64(maxGap) || f.stall.Load() > int64(maxStall) {
 			t.Errorf("move %d exceeds %v without a datagram, or %v until an echo", i+1, maxGap, maxStall)
 		}

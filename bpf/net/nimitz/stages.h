@@ -285,7 +285,8 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		int sent = 0;
 
 		vtep = r->vtep;
-		if (!over_ipv4 && j->offload)
+		/* A packet that is relayed comes from a frontend, or from a sender that did not use one. */
+		if (!over_ipv4 && j->offload && (j->from != PORT_VXLAN || j->remote_edge))
 			choose_frontend(skb, j->offload, &vtep);
 		if (direct_port && !over_ipv4)
 			sent = direct_xmit(skb, j, &vtep, node->vxlan);

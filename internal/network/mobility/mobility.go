@@ -1,7 +1,7 @@
-// Package mobility has what networks with address keys share (capability tenant.AddressKeys). A container with an address
-// key gets the address of the key. If a container of another node has it, the address moves here: Prepare returns the
-// address, and when the network has written the container's entry, Here has the cluster change the mapping. So the entry
-// is there before the first packet. The former node forwards what other nodes still send to it.
+// Package mobility has what networks with address keys share (capability tenant.AddressKeys). A container with an
+// address key gets the address of the key. If a container of another node has it, the address moves here: Prepare
+// returns the address, and when the network has written the container's entry, Here has the cluster change the mapping.
+// So the entry is there before the first packet. The former node forwards what other nodes still send to it.
 package mobility
 
 import (

@@ -171,7 +171,7 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 				m.Wire = h.segment
 			}
 			m.Offload = h.offloadTo(p.VTEP)
-			_, m.Relays = h.relays[m.To]
+			m.Relays = h.relaysTo(m.To, p)
 			return m
 		}
 		if slices.Contains(h.overlays, m.To) {

@@ -70,6 +70,12 @@ func (n *Network) noteLeft(h *hosted, r endpoint.Record) {
 	}
 }
 
+// relaysTo reports whether packets from other nodes are forwarded to a prefix.
+func (h *hosted) relaysTo(to netip.Prefix, p Place) bool {
+	_, left := h.relays[to]
+	return left || p.Keyed && h.fronts()
+}
+
 // onlyRelays returns what is left of a tenant without containers here: the entries by which this node forwards to
 // containers that have moved.
 func (h *hosted) onlyRelays() *hosted {

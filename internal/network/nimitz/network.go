@@ -238,8 +238,8 @@ func (n *Network) Pipeline(ctx context.Context) ([]pipeline.Entry, error) {
 	return n.config.Switch.Entries(ctx)
 }
 
-// Activate makes the device a port and installs the endpoint's entries. If the endpoint's address is on another node, it
-// moves here then.
+// Activate makes the device a port and installs the endpoint's entries. Then the endpoint's address moves here, if it
+// is on another node.
 func (n *Network) Activate(ctx context.Context, r endpoint.Record) error {
 	if err := n.install(ctx, r); err != nil {
 		return err
