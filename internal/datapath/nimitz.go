@@ -265,8 +265,8 @@ func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 func (t pipelineMap) full(room, used, more int) error {
 	advice := "raise the agent's limit, or run tenants with fewer mappings and services here"
 	if t.pin == bpfobj.PinNimOffloads || t.pin == bpfobj.PinNimBackends {
-		advice = "stop offloads of tenants that have containers on this node or are reached from it; `pilaster offload " +
-			"list` shows them"
+		advice = "stop offloads of tenants with containers on this node, or of which it is a frontend; `pilaster " +
+			"offload list` shows them"
 	}
 	return fmt.Errorf("%w: the map of %s has room for %d entries, holds %d and would get %d more; nothing was "+
 		"changed: %s",

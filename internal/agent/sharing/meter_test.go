@@ -84,7 +84,8 @@ func TestMeter(t *testing.T) {
 		m := NewMeter(is, is, 2)
 		defer m.Close()
 		if load := mustLoad(t, m, false); is.counting != 0 || load.Own != 0 || load.Fronting != nil ||
-			load.Budget != 2 || load.Rules != 30 || load.RulesCapacity != 100 || load.Sessions != 5 || load.SessionsCapacity != 70 ||
+			load.Budget != 2 || load.Rules != 30 || load.RulesCapacity != 100 ||
+			load.Sessions != 5 || load.SessionsCapacity != 70 ||
 			len(load.Tenants) != 2 || load.Tenants[0].Tenant != "blue" || load.Tenants[1].Tenant != "green" ||
 			load.Tenants[1].Rules != 5 {
 			t.Errorf("with tables only: %v", load)
