@@ -56,7 +56,7 @@ type Core struct {
 
 	staged sessionStage // sessions of containers that move here
 
-	offloadsChanged wakeup // see OffloadsChanged
+	offloadsChanged, loadDue wakeup // this node became or was a member of an offload that has changed
 
 	migrationDue wakeup               // endpoints may have to migrate
 	migrated     map[endpoint.ID]bool // endpoints on two networks whose new attachment this process has verified
@@ -90,7 +90,7 @@ func New(c Config) (*Core, error) {
 		plan: c.Plan, edge: c.Edge, mtuReserve: c.MTUReserve,
 		max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{},
-		migrationDue: newWakeup(), offloadsChanged: newWakeup(),
+		migrationDue: newWakeup(), offloadsChanged: newWakeup(), loadDue: newWakeup(),
 	}
 	c.Tenants.node, c.Tenants.containers = c.Node, core.offloadedContainers
 	c.Tenants.appOverrides = core.overrides

@@ -55,6 +55,9 @@ func (c *Core) Roles() (all []Role) {
 // OffloadsChanged receives a value after a change of Roles.
 func (c *Core) OffloadsChanged() <-chan struct{} { return c.offloadsChanged }
 
+// LoadDue receives a value after a change of Roles: the orchestrator then wants the node's load.
+func (c *Core) LoadDue() <-chan struct{} { return c.loadDue }
+
 // SetLostFrontends reports to the orchestrator which frontends of a tenant's offload do not answer this node's probes.
 func (c *Core) SetLostFrontends(name string, nodes []string) { c.tenants.setLostFrontends(name, nodes) }
 
@@ -140,6 +143,11 @@ func isFrontend(t tenant.Tenant, node netip.Prefix) bool {
 // isBackend reports whether a node is the backend of an offload of the tenant.
 func isBackend(t tenant.Tenant, node netip.Prefix) bool {
 	return slices.ContainsFunc(t.Offloads, func(o tenant.Offload) bool { return o.Prefix == node })
+}
+
+// isMember reports whether a node is a backend or a frontend of an offload of the tenant.
+func isMember(t tenant.Tenant, node netip.Prefix) bool {
+	return isBackend(t, node) || isFrontend(t, node)
 }
 
 // fronts reports whether this node is a frontend of a tenant. The node's record lists tenants that it is a frontend of
