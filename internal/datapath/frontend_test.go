@@ -636,8 +636,8 @@ func TestFrontendWork(t *testing.T) {
 			is.work.FromTunnel.Count-was.work.FromTunnel.Count
 		out := is.work.ToFabric.Count - was.work.ToFabric.Count
 		if passed == 0 || fabric < passed || tunnel < passed || out < passed {
-			t.Errorf("node %d: %d packets to the backend, %d runs for packets of the fabric, %d of the tunnel, %d to the "+
-				"fabric", node, passed, fabric, tunnel, out)
+			t.Errorf("node %d: %d packets to the backend, %d runs for packets of the fabric, %d of the tunnel, %d "+
+				"to the fabric", node, passed, fabric, tunnel, out)
 		}
 		spent := is.work.FromTunnel.Time - was.work.FromTunnel.Time
 		if total := is.work.Total - was.work.Total; spent <= 0 || total <= spent {
@@ -648,10 +648,10 @@ func TestFrontendWork(t *testing.T) {
 	if n := read(ofSender).packets[index] - before[ofSender].packets[index]; n < 60 {
 		t.Errorf("%d packets of the container that began 20 connections", n)
 	}
-	used, capacity, err := w.nodes[ofBackend].datapath.UsedSessions()
+	used, capacity, err := w.nodes[ofBackend].datapath.TenantSessions()
 	must(t, err)
-	if used < 20 || capacity < used {
-		t.Errorf("%d of %d sessions", used, capacity)
+	if used[7] < 20 || capacity < used[7] {
+		t.Errorf("%v of %d sessions", used, capacity)
 	}
 	entries, err := w.switches[ofFront1].Entries(t.Context())
 	must(t, err)
