@@ -146,7 +146,7 @@ func (w *frontWire) offload(t testing.TB, asks bool, containers ...*testContaine
 }
 
 // rules makes a node accept TCP to port 80 and ICMP and UDP to all, or, for a backend without rules, nothing.
-func (n *testNode) rules(t *testing.T, none bool) {
+func (n *testNode) rules(t testing.TB, none bool) {
 	t.Helper()
 	if none {
 		n.says(t, 10, 1, denies|ruleNothing, 0, 0)
