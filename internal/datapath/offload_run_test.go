@@ -2,14 +2,19 @@ package datapath
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/packet"
@@ -20,15 +25,23 @@ import (
 // messages as data. The other member of both is the far node.
 type offloadBench struct {
 	*progBench
+	sw  *Nimitz
 	hot *testContainer // IPv6 only
 }
 
 const otherOffload = 78 // whose frontend the node is
 
 func newOffloadBench(t testing.TB, sessions int) *offloadBench {
+	b := newAlone(t, sessions, false)
+	b.join(t)
+	return b
+}
+
+// newAlone returns the node before it takes part in offloads.
+func newAlone(t testing.TB, sessions int, direct bool) *offloadBench {
 	w := newLink(t)
 	n, far := w.nodes[0], w.nodes[1]
-	n.reserve, n.room = tenant.OffloadOverhead, sessions
+	n.reserve, n.room, n.direct = tenant.OffloadOverhead, sessions, direct
 	n.open(t, endpoint.Veth)
 	b := &offloadBench{progBench: &progBench{testNode: n, far: far}}
 	h, err := n.ns.Netlink()
@@ -37,9 +50,16 @@ func newOffloadBench(t testing.TB, sessions int) *offloadBench {
 	eth0, err := h.LinkByName("eth0")
 	must(t, err)
 	b.uplinkMAC = eth0.Attrs().HardwareAddr
-	s, err := n.datapath.Nimitz()
+	b.sw, err = n.datapath.Nimitz()
 	must(t, err)
-	b.hot = n.addOverlay(t, s, 1, 7, 2).of(1)
+	b.hot = n.addOverlay(t, b.sw, 1, 7, 2).of(1)
+	n.rules(t, true)
+	return b
+}
+
+// offloads returns the entries of the offloads.
+func (b *offloadBench) offloads() []pipeline.Entry {
+	n, far := b.testNode, b.far
 	own := pipeline.Offload{ID: frontOffload, VNI: 7, Backend: n.prefix, Epoch: frontEpoch}
 	own.To[0], own.From[0] = far.prefix, far.prefix
 	other := pipeline.Offload{ID: otherOffload, VNI: 7, Backend: far.prefix, Epoch: frontEpoch, Fronts: true}
@@ -53,9 +73,12 @@ func newOffloadBench(t testing.TB, sessions int) *offloadBench {
 			VNI: 7, To: to, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(far.prefix),
 		})
 	}
-	must(t, s.Apply(t.Context(), nil, entries))
-	n.rules(t, true)
-	return b
+	return entries
+}
+
+func (b *offloadBench) join(t testing.TB) {
+	t.Helper()
+	must(t, b.sw.Apply(t.Context(), nil, b.offloads()))
 }
 
 // client returns an address of the far node's subnet.
@@ -129,10 +152,7 @@ func bigEndian32(v uint32) uint32 {
 // arrives runs the uplink's program for a message, and fails if the message is not accepted.
 func (b *offloadBench) arrives(t *testing.T, frame []byte) {
 	t.Helper()
-	verdict, _, reasons := b.run(t, b.datapath.Objects.PilOffloadIn, frame, skb{Ifindex: b.uplinkIfindex()})
-	if verdict != verdictRedirect {
-		t.Fatalf("a message got verdict %d, dropped for %v", verdict, reasons)
-	}
+	b.passes(t, b.datapath.Objects.PilOffloadIn, frame, skb{Ifindex: b.uplinkIfindex()})
 }
 
 // answers runs the container's program for an answer of the server.
@@ -142,12 +162,20 @@ func (b *offloadBench) answers(t *testing.T, client netip.Addr, port uint16, fla
 		SourcePort: 80, DestinationPort: port, Flags: flags,
 	}}
 	frame := p.Frame(host.GatewayMAC, b.hot.record.Device.ContainerMAC)
-	verdict, _, reasons := b.run(t, b.datapath.Objects.PilContainer, frame, skb{
+	b.passes(t, b.datapath.Objects.PilContainer, frame, skb{
 		Ifindex: b.hot.ifindex(), IngressIfindex: b.hot.ifindex(),
 	})
-	if verdict != verdictRedirect {
-		t.Fatalf("an answer got verdict %d, dropped for %v", verdict, reasons)
-	}
+}
+
+func (b *offloadBench) passes(t *testing.T, p *ebpf.Program, frame []byte, ctx skb) {
+	t.Helper()
+	must(t, b.ns.Do(func() error {
+		verdict, err := p.Run(&ebpf.RunOptions{Data: frame, Context: ctx})
+		if err == nil && verdict != verdictRedirect {
+			err = fmt.Errorf("verdict %d for %x; drops %v", verdict, frame, b.drops(t))
+		}
+		return err
+	}))
 }
 
 func (b *offloadBench) created(t testing.TB) (sum uint64) {
@@ -303,4 +331,30 @@ func (b *offloadBench) model(frame []byte) (kind byte, member bool) {
 	return kind, bytes.Equal(frame[atSource:atSource+16], far[:]) && word(atVNI) == 7<<8 &&
 		word(atPath) == id<<8|index && word(atMsg) == 0xfff60154 && frame[atMsg+4] == 1 && kind >= kindPre &&
 		kind <= kindAlive && word(atEpoch) == frontEpoch
+}
+
+// TestTraceOfNewMember: a node with a direct tunnel that begins to take part in an offload during a trace receives the
+// messages of the other members.
+func TestTraceOfNewMember(t *testing.T) {
+	b := newAlone(t, 1<<14, true)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events, err := b.datapath.Follow(ctx, dpapi.PacketFilter{
+		Sources: []netip.Addr{b.client(0)}, Destinations: []netip.Addr{b.hot.seen()},
+	})
+	must(t, err)
+	b.join(t)
+	arrives, end := capture(t, b.hot.ns), injector(t, b.far.ns)
+	message := b.message(kindPre, b.inward(b.client(0), 1000, packet.SYN))
+	must(t, end.Send(message))
+	deadline, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	if _, err := arrives.Until(deadline, func(c packet.Captured) bool {
+		return bytes.HasSuffix(message, c.Frame[14:])
+	}); err != nil {
+		t.Errorf("during the trace no message arrives: %v; dropped %v", err, b.drops(t))
+	}
+	cancel()
+	for range events {
+	}
 }
