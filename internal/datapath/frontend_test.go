@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
@@ -162,14 +164,9 @@ func (n *testNode) rules(t testing.TB, none bool) {
 
 func (w *frontWire) sent(t *testing.T, node int) (all [8]uint64) {
 	t.Helper()
-	for kind := range all {
-		var per []uint64
-		must(t, w.nodes[node].datapath.Objects.NimSentV1.Lookup(uint32(kind), &per))
-		for _, n := range per {
-			all[kind] += n
-		}
-	}
-	return all
+	each, err := w.nodes[node].datapath.Messages()
+	must(t, err)
+	return each[frontOffload]
 }
 
 // connects reports whether a TCP connection to a port succeeds.
@@ -568,8 +565,12 @@ func TestFrontendDrops(t *testing.T) {
 	for _, i := range fronts {
 		w.nodes[i].rules(t, false)
 	}
-	dropped("to a container that the frontends do not know", dropreason.NshUnknown, fronts, far, beside)
 	mustReach(t, far, hot, "with rules")
+	// The backend has no rules, so it asks about a packet that a frontend has passed on.
+	mustReach(t, far, beside, "a container that the frontends do not know")
+	if connects(t, far, beside, 81) {
+		t.Error("port 81 of a container that the frontends do not know is open")
+	}
 
 	// Rules for what leaves the region apply where it begins; an error about it comes back after the frontend's answer.
 	backend := w.switches[ofBackend]
@@ -641,5 +642,74 @@ func TestFrontendProbe(t *testing.T) {
 	}
 	if answered(ofBackend, o, ofSender) {
 		t.Error("a node that is no frontend answers")
+	}
+}
+
+// TestFrontendWork: what a frontend is charged for an offload is counted: messages, runs and time of the programs that
+// the offload's packets pass, and packets of containers' devices. Counters end with the offload (NZ5).
+func TestFrontendWork(t *testing.T) {
+	w := newFrontWire(t)
+	hot, far := w.add(t, ofBackend, 2), w.add(t, ofSender, 2)
+	for i, n := range w.nodes {
+		n.rules(t, i == ofBackend)
+	}
+	w.offload(t, true, hot)
+	counting, err := w.nodes[ofFront1].datapath.MeasureWork()
+	must(t, err)
+	defer counting.Close()
+	type counted struct {
+		work    dpapi.Work
+		sent    [8]uint64
+		packets map[int]uint64
+	}
+	read := func(node int) (c counted) {
+		t.Helper()
+		c.work, err = w.nodes[node].datapath.Work()
+		must(t, err)
+		c.packets, err = w.nodes[node].datapath.DevicePackets()
+		must(t, err)
+		c.sent = w.sent(t, node)
+		return c
+	}
+	fronts := []int{ofFront1, ofFront2}
+	before := map[int]counted{ofSender: read(ofSender), ofFront1: read(ofFront1), ofFront2: read(ofFront2)}
+	for range 20 { // each one by the frontend of its port
+		if !connects(t, far.of(1), hot.of(1), 80) {
+			t.Fatal("port 80 is closed")
+		}
+	}
+	for _, node := range fronts {
+		was, is := before[node], read(node)
+		passed := is.sent[dpapi.MessagePre] - was.sent[dpapi.MessagePre]
+		fabric, tunnel := is.work.FromFabric.Count-was.work.FromFabric.Count,
+			is.work.FromTunnel.Count-was.work.FromTunnel.Count
+		out := is.work.ToFabric.Count - was.work.ToFabric.Count
+		if passed == 0 || fabric < passed || tunnel < passed || out < passed {
+			t.Errorf("node %d: %d packets to the backend, %d runs for packets of the fabric, %d of the tunnel, %d to the "+
+				"fabric", node, passed, fabric, tunnel, out)
+		}
+		spent := is.work.FromTunnel.Time - was.work.FromTunnel.Time
+		if total := is.work.Total - was.work.Total; spent <= 0 || total <= spent {
+			t.Errorf("node %d: %v in all, %v for packets of the tunnel", node, total, spent)
+		}
+	}
+	index := far.record.Device.HostIfindex
+	if n := read(ofSender).packets[index] - before[ofSender].packets[index]; n < 60 {
+		t.Errorf("%d packets of the container that began 20 connections", n)
+	}
+	used, capacity, err := w.nodes[ofBackend].datapath.UsedSessions()
+	must(t, err)
+	if used < 20 || capacity < used {
+		t.Errorf("%d of %d sessions", used, capacity)
+	}
+	entries, err := w.switches[ofFront1].Entries(t.Context())
+	must(t, err)
+	must(t, w.switches[ofFront1].Apply(t.Context(), slices.DeleteFunc(entries, func(e pipeline.Entry) bool {
+		return e.Stage() != pipeline.Sharing
+	}), nil))
+	left, err := w.nodes[ofFront1].datapath.Messages()
+	must(t, err)
+	if len(left) > 0 {
+		t.Errorf("after the end: %v", left)
 	}
 }

@@ -118,6 +118,13 @@ func frontends() []mutation {
 			cases: []string{"at frontends without rules"},
 		},
 		{
+			name:  "containers of other offloads",
+			old:   "if (!e || e->offload != j->offload)\n\t\treturn offload_pass_on(skb, s, o);",
+			new:   "if (!e)\n\t\treturn offload_pass_on(skb, s, o);",
+			test:  "TestFrontendsMoved",
+			cases: []string{"of another offload"},
+		},
+		{
 			name: "rules of who is asked",
 			old: ` || !has_policies(o->vni))
 		return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);`,

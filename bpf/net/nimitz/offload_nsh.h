@@ -8,13 +8,18 @@
 #pragma once
 #include "net/nimitz/stages.h"
 
-/* Messages that this node has sent, by kind. */
+/* Messages that this node has sent. The agent makes the entries. */
+struct sent_messages {
+	__u64 of[8]; /* enum offload_kind */
+};
+
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32); /* enum offload_kind */
-	__type(value, __u64);
-	__uint(max_entries, 8);
-} nim_sent_v1 SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32); /* id of the offload */
+	__type(value, struct sent_messages);
+	__uint(max_entries, 1); /* set at load */
+} nim_sent_v2 SEC(".maps");
 
 /* When a frontend has last answered a probe. */
 struct probe_key {
@@ -30,12 +35,12 @@ struct {
 	__uint(max_entries, 1024); /* a node is the backend of few offloads */
 } nim_probes_v1 SEC(".maps");
 
-static __always_inline void count_sent(__u32 kind)
+static __always_inline void count_sent(const struct offload_scratch *s)
 {
-	__u64 *sent = bpf_map_lookup_elem(&nim_sent_v1, &kind);
+	struct sent_messages *sent = bpf_map_lookup_elem(&nim_sent_v2, &s->j.offload);
 
 	if (sent)
-		++*sent;
+		sent->of[s->msg.kind & 7]++;
 }
 
 /* nsh_xmit sends a message that is complete, from this node to another one. length is that of the packet behind the
@@ -51,7 +56,7 @@ static __always_inline int nsh_xmit(struct __sk_buff *skb, struct offload_scratc
 	why = find_next_hop(skb, &s->f, length, &s->next_hop);
 	if (why)
 		return drop(skb, why, HOOK_TUNNEL);
-	count_sent(s->msg.kind);
+	count_sent(s);
 	skb->mark = accept_mark;
 	skb->tstamp = 0;
 	return bpf_redirect_neigh(s->f.ifindex, NULL, 0, 0);
@@ -90,6 +95,23 @@ static __always_inline int nsh_send(struct __sk_buff *skb, struct offload_scratc
 	return nsh_xmit(skb, s, to, length);
 }
 
+/* offload_pass_on sends a packet to the backend as it is, which asks about it: its container has just started there, or
+ * has just moved there. A packet of this node's own container has passed check_egress. */
+static __noinline int offload_pass_on(struct __sk_buff *skb, struct offload_scratch *s, const struct offload *o)
+{
+	struct addr vtep = {.lo = VTEP_HOST};
+	struct nimitz_node *node;
+	__u32 zero = 0;
+	int why;
+
+	node = bpf_map_lookup_elem(&nim_node_v1, &zero);
+	if (!s || !o || !node)
+		return TC_ACT_SHOT;
+	vtep.hi = o->backend;
+	why = s->j.from == PORT_VXLAN ? check_egress(skb, &s->j, node->vxlan) : 0;
+	return why ? drop(skb, why, HOOK_TUNNEL) : tunnel_xmit(skb, &s->j, &vtep, node->vxlan);
+}
+
 /* is_plain reports whether a packet is TCP or UDP and no fragment: the backend does not parse it again. */
 static __always_inline bool is_plain(const struct packet *p)
 {
@@ -107,8 +129,10 @@ static __always_inline int offload_front(struct __sk_buff *skb, struct offload_s
 	struct verdict *v;
 
 	/* Without rules this node may not answer: the backend accepts what it says. */
-	if (!d || !e || e->offload != j->offload || !has_policies(j->vni))
+	if (!d || !has_policies(j->vni))
 		return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);
+	if (!e || e->offload != j->offload)
+		return offload_pass_on(skb, s, o);
 	set_session(d, &j->dst, &j->src, 0, j->vni);
 	d->ct.pkt.dir = RX;
 	d->mode = ENFORCE_BY_APP;

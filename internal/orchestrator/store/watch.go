@@ -42,9 +42,10 @@ type Event struct {
 	Policy         *pilasterv1.Policy
 	EndedPolicy    *pilasterv1.Policy // with tenant, kind, namespace and name only
 
-	// Package cache derives these events from Hosting.
+	// Package cache derives these from Hosting.
 	Override      *pilasterv1.Override
 	EndedOverride *pilasterv1.Override
+	ToFrontends   bool // of Tenant only the containers of offloads changed, which only frontends use
 }
 
 // NodeSession is the session of a node, or none.
