@@ -170,13 +170,14 @@ func (b *offloadBench) answers(t *testing.T, client netip.Addr, port uint16, fla
 
 func (b *offloadBench) passes(t *testing.T, p *ebpf.Program, frame []byte, ctx skb) {
 	t.Helper()
-	must(t, b.ns.Do(func() error {
-		verdict, err := p.Run(&ebpf.RunOptions{Data: frame, Context: ctx})
-		if err == nil && verdict != verdictRedirect {
-			err = fmt.Errorf("verdict %d for %x; drops %v", verdict, frame, b.drops(t))
-		}
+	var verdict uint32
+	must(t, b.ns.Do(func() (err error) {
+		verdict, err = p.Run(&ebpf.RunOptions{Data: frame, Context: ctx})
 		return err
 	}))
+	if verdict != verdictRedirect {
+		t.Fatalf("verdict %d for %x; drops %v", verdict, frame, b.drops(t))
+	}
 }
 
 func (b *offloadBench) created(t testing.TB) (sum uint64) {
@@ -353,24 +354,24 @@ func TestShares(t *testing.T) {
 		}))
 	}
 	out := make([]byte, 400)
-	asked := func(frame []byte) int { // which frontend
+	asked := func(frame []byte) (frontend int, err error) {
 		options := &ebpf.RunOptions{Data: frame, DataOut: out[:len(frame)+200], Context: ctx}
 		verdict, err := program.Run(options)
 		if err != nil || verdict != verdictRedirect || len(options.DataOut) < atPre {
-			t.Fatalf("verdict %d, %v; drops %v", verdict, err, b.drops(t))
+			return 0, fmt.Errorf("verdict %d, %w", verdict, err)
 		}
 		i, ok := index[netip.AddrFrom16([16]byte(options.DataOut[atSource+16:]))]
 		if !ok {
-			t.Fatalf("no frontend is asked: %x", options.DataOut)
+			return 0, fmt.Errorf("no frontend is asked: %x", options.DataOut)
 		}
-		return i
+		return i, nil
 	}
-	use := func(n int) {
+	use := func(n int) error {
 		used := o
 		clear(used.To[n:])
-		must(t, b.sw.Apply(t.Context(), nil, []pipeline.Entry{
+		return b.sw.Apply(t.Context(), nil, []pipeline.Entry{
 			used, pipeline.Backend{VNI: 7, Offload: frontOffload, Asks: true},
-		}))
+		})
 	}
 	frames := make([][]byte, 60_000)
 	r := rand.New(rand.NewPCG(3, 0))
@@ -380,11 +381,16 @@ func TestShares(t *testing.T) {
 		}}.Frame(host.GatewayMAC, beside.record.Device.ContainerMAC)
 	}
 	must(t, b.ns.Do(func() error {
-		use(8)
+		if err := use(8); err != nil {
+			return err
+		}
 		var of [8]int
 		chosen := make([]int, len(frames))
 		for i, frame := range frames {
-			chosen[i] = asked(frame)
+			var err error
+			if chosen[i], err = asked(frame); err != nil {
+				return err
+			}
 			of[chosen[i]]++
 		}
 		for _, n := range []int{8, 4, 2} {
@@ -397,10 +403,12 @@ func TestShares(t *testing.T) {
 					t.Errorf("frontend %d of %d: %d tuples, an equal share has %d", i, n, got, equal)
 				}
 			}
-			use(n)
+			if err := use(n); err != nil {
+				return err
+			}
 			for i, frame := range frames[:1000] {
-				if got := asked(frame); got != chosen[i]%n {
-					t.Errorf("%d frontends: number %d is asked, want %d", n, got, chosen[i]%n)
+				if got, err := asked(frame); err != nil || got != chosen[i]%n {
+					return fmt.Errorf("%d frontends: number %d is asked, want %d: %w", n, got, chosen[i]%n, err)
 				}
 			}
 		}
