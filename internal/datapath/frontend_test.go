@@ -495,12 +495,15 @@ func TestFrontendMessages(t *testing.T) {
 	// The verdict of an established session is cached with the pre-actions, and counts only for packets with these.
 	ports := pre[inner+14+40:]
 	far2hot := packet.UDP{
-		SourcePort: binary.BigEndian.Uint16(ports), DestinationPort: binary.BigEndian.Uint16(ports[2:]), Payload: []byte("far"),
+		SourcePort: binary.BigEndian.Uint16(ports), DestinationPort: binary.BigEndian.Uint16(ports[2:]),
+		Payload: []byte("far"),
 	}
 	back := capture(t, far.ns)
 	must(t, injector(t, hot.ns).Send(packet.Packet{
 		Source: hot.seen(), Destination: far.seen(),
-		Body: packet.UDP{SourcePort: far2hot.DestinationPort, DestinationPort: far2hot.SourcePort, Payload: []byte("hot")},
+		Body: packet.UDP{
+			SourcePort: far2hot.DestinationPort, DestinationPort: far2hot.SourcePort, Payload: []byte("hot"),
+		},
 	}.Frame(host.GatewayMAC, hot.record.Device.ContainerMAC)))
 	deadline, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()

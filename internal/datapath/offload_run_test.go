@@ -126,7 +126,8 @@ func (b *offloadBench) message(kind byte, p packet.Packet) []byte {
 		m.Proto, m.Flags = packet.ProtocolTCP, uint8(body.Flags)
 		m.LocalPort, m.RemotePort = bigEndian(body.DestinationPort), bigEndian(body.SourcePort)
 	case packet.UDP:
-		m.Proto, m.LocalPort, m.RemotePort = packet.ProtocolUDP, bigEndian(body.DestinationPort), bigEndian(body.SourcePort)
+		m.Proto = packet.ProtocolUDP
+		m.LocalPort, m.RemotePort = bigEndian(body.DestinationPort), bigEndian(body.SourcePort)
 	}
 	if m.Proto != 0 {
 		m.Local, m.Remote = bpfobj.ToAddr(p.Destination), bpfobj.ToAddr(p.Source)
@@ -335,9 +336,9 @@ func (b *offloadBench) model(frame []byte) (kind byte, member bool) {
 		kind <= kindAlive && word(atEpoch) == frontEpoch
 }
 
-// TestShares: the hash of a packet's 5-tuple spreads fixed ones evenly over the frontends (NZ3). The kernel's key of the
-// hash is random: with 40,000 tuples (Nezha) one of 8 shares would be more than 5 % off once in 800 starts of the machine, with
-// these once in 30,000.
+// TestShares: the hash of a packet's 5-tuple spreads fixed ones evenly over the frontends (NZ3). The kernel's key of
+// the hash is random: with 40,000 tuples (Nezha) one of 8 shares would be more than 5 % off once in 800 starts of the
+// machine, with these once in 30,000.
 func TestShares(t *testing.T) {
 	b := newAlone(t, 1<<14, false)
 	beside := b.addOverlay(t, b.sw, 1, 7, 3).of(1)
