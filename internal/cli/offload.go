@@ -31,6 +31,8 @@ type offloadView struct {
 	Prefixes   []string       `json:"prefixes,omitempty"` // of start: addresses and subnets of the tenant on the node
 	Awaited    []awaitedView  `json:"awaited,omitempty"`  // nodes without which the next step does not begin
 	DryRun     bool           `json:"dryRun,omitempty"`   // nothing was changed
+	Gain       float64        `json:"gain,omitempty"`     // of start: estimated; 0: unknown
+	Estimate   string         `json:"estimate,omitempty"` // of start: what it is based on
 }
 
 // frontendView is a node that looks up rules.
@@ -157,7 +159,7 @@ func newOffloadStart(env Env) *cobra.Command {
 	var out output
 	var node string
 	var frontends []string
-	var dryRun bool
+	var dryRun, force bool
 	count, wait := 4, 30*time.Second
 	cmd := &cobra.Command{
 		Use:   "start TENANT",
@@ -168,7 +170,11 @@ The orchestrator chooses connected nodes as frontends: first those of the node's
 serve the fewest offloads. While the frontends load the rules, packets go to the node as before.
 
 The command is refused if the tenant has no policies, if a node cannot take part, or if a connected node
-with containers of the tenant reserves too few bytes of its MTU; the message names these nodes.`,
+with containers of the tenant reserves too few bytes of its MTU; the message names these nodes.
+
+It is also refused, except with --force, if the estimated gain is below 1: where lookups are short, the way
+by a frontend costs more than they do. The gain is how many times more connections the programs could set
+up. Use --force to free room for rules on the node, or to try an offload.`,
 		Example: "  pilaster offload start green --node n1 --dry-run\n  pilaster offload start green --node n1 " +
 			"--frontends 2\n  pilaster offload start green --node n1 --frontend n2 --frontend n3",
 		Args: cobra.ExactArgs(1),
@@ -177,6 +183,7 @@ with containers of the tenant reserves too few bytes of its MTU; the message nam
 			if err != nil {
 				return err
 			}
+			req.Force = force
 			client := socket.client()
 			resp, err := client.StartOffload(cmd.Context(), connect.NewRequest(req))
 			if err != nil {
@@ -190,6 +197,7 @@ with containers of the tenant reserves too few bytes of its MTU; the message nam
 				}
 			}
 			v.Prefixes, v.DryRun = resp.Msg.Prefixes, dryRun
+			v.Gain, v.Estimate = resp.Msg.Gain, resp.Msg.Estimate
 			return out.print(env.Stdout, v, v.printStarted)
 		},
 	}
@@ -212,7 +220,9 @@ with containers of the tenant reserves too few bytes of its MTU; the message nam
 		},
 	)
 	cmd.MarkFlagsMutuallyExclusive("frontends", "frontend")
-	f.BoolVar(&dryRun, "dry-run", false, "only check, and print the frontends and containers; change nothing")
+	f.BoolVar(&dryRun, "dry-run", false,
+		"only check, and print the frontends, the containers and the estimated gain; change nothing")
+	f.BoolVar(&force, "force", false, "start the offload also if the estimate is a loss")
 	f.Var((*atMost)(&wait), "wait", "how long to wait until the offload is active; 0: do not wait")
 	return cmd
 }
@@ -259,6 +269,13 @@ func (v offloadView) printStarted(w io.Writer) {
 		names = append(names, f.Node)
 	}
 	fmt.Fprintf(w, "frontends\t%s\ncontainers\t%s\n", strings.Join(names, ", "), goes)
+	if !v.DryRun {
+		return
+	}
+	fmt.Fprintf(w, "estimate\t%s\n", orNone(v.Estimate))
+	if v.Gain > 0 && v.Gain < 1 {
+		fmt.Fprintln(w, "this is a loss, so a start needs --force")
+	}
 }
 
 // awaitOffload waits until an offload has a phase, prints the progress, and returns the offload. After the phase ended

@@ -229,7 +229,7 @@ func TestOffload(t *testing.T) {
 	if err := s.cache.Await(wait, func() bool { return len(s.cache.Subscribers) == 5 }); err != nil {
 		t.Fatal(err)
 	}
-	start := &pilasterv1.StartOffloadRequest{Tenant: "green", Node: "n1", Count: 2, DryRun: true}
+	start := &pilasterv1.StartOffloadRequest{Tenant: "green", Node: "n1", Count: 2, DryRun: true, Force: true}
 	tried, err := op.StartOffload(t.Context(), connect.NewRequest(start))
 	if err != nil || len(tried.Msg.Prefixes) != 1 || phaseOf(tried.Msg.Offload.Offload) != "preparing n3-, n4-" {
 		t.Fatalf("dry run: got %v, %v; want frontends n3 and n4 of the same rack, and one container", tried, err)

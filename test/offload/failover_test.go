@@ -62,7 +62,7 @@ func (b *bed) cut(node string) (restore func()) {
 func (b *bed) startWith(frontends ...string) {
 	b.Helper()
 	_, err := b.Operator().StartOffload(b.ctx, connect.NewRequest(&pilasterv1.StartOffloadRequest{
-		Tenant: "green", Node: "n1", Frontends: frontends,
+		Tenant: "green", Node: "n1", Frontends: frontends, Force: true,
 	}))
 	must(b.T, err)
 	b.await(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE)

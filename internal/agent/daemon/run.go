@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"time"
 
@@ -48,11 +49,12 @@ type Options struct {
 	RunDir, StateDir string
 	MaxEndpoints     int
 	MaxTenantIDs     int
-	Identifiers      bool   // the packet path reserves the prefix of identifiers in any case
-	Edge             bool   // this node is an Edge Switch: it runs no containers
-	MTUReserve       int    // bytes by which containers' MTU is smaller than the tunnels allow
-	Rack             string // of this node, a DNS label; may be empty
-	MetricsListen    string // "host:port"; empty means the unix socket only
+	Identifiers      bool    // the packet path reserves the prefix of identifiers in any case
+	Edge             bool    // this node is an Edge Switch: it runs no containers
+	MTUReserve       int     // bytes by which containers' MTU is smaller than the tunnels allow
+	Rack             string  // of this node, a DNS label; may be empty
+	PacketCPUs       float64 // the node's budget for packets; 0: all CPUs
+	MetricsListen    string  // "host:port"; empty means the unix socket only
 	Version          string
 	// OpenDriver opens the packet path once the node's prefix is known. Close must leave the packet path in place.
 	OpenDriver func(state.Membership) (DriverCloser, error)
@@ -499,7 +501,10 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *agent.Core
 	}
 	if path, ok := d.driver.(dpapi.Sharing); ok && d.offloads {
 		prober := sharing.NewProber(core, path, d.Log)
+		meter := sharing.NewMeter(core, path, cmp.Or(d.PacketCPUs, float64(runtime.NumCPU())))
+		d.service.ServeSharing(api.Sharing{Prober: prober, Meter: meter})
 		g.Go(func() error { prober.Run(ctx); return nil })
+		g.Go(func() error { d.link.ReportLoads(ctx, meter); return nil })
 	}
 	g.Go(func() error { return overlap.Run(ctx, d.Log) })
 	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplink, core, d.Log) })

@@ -96,6 +96,9 @@ func (m *Meter) Last() *pilasterv1.NodeLoad {
 	return m.last
 }
 
+// Messages counts the messages that this node has sent, by offload, by kind.
+func (m *Meter) Messages() (map[uint32]dpapi.Messages, error) { return m.path.Messages() }
+
 // Close ends the kernel's count.
 func (m *Meter) Close() error {
 	m.mu.Lock()

@@ -288,7 +288,7 @@ type PilasterOffloadMsg struct {
 	Version    uint8
 	Kind       uint8
 	Proto      uint8
-	Zero       uint8
+	Flags      uint8
 	Local      PilasterAddr
 	Remote     PilasterAddr
 	LocalPort  uint16

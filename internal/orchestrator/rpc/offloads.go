@@ -28,13 +28,17 @@ func (s *OperatorService) StartOffload(
 		is.Frontends = chooseFrontends(
 			s.Cache.AllNodes(), s.Cache.AllTenants(), of.Network, m.Node, min(is.Count, tenant.MaxActive))
 	}
+	gain, estimate := s.modelledGain(of, is.Count)
+	if gain > 0 && gain < 1 && !m.Force {
+		is.Loss = estimate
+	}
 	made, err := s.Store.StartOffload(ctx, is)
 	if err != nil {
 		return nil, err
 	}
 	resp := &pilasterv1.StartOffloadResponse{
 		Offload:  &pilasterv1.OffloadStatus{Tenant: m.Tenant, Offload: made},
-		Prefixes: s.Cache.PrefixesOf(m.Tenant, m.Node),
+		Prefixes: s.Cache.PrefixesOf(m.Tenant, m.Node), Gain: gain, Estimate: estimate,
 	}
 	if !m.DryRun {
 		s.await(ctx)

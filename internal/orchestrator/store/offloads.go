@@ -29,6 +29,7 @@ type Offloading struct {
 	Node      string   // the backend
 	Count     int      // of frontends: 1, 2, 4 or 8
 	Frontends []string // names of nodes that can be frontends, at most Count
+	Loss      string   // why the offload would be a loss, to refuse it; empty if it may start
 	Automatic bool     // the controller starts it
 	DryRun    bool     // only check
 }
@@ -82,6 +83,13 @@ func (s *Store) StartOffload(ctx context.Context, is Offloading) (*pilasterv1.Of
 		}
 		if is.DryRun {
 			return nil
+		}
+		if is.Loss != "" {
+			return refuse(
+				Refused,
+				"the offload would be a loss: %s; nothing was changed: use --force to start it all the same",
+				is.Loss,
+			)
 		}
 		if made.Id, err = t.nextOffload(); err != nil {
 			return err
