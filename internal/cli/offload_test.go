@@ -117,7 +117,7 @@ func TestOffloadCommands(t *testing.T) {
 		{ExitFailed, `no tenant "red"`, "start red --node n1"},
 		{ExitFailed, `no tenant "red"`, "list --tenant red"},
 		{ExitFailed, "only tenants on network nimitz", "start blue --node n1 --frontends 1"},
-		{ExitFailed, "2 nodes can be frontends of node n1, and 4 are wanted", "start green --node n1"},
+		{ExitFailed, "2 nodes fit, 4 are needed; the others: none for 4 frontends of node n1", "start green --node n1"},
 		{ExitFailed, "no containers of tenant green", "start green --node n2 --frontends 1"},
 		{ExitFailed, `no node "n9"`, "start green --node n1 --frontend n9"},
 		{ExitFailed, "are not offloaded", "get green --node n1"},
@@ -126,9 +126,10 @@ func TestOffloadCommands(t *testing.T) {
 		refused(t, c.code, c.says, append([]string{"offload"}, strings.Fields(c.args)...)...)
 	}
 	prints(t, "nothing was changed; the offload of tenant green on node n1 would have:\n"+
-		"frontends    n2, n3\ncontainers   10.0.1.0/24\n",
+		"frontends        n2, n3\ncontainers       10.0.1.0/24\n"+
+		"estimated gain   unknown: node n1 has not measured its packet load: it does while `pilaster offload auto` is on\n",
 		append(two, "--dry-run")...)
-	if v := ask[[]offloadView](t, "offload", "list"); len(v) != 0 {
+	if v := ask[offloadsView](t, "offload", "list"); len(v.Offloads) != 0 || v.Automatic || len(v.Problems) != 0 {
 		t.Errorf("offload list after a dry run: %+v, want none", v)
 	}
 
@@ -136,16 +137,18 @@ func TestOffloadCommands(t *testing.T) {
 	prints(t, "tenant green on node n1 is offloaded: its rules are looked up on the frontends\n"+
 		"frontends    n3, n2\ncontainers   10.0.1.2\n", start...)
 	refused(t, ExitFailed, "offloaded already", start...)
-	prints(t, "TENANT   NODE   PHASE    CONTAINERS   FRONTENDS\ngreen    n1     active   1            n3, n2\n",
-		"offload", "list")
+	prints(t, "TENANT   NODE   PHASE    STARTED       CONTAINERS   FRONTENDS   PROBLEMS\n"+
+		"green    n1     active   by operator   1            n3, n2      none\n", "offload", "list")
 	v := ask[offloadView](t, "offload", "get", "green", "--node", "n1")
-	if v.ID == 0 || v.Phase != "active" || len(v.Containers) != 1 || v.Containers[0].App != 1 || v.Since.IsZero() ||
+	if v.ID == 0 || v.Phase != "active" || v.Wanted != 2 || v.LastChange == "" || len(v.Containers) != 1 || v.Containers[0].App != 1 || v.Since.IsZero() ||
 		!slices.Equal(v.Frontends, []frontendView{{"n3", true, false}, {"n2", true, false}}) {
 		t.Errorf("offload get: %+v, want an active offload with one container and two frontends", v)
 	}
 	r := command(t, "offload", "get", "green", "--node", "n1")
-	if !strings.Contains(r.stdout, "phase        active\n") {
-		t.Errorf("offload get: %s, want phase active", r.stdout)
+	for _, line := range []string{"phase         active\n", "wanted        2 active\n", "last change   advance: "} {
+		if !strings.Contains(r.stdout, line) {
+			t.Errorf("offload get: %s, want %q", r.stdout, line)
+		}
 	}
 	refused(t, ExitFailed, "on n1 are offloaded", "tenant", "delete", "green")
 	const required = "--node\tnode of the containers\n"
@@ -153,7 +156,7 @@ func TestOffloadCommands(t *testing.T) {
 		"offload start": required + "blue\ngreen\n", "offload stop": required + "green\n:",
 		"offload get":                required + "green\n:",
 		"offload start green --node": "n1\nn2\nn3\n", "offload start green --frontend": "n1\nn2\nn3\n",
-		"offload start green --frontends": "1\n2\n4\n8\n", "offload list --tenant": "blue\ngreen\n",
+		"offload start green --frontends": "1\n2\n4\n8\n", "offload list --tenant": "blue\ngreen\n", "offload auto": "on\noff\n",
 	} {
 		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(
 			r.stdout, says) {
@@ -168,6 +171,13 @@ func TestOffloadCommands(t *testing.T) {
 		t.Errorf("offload stop: %+v", r)
 	}
 
+	refused(t, ExitUsage, `on or off, not "yes"`, "offload", "auto", "yes")
+	prints(t, "offloads start and end by the nodes' loads; nodes report them within a minute\n", "offload", "auto", "on")
+	if v := ask[offloadsView](t, "offload", "list"); !v.Automatic {
+		t.Errorf("offload list after auto on: %+v", v)
+	}
+	prints(t, "offloads start and end by command only\n", "offload", "auto", "off")
+
 	// A frontend that does not load the rules.
 	<-joinOffloader(t, s, 4)
 	waits := command(t, strings.Fields("offload start green --node n1 --frontend n4 --wait 300ms")...)
@@ -176,7 +186,7 @@ func TestOffloadCommands(t *testing.T) {
 		!strings.Contains(waits.stderr, "is in phase preparing after 300ms, and waits for "+for4+"\n  packets flow") {
 		t.Errorf("offload start: %+v, want the node that it waits for", waits)
 	}
-	if r := command(t, "offload", "get", "green", "--node", "n1"); !strings.Contains(r.stdout, "waits for    "+for4) {
+	if r := command(t, "offload", "get", "green", "--node", "n1"); !strings.Contains(r.stdout, "waits for     "+for4) {
 		t.Errorf("offload get: %s, want the node that it waits for", r.stdout)
 	}
 	prints(t, "the offload of tenant green on node n1 has ended\n", "offload", "stop", "green", "--node", "n1")
