@@ -69,7 +69,7 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	@mkdir -p dist; rm -f $(times)
 	@trap '.ci/test-times $(times)' EXIT; \
 	    $(go_test) -p 3 -timeout 25m -skip '$(timed_tests)|$(evpn_tests)' $(slowest) ./... $(report); \
-	    $(go_test) -p 1 ./test/policies ./test/restart ./test/ila ./internal/datapath ./internal/accelerate \
+	    $(go_test) -p 1 ./test/policies ./test/restart ./test/move ./internal/datapath ./internal/accelerate \
 	        ./internal/bench/suites -run '$(timed_tests)' $(report) -v least=7; \
 	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \
 	    PILASTER_TEST_ACCELERATE=oncache $(go_test) ./internal/datapath -run '^TestNimitz' $(report) -v least=19
@@ -279,11 +279,13 @@ offload: export OFFLOAD_KILLS           := $(or $(KILLS),50)
 offload: export OFFLOAD_RULES           := 1000
 offload: export OFFLOAD_CONNECTIONS     := 2000
 offload: export PILASTER_TEST_PACKETS   := $(or $(PACKETS),1000000)
-offload: ## load sharing: ACTIVATIONS=200, KILLS=50, and PACKETS=1000000 with and without frontends
+offload: export PILASTER_POLICIES_LONG  := 1
+offload: ## load sharing: ACTIVATIONS=200, KILLS=50, PACKETS=1000000 with and without frontends, all cases of cyclonus by frontends
 	@$(as_root)
 	@$(MAKE) build
 	$(call suite,ACTIVATIONS=$(OFFLOAD_ACTIVATIONS) KILLS=$(OFFLOAD_KILLS) PACKETS=$(PILASTER_TEST_PACKETS)) bash -ec \
-	    '$(go_test) -timeout 0 ./test/offload; $(go_test) -timeout 0 -run "^TestFrontend" ./internal/datapath'
+	    '$(go_test) -timeout 0 ./test/offload; $(go_test) -timeout 0 -run "^TestFrontend" ./internal/datapath; \
+	    $(go_test) -timeout 30m -run "^TestPacketsAgainstCyclonus$$/^nimitz-offloaded$$" ./test/policies'
 
 budget: export PILASTER_BUDGET := write
 budget: ## measure the limits of each program for the verifier, here and on Linux 6.12: internal/datapath/budget.json

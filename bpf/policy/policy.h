@@ -20,6 +20,8 @@ struct verdict {
 	struct pre_actions pre;
 	__u8 rest[36];
 };
+/* The slot has pre-actions that came with a packet. What the rules of this node say may differ. */
+#define from_packet key.zero[0]
 _Static_assert(sizeof(struct verdict) == 128, "two lines of the data cache, of which most packets need the first");
 
 struct {
@@ -76,7 +78,6 @@ struct pol_scratch {
 	struct flow_tuple peer_tuple; /* the tuple as the peer sees it */
 	struct pre_actions peer_pre;  /* the pre-actions of the peer's rules */
 	struct carried carried;
-	struct verdict uncached; /* of ENFORCE_CARRIED, in place of a slot of the cache */
 };
 
 struct {
@@ -302,9 +303,9 @@ static __always_inline __u32 ports_of(const struct session_key *k)
 
 /* policy_fast_hit is the fast path: TCP or UDP, not a fragment, of a session that was established less than VERDICT_TTL
  * ago. The transport header is at a constant offset. */
-static __always_inline bool policy_fast_hit(struct __sk_buff *skb, const struct packet *p, __u32 at,
-					    const struct addr *local, const struct addr *remote, __u32 endpoint,
-					    __u32 apps, __u32 dir)
+static __always_inline struct verdict *policy_fast_hit(struct __sk_buff *skb, const struct packet *p, __u32 at,
+						       const struct addr *local, const struct addr *remote,
+						       __u32 endpoint, __u32 apps, __u32 dir)
 {
 	__u8 *l4 = CTX_POINTER(skb, data) + at, *end = CTX_POINTER(skb, data_end);
 	struct verdict *v;
@@ -312,14 +313,36 @@ static __always_inline bool policy_fast_hit(struct __sk_buff *skb, const struct 
 
 	if (p->l4 != at || p->parts & HAS_FRAGMENT || (p->proto != NEXTHDR_TCP && p->proto != NEXTHDR_UDP) ||
 	    l4 + sizeof(ports) > end)
-		return false;
+		return NULL;
 	if (p->proto == NEXTHDR_TCP && (l4 + TCP_FLAGS + 1 > end || l4[TCP_FLAGS] & (TCP_SYN | TCP_FIN | TCP_RST)))
-		return false;
+		return NULL;
 	ports = endpoint_ports(*(__u32 *)l4, dir);
 	v = verdict_slot(local, remote, ports);
-	return v && v->until > bpf_jiffies64() && v->generation == policy_generation() &&
-	       same_addr(&v->key.local, local) && same_addr(&v->key.remote, remote) && ports_of(&v->key) == ports &&
-	       v->key.endpoint == endpoint && v->key.proto == p->proto && (v->apps == apps || apps == APPS_REMOTE);
+	if (v && v->until > bpf_jiffies64() && v->generation == policy_generation() &&
+	    same_addr(&v->key.local, local) && same_addr(&v->key.remote, remote) && ports_of(&v->key) == ports &&
+	    v->key.endpoint == endpoint && v->key.proto == p->proto && (v->apps == apps || apps == APPS_REMOTE))
+		return v;
+	return NULL;
+}
+
+static __always_inline bool same_pre(const struct pre_actions *a, const struct pre_actions *b)
+{
+	const __u32 *x = (const void *)a, *y = (const void *)b;
+
+	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3] && x[4] == y[4] && x[5] == y[5] &&
+	       x[6] == y[6];
+}
+
+/* carried_verdict is ct_verdict for the pre-actions that came with a packet. */
+static __always_inline int carried_verdict(struct verdict *v, struct pol_scratch *d, __be32 *rule)
+{
+	d->pre = d->carried.pre;
+	v->generation = policy_generation();
+	v->apps = d->apps;
+	v->pre = d->pre;
+	v->key = d->ct.key;
+	v->from_packet = 1;
+	return ct_verdict(v, d, rule);
 }
 
 /* ct_parse finds the session of a packet and the parts that the decision needs. It returns 0 or the reason of the drop.
@@ -375,13 +398,11 @@ static __always_inline int policy_slow(struct __sk_buff *skb, const struct packe
 	}
 	if (d->mode == ENFORCE_ASK)
 		return POLICY_ASK;
-	if (d->mode == ENFORCE_CARRIED) {
-		d->pre = d->carried.pre;
-		return ct_verdict(&d->uncached, d, rule);
-	}
 	v = verdict_slot(&key->local, &key->remote, ports_of(key));
 	if (!v)
 		return REASON_SESSION_LIMIT;
+	if (d->mode == ENFORCE_CARRIED)
+		return carried_verdict(v, d, rule);
 	get_pre_actions(v, d, generation);
 	return ct_verdict(v, d, rule);
 }

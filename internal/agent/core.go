@@ -54,6 +54,8 @@ type Core struct {
 
 	staged sessionStage // sessions of containers that move here
 
+	offloadsChanged wakeup // see OffloadsChanged
+
 	migrationDue wakeup               // endpoints may have to migrate
 	migrated     map[endpoint.ID]bool // endpoints on two networks whose new attachment this process has verified
 }
@@ -84,7 +86,7 @@ func New(c Config) (*Core, error) {
 		driver: c.Driver, resolver: c.Resolver,
 		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{},
-		migrationDue: newWakeup(),
+		migrationDue: newWakeup(), offloadsChanged: newWakeup(),
 	}
 	c.Tenants.node, c.Tenants.containers = c.Node, core.offloadedContainers
 	c.Tenants.appOverrides = core.overrides

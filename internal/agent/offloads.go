@@ -9,6 +9,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -20,17 +21,24 @@ import (
 
 // Role is the part of this node in an offload.
 type Role struct {
-	Tenant  string
-	Backend bool // or else a frontend
+	Tenant   string
+	TenantID address.TenantID // of the messages
+	Backend  bool             // or else a frontend
 	tenant.Offload
-	Draining bool // of a frontend
+	Draining bool     // of a frontend
+	Lost     []string // of a backend: frontends that do not answer its probes
 }
 
 // Roles returns the parts of this node in offloads, by tenant and id.
 func (c *Core) Roles() (all []Role) {
 	for _, k := range c.tenants.All() {
 		for _, o := range k.Tenant.Offloads {
-			r := Role{Tenant: k.Tenant.Name, Backend: o.Prefix == c.tenants.node, Offload: o}
+			r := Role{
+				Tenant: k.Tenant.Name, TenantID: k.Tenant.IDs[0].ID, Backend: o.Prefix == c.tenants.node, Offload: o,
+			}
+			if r.Backend {
+				r.Lost = c.tenants.lostFrontends(k.Tenant.Name)
+			}
 			i := slices.IndexFunc(o.Frontends, func(f tenant.Frontend) bool { return f.Prefix == c.tenants.node })
 			if i >= 0 {
 				r.Draining = o.Frontends[i].Draining
@@ -43,6 +51,25 @@ func (c *Core) Roles() (all []Role) {
 	return all
 }
 
+// OffloadsChanged receives a value after a change of Roles.
+func (c *Core) OffloadsChanged() <-chan struct{} { return c.offloadsChanged }
+
+// SetLostFrontends reports to the orchestrator which frontends of a tenant's offload do not answer this node's probes.
+func (c *Core) SetLostFrontends(name string, nodes []string) { c.tenants.setLostFrontends(name, nodes) }
+
+// RuleTable returns how full the fullest table of rules is.
+func (c *Core) RuleTable() (fullest dpapi.Entries) {
+	for _, e := range c.driver.PolicyEntries() {
+		if fullest.Table == "" || e.Used > fullest.Used {
+			fullest = e
+		}
+	}
+	return fullest
+}
+
+// RulesOf returns how many entries of the fullest table a tenant's policies need on a node that looks them up.
+func (c *Core) RulesOf(name string) int { return c.policies.View()[name].Rules }
+
 // frontedApp returns the app of a container whose rules this node looks up as a frontend, and the tenant's id.
 func (c *Core) frontedApp(name string, a netip.Addr) (address.AppID, address.TenantID, bool) {
 	known, _, _ := c.tenants.Get(name)
@@ -54,6 +81,31 @@ func (c *Core) frontedApp(name string, a netip.Addr) (address.AppID, address.Ten
 		}
 	}
 	return 0, 0, false
+}
+
+// Fronted returns the offload for which this node looks up the rules of a connection, and its tenant.
+func (c *Core) Fronted(of Connection) (tenant.Tenant, tenant.Offload, bool) {
+	for _, end := range []netip.Addr{of.Destination, of.Source} {
+		for _, k := range c.tenants.All() {
+			for _, o := range k.Tenant.Offloads {
+				has := slices.ContainsFunc(o.Endpoints, func(e tenant.OffloadedEndpoint) bool { return e.Address == end })
+				if has && o.HasFrontend(c.tenants.node) && (of.Tenant == "" || of.Tenant == k.Tenant.Name) {
+					return k.Tenant, o, true
+				}
+			}
+		}
+	}
+	return tenant.Tenant{}, tenant.Offload{}, false
+}
+
+// OffloadOf returns an offload of a tenant by its id.
+func (c *Core) OffloadOf(name string, id uint32) (tenant.Offload, bool) {
+	known, _, _ := c.tenants.Get(name)
+	i := slices.IndexFunc(known.Tenant.Offloads, func(o tenant.Offload) bool { return o.ID == id })
+	if i < 0 {
+		return tenant.Offload{}, false
+	}
+	return known.Tenant.Offloads[i], true
 }
 
 // errOffloaded says who looks up the rules of a tenant for this node's containers.
@@ -145,6 +197,24 @@ func (t *Tenants) signalContainers(name string) {
 	}
 }
 
+func (t *Tenants) setLostFrontends(name string, nodes []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.m[name]; h != nil && !slices.Equal(h.lostFrontends, nodes) {
+		h.lostFrontends = nodes
+		t.signal()
+	}
+}
+
+func (t *Tenants) lostFrontends(name string) []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.m[name]; h != nil {
+		return h.lostFrontends
+	}
+	return nil
+}
+
 // reportOffloads adds to a report what the orchestrator needs for the tenant's offloads. The caller holds the lock.
 func (t *Tenants) reportOffloads(h *hosted, to *pilasterv1.Hosting) {
 	if len(h.Tenant.Offloads) == 0 {
@@ -154,7 +224,7 @@ func (t *Tenants) reportOffloads(h *hosted, to *pilasterv1.Hosting) {
 		to.AppliedChanges = h.applied
 	}
 	if isBackend(h.Tenant, t.node) {
-		to.Offloaded = t.containers(h.Tenant.Name)
+		to.Offloaded, to.LostFrontends = t.containers(h.Tenant.Name), h.lostFrontends
 	}
 }
 

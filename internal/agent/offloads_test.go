@@ -166,6 +166,75 @@ func TestFrontendHostsWithoutContainers(t *testing.T) {
 	b.CheckClean()
 }
 
+// TestRulesOfABackend: a backend reports how many entries its policies need, also without its rules, and after a start
+// without them.
+func TestRulesOfABackend(t *testing.T) {
+	b := newBedOfTwo(t)
+	if _, err := b.Add(t.Context(), b.Green("c1")); err != nil {
+		t.Fatal(err)
+	}
+	want := func(when string, want int) {
+		t.Helper()
+		if got := b.RulesOf("green"); got != want {
+			t.Errorf("%s: the policies need %d entries, want %d", when, got, want)
+		}
+	}
+	want("without policies", 0)
+	b.mustApply(b.greenWith(1))
+	b.MustApplyPolicies(webFromDB)
+	alone := b.RulesOf("green")
+	if alone == 0 {
+		t.Fatal("policies need no entries")
+	}
+	b.mustApply(b.greenWith(2, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode)))
+	b.wantRules("in an offload", "denies")
+	want("in an offload", alone)
+	b.Reopen()
+	b.wantRules("after a start", "denies")
+	want("after a start", alone)
+	b.mustApply(b.greenWith(3, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode)))
+	b.MustApplyPolicies(agenttest.MorePolicies("green", agenttest.Document("more",
+		`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"more"},
+		"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"ports":[{"port":1,"endPort":99},{"port":200}]}]}}`,
+	)))
+	if more := b.RulesOf("green"); more <= alone {
+		t.Errorf("with more policies %d entries are needed, with fewer %d", more, alone)
+	}
+}
+
+// TestLostFrontends (NZ6): a backend reports at once which frontends do not answer, until they do, and only while it is
+// the backend.
+func TestLostFrontends(t *testing.T) {
+	b := newBedOfTwo(t)
+	if _, err := b.Add(t.Context(), b.Green("c1")); err != nil {
+		t.Fatal(err)
+	}
+	for len(b.OffloadsChanged()) > 0 {
+		<-b.OffloadsChanged()
+	}
+	b.mustApply(b.greenWith(1, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode, thirdNode)))
+	if len(b.OffloadsChanged()) == 0 {
+		t.Error("a change of offloads is not signalled")
+	}
+	for _, want := range [][]string{{"frontend2"}, {"frontend1", "frontend2"}, nil, {"frontend1"}} {
+		b.isSignalled()
+		b.SetLostFrontends("green", want)
+		if !b.isSignalled() || !slices.Equal(b.hosting().GetLostFrontends(), want) {
+			t.Errorf("%q are reported as lost, want %q", b.hosting().GetLostFrontends(), want)
+		}
+		if b.SetLostFrontends("green", want); b.isSignalled() {
+			t.Error("a report that says nothing new")
+		}
+		if roles := b.Roles(); len(roles) != 1 || !slices.Equal(roles[0].Lost, want) {
+			t.Errorf("the roles are %+v", roles)
+		}
+	}
+	b.mustApply(b.greenWith(2))
+	if lost := b.hosting().GetLostFrontends(); lost != nil {
+		t.Errorf("without an offload %q are reported as lost", lost)
+	}
+}
+
 // TestFrontendBecomesTransit: what only a frontend needs goes, and a transit tenant stays.
 func TestFrontendBecomesTransit(t *testing.T) {
 	b := newBedOfTwo(t)

@@ -147,6 +147,9 @@ func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
 	if err != nil {
 		return err
 	}
+	if len(before.Tenant.Offloads)+len(k.Tenant.Offloads) > 0 {
+		defer c.offloadsChanged.wake()
+	}
 	c.loadRulesFirst(before.Tenant)
 	if err := c.installTenant(ctx, k.Tenant.Name); err != nil {
 		if isConflict(err) {

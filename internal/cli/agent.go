@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strings"
 
@@ -168,6 +169,13 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 		"",
 		"rack of this node, a DNS label: frontends of offloads are nodes of the same rack first",
 	)
+	f.Float64Var(
+		&o.PacketCPUs,
+		"packet-cpus",
+		0,
+		"CPUs of this node for packets, such as 1.5: offloads start and end by the part of them that is in use "+
+			"(default: all CPUs)",
+	)
 	choice.Bind(c, &dscp, "dscp", "DSCP of containers' packets to the fabric, network "+tenant.DefaultNetwork+
 		": keep, or clear (to 0, for a fabric that gives priority by DSCP)", []string{dscpKeep, dscpClear})
 	bindDevice(c, &dev)
@@ -237,6 +245,9 @@ func completeAgent(o *daemon.Options, tokenFile, nodePrefix string) error {
 	}
 	if o.MTUReserve < 0 {
 		return usage("--mtu-reserve %d is negative", o.MTUReserve)
+	}
+	if all := float64(runtime.NumCPU()); !(o.PacketCPUs >= 0 && o.PacketCPUs <= all) {
+		return usage("--packet-cpus %g: choose 0 (all CPUs) to %g, the number of CPUs", o.PacketCPUs, all)
 	}
 	if o.Rack != "" {
 		if err := tenant.CheckRackName(o.Rack); err != nil {

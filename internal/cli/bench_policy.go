@@ -97,7 +97,7 @@ docs/results/offload.md explains the figures.`,
 	}
 	form = bindForms(c,
 		formFlag{"quick", "three minutes: fewer rounds (default)"},
-		formFlag{"full", "twelve minutes"},
+		formFlag{"full", "fifteen minutes"},
 		formFlag{"smoke", smokeForm})
 	c.Flags().StringVar(&from, "from", "", "print this report.json of an earlier run, and measure nothing")
 	c.Flags().StringVar(&page, "page", "", "Markdown file whose tables are replaced by those of the report")

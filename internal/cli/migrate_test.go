@@ -41,7 +41,7 @@ func TestTenantMigrate(t *testing.T) {
 	refused(
 		t,
 		ExitFailed,
-		"begin with `pilaster tenant migrate green --to netpila`",
+		"begin with `pilaster tenant migrate green --to netpila or evpn`",
 		"tenant",
 		"migrate",
 		"green",

@@ -14,18 +14,56 @@ import (
 
 // nodeView is a node as JSON.
 type nodeView struct {
-	Name            string    `json:"name"`
-	UUID            string    `json:"uuid"`
-	Prefix          string    `json:"prefix"`
-	State           string    `json:"state"` // connected (to any orchestrator) or away
-	Route           string    `json:"route"` // the route that the fabric must have; empty if the node has reported no next hop
-	UplinkAddresses []string  `json:"uplinkAddresses"`
-	Version         string    `json:"version"`
-	Registered      time.Time `json:"registered"`
-	Edge            bool      `json:"edge,omitempty"`    // the Edge Switch of its region
-	Gateway         bool      `json:"gateway,omitempty"` // containers can be published on this node
-	Enforces        []string  `json:"enforces"`          // networks on which the node enforces policies
-	Tenants         []string  `json:"tenants,omitzero"`  // of node get: tenants that the node hosts
+	Name            string     `json:"name"`
+	UUID            string     `json:"uuid"`
+	Prefix          string     `json:"prefix"`
+	State           string     `json:"state"` // connected (to any orchestrator) or away
+	Route           string     `json:"route"` // the route that the fabric must have; empty if the node has reported no next hop
+	UplinkAddresses []string   `json:"uplinkAddresses"`
+	Version         string     `json:"version"`
+	Registered      time.Time  `json:"registered"`
+	Edge            bool       `json:"edge,omitempty"`     // the Edge Switch of its region
+	Gateway         bool       `json:"gateway,omitempty"`  // containers can be published on this node
+	Enforces        []string   `json:"enforces"`           // networks on which the node enforces policies
+	Tenants         []string   `json:"tenants,omitzero"`   // of node get: tenants that the node hosts
+	Offloads        []nodeRole `json:"offloads,omitempty"` // of node get
+}
+
+// nodeRole is a node's part in an offload, as the orchestrator has it.
+type nodeRole struct {
+	Tenant   string   `json:"tenant"`
+	Role     string   `json:"role"` // backend or frontend
+	Backend  string   `json:"backend"`
+	Lost     []string `json:"lostFrontends,omitempty"` // of a backend: they do not answer
+	Draining bool     `json:"draining,omitempty"`
+}
+
+// rolesOf returns a node's parts in offloads.
+func rolesOf(node string, all []*pilasterv1.OffloadStatus) (roles []nodeRole) {
+	for _, s := range all {
+		if s.Offload.GetNode() == node {
+			roles = append(roles, nodeRole{Tenant: s.Tenant, Role: "backend", Backend: node, Lost: s.LostFrontends})
+		}
+		for _, f := range s.Offload.GetFrontends() {
+			if f.Node == node {
+				roles = append(roles, nodeRole{
+					Tenant: s.Tenant, Role: "frontend", Backend: s.Offload.GetNode(), Draining: f.Draining,
+				})
+			}
+		}
+	}
+	return roles
+}
+
+func (r nodeRole) text() string {
+	if r.Role == "frontend" {
+		return fmt.Sprintf("frontend of %s for tenant %s%s", r.Backend, r.Tenant, choose(r.Draining, ", draining", ""))
+	}
+	lost := ""
+	if len(r.Lost) > 0 {
+		lost = "; frontends without an answer: " + strings.Join(r.Lost, ", ")
+	}
+	return "backend of tenant " + r.Tenant + lost
 }
 
 func viewNode(n *pilasterv1.Node) nodeView {
@@ -81,6 +119,14 @@ func newNodeGet(env Env) *cobra.Command {
 			}
 			v := viewNode(resp.Msg.Node)
 			v.Tenants = append([]string{}, resp.Msg.Tenants...)
+			offloads, err := socket.client().
+				ListOffloads(cmd.Context(), connect.NewRequest(&pilasterv1.ListOffloadsRequest{}))
+			if err != nil && connect.CodeOf(err) != connect.CodeUnimplemented {
+				return err
+			}
+			if err == nil {
+				v.Offloads = rolesOf(v.Name, offloads.Msg.Offloads)
+			}
 			return out.print(env.Stdout, v, func(w io.Writer) {
 				fmt.Fprintf(
 					w,
@@ -100,6 +146,9 @@ func newNodeGet(env Env) *cobra.Command {
 				}
 				if v.Edge {
 					fmt.Fprintln(w, "edge\tthe Edge Switch of this region")
+				}
+				for i, r := range v.Offloads {
+					fmt.Fprintf(w, "%s\t%s\n", choose(i == 0, "offloads", ""), r.text())
 				}
 			})
 		},

@@ -33,9 +33,9 @@ type offloadView struct {
 	Awaited    []awaitedView  `json:"awaited,omitempty"`  // nodes without which the next step does not begin
 	Problems   []string       `json:"problems,omitempty"` // why it does not have what it should have
 	LastChange string         `json:"lastChange,omitempty"`
+	DryRun     bool           `json:"dryRun,omitempty"`   // nothing was changed
 	Gain       float64        `json:"gain,omitempty"`     // of start: estimated; 0: unknown
 	Estimate   string         `json:"estimate,omitempty"` // of start: what it is based on
-	DryRun     bool           `json:"dryRun,omitempty"`   // nothing was changed
 }
 
 // offloadsView is all offloads as JSON.
@@ -184,8 +184,11 @@ to the node as before; if one does not load them in 8 s, the start is undone. A 
 is replaced.
 
 The command is refused if the tenant has no policies, if a node cannot take part, or if a connected node
-with containers of the tenant reserves too few bytes of its MTU; the message names these nodes. If the
-node has measured its load and the estimate is a loss, the command needs --force.`,
+with containers of the tenant reserves too few bytes of its MTU; the message names these nodes.
+
+It is also refused, except with --force, if the estimated gain is below 1: where lookups are short, the way
+by a frontend costs more than they do. The gain is how many times more connections the programs could set
+up. Use --force to free room for rules on the node, or to try an offload.`,
 		Example: "  pilaster offload start green --node n1 --dry-run\n  pilaster offload start green --node n1 " +
 			"--frontends 2\n  pilaster offload start green --node n1 --frontend n2 --frontend n3",
 		Args: cobra.ExactArgs(1),
@@ -231,8 +234,9 @@ node has measured its load and the estimate is a loss, the command needs --force
 		},
 	)
 	cmd.MarkFlagsMutuallyExclusive("frontends", "frontend")
-	f.BoolVar(&dryRun, "dry-run", false, "only check, and print the frontends, containers and estimate; change nothing")
-	f.BoolVar(&force, "force", false, "start also if the estimate is a loss")
+	f.BoolVar(&dryRun, "dry-run", false,
+		"only check, and print the frontends, the containers and the estimated gain; change nothing")
+	f.BoolVar(&force, "force", false, "start the offload also if the estimate is a loss")
 	f.Var((*atMost)(&wait), "wait", "how long to wait until the offload is active; 0: do not wait")
 	return cmd
 }
@@ -279,11 +283,12 @@ func (v offloadView) printStarted(w io.Writer) {
 		names = append(names, f.Node)
 	}
 	fmt.Fprintf(w, "frontends\t%s\ncontainers\t%s\n", strings.Join(names, ", "), goes)
-	switch {
-	case v.Gain > 0:
-		fmt.Fprintf(w, "estimated gain\t%.2f: %s\n", v.Gain, v.Estimate)
-	case v.DryRun:
-		fmt.Fprintf(w, "estimated gain\tunknown: %s\n", v.Estimate)
+	if !v.DryRun {
+		return
+	}
+	fmt.Fprintf(w, "estimate\t%s\n", orNone(v.Estimate))
+	if v.Gain > 0 && v.Gain < 1 {
+		fmt.Fprintln(w, "this is a loss, so a start needs --force")
 	}
 }
 

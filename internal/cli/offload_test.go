@@ -14,6 +14,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -125,15 +126,21 @@ func TestOffloadCommands(t *testing.T) {
 	} {
 		refused(t, c.code, c.says, append([]string{"offload"}, strings.Fields(c.args)...)...)
 	}
+	gain, estimate := offload.Modelled(0, 2)
 	prints(t, "nothing was changed; the offload of tenant green on node n1 would have:\n"+
-		"frontends        n2, n3\ncontainers       10.0.1.0/24\n"+
-		"estimated gain   unknown: node n1 has not measured its packet load: it does while `pilaster offload auto` is on\n",
+		"frontends    n2, n3\ncontainers   10.0.1.0/24\nestimate     "+estimate+"; it is for packets from other nodes: "+
+		"those between containers of the node and by the gateway cost more than without an offload\n"+
+		"this is a loss, so a start needs --force\n",
 		append(two, "--dry-run")...)
+	if v := ask[offloadView](t, append(two, "--dry-run")...); v.Gain != gain {
+		t.Errorf("dry run: gain %v, want %v", v.Gain, gain)
+	}
+	refused(t, ExitFailed, "the offload would be a loss: "+estimate, two...)
 	if v := ask[offloadsView](t, "offload", "list"); len(v.Offloads) != 0 || v.Automatic || len(v.Problems) != 0 {
 		t.Errorf("offload list after a dry run: %+v, want none", v)
 	}
 
-	start := strings.Fields("offload start green --node n1 --frontend n3 --frontend n2")
+	start := strings.Fields("offload start green --node n1 --frontend n3 --frontend n2 --force")
 	prints(t, "tenant green on node n1 is offloaded: its rules are looked up on the frontends\n"+
 		"frontends    n3, n2\ncontainers   10.0.1.2\n", start...)
 	refused(t, ExitFailed, "offloaded already", start...)
@@ -148,6 +155,12 @@ func TestOffloadCommands(t *testing.T) {
 	for _, line := range []string{"phase         active\n", "wanted        2 active\n", "last change   advance: "} {
 		if !strings.Contains(r.stdout, line) {
 			t.Errorf("offload get: %s, want %q", r.stdout, line)
+		}
+	}
+	for node, want := range map[string]string{"n1": "backend of tenant green\n",
+		"n2": "frontend of n1 for tenant green\n"} {
+		if r := command(t, "node", "get", node); !strings.Contains(r.stdout, "offloads     "+want) {
+			t.Errorf("node get %s: %s, want %s", node, r.stdout, want)
 		}
 	}
 	refused(t, ExitFailed, "on n1 are offloaded", "tenant", "delete", "green")
@@ -180,7 +193,7 @@ func TestOffloadCommands(t *testing.T) {
 
 	// A frontend that does not load the rules.
 	<-joinOffloader(t, s, 4)
-	waits := command(t, strings.Fields("offload start green --node n1 --frontend n4 --wait 300ms")...)
+	waits := command(t, strings.Fields("offload start green --node n1 --frontend n4 --wait 300ms --force")...)
 	const for4 = "n4 (does not have the tenant yet)"
 	if waits.code != ExitFailed || !strings.Contains(waits.stderr, "preparing: waiting for "+for4+"\n") ||
 		!strings.Contains(waits.stderr, "is in phase preparing after 300ms, and waits for "+for4+"\n  packets flow") {

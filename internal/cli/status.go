@@ -63,6 +63,7 @@ type statusView struct {
 	Tenants      uint32         `json:"tenants"`
 	Policies     *policiesView  `json:"policies"` // null if no tenant on this node has policies
 	Offloads     []roleView     `json:"offloads,omitempty"`
+	Load         *loadView      `json:"load,omitempty"` // absent while it is not measured
 	Drops        []dropView     `json:"drops"`
 	Version      string         `json:"version"`
 	PID          uint32         `json:"pid"`
@@ -141,12 +142,48 @@ type roleView struct {
 	Node      string   `json:"node"` // the backend
 	Frontends []string `json:"frontends"`
 	Draining  bool     `json:"draining,omitempty"`
+	Lost      []string `json:"lostFrontends,omitempty"` // of a backend: they do not answer
+	Packets   uint64   `json:"packets"`                 // of a frontend: sent to the backend
+	Answered  uint64   `json:"answered"`                // of a frontend: questions of the backend
+	Asked     uint64   `json:"asked"`                   // of a backend: questions
+}
+
+// loadView is the node's packet load, in parts of its CPUs for packets.
+type loadView struct {
+	Budget   float64            `json:"budget"` // CPUs
+	Own      float64            `json:"own"`
+	Tenants  map[string]float64 `json:"tenants,omitempty"`  // parts of Own
+	Fronting map[string]float64 `json:"fronting,omitempty"` // by tenant and backend
+}
+
+// viewLoad returns nil if no packet load was measured.
+func viewLoad(l *pilasterv1.NodeLoad) *loadView {
+	v := loadView{Budget: l.GetBudget(), Own: l.GetOwn(), Tenants: map[string]float64{}, Fronting: map[string]float64{}}
+	for _, t := range l.GetTenants() {
+		v.Tenants[t.Tenant] = t.Load
+	}
+	for _, f := range l.GetFronting() {
+		v.Fronting[f.Tenant+" "+f.Backend] = f.Load
+	}
+	if v.Own == 0 && len(v.Fronting) == 0 {
+		return nil
+	}
+	return &v
+}
+
+func (v loadView) text() string {
+	fronting := 0.0
+	for _, l := range v.Fronting {
+		fronting += l
+	}
+	return fmt.Sprintf("%.0f %% of %g CPUs by own containers, %.0f %% as a frontend", 100*v.Own, v.Budget, 100*fronting)
 }
 
 func viewRole(r *pilasterv1.OffloadRole) roleView {
 	v := roleView{
 		Tenant: r.GetTenant(), ID: r.GetId(), Role: choose(r.GetBackend(), "backend", "frontend"), Phase: "unknown",
 		Node: r.GetNode(), Frontends: append([]string{}, r.GetFrontends()...), Draining: r.GetDraining(),
+		Lost: r.GetLostFrontends(), Packets: r.GetPackets(), Answered: r.GetAnswered(), Asked: r.GetAsked(),
 	}
 	if i := int(r.GetPhase()); i > 0 && i < len(tenant.OffloadPhases) {
 		v.Phase = string(tenant.OffloadPhases[i])
@@ -158,6 +195,8 @@ func (v roleView) text() string {
 	at := "frontends " + strings.Join(v.Frontends, ", ")
 	if v.Role == "frontend" {
 		at = "backend " + v.Node + choose(v.Draining, ", draining", "")
+	} else if len(v.Lost) > 0 {
+		at += "; without an answer: " + strings.Join(v.Lost, ", ")
 	}
 	return fmt.Sprintf("tenant %s, offload %d, %s: %s", v.Tenant, v.ID, v.Phase, at)
 }
@@ -246,6 +285,7 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 	for _, r := range s.GetOffloads() {
 		v.Offloads = append(v.Offloads, viewRole(r))
 	}
+	v.Load = viewLoad(s.GetLoad())
 	for _, l := range s.GetLimits() {
 		v.Limits = append(v.Limits, limitView{l.Name, l.Used, l.Capacity, l.LargestTenant, l.LargestUsed})
 	}
@@ -310,6 +350,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 		v.Policies.rows(row)
 		for i, r := range v.Offloads {
 			row(choose(i == 0, "offloads", ""), "", r.Role, r.text())
+		}
+		if v.Load != nil {
+			row("packets", "", "load", v.Load.text())
 		}
 		fmt.Fprintf(w, "drops\t%s\n", v.dropText())
 	}

@@ -199,11 +199,14 @@ func theStatus() *pilasterv1.StatusResponse {
 		Offloads: []*pilasterv1.OffloadRole{
 			{
 				Tenant: "green", Id: 7, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, Backend: true, Node: "n1",
-				Frontends: []string{"n2", "n3"},
+				Frontends: []string{"n2", "n3"}, LostFrontends: []string{"n3"},
 			},
 			{Tenant: "green", Id: 8, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL, Node: "n4", Draining: true},
 			{Tenant: "red", Id: 9, Phase: 99, Node: "n5"},
 		},
+		Load: &pilasterv1.NodeLoad{Budget: 1.5, Own: .123, Fronting: []*pilasterv1.FrontingLoad{
+			{Tenant: "green", Backend: "n4", Load: .25}, {Tenant: "red", Backend: "n5", Load: .05},
+		}},
 		Drops: []*pilasterv1.DropCount{
 			{Reason: "src-not-own", Packets: 1},
 			{Reason: "malformed"},
@@ -242,9 +245,10 @@ policies       enforced          1,200 rules of 1 tenant; packets denied: 1,234,
                sessions          1,002 of 229,376, of which endpoint 3 default/web-0 has 1,000, ` +
 		`and tenant blue 1,001; ` +
 		`2 half open; since start 7 evicted, 1 refused
-offloads       backend           tenant green, offload 7, active: frontends n2, n3
+offloads       backend           tenant green, offload 7, active: frontends n2, n3; without an answer: n3
                frontend          tenant green, offload 8, dual: backend n4, draining
                frontend          tenant red, offload 9, unknown: backend n5
+packets        load              12 % of 1.5 CPUs by own containers, 30 % as a frontend
 drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)` +
 		`   pilaster monitor --type drop
 `)[1:]
@@ -429,9 +433,12 @@ func TestAgentUsage(t *testing.T) {
 		"--nimitz":         {"--nimitz", "hardware"},
 		"--device macvlan cannot be combined with --nimitz ebpf": {"--nimitz", "ebpf", "--device", "macvlan"},
 		"--device macvlan cannot be combined with --nimitz ovs":  {"--nimitz", "ovs", "--device", "macvlan"},
-		"--mtu-reserve":  {"--mtu-reserve", "-1"},
-		"--rack":         {"--rack", "Row_1"},
-		"--orchestrator": {"--orchestrator", "o:7070"},
+		"--mtu-reserve":                         {"--mtu-reserve", "-1"},
+		"--rack":                                {"--rack", "Row_1"},
+		"--packet-cpus -1: choose 0 (all CPUs)": {"--packet-cpus", "-1"},
+		"--packet-cpus 99999":                   {"--packet-cpus", "99999"},
+		"--packet-cpus NaN":                     {"--packet-cpus", "NaN"},
+		"--orchestrator":                        {"--orchestrator", "o:7070"},
 	} {
 		code, _, errs := run(t, "", append(base, more...)...)
 		if code != ExitUsage || !strings.Contains(errs, want) {

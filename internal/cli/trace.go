@@ -55,7 +55,8 @@ the packet. Then run it on the node of the source. In a lab, pilaster lab trace 
 
 SOURCE and DESTINATION are addresses, or names of endpoints on this node. As with pilaster why, --peer-app and
 --tenant say what addresses of a tenant's own CIDRs do not contain. Of Open vSwitch a live trace shows where it
-takes and delivers a packet; a dry run shows its flows.
+takes and delivers a packet; a dry run shows its flows. If frontends look up the rules, the command only
+reads the tables; pilaster lab trace shows the whole way.
 
 The exit status is 0 if the packet is delivered, or sent to another node, and 1 if it is dropped or not seen.`,
 		Example: `  pilaster trace shop/front fc98:14bc:4974:c7a8:470f:98a:c932:1f42 tcp/80
@@ -92,6 +93,7 @@ func newLabTrace(env Env, flags *labFlags) *cobra.Command {
 		Short:             "Show the way of a packet from one container to another, on both nodes",
 		Long: `Show the way of a packet from one container to another, or to an address, as pilaster trace does on
 one node: the stages on both nodes, the table entry that each hits, the addresses after each, and the time.
+If frontends look up the rules, it reads the tables of all three nodes, and sends no packet.
 An address of a container of the lab stands for the container. Of the way to any other address it shows the part on
 the sender's node.
 The exit status is 0 if the packet is delivered, or sent to an address outside the lab, else 1.`,
@@ -164,6 +166,9 @@ func (j *traceJob) inLab(c *cobra.Command, l *lab.Lab, way lab.Way) error {
 		return err
 	}
 	sender := traceNode{client: agent(way.From.Node)}
+	j.frontend = func(prefix string) traceNode {
+		return traceNode{client: agent(l.NodeWith(prefix)), peerApp: senderApp}
+	}
 	if way.To.Name == "" {
 		j.nodes = []traceNode{sender}
 		j.note = fmt.Sprintf("no container of lab %s has the address %v, so only the sender's node %s was traced",
@@ -194,6 +199,8 @@ type traceJob struct {
 	whole    bool                       // all nodes with a part of the way are asked
 	note     string                     // to show
 	nodeWith func(prefix string) string // names a node; nil if no names are known
+	// frontend returns a node that looks up the rules of an offload; nil if only the nodes above are asked.
+	frontend func(prefix string) traceNode
 }
 
 type traceNode struct {
@@ -237,7 +244,11 @@ func (j *traceJob) run(ctx context.Context, env Env) error {
 	t.Source.Name, t.Destination.Name = cmp.Or(j.from, t.Source.Name), cmp.Or(j.to, t.Destination.Name)
 	t.Source.Address = cmp.Or(t.Source.Address, j.ask.Source.String())
 	t.Destination.Address = cmp.Or(t.Destination.Address, j.ask.Destination.String())
-	if !j.dryRun && len(t.Steps) > 0 {
+	switch offloaded := usesFrontend(parts); {
+	case j.dryRun || len(t.Steps) == 0:
+	case offloaded:
+		j.note = "the rules are looked up by frontends, which a live trace does not show, so no packet was sent"
+	default:
 		if t, err = j.live(ctx, t, parts); err != nil {
 			return err
 		}
@@ -257,18 +268,45 @@ func (j *traceJob) run(ctx context.Context, env Env) error {
 	return &exitError{code: ExitFailed}
 }
 
-// parts asks the nodes what they do with the packet.
+// usesFrontend reports whether a frontend looks up the rules for the packet.
+func usesFrontend(parts []*pilasterv1.TraceResponse) bool {
+	return slices.ContainsFunc(parts, func(p *pilasterv1.TraceResponse) bool {
+		return len(p.Frontends) > 0 || p.Pre != nil
+	})
+}
+
+// parts asks the nodes what they do with the packet. If the rules are looked up by one of several frontends, it asks
+// the first of them, and then the backend with what that says: all have the same rules.
 func (j *traceJob) parts(ctx context.Context) ([]*pilasterv1.TraceResponse, error) {
 	var parts []*pilasterv1.TraceResponse
-	for _, n := range j.nodes {
+	var pre *pilasterv1.PreActions
+	ask := func(n traceNode) (*pilasterv1.TraceResponse, error) {
 		resp, err := n.client.Trace(ctx, connect.NewRequest(&pilasterv1.TraceRequest{
 			Source: j.ask.Source.String(), Destination: j.ask.Destination.String(), Protocol: uint32(j.ask.Protocol),
-			Port: uint32(j.ask.Port), Tenant: j.tenant, PeerApp: n.peerApp,
+			Port: uint32(j.ask.Port), Tenant: j.tenant, PeerApp: n.peerApp, Pre: pre,
 		}))
 		if err != nil {
 			return nil, err
 		}
-		parts = append(parts, resp.Msg)
+		parts, pre = append(parts, resp.Msg), resp.Msg.Pre
+		return resp.Msg, nil
+	}
+	for i, n := range j.nodes {
+		part, err := ask(n)
+		if err != nil {
+			return nil, err
+		}
+		if j.frontend == nil || len(part.Frontends) == 0 {
+			continue
+		}
+		if _, err := ask(j.frontend(part.Frontends[0])); err != nil {
+			return nil, err
+		}
+		if i == len(j.nodes)-1 { // it asked a frontend, and goes on with the answer
+			if _, err := ask(n); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return parts, nil
 }

@@ -44,6 +44,14 @@ type whyView struct {
 	Protocol    uint8        `json:"protocol"`
 	Port        uint16       `json:"port"`
 	Reasons     []reasonView `json:"reasons"` // for each end on this node
+	Frontend    *frontedView `json:"frontend,omitempty"`
+}
+
+// frontedView says that the node decides as a frontend.
+type frontedView struct {
+	Node     string `json:"node"`
+	Backend  string `json:"backend"`
+	Revision int64  `json:"revision"` // the node has all policies up to this revision of the store
 }
 
 // protocolNumbers are the numbers of the protocols that a user can name.
@@ -198,6 +206,9 @@ func (s *agentSocket) why(ctx context.Context, v *whyView, tenant string, peerAp
 	if err != nil {
 		return err
 	}
+	if pre := resp.Msg.Pre; pre != nil {
+		v.Frontend = &frontedView{Node: pre.Frontend, Backend: pre.Backend, Revision: pre.Revision}
+	}
 	v.Reasons = []reasonView{}
 	for _, r := range resp.Msg.Reasons {
 		v.Reasons = append(
@@ -277,5 +288,8 @@ func (v whyView) text(w io.Writer) {
 		if r.Audit != "" {
 			fmt.Fprintf(w, "%-8s %-8s without audit mode it would be denied: %s\n", r.Direction, "audit", r.Audit)
 		}
+	}
+	if f := v.Frontend; f != nil {
+		fmt.Fprintf(w, "decided at frontend %s for backend %s, policies of revision %d\n", f.Node, f.Backend, f.Revision)
 	}
 }

@@ -63,7 +63,10 @@ type Datapath struct {
 	knownTenantIDs sync.Map // tenant ids that this process wrote; they stay without an endpoint
 }
 
-var _ dpapi.Driver = (*Datapath)(nil)
+var (
+	_ dpapi.Driver  = (*Datapath)(nil)
+	_ dpapi.Sharing = (*Datapath)(nil)
+)
 
 // Open loads the packet path of the node whose namespace the calling thread is in. It proves the kernel's features by
 // using them. Programs that an earlier process attached keep working until Restore replaces them.
@@ -202,7 +205,7 @@ func (d *Datapath) Close() error {
 	if d.Node != nil {
 		errs = append(errs, d.Node.Close())
 	}
-	errs = append(errs, d.Sysctls.Close())
+	errs = append(errs, d.CloseProbes(), d.Sysctls.Close())
 	for _, m := range d.oldCounters {
 		errs = append(errs, m.Close())
 	}

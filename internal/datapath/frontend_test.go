@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
@@ -162,14 +164,9 @@ func (n *testNode) rules(t *testing.T, none bool) {
 
 func (w *frontWire) sent(t *testing.T, node int) (all [8]uint64) {
 	t.Helper()
-	for kind := range all {
-		var per []uint64
-		must(t, w.nodes[node].datapath.Objects.NimSentV1.Lookup(uint32(kind), &per))
-		for _, n := range per {
-			all[kind] += n
-		}
-	}
-	return all
+	each, err := w.nodes[node].datapath.Messages()
+	must(t, err)
+	return each[frontOffload]
 }
 
 // connects reports whether a TCP connection to a port succeeds.
@@ -323,6 +320,7 @@ func (w *frontWire) readMessage(t *testing.T, frame []byte, want string) {
 // TestFrontendMessages: a backend accepts messages of its frontends only, a frontend those of its backends, and only
 // whole ones of this activation. What a message says about a packet is no use to others.
 func TestFrontendMessages(t *testing.T) {
+	keepOrder(t) // and the cache of verdicts
 	w := newFrontWire(t)
 	hot, beside, far := w.add(t, ofBackend, 2).of(1), w.add(t, ofBackend, 3).of(1), w.add(t, ofSender, 2).of(1)
 	for i, n := range w.nodes {
@@ -353,7 +351,8 @@ func TestFrontendMessages(t *testing.T) {
 	copy(ask[atSource+16:atSource+32], answer[atSource:])
 	ask[atPath+3], ask[atKind] = 255, 3
 
-	w.readMessage(t, pre, fmt.Sprintf("0|0|0x003f|24|2|3|%d|254|%d|1|0x54|01010000%036d", frontOffload, 0xfff6, 0))
+	w.readMessage(t, pre, fmt.Sprintf("0|0|0x003f|24|2|3|%d|254|%d|1|0x54|01011100%x", frontOffload, 0xfff6,
+		hot.seen().As16()))
 	w.readMessage(t, ask, fmt.Sprintf("0|0|0x003f|24|2|3|%d|255|%d|1|0x54|01031100", frontOffload, 0xfff6))
 
 	put := func(at int, b ...byte) func([]byte) { return func(f []byte) { copy(f[at:], b) } }
@@ -365,6 +364,31 @@ func TestFrontendMessages(t *testing.T) {
 		a := pipeline.VTEP(w.nodes[node].prefix).As16()
 		return put(atSource+16, a[:]...)
 	}
+	arrives := capture(t, hot.ns)
+	// judge sends a packet and waits until it arrives or a node drops it, why if that is not 0.
+	judge := func(name string, node int, send func(), inner []byte, answers uint64, why dropreason.Reason) {
+		t.Helper()
+		before, sent := w.nodes[node].drops(t), w.sent(t, node)
+		send()
+		var got map[string]uint64
+		arrived := false
+		for end := time.Now().Add(patience); !arrived && len(got) == 0 && time.Now().Before(end); {
+			soon, stop := context.WithTimeout(t.Context(), time.Millisecond)
+			_, err := arrives.Until(soon, func(got packet.Captured) bool { return bytes.Equal(got.Frame[14:], inner) })
+			stop()
+			arrived, got = err == nil, w.nodes[node].counted(t, before)
+		}
+		answered := w.sent(t, node)[4] - sent[4]
+		switch {
+		case arrived != (why == 0):
+			t.Errorf("%s: delivered %v, dropped %v", name, arrived, got)
+		case why != 0 && (got[why.String()] != 1 || len(got) != 1):
+			t.Errorf("%s: dropped %v, want %v", name, got, why)
+		case why == 0 && len(got) != 0, answered != answers:
+			t.Errorf("%s: dropped %v, %d answers", name, got, answered)
+		}
+	}
+	const inner = atPre + 32
 	for _, c := range []struct {
 		name  string
 		frame []byte
@@ -411,28 +435,51 @@ func TestFrontendMessages(t *testing.T) {
 		if c.with != nil {
 			c.with(frame)
 		}
-		n := w.nodes[c.to]
-		copy(frame, n.mac(t))
-		before, sent, arrives := n.drops(t), w.sent(t, c.to), capture(t, hot.ns)
-		must(t, hub[c.to].Send(frame))
-		deadline, stop := context.WithTimeout(t.Context(), impatience)
-		const inner = atPre + 32
-		_, err := arrives.Until(deadline, func(got packet.Captured) bool {
-			return bytes.Equal(got.Frame[14:], frame[inner+14:])
-		})
-		stop()
-		got, answered := n.counted(t, before), w.sent(t, c.to)[4]-sent[4]
-		switch {
-		case (err == nil) != (c.why == 0):
-			t.Errorf("%s: delivered %v, dropped %v", c.name, err == nil, got)
-		case c.why != 0:
-			if got[c.why.String()] != 1 || len(got) != 1 || answered != 0 {
-				t.Errorf("%s: dropped %v, %d answers; want %v", c.name, got, answered, c.why)
-			}
-		case len(got) != 0 || c.to == asked && answered != 1:
-			t.Errorf("%s: dropped %v, %d answers", c.name, got, answered)
+		copy(frame, w.nodes[c.to].mac(t))
+		answers := uint64(0)
+		if c.to == asked && c.why == 0 {
+			answers = 1
 		}
+		judge(c.name, c.to, func() { must(t, hub[c.to].Send(frame)) }, frame[inner+14:], answers, c.why)
 	}
+
+	// The verdict of an established session is cached with the pre-actions, and counts only for packets with these.
+	ports := pre[inner+14+40:]
+	far2hot := packet.UDP{
+		SourcePort: binary.BigEndian.Uint16(ports), DestinationPort: binary.BigEndian.Uint16(ports[2:]), Payload: []byte("far"),
+	}
+	back := capture(t, far.ns)
+	must(t, injector(t, hot.ns).Send(packet.Packet{
+		Source: hot.seen(), Destination: far.seen(),
+		Body: packet.UDP{SourcePort: far2hot.DestinationPort, DestinationPort: far2hot.SourcePort, Payload: []byte("hot")},
+	}.Frame(host.GatewayMAC, hot.record.Device.ContainerMAC)))
+	deadline, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	_, err := back.Until(deadline, func(c packet.Captured) bool { return bytes.HasSuffix(c.Frame, []byte("hot")) })
+	must(t, err)
+	copy(pre, w.nodes[ofBackend].mac(t))
+	denied := bytes.Clone(pre)
+	denied[atPre+2] = 0
+	message := func(frame []byte) func() { return func() { must(t, hub[ofBackend].Send(frame)) } }
+	judge("of an established session", ofBackend, message(pre), pre[inner+14:], 0, 0)
+	judge("which the rules deny now", ofBackend, message(denied), pre[inner+14:], 0, dropreason.PolicyDenied)
+	judge("which they accept again", ofBackend, message(pre), pre[inner+14:], 0, 0)
+	var direct []pipeline.Entry
+	for _, to := range overlay(ofBackend + 1) {
+		direct = append(direct, pipeline.Forward{
+			VNI: 7, To: to, Port: pipeline.VXLAN, VTEP: pipeline.VTEP(w.nodes[ofBackend].prefix),
+		})
+	}
+	must(t, w.switches[ofSender].Apply(t.Context(), nil, direct))
+	must(t, w.switches[ofBackend].Apply(t.Context(), nil, []pipeline.Entry{
+		pipeline.Backend{VNI: 7, Offload: frontOffload},
+	}))
+	must(t, hub[ofBackend].Send(pre)) // so that it is cached now
+	judge("without pre-actions, at a backend with rules", ofBackend, func() {
+		must(t, injector(t, far.ns).Send(packet.Packet{
+			Source: far.seen(), Destination: hot.seen(), Body: far2hot,
+		}.Frame(host.GatewayMAC, far.record.Device.ContainerMAC)))
+	}, []byte("never"), 0, dropreason.PolicyDenied)
 }
 
 // TestFrontendDrops: what cannot be decided is dropped and counted, and never accepted.
@@ -469,8 +516,12 @@ func TestFrontendDrops(t *testing.T) {
 	for _, i := range fronts {
 		w.nodes[i].rules(t, false)
 	}
-	dropped("to a container that the frontends do not know", dropreason.NshUnknown, fronts, far, beside)
 	mustReach(t, far, hot, "with rules")
+	// The backend has no rules, so it asks about a packet that a frontend has passed on.
+	mustReach(t, far, beside, "a container that the frontends do not know")
+	if connects(t, far, beside, 81) {
+		t.Error("port 81 of a container that the frontends do not know is open")
+	}
 
 	// Rules for what leaves the region apply where it begins; an error about it comes back after the frontend's answer.
 	backend := w.switches[ofBackend]
@@ -542,5 +593,74 @@ func TestFrontendProbe(t *testing.T) {
 	}
 	if answered(ofBackend, o, ofSender) {
 		t.Error("a node that is no frontend answers")
+	}
+}
+
+// TestFrontendWork: what a frontend is charged for an offload is counted: messages, runs and time of the programs that
+// the offload's packets pass, and packets of containers' devices. Counters end with the offload (NZ5).
+func TestFrontendWork(t *testing.T) {
+	w := newFrontWire(t)
+	hot, far := w.add(t, ofBackend, 2), w.add(t, ofSender, 2)
+	for i, n := range w.nodes {
+		n.rules(t, i == ofBackend)
+	}
+	w.offload(t, true, hot)
+	counting, err := w.nodes[ofFront1].datapath.MeasureWork()
+	must(t, err)
+	defer counting.Close()
+	type counted struct {
+		work    dpapi.Work
+		sent    [8]uint64
+		packets map[int]uint64
+	}
+	read := func(node int) (c counted) {
+		t.Helper()
+		c.work, err = w.nodes[node].datapath.Work()
+		must(t, err)
+		c.packets, err = w.nodes[node].datapath.DevicePackets()
+		must(t, err)
+		c.sent = w.sent(t, node)
+		return c
+	}
+	fronts := []int{ofFront1, ofFront2}
+	before := map[int]counted{ofSender: read(ofSender), ofFront1: read(ofFront1), ofFront2: read(ofFront2)}
+	for range 20 { // each one by the frontend of its port
+		if !connects(t, far.of(1), hot.of(1), 80) {
+			t.Fatal("port 80 is closed")
+		}
+	}
+	for _, node := range fronts {
+		was, is := before[node], read(node)
+		passed := is.sent[dpapi.MessagePre] - was.sent[dpapi.MessagePre]
+		fabric, tunnel := is.work.FromFabric.Count-was.work.FromFabric.Count,
+			is.work.FromTunnel.Count-was.work.FromTunnel.Count
+		out := is.work.ToFabric.Count - was.work.ToFabric.Count
+		if passed == 0 || fabric < passed || tunnel < passed || out < passed {
+			t.Errorf("node %d: %d packets to the backend, %d runs for packets of the fabric, %d of the tunnel, %d to the "+
+				"fabric", node, passed, fabric, tunnel, out)
+		}
+		spent := is.work.FromTunnel.Time - was.work.FromTunnel.Time
+		if total := is.work.Total - was.work.Total; spent <= 0 || total <= spent {
+			t.Errorf("node %d: %v in all, %v for packets of the tunnel", node, total, spent)
+		}
+	}
+	index := far.record.Device.HostIfindex
+	if n := read(ofSender).packets[index] - before[ofSender].packets[index]; n < 60 {
+		t.Errorf("%d packets of the container that began 20 connections", n)
+	}
+	used, capacity, err := w.nodes[ofBackend].datapath.UsedSessions()
+	must(t, err)
+	if used < 20 || capacity < used {
+		t.Errorf("%d of %d sessions", used, capacity)
+	}
+	entries, err := w.switches[ofFront1].Entries(t.Context())
+	must(t, err)
+	must(t, w.switches[ofFront1].Apply(t.Context(), slices.DeleteFunc(entries, func(e pipeline.Entry) bool {
+		return e.Stage() != pipeline.Sharing
+	}), nil))
+	left, err := w.nodes[ofFront1].datapath.Messages()
+	must(t, err)
+	if len(left) > 0 {
+		t.Errorf("after the end: %v", left)
 	}
 }

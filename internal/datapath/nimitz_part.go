@@ -40,7 +40,7 @@ func nimitzPart() networkPart {
 				{bpfobj.PilasterMapNimOffloadsV1, bpfobj.PinNimOffloads, maxOffloads},
 				{bpfobj.PilasterMapNimBackendsV1, bpfobj.PinNimBackends, maxOffloads},
 				{bpfobj.PilasterMapNimFrontedV1, bpfobj.PinNimFronted, c.MaxMappings},
-				{bpfobj.PilasterMapNimSentV1, bpfobj.PinNimSent, 0},
+				{bpfobj.PilasterMapNimSentV2, bpfobj.PinNimSent, maxOffloads},
 				{bpfobj.PilasterMapNimProbesV1, bpfobj.PinNimProbes, 0},
 				{bpfobj.PilasterMapNimSharingV1, bpfobj.PinNimSharing, 0},
 			}

@@ -264,8 +264,21 @@ func TestNimitzEntryProgram(t *testing.T) {
 	b.forwardsAll(t)
 }
 
-func (b *nimitzBench) forwardsAll(t *testing.T) {
-	for _, c := range packettest.Cases() {
+// TestNimitzMoved: late packets to a container that has moved to another node follow it there.
+func TestNimitzMoved(t *testing.T) {
+	entries, cases := packettest.Moved()
+	for _, direct := range []bool{false, true} {
+		b := nimitzBenchOf(t, direct)
+		must(t, b.nimitz.Apply(t.Context(), nil, entries))
+		b.forwards(t, cases)
+		b.holds(t, slices.Concat(packettest.Entries(), entries))
+	}
+}
+
+func (b *nimitzBench) forwardsAll(t *testing.T) { b.forwards(t, packettest.Cases()) }
+
+func (b *nimitzBench) forwards(t *testing.T, cases []packettest.Case) {
+	for _, c := range cases {
 		before, want := b.drops(t), c.Want()
 		b.send(t, c)
 		if want.Drop != 0 {

@@ -205,6 +205,18 @@ func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 	return s, nil
 }
 
+// UsedSessions returns the number of sessions by the counts of tenants, which include sessions that have expired.
+func (d *Datapath) UsedSessions() (used, capacity int, err error) {
+	counts := map[uint32]int64{}
+	if err := bpfobj.ReadEntries(d.Objects.PilSessionTenantsV1, counts); err != nil {
+		return 0, 0, fmt.Errorf("read the number of sessions of each tenant: %w", err)
+	}
+	for _, n := range counts {
+		used += int(max(0, n))
+	}
+	return used, int(d.Objects.PilSessionsV1.MaxEntries()) * slotsPerBucket, nil
+}
+
 // largestUser returns who has the most sessions, and how many; among equals the lowest id.
 func largestUser[ID cmp.Ordered](users map[ID]int) (largest ID, most int) {
 	for id, n := range users {

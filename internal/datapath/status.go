@@ -3,12 +3,14 @@ package datapath
 import (
 	"encoding/binary"
 	"fmt"
+	"io"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/dpapi"
@@ -123,6 +125,60 @@ type ProgStats map[string]ProgStat
 // ProgramStats returns the statistics of the programs that this process loaded. On a node that was upgraded, older
 // programs may still run.
 func (d *Datapath) ProgramStats() (ProgStats, error) { return ProgStatsOf(d.Objects.PilasterPrograms) }
+
+// MeasureWork makes the kernel count the run time of all programs until it is closed.
+func (d *Datapath) MeasureWork() (io.Closer, error) {
+	counting, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	if err != nil {
+		return nil, fmt.Errorf("turn on the kernel's BPF statistics: %w", err)
+	}
+	return counting, nil
+}
+
+// requests are the programs that only the agent runs.
+var requests = []string{
+	bpfobj.PilasterProgPilSweep, bpfobj.PilasterProgPilKeepSession, bpfobj.PilasterProgPilSetKey,
+	bpfobj.PilasterProgPilWhy, bpfobj.PilasterProgPilTryAction, bpfobj.PilasterProgPilTryCipher,
+}
+
+// Work returns what the programs have done for packets while the kernel counted. The kernel counts the time of a tail
+// call for the program that made it. The programs of networks with an object file of their own are not included.
+func (d *Datapath) Work() (w dpapi.Work, err error) {
+	all, err := d.ProgramStats()
+	if err != nil {
+		return w, err
+	}
+	for name, s := range all {
+		if slices.Contains(requests, name) {
+			continue
+		}
+		w.Total += s.Time
+		switch runs := (dpapi.Runs{Count: s.Count, Time: s.Time}); name {
+		case bpfobj.PilasterProgPilUplinkIn:
+			w.FromFabric = runs
+		case bpfobj.PilasterProgPilTunnelIn:
+			w.FromTunnel = runs
+		case bpfobj.PilasterProgPilUplinkOut:
+			w.ToFabric = runs
+		}
+	}
+	return w, nil
+}
+
+// DevicePackets returns how many packets each device of this node has received, by number.
+func (d *Datapath) DevicePackets() (map[int]uint64, error) {
+	links, err := d.Netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("read the counters of devices: %w", err)
+	}
+	all := make(map[int]uint64, len(links))
+	for _, l := range links {
+		if s := l.Attrs().Statistics; s != nil {
+			all[l.Attrs().Index] = s.RxPackets
+		}
+	}
+	return all, nil
+}
 
 // ProgStatsOf returns the statistics of programs, which are the fields of a struct that bpf2go made.
 func ProgStatsOf(objects any) (ProgStats, error) {

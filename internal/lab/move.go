@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -92,9 +93,9 @@ func (l *Lab) checkMove(c ContainerStatus, to string) error {
 	network := tenant.Tenant{Network: l.tenant(c.Tenant).Network}.OnNetwork()
 	switch here, _ := l.state.Spec.RegionOf(c.Node); {
 	case !tenant.NetworkHas(network, tenant.AddressKeys):
-		return fmt.Errorf("container %s: tenant %s is on network %s, where an address stays on its node: it or "+
-			"its subnet says which node that is. Nothing was changed; containers of network %s can move", c.Name,
-			c.Tenant, network, tenant.NetworksWith(tenant.AddressKeys))
+		return fmt.Errorf("container %s: tenant %s is on network %s, where an address stays on its node. Nothing was "+
+			"changed; containers of network %s can move", c.Name, c.Tenant, network,
+			tenant.NetworksWith(tenant.AddressKeys))
 	case c.AddressKey == "":
 		return fmt.Errorf("container %s has no address key, so another node would give it another address; nothing "+
 			"was changed: set addressKey in the lab's file", c.Name)
@@ -170,7 +171,7 @@ func (l *Lab) setAside(name string) (*formerDevice, error) {
 	if d.device, err = h.LinkByName(Interface); err != nil {
 		return d, fmt.Errorf("device %s: %w", Interface, err)
 	}
-	all, err := netns.List(func() ([]netlink.Route, error) { return h.RouteList(d.device, netlink.FAMILY_V6) })
+	all, err := netns.List(func() ([]netlink.Route, error) { return h.RouteList(d.device, netlink.FAMILY_ALL) })
 	if err != nil {
 		return d, fmt.Errorf("routes of %s: %w", Interface, err)
 	}
@@ -236,13 +237,12 @@ func (d *formerDevice) restore() error {
 // halvesOf returns the routes to both halves of a route's prefix.
 func halvesOf(r netlink.Route) []netlink.Route {
 	bits, _ := r.Dst.Mask.Size()
-	a, _ := netip.AddrFromSlice(r.Dst.IP.To16())
 	halves := make([]netlink.Route, 2)
 	for i := range halves {
-		b := a.As16()
-		b[bits/8] |= byte(i) << (7 - bits%8)
+		to := slices.Clone(r.Dst.IP[len(r.Dst.IP)-len(r.Dst.Mask):])
+		to[bits/8] |= byte(i) << (7 - bits%8)
 		halves[i] = r
-		halves[i].Dst = &net.IPNet{IP: b[:], Mask: net.CIDRMask(bits+1, 128)}
+		halves[i].Dst = &net.IPNet{IP: to, Mask: net.CIDRMask(bits+1, 8*len(to))}
 	}
 	return halves
 }

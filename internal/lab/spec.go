@@ -204,7 +204,7 @@ func (s Spec) Validate() error {
 		if _, err := c.identity(); err != nil {
 			v.fail(at, "%v", err)
 		}
-		v.addressKey(at+".addressKey", s.Containers[:i], c, tenants)
+		v.addressKey(at+".addressKey", s, i, tenants)
 	}
 	if v.err == nil {
 		return nil
@@ -312,7 +312,8 @@ func (v *validator) place(at string, s Spec, c Container, tenants map[string]Ten
 }
 
 // addressKey checks that a container can have its address key.
-func (v *validator) addressKey(at string, before []Container, c Container, tenants map[string]Tenant) {
+func (v *validator) addressKey(at string, s Spec, i int, tenants map[string]Tenant) {
+	c := s.Containers[i]
 	if err := tenant.CheckAddressKey(c.AddressKey); err != nil {
 		v.fail(at, "%v", err)
 	}
@@ -320,7 +321,14 @@ func (v *validator) addressKey(at string, before []Container, c Container, tenan
 	if err := tenant.CheckKeyed(c.Tenant, network, c.AddressKey); err != nil {
 		v.fail(at, "%v", err)
 	}
-	for _, o := range before {
+	region, _ := s.RegionOf(c.Node)
+	overlays := tenants[c.Tenant].overlays(region.Name)
+	if c.AddressKey != "" && tenant.NetworkHas(network, tenant.AddressKeys) && len(overlays) > 0 {
+		if err := (tenant.Tenant{Name: c.Tenant, Overlays: overlays}).CheckKeyable(); err != nil {
+			v.fail(at, "%v", err)
+		}
+	}
+	for _, o := range s.Containers[:i] {
 		if c.AddressKey != "" && o.AddressKey == c.AddressKey && o.Tenant == c.Tenant {
 			v.fail(at, "container %q has the address key %q already", o.Name, c.AddressKey)
 		}

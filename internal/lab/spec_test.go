@@ -126,13 +126,14 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 		{"switch of an unknown node", good + "switches:\n  n3: ovs\n", `lab.yaml:11: no node is called "n3"`},
 		{"unknown switch", good + "switches:\n  n1: ebpf\n  n2: vpp\n",
 			`lab.yaml:12: switch "vpp" of node n2: use ebpf or ovs`},
+		{"unknown mappings", good + "ilaMappings: poll\n", `lab.yaml:10: ilaMappings "poll": use push or pull`},
 		{"unknown key", strings.Replace(good, "tenant: red", "tennant: red", 1),
 			`lab.yaml:9: unknown key "tennant": ` +
 				`the keys here are name, node, tenant, labels, addressKey, namespace, namespaceLabels, ports`},
 		{"unknown key at the top", good + "colour: blue\n",
 			`lab.yaml:10: unknown key "colour": ` +
-				`the keys here are name, nodes, regions, device, mtuReserve, nimitz, switches, ila, evpn, tenants, ` +
-				`containers`},
+				`the keys here are name, nodes, regions, device, mtuReserve, nimitz, switches, ila, ilaMappings, evpn, ` +
+				`tenants, containers`},
 		{"unknown key of a tenant", strings.Replace(good, "addressing: clear", "cidr: [10.0.0.0/16]", 1),
 			`lab.yaml:4: unknown key "cidr": ` +
 				`the keys here are name, network, addressing, cidrs, regions, nodeBits, noNodeCIDRs`},

@@ -338,18 +338,6 @@ func (o *offloads) Choose(name, node string, n int) (names []string, err error) 
 	return names, err
 }
 
-// Gain returns the estimated gain of an offload with offload.DefaultFrontends, 0 if it is unknown.
-func (o *offloads) Gain(name, node string) float64 {
-	o.cache.Mu.RLock()
-	defer o.cache.Mu.RUnlock()
-	for _, l := range o.cache.Loads[node].GetTenants() {
-		if l.Tenant == name {
-			return l.Gain
-		}
-	}
-	return 0
-}
-
 // Describe adds to offloads what the nodes have reported about them and what the controller has done. It returns the
 // problems of the cluster and of nodes.
 func (o *offloads) Describe(all []*pilasterv1.OffloadStatus) (problems []string) {

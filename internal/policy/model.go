@@ -69,6 +69,18 @@ func (p *Policy) String() string {
 // touches reports whether a policy applies to a direction.
 func (p *Policy) touches(d Direction) bool { return p.Isolates[d] || len(p.Rules[d]) > 0 }
 
+// Blocks returns the number of CIDRs in the rules, with those that are excluded.
+func (p *Policy) Blocks() (n int) {
+	for _, rules := range p.Rules {
+		for _, r := range rules {
+			for _, b := range r.Blocks {
+				n += 1 + len(b.Except)
+			}
+		}
+	}
+	return n
+}
+
 // A Rule matches a connection whose peer is one of Everyone, Pods and Blocks, and whose port is one of Ports.
 type Rule struct {
 	Name     string // optional

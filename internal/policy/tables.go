@@ -27,6 +27,11 @@ type Tables struct {
 	Names    map[uint32]RuleName  // of the rules in verdicts
 }
 
+// Largest returns the number of entries of the largest table. All tables of a node have the same size.
+func (t Tables) Largest() int {
+	return max(len(t.Subjects), len(t.Peers), len(t.Blocks), len(t.Ports), len(t.Ranges))
+}
+
 // Subject holds the sets of an app. A 0 in Sets means that no policy restricts the direction; a 0 in Audit, that
 // policies in audit would change nothing.
 type Subject struct {

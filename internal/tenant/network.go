@@ -238,3 +238,22 @@ func CheckKeyed(name, network, key string) error {
 	return fmt.Errorf("address key %q: tenant %s is on network %s, where an address stays on its node; nothing was "+
 		"changed: remove the key, or use a tenant on network %s", key, name, network, NetworksWith(AddressKeys))
 }
+
+// CheckKeyable refuses a tenant whose containers cannot have address keys, on a network with the capability: a key has
+// one address, which does not belong to the subnet of a node.
+func (t Tenant) CheckKeyable() error {
+	why := ""
+	switch {
+	case t.Leaving != "":
+		why = "it is migrating between networks " + t.OnNetwork() + " and " + t.Leaving + ": finish that first"
+	case len(t.Overlays) != 1:
+		why = fmt.Sprintf("it has %d CIDRs, and an address key has one address: use a tenant with one CIDR",
+			len(t.Overlays))
+	case t.Overlays[0].NodeBits != 0:
+		why = "each node has a subnet of its CIDR, so an address stays on its node: use a tenant without " +
+			"subnets of nodes"
+	default:
+		return nil
+	}
+	return fmt.Errorf("tenant %s cannot have containers with address keys; nothing was changed: %s", t.Name, why)
+}

@@ -26,7 +26,7 @@ var networks = []Traits{
 		Name:        Nimitz,
 		Addressings: []Addressing{Own},
 		Capabilities: OwnCIDRs | NorthSouth | Regions | Mappings | PolicyAtReceiver | Tunnels | HostDevices |
-			Offloads,
+			AddressKeys | Offloads,
 		About: "a tenant has addresses of its own, which other tenants can use too",
 	},
 	{

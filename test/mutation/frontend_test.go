@@ -94,6 +94,21 @@ func frontends() []mutation {
 			test: messages, cases: []string{"an answer for no port"},
 		},
 		{
+			name: "app of a packet that is not parsed",
+			old:  " || (receiver->identity & GBP_IDENTITY) != d->carried.app", test: messages,
+			cases: []string{"pre-actions for another app"},
+		},
+		{
+			name: "pre-actions of a cached verdict", old: ` &&
+		same_pre(&v->pre, &d->carried.pre)`, test: messages,
+			cases: []string{"which the rules deny now"},
+		},
+		{
+			name: "cached verdicts of frontends", old: "(over_ipv4 || !v->from_packet || d->mode == ENFORCE_REMOTE)",
+			new: "1", test: messages,
+			cases: []string{"without pre-actions, at a backend with rules"},
+		},
+		{
 			name: "rules of a frontend",
 			old: ` || !has_policies(j->vni))
 		return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);`,
@@ -101,6 +116,13 @@ func frontends() []mutation {
 		return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);`,
 			test:  drops,
 			cases: []string{"at frontends without rules"},
+		},
+		{
+			name:  "containers of other offloads",
+			old:   "if (!e || e->offload != j->offload)\n\t\treturn offload_pass_on(skb, s, o);",
+			new:   "if (!e)\n\t\treturn offload_pass_on(skb, s, o);",
+			test:  "TestFrontendsMoved",
+			cases: []string{"of another offload"},
 		},
 		{
 			name: "rules of who is asked",

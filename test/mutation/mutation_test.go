@@ -71,7 +71,7 @@ func table(t *testing.T) map[string][]mutation {
 	add(nimitzGateway(), "net/nimitz/gateway.h")
 	add(nimitzNAT(), "net/nimitz/nat.h", "common/packet4.h")
 	add(nimitzPolicy(), "net/nimitz/policy.h")
-	add(frontends(), "net/nimitz/offload_nsh.h")
+	add(frontends(), "net/nimitz/offload_nsh.h", "net/nimitz/policy.h", "policy/policy.h")
 	add(nimitzOVSPort(), "net/nimitz/ovs_port.h")
 	add(container(), "hooks/container.h", "net/netpila/resolve.h", "net/netpila/next_hop.h", "net/netpila/flow.h")
 	add(hostIf(), "hooks/host_if.h", "common/border.h")

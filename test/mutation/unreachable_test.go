@@ -102,6 +102,10 @@ func unreachable() map[string]map[string]string {
 			"return drop(skb, REASON_NO_PROGRAM, j->hook);": "the agent attaches the program before the first offload",
 		},
 		"net/nimitz/offload_nsh.h": {
+			`if (!v)
+		return drop(skb, REASON_SESSION_LIMIT, HOOK_TUNNEL);`: verifier,
+			`if (set_both_macs(skb, mac_to(r)))
+		return drop(skb, REASON_MALFORMED, HOOK_TUNNEL);`: within,
 			`if (tunnel_push(skb, t, &s->msg, sizeof(s->msg)))
 		return drop(skb, REASON_MALFORMED, HOOK_TUNNEL);`: "the packet is IP and in no tunnel",
 			`if (!o)

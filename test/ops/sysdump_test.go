@@ -347,6 +347,8 @@ func documented(t *testing.T, pages ...[]byte) {
 		"pilaster_sessions_capacity gauge", "pilaster_sessions_largest_endpoint gauge",
 		"pilaster_sessions_largest_tenant gauge",
 		"pilaster_sessions_total counter",
+		"pilaster_offload_messages_total counter", "pilaster_offload_lost_frontends gauge",
+		"pilaster_offload_probe_age_seconds gauge", "pilaster_packet_load gauge",
 		"pilaster_mapping_subscriptions gauge", "pilaster_mapping_misses_total counter", // no node pulls
 	} {
 		says[later] = says[later] || shown[later]

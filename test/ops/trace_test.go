@@ -425,12 +425,14 @@ func testTraceEnds(t *testing.T, blue lab.Tenant, arguments []string) {
 // where a mapping is missing, the node asks for it, and a later one arrives. The receiver's node sees a sender that it
 // has no mapping of.
 func TestTracePulled(t *testing.T) {
-	l := tracingLab{labtest.New(t, lab.Spec{
+	spec := lab.Spec{
 		Nodes: []string{"n1", "n2"}, Device: endpoint.Veth, Tenants: []lab.Tenant{{Name: "silver", Network: "ila"}},
 		Containers: []lab.Container{
 			{Name: "s1", Node: "n1", Tenant: "silver"}, {Name: "s2", Node: "n2", Tenant: "silver"},
 		},
-	}, func(o *lab.Options) { o.AgentArgs = []string{"--ila-mappings", "pull"} }), labtest.Binary(t)}
+	}
+	spec.Learning = "pull"
+	l := tracingLab{labtest.New(t, spec), labtest.Binary(t)}
 	ctx := labtest.Context(t)
 	seen := map[string]bool{}
 	await(ctx, t, "delivered", func() bool {

@@ -53,7 +53,7 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 	l := labtest.New(t, podsOn(lab.Tenant{}),
 		func(o *lab.Options) { o.AgentArgs = []string{"--max-sessions", fmt.Sprint(4 * size.connections)} })
 	// All containers are isolated from the start.
-	apply(ctx, t, l, 0, []string{allowed("ingress", 80, 81), allowed("egress", 80, 81)})
+	apply(ctx, t, l, 0, []string{allowed("ingress", 80, 81), allowed("egress", 80, 81)}, nodes)
 	c := dial(t, l, size.connections)
 	c.talk(t, "at first", 1)
 	dropped, remembered := drops(ctx, t, l), c.mustBeRemembered(ctx, t, l, nil)
@@ -73,7 +73,7 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 		}
 	}
 	took := time.Since(begun)
-	apply(ctx, t, l, size.changes, size.documents(size.changes))
+	apply(ctx, t, l, size.changes, size.documents(size.changes), nodes)
 	c.talk(t, "when policies have changed", 1)
 	c.mustBeRemembered(ctx, t, l, remembered)
 	if now := drops(ctx, t, l); !slices.EqualFunc(dropped, now, maps.Equal) {
@@ -90,7 +90,7 @@ func TestConnectionsOutlivePolicies(t *testing.T) {
 	if _, err := c.remembered(ctx, l, remembered); err == nil {
 		t.Error("the loss of all sessions of a node was not noticed")
 	}
-	apply(ctx, t, l, size.changes+1, []string{allowed("ingress", 1), allowed("egress", 80, 81)})
+	apply(ctx, t, l, size.changes+1, []string{allowed("ingress", 1), allowed("egress", 80, 81)}, nodes)
 	if said, err := c.accepted.each("Say", 1.0); err != nil || said != size.connections {
 		t.Fatalf("messages were sent on %d connections: %v", said, err)
 	}

@@ -18,6 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/policy/policytest"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // networks are the networks that enforce policies.
@@ -25,12 +26,14 @@ var networks = []struct {
 	name     string
 	tenant   lab.Tenant
 	families []int // lengths of addresses in bits
+	offload  bool  // frontends look up the rules
 }{
-	{"netpila", lab.Tenant{}, []int{128}},
-	{"netpila-clear", lab.Tenant{Addressing: "clear"}, []int{128}},
-	{"nimitz", lab.Tenant{Network: "nimitz", CIDRs: own}, []int{32, 128}},
-	{"ila", lab.Tenant{Network: "ila"}, []int{128}},
-	{"evpn", lab.Tenant{Network: "evpn", CIDRs: own}, []int{32, 128}},
+	{"netpila", lab.Tenant{}, []int{128}, false},
+	{"netpila-clear", lab.Tenant{Addressing: "clear"}, []int{128}, false},
+	{"nimitz", lab.Tenant{Network: "nimitz", CIDRs: own}, []int{32, 128}, false},
+	{"nimitz-offloaded", lab.Tenant{Network: "nimitz", CIDRs: own}, []int{32, 128}, true},
+	{"ila", lab.Tenant{Network: "ila"}, []int{128}, false},
+	{"evpn", lab.Tenant{Network: "evpn", CIDRs: own}, []int{32, 128}, false},
 }
 
 var own = []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd12:3456::/48")}
@@ -42,10 +45,17 @@ func TestPacketsAgainstCyclonus(t *testing.T) {
 	part := 0
 	for _, network := range networks {
 		t.Run(network.name, func(t *testing.T) {
-			l := labtest.New(t, podsOn(network.tenant))
+			spec := podsOn(network.tenant)
+			if network.offload {
+				spec.Nodes, spec.MTUReserve = slices.Concat(nodes, frontends), tenant.OffloadOverhead
+			}
+			l := labtest.New(t, spec)
+			if network.offload {
+				offload(t, l)
+			}
 			for _, bits := range network.families {
 				t.Run(fmt.Sprintf("IPv%d", map[int]int{32: 4, 128: 6}[bits]),
-					func(t *testing.T) { compare(t, l, bits, part) })
+					func(t *testing.T) { compare(t, l, bits, part, network.offload) })
 				part++
 			}
 		})
@@ -53,7 +63,7 @@ func TestPacketsAgainstCyclonus(t *testing.T) {
 }
 
 // parts is the total number of families of the networks.
-const parts = 7
+const parts = 9
 
 var nodes = []string{"n1", "n2"}
 
@@ -77,7 +87,7 @@ func podsOn(network lab.Tenant) lab.Spec {
 
 var calm = []string{"c1", "c2", "c3", "c4"}
 
-func compare(t *testing.T, l *lab.Lab, bits, part int) {
+func compare(t *testing.T, l *lab.Lab, bits, part int, offloaded bool) {
 	address := func(c lab.ContainerStatus) netip.Addr {
 		i := slices.IndexFunc(c.Attachments, func(a lab.Attachment) bool { return a.Address.BitLen() == bits })
 		if i < 0 {
@@ -108,14 +118,19 @@ func compare(t *testing.T, l *lab.Lab, bits, part int) {
 		}
 		trials = some
 	}
-	p := newProber(t, l, pods, calm, address)
+	p, in := newProber(t, l, pods, calm, address), nodes
+	var before uint64
+	if offloaded {
+		p.legs, in = legs, slices.Concat(nodes, frontends)
+		before = judged(t, l)
+	}
 	ctx := labtest.Context(t)
 	begun, count, arrive, wrong := time.Now(), 0, 0, 0
 	var applying time.Duration
 	for i, trial := range trials {
-		before := time.Now()
-		apply(ctx, t, l, i, trial.Documents)
-		applying += time.Since(before)
+		started := time.Now()
+		apply(ctx, t, l, i, trial.Documents, in)
+		applying += time.Since(started)
 		dropped := drops(ctx, t, l)
 		came, err := p.try(trial.Probes)
 		if err != nil {
@@ -140,14 +155,22 @@ func compare(t *testing.T, l *lab.Lab, bits, part int) {
 	}
 	t.Logf("%d cases, %d packets and their answers, %d of them allowed; %d differ from cyclonus; %v, %v of it "+
 		"until policies were in force", len(trials), count, arrive, wrong, time.Since(begun), applying)
+	if offloaded {
+		// Each of these packets needs a frontend's lookup, and there is no other way to its rules.
+		n := judged(t, l) - before
+		t.Logf("frontends looked up the rules for %d packets", n)
+		if n < uint64(count) {
+			t.Errorf("frontends looked up the rules for %d packets, want all %d", n, count)
+		}
+	}
 	if all < 200 || count < 60_000/parts || arrive < count/10 || arrive > count*9/10 {
 		t.Error("too few cases or packets")
 	}
 }
 
-// apply replaces the tenant's policies, and waits until they are in force on both nodes. The last policy selects no pod
+// apply replaces the tenant's policies, and waits until they are in force on nodes. The last policy selects no pod
 // and has a new name each time. So there is always a change, whose revision the nodes report.
-func apply(ctx context.Context, t *testing.T, l *lab.Lab, number int, documents []string) {
+func apply(ctx context.Context, t *testing.T, l *lab.Lab, number int, documents, nodes []string) {
 	t.Helper()
 	wanted := map[[2]string]bool{{nowhere, marker}: true}
 	for _, d := range documents {

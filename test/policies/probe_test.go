@@ -35,6 +35,7 @@ type prober struct {
 	clients   map[string]int // datagram sockets, by pod
 	servers   map[end]server
 	sentinels map[string]int
+	legs      int // how many nodes' devices a packet may pass one after the other
 	round     uint32
 }
 
@@ -50,7 +51,7 @@ type server struct{ datagrams, connections int }
 func newProber(t *testing.T, l *lab.Lab, pods, others []string, address func(lab.ContainerStatus) netip.Addr) *prober {
 	t.Helper()
 	p := &prober{addresses: map[string]netip.Addr{}, spaces: map[string]*netns.Namespace{}, clients: map[string]int{},
-		servers: map[end]server{}, sentinels: map[string]int{}}
+		servers: map[end]server{}, sentinels: map[string]int{}, legs: 1}
 	t.Cleanup(p.close)
 	for _, name := range slices.Concat(pods, others) {
 		c, err := l.Container(name)
@@ -276,8 +277,18 @@ func (p *prober) read(fd int, each func(i int, letter []byte, from unix.Sockaddr
 	}
 }
 
-// settle waits until all packets sent earlier on this CPU have arrived or were dropped.
+// settle waits until all packets sent earlier on this CPU have arrived or were dropped. A sentinel passes from one node
+// to another, so it takes as many of them, one after the other, as the packets take legs.
 func (p *prober) settle() error {
+	for range p.legs {
+		if err := p.sentinelsPass(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *prober) sentinelsPass() error {
 	for from, fd := range p.sentinels {
 		for to := range p.sentinels {
 			if from != to {

@@ -227,7 +227,6 @@ type PolicedPolScratch struct {
 		Vni uint32
 		App uint32
 	}
-	Uncached PolicedVerdict
 }
 
 type PolicedPolTarget struct {

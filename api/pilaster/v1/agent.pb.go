@@ -1397,6 +1397,7 @@ type StatusResponse struct {
 	Locator       string                 `protobuf:"bytes,17,opt,name=locator,proto3" json:"locator,omitempty"`   // the /64 of containers' addresses on the fabric, on a network with locators
 	Pulls         []*Pull                `protobuf:"bytes,18,rep,name=pulls,proto3" json:"pulls,omitempty"`       // of networks that subscribe to mappings
 	Offloads      []*OffloadRole         `protobuf:"bytes,19,rep,name=offloads,proto3" json:"offloads,omitempty"`
+	Load          *NodeLoad              `protobuf:"bytes,20,opt,name=load,proto3" json:"load,omitempty"` // of the last report, of a node that can be in offloads
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1557,16 +1558,28 @@ func (x *StatusResponse) GetOffloads() []*OffloadRole {
 	return nil
 }
 
+func (x *StatusResponse) GetLoad() *NodeLoad {
+	if x != nil {
+		return x.Load
+	}
+	return nil
+}
+
 // OffloadRole is a node's part in an offload.
 type OffloadRole struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Id            uint32                 `protobuf:"varint,2,opt,name=id,proto3" json:"id,omitempty"`
 	Phase         OffloadPhase           `protobuf:"varint,3,opt,name=phase,proto3,enum=pilaster.v1.OffloadPhase" json:"phase,omitempty"`
-	Backend       bool                   `protobuf:"varint,4,opt,name=backend,proto3" json:"backend,omitempty"`    // or else a frontend
-	Node          string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`           // the backend
-	Frontends     []string               `protobuf:"bytes,6,rep,name=frontends,proto3" json:"frontends,omitempty"` // without those that drain
-	Draining      bool                   `protobuf:"varint,7,opt,name=draining,proto3" json:"draining,omitempty"`  // this node is a frontend that gets no packets any more
+	Backend       bool                   `protobuf:"varint,4,opt,name=backend,proto3" json:"backend,omitempty"`                                 // or else a frontend
+	Node          string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`                                        // the backend
+	Frontends     []string               `protobuf:"bytes,6,rep,name=frontends,proto3" json:"frontends,omitempty"`                              // without those that drain
+	Draining      bool                   `protobuf:"varint,7,opt,name=draining,proto3" json:"draining,omitempty"`                               // this node is a frontend that gets no packets any more
+	LostFrontends []string               `protobuf:"bytes,8,rep,name=lost_frontends,json=lostFrontends,proto3" json:"lost_frontends,omitempty"` // of a backend: they do not answer its probes; sorted
+	Answers       []*FrontendAnswer      `protobuf:"bytes,9,rep,name=answers,proto3" json:"answers,omitempty"`                                  // of a backend, by name
+	Packets       uint64                 `protobuf:"varint,10,opt,name=packets,proto3" json:"packets,omitempty"`                                // of a frontend: packets that it has sent to the backend
+	Answered      uint64                 `protobuf:"varint,11,opt,name=answered,proto3" json:"answered,omitempty"`                              // of a frontend: questions of the backend
+	Asked         uint64                 `protobuf:"varint,12,opt,name=asked,proto3" json:"asked,omitempty"`                                    // of a backend: questions
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1650,6 +1663,94 @@ func (x *OffloadRole) GetDraining() bool {
 	return false
 }
 
+func (x *OffloadRole) GetLostFrontends() []string {
+	if x != nil {
+		return x.LostFrontends
+	}
+	return nil
+}
+
+func (x *OffloadRole) GetAnswers() []*FrontendAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+func (x *OffloadRole) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *OffloadRole) GetAnswered() uint64 {
+	if x != nil {
+		return x.Answered
+	}
+	return 0
+}
+
+func (x *OffloadRole) GetAsked() uint64 {
+	if x != nil {
+		return x.Asked
+	}
+	return 0
+}
+
+// FrontendAnswer is when a frontend has last answered a probe.
+type FrontendAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Frontend      string                 `protobuf:"bytes,1,opt,name=frontend,proto3" json:"frontend,omitempty"`
+	AgoMs         uint32                 `protobuf:"varint,2,opt,name=ago_ms,json=agoMs,proto3" json:"ago_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FrontendAnswer) Reset() {
+	*x = FrontendAnswer{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FrontendAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FrontendAnswer) ProtoMessage() {}
+
+func (x *FrontendAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FrontendAnswer.ProtoReflect.Descriptor instead.
+func (*FrontendAnswer) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *FrontendAnswer) GetFrontend() string {
+	if x != nil {
+		return x.Frontend
+	}
+	return ""
+}
+
+func (x *FrontendAnswer) GetAgoMs() uint32 {
+	if x != nil {
+		return x.AgoMs
+	}
+	return 0
+}
+
 // Pull describes the subscriptions of a network to mappings. The counters began when the agent started.
 type Pull struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1666,7 +1767,7 @@ type Pull struct {
 
 func (x *Pull) Reset() {
 	*x = Pull{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1678,7 +1779,7 @@ func (x *Pull) String() string {
 func (*Pull) ProtoMessage() {}
 
 func (x *Pull) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1691,7 +1792,7 @@ func (x *Pull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pull.ProtoReflect.Descriptor instead.
 func (*Pull) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Pull) GetNetwork() string {
@@ -1757,7 +1858,7 @@ type Policies struct {
 
 func (x *Policies) Reset() {
 	*x = Policies{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +1870,7 @@ func (x *Policies) String() string {
 func (*Policies) ProtoMessage() {}
 
 func (x *Policies) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1782,7 +1883,7 @@ func (x *Policies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policies.ProtoReflect.Descriptor instead.
 func (*Policies) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Policies) GetTenants() uint32 {
@@ -1839,7 +1940,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1851,7 +1952,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1864,7 +1965,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Sessions) GetCapacity() uint32 {
@@ -1955,7 +2056,7 @@ type RuleHits struct {
 
 func (x *RuleHits) Reset() {
 	*x = RuleHits{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1967,7 +2068,7 @@ func (x *RuleHits) String() string {
 func (*RuleHits) ProtoMessage() {}
 
 func (x *RuleHits) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1980,7 +2081,7 @@ func (x *RuleHits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleHits.ProtoReflect.Descriptor instead.
 func (*RuleHits) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RuleHits) GetTenant() string {
@@ -2013,7 +2114,7 @@ type ListRuleHitsRequest struct {
 
 func (x *ListRuleHitsRequest) Reset() {
 	*x = ListRuleHitsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2025,7 +2126,7 @@ func (x *ListRuleHitsRequest) String() string {
 func (*ListRuleHitsRequest) ProtoMessage() {}
 
 func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2038,7 +2139,7 @@ func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRuleHitsRequest.ProtoReflect.Descriptor instead.
 func (*ListRuleHitsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListRuleHitsRequest) GetTenant() string {
@@ -2057,7 +2158,7 @@ type ListRuleHitsResponse struct {
 
 func (x *ListRuleHitsResponse) Reset() {
 	*x = ListRuleHitsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2170,7 @@ func (x *ListRuleHitsResponse) String() string {
 func (*ListRuleHitsResponse) ProtoMessage() {}
 
 func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2183,7 @@ func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRuleHitsResponse.ProtoReflect.Descriptor instead.
 func (*ListRuleHitsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListRuleHitsResponse) GetHits() []*RuleHits {
@@ -2106,7 +2207,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2118,7 +2219,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2131,7 +2232,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Gateway) GetOwn() string {
@@ -2183,7 +2284,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2195,7 +2296,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2208,7 +2309,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Limit) GetName() string {
@@ -2259,7 +2360,7 @@ type OrchestratorLink struct {
 
 func (x *OrchestratorLink) Reset() {
 	*x = OrchestratorLink{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2372,7 @@ func (x *OrchestratorLink) String() string {
 func (*OrchestratorLink) ProtoMessage() {}
 
 func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2385,7 @@ func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrchestratorLink.ProtoReflect.Descriptor instead.
 func (*OrchestratorLink) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *OrchestratorLink) GetUrl() string {
@@ -2339,7 +2440,7 @@ type DatapathStatus struct {
 
 func (x *DatapathStatus) Reset() {
 	*x = DatapathStatus{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2351,7 +2452,7 @@ func (x *DatapathStatus) String() string {
 func (*DatapathStatus) ProtoMessage() {}
 
 func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2364,7 +2465,7 @@ func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatapathStatus.ProtoReflect.Descriptor instead.
 func (*DatapathStatus) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DatapathStatus) GetDeviceKind() string {
@@ -2442,7 +2543,7 @@ type Entries struct {
 
 func (x *Entries) Reset() {
 	*x = Entries{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2555,7 @@ func (x *Entries) String() string {
 func (*Entries) ProtoMessage() {}
 
 func (x *Entries) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2568,7 @@ func (x *Entries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entries.ProtoReflect.Descriptor instead.
 func (*Entries) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Entries) GetTable() string {
@@ -2509,7 +2610,7 @@ type DropCount struct {
 
 func (x *DropCount) Reset() {
 	*x = DropCount{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2622,7 @@ func (x *DropCount) String() string {
 func (*DropCount) ProtoMessage() {}
 
 func (x *DropCount) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2635,7 @@ func (x *DropCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCount.ProtoReflect.Descriptor instead.
 func (*DropCount) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DropCount) GetReason() string {
@@ -2567,7 +2668,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2579,7 +2680,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2592,7 +2693,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExplainRequest) GetAddress() string {
@@ -2618,7 +2719,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2630,7 +2731,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2643,7 +2744,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExplainResponse) GetPlaintext() string {
@@ -2715,7 +2816,7 @@ type Overlaid struct {
 
 func (x *Overlaid) Reset() {
 	*x = Overlaid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +2828,7 @@ func (x *Overlaid) String() string {
 func (*Overlaid) ProtoMessage() {}
 
 func (x *Overlaid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +2841,7 @@ func (x *Overlaid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlaid.ProtoReflect.Descriptor instead.
 func (*Overlaid) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Overlaid) GetTenant() string {
@@ -2785,7 +2886,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2797,7 +2898,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2810,7 +2911,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WhyRequest) GetSource() string {
@@ -2858,13 +2959,14 @@ func (x *WhyRequest) GetPeerApp() uint32 {
 type WhyResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reasons       []*Reason              `protobuf:"bytes,1,rep,name=reasons,proto3" json:"reasons,omitempty"`
+	Pre           *PreActions            `protobuf:"bytes,2,opt,name=pre,proto3" json:"pre,omitempty"` // set if this node answers as a frontend
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +2978,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,12 +2991,88 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WhyResponse) GetReasons() []*Reason {
 	if x != nil {
 		return x.Reasons
+	}
+	return nil
+}
+
+func (x *WhyResponse) GetPre() *PreActions {
+	if x != nil {
+		return x.Pre
+	}
+	return nil
+}
+
+// PreActions is what a frontend says to the backend about a connection.
+type PreActions struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Frontend      string                 `protobuf:"bytes,1,opt,name=frontend,proto3" json:"frontend,omitempty"`  // node
+	Backend       string                 `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`    // node
+	Revision      int64                  `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"` // the frontend has all policies up to this revision of the store
+	Denied        []string               `protobuf:"bytes,4,rep,name=denied,proto3" json:"denied,omitempty"`      // directions: egress, ingress
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreActions) Reset() {
+	*x = PreActions{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreActions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreActions) ProtoMessage() {}
+
+func (x *PreActions) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreActions.ProtoReflect.Descriptor instead.
+func (*PreActions) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *PreActions) GetFrontend() string {
+	if x != nil {
+		return x.Frontend
+	}
+	return ""
+}
+
+func (x *PreActions) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *PreActions) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *PreActions) GetDenied() []string {
+	if x != nil {
+		return x.Denied
 	}
 	return nil
 }
@@ -2919,7 +3097,7 @@ type Reason struct {
 
 func (x *Reason) Reset() {
 	*x = Reason{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2931,7 +3109,7 @@ func (x *Reason) String() string {
 func (*Reason) ProtoMessage() {}
 
 func (x *Reason) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2944,7 +3122,7 @@ func (x *Reason) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reason.ProtoReflect.Descriptor instead.
 func (*Reason) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Reason) GetDirection() string {
@@ -3035,7 +3213,7 @@ type RuleName struct {
 
 func (x *RuleName) Reset() {
 	*x = RuleName{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3225,7 @@ func (x *RuleName) String() string {
 func (*RuleName) ProtoMessage() {}
 
 func (x *RuleName) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3238,7 @@ func (x *RuleName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleName.ProtoReflect.Descriptor instead.
 func (*RuleName) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RuleName) GetPolicy() string {
@@ -3092,13 +3270,14 @@ type TraceRequest struct {
 	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`                      // of the destination; 0 if the protocol has no ports
 	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                   // on network nimitz, if several tenants on this node have the addresses
 	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"` // on network nimitz: of the end that is not on this node
+	Pre           *PreActions            `protobuf:"bytes,7,opt,name=pre,proto3" json:"pre,omitempty"`                         // of the frontend from which the packet comes to this backend
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3110,7 +3289,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3123,7 +3302,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *TraceRequest) GetSource() string {
@@ -3168,6 +3347,13 @@ func (x *TraceRequest) GetPeerApp() uint32 {
 	return 0
 }
 
+func (x *TraceRequest) GetPre() *PreActions {
+	if x != nil {
+		return x.Pre
+	}
+	return nil
+}
+
 type TraceResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -3180,14 +3366,16 @@ type TraceResponse struct {
 	Next          string                 `protobuf:"bytes,8,opt,name=next,proto3" json:"next,omitempty"`       // /64 of the node with the other part of the way; empty if there is none
 	Sources       []string               `protobuf:"bytes,9,rep,name=sources,proto3" json:"sources,omitempty"` // all source addresses that the packet has on its way, as far as this node knows
 	Destinations  []string               `protobuf:"bytes,10,rep,name=destinations,proto3" json:"destinations,omitempty"`
-	Vni           uint32                 `protobuf:"varint,11,opt,name=vni,proto3" json:"vni,omitempty"` // on network nimitz: of the tenant, in this node's region
+	Vni           uint32                 `protobuf:"varint,11,opt,name=vni,proto3" json:"vni,omitempty"`            // on network nimitz: of the tenant, in this node's region
+	Pre           *PreActions            `protobuf:"bytes,12,opt,name=pre,proto3" json:"pre,omitempty"`             // of this node as a frontend
+	Frontends     []string               `protobuf:"bytes,13,rep,name=frontends,proto3" json:"frontends,omitempty"` // /64s of nodes, one of which looks up the rules next
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3387,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3400,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *TraceResponse) GetNode() string {
@@ -3292,6 +3480,20 @@ func (x *TraceResponse) GetVni() uint32 {
 	return 0
 }
 
+func (x *TraceResponse) GetPre() *PreActions {
+	if x != nil {
+		return x.Pre
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetFrontends() []string {
+	if x != nil {
+		return x.Frontends
+	}
+	return nil
+}
+
 // TraceEnd is an end of a trace, as far as this node knows it.
 type TraceEnd struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3309,7 +3511,7 @@ type TraceEnd struct {
 
 func (x *TraceEnd) Reset() {
 	*x = TraceEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3321,7 +3523,7 @@ func (x *TraceEnd) String() string {
 func (*TraceEnd) ProtoMessage() {}
 
 func (x *TraceEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3536,7 @@ func (x *TraceEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEnd.ProtoReflect.Descriptor instead.
 func (*TraceEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *TraceEnd) GetAddress() string {
@@ -3396,7 +3598,7 @@ func (x *TraceEnd) GetDevice() string {
 type TraceStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// container, translate, policy, next hop, uplink, endpoint, deliver, node; of network nimitz: decap, register, nat,
-	// forwarding, encap
+	// forwarding, sharing, nsh, encap
 	Stage         string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	Source        string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"` // addresses after the step
 	Destination   string `protobuf:"bytes,3,opt,name=destination,proto3" json:"destination,omitempty"`
@@ -3409,7 +3611,7 @@ type TraceStep struct {
 
 func (x *TraceStep) Reset() {
 	*x = TraceStep{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3421,7 +3623,7 @@ func (x *TraceStep) String() string {
 func (*TraceStep) ProtoMessage() {}
 
 func (x *TraceStep) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3434,7 +3636,7 @@ func (x *TraceStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceStep.ProtoReflect.Descriptor instead.
 func (*TraceStep) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *TraceStep) GetStage() string {
@@ -3493,7 +3695,7 @@ type FollowPacketsRequest struct {
 
 func (x *FollowPacketsRequest) Reset() {
 	*x = FollowPacketsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3505,7 +3707,7 @@ func (x *FollowPacketsRequest) String() string {
 func (*FollowPacketsRequest) ProtoMessage() {}
 
 func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3518,7 +3720,7 @@ func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsRequest.ProtoReflect.Descriptor instead.
 func (*FollowPacketsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *FollowPacketsRequest) GetSources() []string {
@@ -3572,7 +3774,7 @@ type FollowPacketsResponse struct {
 
 func (x *FollowPacketsResponse) Reset() {
 	*x = FollowPacketsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3584,7 +3786,7 @@ func (x *FollowPacketsResponse) String() string {
 func (*FollowPacketsResponse) ProtoMessage() {}
 
 func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3597,7 +3799,7 @@ func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsResponse.ProtoReflect.Descriptor instead.
 func (*FollowPacketsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *FollowPacketsResponse) GetEvent() *PacketEvent {
@@ -3638,7 +3840,7 @@ type PacketEvent struct {
 
 func (x *PacketEvent) Reset() {
 	*x = PacketEvent{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3650,7 +3852,7 @@ func (x *PacketEvent) String() string {
 func (*PacketEvent) ProtoMessage() {}
 
 func (x *PacketEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3663,7 +3865,7 @@ func (x *PacketEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEvent.ProtoReflect.Descriptor instead.
 func (*PacketEvent) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PacketEvent) GetTime() uint64 {
@@ -3833,7 +4035,7 @@ type SendProbeRequest struct {
 
 func (x *SendProbeRequest) Reset() {
 	*x = SendProbeRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3845,7 +4047,7 @@ func (x *SendProbeRequest) String() string {
 func (*SendProbeRequest) ProtoMessage() {}
 
 func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3858,7 +4060,7 @@ func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeRequest.ProtoReflect.Descriptor instead.
 func (*SendProbeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SendProbeRequest) GetSource() string {
@@ -3907,7 +4109,7 @@ type SendProbeResponse struct {
 
 func (x *SendProbeResponse) Reset() {
 	*x = SendProbeResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3919,7 +4121,7 @@ func (x *SendProbeResponse) String() string {
 func (*SendProbeResponse) ProtoMessage() {}
 
 func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3932,7 +4134,7 @@ func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeResponse.ProtoReflect.Descriptor instead.
 func (*SendProbeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SendProbeResponse) GetAnswered() bool {
@@ -3964,7 +4166,7 @@ type RecentEventsRequest struct {
 
 func (x *RecentEventsRequest) Reset() {
 	*x = RecentEventsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4178,7 @@ func (x *RecentEventsRequest) String() string {
 func (*RecentEventsRequest) ProtoMessage() {}
 
 func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4191,7 @@ func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
 func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 type RecentEventsResponse struct {
@@ -4001,7 +4203,7 @@ type RecentEventsResponse struct {
 
 func (x *RecentEventsResponse) Reset() {
 	*x = RecentEventsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4013,7 +4215,7 @@ func (x *RecentEventsResponse) String() string {
 func (*RecentEventsResponse) ProtoMessage() {}
 
 func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4026,7 +4228,7 @@ func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
 func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
@@ -4045,7 +4247,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4057,7 +4259,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4070,7 +4272,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -4107,7 +4309,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4119,7 +4321,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4132,7 +4334,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -4280,7 +4482,7 @@ type PacketEnd struct {
 
 func (x *PacketEnd) Reset() {
 	*x = PacketEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4292,7 +4494,7 @@ func (x *PacketEnd) String() string {
 func (*PacketEnd) ProtoMessage() {}
 
 func (x *PacketEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4305,7 +4507,7 @@ func (x *PacketEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEnd.ProtoReflect.Descriptor instead.
 func (*PacketEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PacketEnd) GetEndpoint() string {
@@ -4339,7 +4541,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4351,7 +4553,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4499,7 +4701,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
 	"\x15LabelEndpointResponse\x121\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x0f\n" +
-	"\rStatusRequest\"\xc4\x05\n" +
+	"\rStatusRequest\"\xef\x05\n" +
 	"\x0eStatusResponse\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12%\n" +
 	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12\x16\n" +
@@ -4519,8 +4721,9 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bpolicies\x18\x10 \x01(\v2\x15.pilaster.v1.PoliciesR\bpolicies\x12\x18\n" +
 	"\alocator\x18\x11 \x01(\tR\alocator\x12'\n" +
 	"\x05pulls\x18\x12 \x03(\v2\x11.pilaster.v1.PullR\x05pulls\x124\n" +
-	"\boffloads\x18\x13 \x03(\v2\x18.pilaster.v1.OffloadRoleR\boffloadsJ\x04\b\t\x10\n" +
-	"\"\xce\x01\n" +
+	"\boffloads\x18\x13 \x03(\v2\x18.pilaster.v1.OffloadRoleR\boffloads\x12)\n" +
+	"\x04load\x18\x14 \x01(\v2\x15.pilaster.v1.NodeLoadR\x04loadJ\x04\b\t\x10\n" +
+	"\"\xf8\x02\n" +
 	"\vOffloadRole\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12/\n" +
@@ -4528,7 +4731,16 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\abackend\x18\x04 \x01(\bR\abackend\x12\x12\n" +
 	"\x04node\x18\x05 \x01(\tR\x04node\x12\x1c\n" +
 	"\tfrontends\x18\x06 \x03(\tR\tfrontends\x12\x1a\n" +
-	"\bdraining\x18\a \x01(\bR\bdraining\"\xc6\x01\n" +
+	"\bdraining\x18\a \x01(\bR\bdraining\x12%\n" +
+	"\x0elost_frontends\x18\b \x03(\tR\rlostFrontends\x125\n" +
+	"\aanswers\x18\t \x03(\v2\x1b.pilaster.v1.FrontendAnswerR\aanswers\x12\x18\n" +
+	"\apackets\x18\n" +
+	" \x01(\x04R\apackets\x12\x1a\n" +
+	"\banswered\x18\v \x01(\x04R\banswered\x12\x14\n" +
+	"\x05asked\x18\f \x01(\x04R\x05asked\"C\n" +
+	"\x0eFrontendAnswer\x12\x1a\n" +
+	"\bfrontend\x18\x01 \x01(\tR\bfrontend\x12\x15\n" +
+	"\x06ago_ms\x18\x02 \x01(\rR\x05agoMs\"\xc6\x01\n" +
 	"\x04Pull\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12$\n" +
 	"\rsubscriptions\x18\x02 \x01(\rR\rsubscriptions\x12\x18\n" +
@@ -4631,9 +4843,16 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x19\n" +
-	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\"<\n" +
+	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\"g\n" +
 	"\vWhyResponse\x12-\n" +
-	"\areasons\x18\x01 \x03(\v2\x13.pilaster.v1.ReasonR\areasons\"\xdc\x02\n" +
+	"\areasons\x18\x01 \x03(\v2\x13.pilaster.v1.ReasonR\areasons\x12)\n" +
+	"\x03pre\x18\x02 \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\"v\n" +
+	"\n" +
+	"PreActions\x12\x1a\n" +
+	"\bfrontend\x18\x01 \x01(\tR\bfrontend\x12\x18\n" +
+	"\abackend\x18\x02 \x01(\tR\abackend\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x03R\brevision\x12\x16\n" +
+	"\x06denied\x18\x04 \x03(\tR\x06denied\"\xdc\x02\n" +
 	"\x06Reason\x12\x1c\n" +
 	"\tdirection\x18\x01 \x01(\tR\tdirection\x121\n" +
 	"\bendpoint\x18\x02 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\x12\x12\n" +
@@ -4650,14 +4869,15 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bRuleName\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x14\n" +
-	"\x05audit\x18\x03 \x01(\bR\x05audit\"\xab\x01\n" +
+	"\x05audit\x18\x03 \x01(\bR\x05audit\"\xd6\x01\n" +
 	"\fTraceRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x19\n" +
-	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\"\xe5\x02\n" +
+	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\x12)\n" +
+	"\x03pre\x18\a \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\"\xae\x03\n" +
 	"\rTraceResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\anetwork\x18\x02 \x01(\tR\anetwork\x12-\n" +
@@ -4670,7 +4890,9 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\asources\x18\t \x03(\tR\asources\x12\"\n" +
 	"\fdestinations\x18\n" +
 	" \x03(\tR\fdestinations\x12\x10\n" +
-	"\x03vni\x18\v \x01(\rR\x03vni\"\xb7\x02\n" +
+	"\x03vni\x18\v \x01(\rR\x03vni\x12)\n" +
+	"\x03pre\x18\f \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\x12\x1c\n" +
+	"\tfrontends\x18\r \x03(\tR\tfrontends\"\xb7\x02\n" +
 	"\bTraceEnd\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1c\n" +
 	"\tplaintext\x18\x02 \x01(\tR\tplaintext\x12\x16\n" +
@@ -4804,7 +5026,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -4830,146 +5052,154 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),               // 21: pilaster.v1.StatusRequest
 	(*StatusResponse)(nil),              // 22: pilaster.v1.StatusResponse
 	(*OffloadRole)(nil),                 // 23: pilaster.v1.OffloadRole
-	(*Pull)(nil),                        // 24: pilaster.v1.Pull
-	(*Policies)(nil),                    // 25: pilaster.v1.Policies
-	(*Sessions)(nil),                    // 26: pilaster.v1.Sessions
-	(*RuleHits)(nil),                    // 27: pilaster.v1.RuleHits
-	(*ListRuleHitsRequest)(nil),         // 28: pilaster.v1.ListRuleHitsRequest
-	(*ListRuleHitsResponse)(nil),        // 29: pilaster.v1.ListRuleHitsResponse
-	(*Gateway)(nil),                     // 30: pilaster.v1.Gateway
-	(*Limit)(nil),                       // 31: pilaster.v1.Limit
-	(*OrchestratorLink)(nil),            // 32: pilaster.v1.OrchestratorLink
-	(*DatapathStatus)(nil),              // 33: pilaster.v1.DatapathStatus
-	(*Entries)(nil),                     // 34: pilaster.v1.Entries
-	(*DropCount)(nil),                   // 35: pilaster.v1.DropCount
-	(*ExplainRequest)(nil),              // 36: pilaster.v1.ExplainRequest
-	(*ExplainResponse)(nil),             // 37: pilaster.v1.ExplainResponse
-	(*Overlaid)(nil),                    // 38: pilaster.v1.Overlaid
-	(*WhyRequest)(nil),                  // 39: pilaster.v1.WhyRequest
-	(*WhyResponse)(nil),                 // 40: pilaster.v1.WhyResponse
-	(*Reason)(nil),                      // 41: pilaster.v1.Reason
-	(*RuleName)(nil),                    // 42: pilaster.v1.RuleName
-	(*TraceRequest)(nil),                // 43: pilaster.v1.TraceRequest
-	(*TraceResponse)(nil),               // 44: pilaster.v1.TraceResponse
-	(*TraceEnd)(nil),                    // 45: pilaster.v1.TraceEnd
-	(*TraceStep)(nil),                   // 46: pilaster.v1.TraceStep
-	(*FollowPacketsRequest)(nil),        // 47: pilaster.v1.FollowPacketsRequest
-	(*FollowPacketsResponse)(nil),       // 48: pilaster.v1.FollowPacketsResponse
-	(*PacketEvent)(nil),                 // 49: pilaster.v1.PacketEvent
-	(*SendProbeRequest)(nil),            // 50: pilaster.v1.SendProbeRequest
-	(*SendProbeResponse)(nil),           // 51: pilaster.v1.SendProbeResponse
-	(*RecentEventsRequest)(nil),         // 52: pilaster.v1.RecentEventsRequest
-	(*RecentEventsResponse)(nil),        // 53: pilaster.v1.RecentEventsResponse
-	(*MonitorRequest)(nil),              // 54: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 55: pilaster.v1.MonitorResponse
-	(*PacketEnd)(nil),                   // 56: pilaster.v1.PacketEnd
-	nil,                                 // 57: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 58: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 59: pilaster.v1.CollectGarbageRequest.Valid
-	nil,                                 // 60: pilaster.v1.LabelEndpointRequest.SetEntry
-	nil,                                 // 61: pilaster.v1.DatapathStatus.SwitchesEntry
-	nil,                                 // 62: pilaster.v1.TraceEnd.LabelsEntry
-	(*timestamppb.Timestamp)(nil),       // 63: google.protobuf.Timestamp
-	(*Node)(nil),                        // 64: pilaster.v1.Node
-	(*Plan)(nil),                        // 65: pilaster.v1.Plan
-	(OffloadPhase)(0),                   // 66: pilaster.v1.OffloadPhase
-	(*App)(nil),                         // 67: pilaster.v1.App
-	(*Service)(nil),                     // 68: pilaster.v1.Service
+	(*FrontendAnswer)(nil),              // 24: pilaster.v1.FrontendAnswer
+	(*Pull)(nil),                        // 25: pilaster.v1.Pull
+	(*Policies)(nil),                    // 26: pilaster.v1.Policies
+	(*Sessions)(nil),                    // 27: pilaster.v1.Sessions
+	(*RuleHits)(nil),                    // 28: pilaster.v1.RuleHits
+	(*ListRuleHitsRequest)(nil),         // 29: pilaster.v1.ListRuleHitsRequest
+	(*ListRuleHitsResponse)(nil),        // 30: pilaster.v1.ListRuleHitsResponse
+	(*Gateway)(nil),                     // 31: pilaster.v1.Gateway
+	(*Limit)(nil),                       // 32: pilaster.v1.Limit
+	(*OrchestratorLink)(nil),            // 33: pilaster.v1.OrchestratorLink
+	(*DatapathStatus)(nil),              // 34: pilaster.v1.DatapathStatus
+	(*Entries)(nil),                     // 35: pilaster.v1.Entries
+	(*DropCount)(nil),                   // 36: pilaster.v1.DropCount
+	(*ExplainRequest)(nil),              // 37: pilaster.v1.ExplainRequest
+	(*ExplainResponse)(nil),             // 38: pilaster.v1.ExplainResponse
+	(*Overlaid)(nil),                    // 39: pilaster.v1.Overlaid
+	(*WhyRequest)(nil),                  // 40: pilaster.v1.WhyRequest
+	(*WhyResponse)(nil),                 // 41: pilaster.v1.WhyResponse
+	(*PreActions)(nil),                  // 42: pilaster.v1.PreActions
+	(*Reason)(nil),                      // 43: pilaster.v1.Reason
+	(*RuleName)(nil),                    // 44: pilaster.v1.RuleName
+	(*TraceRequest)(nil),                // 45: pilaster.v1.TraceRequest
+	(*TraceResponse)(nil),               // 46: pilaster.v1.TraceResponse
+	(*TraceEnd)(nil),                    // 47: pilaster.v1.TraceEnd
+	(*TraceStep)(nil),                   // 48: pilaster.v1.TraceStep
+	(*FollowPacketsRequest)(nil),        // 49: pilaster.v1.FollowPacketsRequest
+	(*FollowPacketsResponse)(nil),       // 50: pilaster.v1.FollowPacketsResponse
+	(*PacketEvent)(nil),                 // 51: pilaster.v1.PacketEvent
+	(*SendProbeRequest)(nil),            // 52: pilaster.v1.SendProbeRequest
+	(*SendProbeResponse)(nil),           // 53: pilaster.v1.SendProbeResponse
+	(*RecentEventsRequest)(nil),         // 54: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),        // 55: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),              // 56: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 57: pilaster.v1.MonitorResponse
+	(*PacketEnd)(nil),                   // 58: pilaster.v1.PacketEnd
+	nil,                                 // 59: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 60: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 61: pilaster.v1.CollectGarbageRequest.Valid
+	nil,                                 // 62: pilaster.v1.LabelEndpointRequest.SetEntry
+	nil,                                 // 63: pilaster.v1.DatapathStatus.SwitchesEntry
+	nil,                                 // 64: pilaster.v1.TraceEnd.LabelsEntry
+	(*timestamppb.Timestamp)(nil),       // 65: google.protobuf.Timestamp
+	(*Node)(nil),                        // 66: pilaster.v1.Node
+	(*Plan)(nil),                        // 67: pilaster.v1.Plan
+	(*NodeLoad)(nil),                    // 68: pilaster.v1.NodeLoad
+	(OffloadPhase)(0),                   // 69: pilaster.v1.OffloadPhase
+	(*App)(nil),                         // 70: pilaster.v1.App
+	(*Service)(nil),                     // 71: pilaster.v1.Service
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	57, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	59, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	58, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	60, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	63, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	65, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
 	8,  // 5: pilaster.v1.ExportSessionsResponse.sessions:type_name -> pilaster.v1.Session
 	8,  // 6: pilaster.v1.ImportSessionsRequest.sessions:type_name -> pilaster.v1.Session
-	59, // 7: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	61, // 7: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 8: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 9: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 10: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	60, // 11: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
+	62, // 11: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
 	2,  // 12: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	64, // 13: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	65, // 14: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
-	32, // 15: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
-	33, // 16: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
-	35, // 17: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
-	31, // 18: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
-	30, // 19: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
-	25, // 20: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
-	24, // 21: pilaster.v1.StatusResponse.pulls:type_name -> pilaster.v1.Pull
+	66, // 13: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	67, // 14: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	33, // 15: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
+	34, // 16: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
+	36, // 17: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
+	32, // 18: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
+	31, // 19: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
+	26, // 20: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
+	25, // 21: pilaster.v1.StatusResponse.pulls:type_name -> pilaster.v1.Pull
 	23, // 22: pilaster.v1.StatusResponse.offloads:type_name -> pilaster.v1.OffloadRole
-	66, // 23: pilaster.v1.OffloadRole.phase:type_name -> pilaster.v1.OffloadPhase
-	34, // 24: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
-	26, // 25: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
-	27, // 26: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
-	42, // 27: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
-	27, // 28: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
-	63, // 29: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
-	34, // 30: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	61, // 31: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
-	67, // 32: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
-	2,  // 33: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	38, // 34: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	68, // 35: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
-	2,  // 36: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
-	41, // 37: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
-	2,  // 38: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
-	42, // 39: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
-	42, // 40: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
-	45, // 41: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
-	45, // 42: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
-	46, // 43: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
-	62, // 44: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
-	49, // 45: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
-	42, // 46: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
-	55, // 47: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	63, // 48: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	42, // 49: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
-	56, // 50: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
-	56, // 51: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
-	0,  // 52: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	9,  // 53: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	11, // 54: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	13, // 55: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	15, // 56: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	17, // 57: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	21, // 58: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	36, // 59: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	39, // 60: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
-	43, // 61: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
-	47, // 62: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
-	50, // 63: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
-	28, // 64: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
-	19, // 65: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
-	4,  // 66: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
-	6,  // 67: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
-	54, // 68: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	52, // 69: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 70: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	10, // 71: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	12, // 72: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	14, // 73: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	16, // 74: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	18, // 75: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	22, // 76: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	37, // 77: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	40, // 78: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
-	44, // 79: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
-	48, // 80: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
-	51, // 81: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
-	29, // 82: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
-	20, // 83: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
-	5,  // 84: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
-	7,  // 85: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
-	55, // 86: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	53, // 87: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	70, // [70:88] is the sub-list for method output_type
-	52, // [52:70] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	68, // 23: pilaster.v1.StatusResponse.load:type_name -> pilaster.v1.NodeLoad
+	69, // 24: pilaster.v1.OffloadRole.phase:type_name -> pilaster.v1.OffloadPhase
+	24, // 25: pilaster.v1.OffloadRole.answers:type_name -> pilaster.v1.FrontendAnswer
+	35, // 26: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
+	27, // 27: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
+	28, // 28: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
+	44, // 29: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
+	28, // 30: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
+	65, // 31: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	35, // 32: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
+	63, // 33: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
+	70, // 34: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	2,  // 35: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	39, // 36: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
+	71, // 37: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
+	2,  // 38: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
+	43, // 39: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
+	42, // 40: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
+	2,  // 41: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
+	44, // 42: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
+	44, // 43: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
+	42, // 44: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
+	47, // 45: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
+	47, // 46: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
+	48, // 47: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
+	42, // 48: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
+	64, // 49: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
+	51, // 50: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
+	44, // 51: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
+	57, // 52: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	65, // 53: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	44, // 54: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
+	58, // 55: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
+	58, // 56: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
+	0,  // 57: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	9,  // 58: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	11, // 59: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	13, // 60: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	15, // 61: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	17, // 62: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	21, // 63: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	37, // 64: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	40, // 65: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	45, // 66: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
+	49, // 67: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
+	52, // 68: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
+	29, // 69: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
+	19, // 70: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
+	4,  // 71: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
+	6,  // 72: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
+	56, // 73: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	54, // 74: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 75: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	10, // 76: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	12, // 77: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	14, // 78: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	16, // 79: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	18, // 80: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	22, // 81: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	38, // 82: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	41, // 83: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	46, // 84: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
+	50, // 85: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
+	53, // 86: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
+	30, // 87: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
+	20, // 88: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
+	5,  // 89: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
+	7,  // 90: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
+	57, // 91: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	55, // 92: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	75, // [75:93] is the sub-list for method output_type
+	57, // [57:75] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -4984,7 +5214,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   63,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

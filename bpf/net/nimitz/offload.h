@@ -63,8 +63,8 @@ struct offload_msg {
 	__u8 length; /* of what follows */
 	__u8 version;
 	__u8 kind;
-	__u8 proto; /* of the session, as the next three; unused in PRE and PASS */
-	__u8 zero;
+	__u8 proto; /* of the session, as the next ones; in PRE only of TCP and UDP, else 0; unused in PASS */
+	__u8 flags; /* of TCP, in PRE */
 	struct addr local, remote; /* the backend's container first */
 	__be16 local_port, remote_port;
 	__be32 epoch;
@@ -165,24 +165,27 @@ static __always_inline struct offload_scratch *offload_scratch(void)
 	return bpf_map_lookup_elem(&nim_sharing_v1, &zero);
 }
 
+static __always_inline void write_session(struct offload_msg *m, const struct session_key *k)
+{
+	m->proto = k->proto;
+	m->local = k->local;
+	m->remote = k->remote;
+	m->local_port = k->local_port;
+	m->remote_port = k->remote_port;
+}
+
 /* write_question copies the session of a packet, which is in the scratch memory of policy, into the message. */
 static __always_inline bool write_question(struct offload_msg *m, __u32 from)
 {
-	const struct session_key *k;
 	struct pol_scratch *d;
 	__u32 zero = 0;
 
 	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
 	if (!d)
 		return false;
-	k = &d->ct.key;
 	__builtin_memset(m, 0, sizeof(*m)); /* it may have another tenant's session */
 	m->kind = OFFLOAD_ASK;
-	m->proto = k->proto;
-	m->local = k->local;
-	m->remote = k->remote;
-	m->local_port = k->local_port;
-	m->remote_port = k->remote_port;
+	write_session(m, &d->ct.key);
 	m->apps = bpf_htonl(d->apps);
 	m->from = bpf_htonl(from);
 	return true;

@@ -8,13 +8,18 @@
 #pragma once
 #include "net/nimitz/stages.h"
 
-/* Messages that this node has sent, by kind. */
+/* Messages that this node has sent. The agent makes the entries. */
+struct sent_messages {
+	__u64 of[8]; /* enum offload_kind */
+};
+
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32); /* enum offload_kind */
-	__type(value, __u64);
-	__uint(max_entries, 8);
-} nim_sent_v1 SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32); /* id of the offload */
+	__type(value, struct sent_messages);
+	__uint(max_entries, 1); /* set at load */
+} nim_sent_v2 SEC(".maps");
 
 /* When a frontend has last answered a probe. */
 struct probe_key {
@@ -30,12 +35,12 @@ struct {
 	__uint(max_entries, 1024); /* a node is the backend of few offloads */
 } nim_probes_v1 SEC(".maps");
 
-static __always_inline void count_sent(__u32 kind)
+static __always_inline void count_sent(const struct offload_scratch *s)
 {
-	__u64 *sent = bpf_map_lookup_elem(&nim_sent_v1, &kind);
+	struct sent_messages *sent = bpf_map_lookup_elem(&nim_sent_v2, &s->j.offload);
 
 	if (sent)
-		++*sent;
+		sent->of[s->msg.kind & 7]++;
 }
 
 /* nsh_xmit sends a message that is complete, from this node to another one. length is that of the packet behind the
@@ -51,7 +56,7 @@ static __always_inline int nsh_xmit(struct __sk_buff *skb, struct offload_scratc
 	why = find_next_hop(skb, &s->f, length, &s->next_hop);
 	if (why)
 		return drop(skb, why, HOOK_TUNNEL);
-	count_sent(s->msg.kind);
+	count_sent(s);
 	skb->mark = accept_mark;
 	skb->tstamp = 0;
 	return bpf_redirect_neigh(s->f.ifindex, NULL, 0, 0);
@@ -89,6 +94,29 @@ static __always_inline int nsh_send(struct __sk_buff *skb, struct offload_scratc
 	return nsh_xmit(skb, s, to, length);
 }
 
+/* offload_pass_on sends a packet to the backend as it is, which asks about it: its container has just started there, or
+ * has just moved there. A packet of this node's own container has passed check_egress. */
+static __noinline int offload_pass_on(struct __sk_buff *skb, struct offload_scratch *s, const struct offload *o)
+{
+	struct addr vtep = {.lo = VTEP_HOST};
+	struct nimitz_node *node;
+	__u32 zero = 0;
+	int why;
+
+	node = bpf_map_lookup_elem(&nim_node_v1, &zero);
+	if (!s || !o || !node)
+		return TC_ACT_SHOT;
+	vtep.hi = o->backend;
+	why = s->j.from == PORT_VXLAN ? check_egress(skb, &s->j, node->vxlan) : 0;
+	return why ? drop(skb, why, HOOK_TUNNEL) : tunnel_xmit(skb, &s->j, &vtep, node->vxlan);
+}
+
+/* is_plain reports whether a packet is TCP or UDP and no fragment: the backend does not parse it again. */
+static __always_inline bool is_plain(const struct packet *p)
+{
+	return (p->proto == NEXTHDR_TCP || p->proto == NEXTHDR_UDP) && !(p->parts & HAS_FRAGMENT);
+}
+
 /* offload_front sends a packet, whose backend's frontend this node is, with its pre-actions to the backend. */
 static __always_inline int offload_front(struct __sk_buff *skb, struct offload_scratch *s, const struct offload *o)
 {
@@ -100,8 +128,10 @@ static __always_inline int offload_front(struct __sk_buff *skb, struct offload_s
 	struct verdict *v;
 
 	/* Without rules this node may not answer: the backend accepts what it says. */
-	if (!d || !e || e->offload != j->offload || !has_policies(j->vni))
+	if (!d || !has_policies(j->vni))
 		return drop(skb, REASON_NSH_UNKNOWN, HOOK_TUNNEL);
+	if (!e || e->offload != j->offload)
+		return offload_pass_on(skb, s, o);
 	set_session(d, &j->dst, &j->src, 0, j->vni);
 	d->ct.pkt.dir = RX;
 	d->mode = ENFORCE_BY_APP;
@@ -123,6 +153,10 @@ static __always_inline int offload_front(struct __sk_buff *skb, struct offload_s
 			return TC_ACT_SHOT;
 		get_pre_actions(v, d, generation);
 		s->msg.pre = d->pre;
+		if (is_plain(&s->p)) {
+			write_session(&s->msg, &d->ct.key);
+			s->msg.flags = d->ct.pkt.flags;
+		}
 	}
 	s->msg.apps = bpf_htonl(d->apps);
 	s->msg.from = bpf_htonl(PORT_VXLAN);
@@ -194,6 +228,69 @@ static __always_inline int offload_answer(struct __sk_buff *skb, struct offload_
 	return nsh_xmit(skb, s, both[1].hi, skb->gso_size ? 1 : skb->len - ETH_HLEN);
 }
 
+/* offload_policy decides about a packet to an endpoint by the pre-actions that came with it. The caller has written the
+ * session and the parts that the decision needs. A cached verdict counts if it is of the same pre-actions. It returns 0
+ * or drops the packet. */
+static __noinline int offload_policy(struct __sk_buff *skb, struct pol_scratch *d)
+{
+	struct session_key *key = &d->ct.key;
+	struct verdict *v = verdict_slot(&key->local, &key->remote, ports_of(key));
+	__be32 rule = 0;
+	bool known;
+	int why;
+
+	if (!v)
+		return drop(skb, REASON_SESSION_LIMIT, HOOK_TUNNEL);
+	key->zero[0] = 1; /* as in a slot that is from_packet */
+	known = v->until > bpf_jiffies64() && v->generation == policy_generation() && same_session(&v->key, key) &&
+		same_pre(&v->pre, &d->carried.pre);
+	key->zero[0] = 0;
+	if (known && !(d->ct.pkt.flags & (TCP_SYN | TCP_FIN | TCP_RST))) {
+		trace_policy_hit(skb, key->endpoint, RX);
+		return 0;
+	}
+	d->ct.slot = ct_slot_of(key);
+	why = carried_verdict(v, d, &rule);
+	trace_policy(skb, key->endpoint, RX, why, bpf_ntohl(rule));
+	return why ? drop_by(skb, why, HOOK_TUNNEL, bpf_ntohl(rule)) : 0;
+}
+
+/* offload_deliver decides about a packet from a sender and delivers it by what the frontend has read in it. It returns
+ * TCX_NEXT, with the packet unchanged, if the packet has to pass all stages. */
+static __noinline int offload_deliver(struct __sk_buff *skb, struct offload_scratch *s, struct pol_scratch *d)
+{
+	const struct offload_msg *m = &s->msg;
+	struct pkt_ctx *j = &s->j;
+	struct sender *receiver;
+	struct route *r;
+
+	j->dst = m->local;
+	j->vni = d->carried.vni;
+	j->family = s->outer.inner_ip4 ? FAMILY_4 : FAMILY_6;
+	r = find_route(j);
+	if (!r || r->port >= FIRST_DEVICE || r->port == PORT_NONE)
+		return TCX_NEXT;
+	receiver = lookup_receiver(j, r->port);
+	if (!receiver || (receiver->identity & GBP_IDENTITY) != d->carried.app)
+		return TCX_NEXT;
+	set_session(d, &m->local, &m->remote, r->port, j->vni);
+	d->ct.key.proto = m->proto;
+	d->ct.key.local_port = m->local_port;
+	d->ct.key.remote_port = m->remote_port;
+	d->ct.pkt = (struct pkt_info){.dir = RX, .proto = m->proto, .flags = m->flags};
+	d->apps = bpf_ntohl(m->apps);
+	if (offload_policy(skb, d))
+		return TC_ACT_SHOT;
+	trace_pipeline(skb, j->vni);
+	if (set_both_macs(skb, mac_to(r)))
+		return drop(skb, REASON_MALFORMED, HOOK_TUNNEL);
+	if (skb->pkt_type != PACKET_HOST)
+		bpf_skb_change_type(skb, PACKET_HOST);
+	skb->mark = 0;
+	skb->tstamp = 0;
+	return to_container(skb, r->ifindex, on_way_in(skb, skb->ifindex), false);
+}
+
 /* offload_resume goes on with a packet for which a frontend has looked up the rules, at the stage where it left the
  * backend or, from a sender, as if it came out of the tunnel. */
 static __always_inline int offload_resume(struct __sk_buff *skb, struct offload_scratch *s, __u32 vni)
@@ -215,8 +312,15 @@ static __always_inline int offload_resume(struct __sk_buff *skb, struct offload_
 	d->carried.app = bpf_ntohl(s->msg.apps) >> 16;
 	if (s->msg.kind == OFFLOAD_PASS)
 		d->carried.pre.version = 0; /* which accepts only later fragments */
+	s->outer.next = 0;		    /* the MACs are overwritten */
 	if (tunnel_pull(skb, &s->outer))
 		return drop(skb, REASON_NSH_MALFORMED, HOOK_TUNNEL);
+	if (s->msg.kind == OFFLOAD_PRE && s->msg.proto) {
+		int sent = offload_deliver(skb, s, d);
+
+		if (sent != TCX_NEXT)
+			return sent;
+	}
 	why = parse_any(skb, &j, &p);
 	if (why)
 		return drop(skb, why, HOOK_TUNNEL);

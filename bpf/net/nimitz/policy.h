@@ -22,12 +22,14 @@ static __noinline int nimitz_policy_end(struct __sk_buff *skb, const struct pack
 {
 	const struct session_key *k = &d->ct.key;
 	__u32 dir = d->ct.pkt.dir;
+	struct verdict *v;
 
 	if (d->mode >= ENFORCE_ASK)
 		return policy_check(skb, p, d, hook);
-	if (p->ip4 ? policy_fast_hit(skb, p, sizeof(struct eth_ip4), &k->local, &k->remote, k->endpoint, d->apps, dir)
-		   : policy_fast_hit(skb, p, sizeof(struct eth_ip6), &k->local, &k->remote, k->endpoint, d->apps,
-				     dir)) {
+	v = p->ip4 ? policy_fast_hit(skb, p, sizeof(struct eth_ip4), &k->local, &k->remote, k->endpoint, d->apps, dir)
+		   : policy_fast_hit(skb, p, sizeof(struct eth_ip6), &k->local, &k->remote, k->endpoint, d->apps, dir);
+	/* What a frontend said decides nothing where the rules are here. */
+	if (v && (over_ipv4 || !v->from_packet || d->mode == ENFORCE_REMOTE)) {
 		trace_policy_hit(skb, k->endpoint, dir);
 		return 0;
 	}
@@ -86,7 +88,7 @@ static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct pac
 	if (!d)
 		return TC_ACT_SHOT;
 	if (j->from < FIRST_DEVICE && has_policies(vni)) {
-		bool leaves = r->port == PORT_GATEWAY || r->outside;
+		bool leaves = r->port == PORT_GATEWAY || r->flags & ROUTE_OUTSIDE;
 
 		set_session(d, from, &j->dst, j->from, vni);
 		d->ct.pkt.dir = TX;

@@ -234,9 +234,11 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		/* Containers here use this frontend only while the other nodes use frontends. */
 		j->fronts = o && o->fronts && !j->has_pre && (j->from == PORT_VXLAN || o->frontends);
 	}
-	/* Tunnel packets pass only between this region and another one, and packets from the gateway do not go back. */
+	/* Tunnel packets pass only between this region and another one, and to a container that has moved; two nodes
+	 * that disagree about where it is return them until the hop limit is 0. Packets from the gateway do not go
+	 * back. */
 	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && !j->fronts &&
-	     (own_vtep4 || in_base(&r->vtep) == !j->remote_edge)) ||
+	     (own_vtep4 || (in_base(&r->vtep) == !j->remote_edge && !(r->flags & ROUTE_RELAYS)))) ||
 	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 	/* On the underlay an overlay address is unknown, or belongs to another host. */
@@ -261,7 +263,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		if (own_vtep4) {
 			j->bridged = r->ifindex != 0;
 			j->vni = wire_vni(r, j->vni);
-			if (r->outside) /* identities mean nothing to other speakers */
+			if (r->flags & ROUTE_OUTSIDE) /* identities mean nothing to other speakers */
 				j->identity = 0;
 		}
 		j->why = check_egress(skb, j, node->vxlan);
@@ -283,7 +285,8 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		int sent = 0;
 
 		vtep = r->vtep;
-		if (!over_ipv4 && j->offload)
+		/* A packet that is relayed comes from a frontend, or from a sender that did not use one. */
+		if (!over_ipv4 && j->offload && (j->from != PORT_VXLAN || j->remote_edge))
 			choose_frontend(skb, j->offload, &vtep);
 		if (direct_port && !over_ipv4)
 			sent = direct_xmit(skb, j, &vtep, node->vxlan);

@@ -29,11 +29,13 @@ type collector struct {
 	policed, rules, denied                          *prometheus.Desc
 	sessions, room, most, mostOfTenant, sessionEnds *prometheus.Desc
 	subscriptions, misses                           *prometheus.Desc
+	offloads                                        offloadMetrics
 }
 
 func newCollector(s *Service) *collector {
 	return &collector{
-		service: s,
+		service:  s,
+		offloads: newOffloadMetrics(),
 		build: metric(
 			"build_info",
 			"1, labelled with the versions of this agent and of the attached programs.",
@@ -136,6 +138,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	c.policies(ch, s.Policies)
+	c.offloads.collect(ch, s)
 	if core := c.service.core.Load(); core != nil {
 		for _, times := range core.PolicyTimes() {
 			times.Collect(ch)

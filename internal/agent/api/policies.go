@@ -90,20 +90,24 @@ func (s *Service) Why(
 			fmt.Errorf("app %d: choose 1 to %d", req.Msg.PeerApp, address.FirstReservedApp-1),
 		)
 	}
-	reasons, err := core.Why(
-		agent.Connection{
-			Source:      ends[0],
-			Destination: ends[1],
-			Protocol:    uint8(req.Msg.Protocol),
-			Port:        uint16(req.Msg.Port),
-			Tenant:      req.Msg.Tenant,
-			PeerApp:     address.AppID(req.Msg.PeerApp),
-		},
-	)
+	of := agent.Connection{
+		Source:      ends[0],
+		Destination: ends[1],
+		Protocol:    uint8(req.Msg.Protocol),
+		Port:        uint16(req.Msg.Port),
+		Tenant:      req.Msg.Tenant,
+		PeerApp:     address.AppID(req.Msg.PeerApp),
+	}
+	reasons, err := core.Why(of)
 	if err != nil {
 		return nil, toConnect(err)
 	}
 	resp := &pilasterv1.WhyResponse{}
+	if _, o, is := core.Fronted(of); is && o.Phase.Fronted() && len(reasons) > 0 {
+		resp.Pre = &pilasterv1.PreActions{
+			Frontend: s.config.Node.Name(), Backend: o.Node, Revision: s.config.Link().Revision,
+		}
+	}
 	for _, r := range reasons {
 		m := &pilasterv1.Reason{
 			Direction: r.Direction.String(),
@@ -121,6 +125,9 @@ func (s *Service) Why(
 		}
 		if r.Endpoint != nil {
 			m.Endpoint = endpointToProto(core.Networks(), *r.Endpoint)
+		}
+		if resp.Pre != nil && !r.Allowed {
+			resp.Pre.Denied = append(resp.Pre.Denied, m.Direction)
 		}
 		resp.Reasons = append(resp.Reasons, m)
 	}

@@ -31,12 +31,13 @@ import (
 
 // Service implements AgentService on a Core. Until the core is ready, its answers say what the agent waits for.
 type Service struct {
-	config Config
-	core   atomic.Pointer[running]
-	tracer atomic.Pointer[trace.Tracer] // nil if the packet path cannot be traced
-	events monitor.Hub
-	calls  *prometheus.HistogramVec
-	drops  monitor.DropWindow
+	config  Config
+	core    atomic.Pointer[running]
+	tracer  atomic.Pointer[trace.Tracer] // nil if the packet path cannot be traced
+	sharing atomic.Pointer[Sharing]      // nil if the node cannot be in offloads
+	events  monitor.Hub
+	calls   *prometheus.HistogramVec
+	drops   monitor.DropWindow
 }
 
 // Config has the parts of a Service besides the core.

@@ -1,10 +1,13 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/containernetworking/cni/pkg/types"
@@ -24,10 +28,12 @@ import (
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/sharing"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/cniclient"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
@@ -398,6 +404,21 @@ func TestKinds(t *testing.T) {
 	}
 }
 
+// sharingPath is the packet path of a node that can be in offloads.
+type sharingPath struct{ dpapi.Sharing }
+
+func (sharingPath) Probe(pipeline.Offload, netip.Prefix) error { return nil }
+
+func (sharingPath) ProbeAnswered(uint32, netip.Prefix) (time.Duration, bool, error) {
+	return 0, true, nil
+}
+
+func (sharingPath) Messages() (map[uint32]dpapi.Messages, error) {
+	return map[uint32]dpapi.Messages{7: {1: 100, 2: 5, 4: 20}, 8: {3: 40}}, nil
+}
+
+func (sharingPath) UsedSessions() (used, capacity int, err error) { return 1, 2, nil }
+
 // TestStatusOfOffloads: the status lists what this node does for offloads.
 func TestStatusOfOffloads(t *testing.T) {
 	b := newServiceBed(t)
@@ -410,14 +431,72 @@ func TestStatusOfOffloads(t *testing.T) {
 			{Node: "n3", Prefix: netip.MustParsePrefix("fd70:696c:6100:3::/64")},
 		},
 	}}
+	blue.Offloads = append(blue.Offloads, tenant.Offload{
+		ID: 8, Node: "n1", Prefix: agenttest.NodePrefix, Phase: tenant.OffloadActive, Epoch: 1,
+		Frontends: []tenant.Frontend{{Node: "n2", Prefix: far}},
+	})
 	b.Orchestrator.Tenants["blue"] = blue
 	b.MustAdd("c1")
 	b.service.Serve(b.Core, nil)
-	want := &pilasterv1.OffloadRole{
-		Tenant: "blue", Id: 7, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING, Node: "n2",
-		Frontends: []string{"n3"}, Draining: true,
+	path := sharingPath{}
+	is := Sharing{
+		Prober: sharing.NewProber(b.Core, path, slog.New(slog.DiscardHandler)),
+		Meter:  sharing.NewMeter(b.Core, path, 2),
 	}
-	if got := b.service.status(t.Context()).Offloads; len(got) != 1 || !proto.Equal(got[0], want) {
-		t.Errorf("offloads %v, want %v", got, want)
+	b.service.ServeSharing(is)
+	ctx, cancel := context.WithCancel(t.Context())
+	probing := make(chan struct{})
+	go func() {
+		defer close(probing)
+		is.Prober.Run(ctx)
+	}()
+	agenttest.Eventually(t, func() error {
+		if len(is.Prober.Answers("blue")) == 0 {
+			return errors.New("no frontend was probed")
+		}
+		return nil
+	})
+	cancel()
+	<-probing
+	b.SetLostFrontends("blue", []string{"n2"})
+	if _, err := is.Meter.Load(false); err != nil {
+		t.Fatal(err)
+	}
+	want := []*pilasterv1.OffloadRole{
+		{
+			Tenant: "blue", Id: 7, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING, Node: "n2",
+			Frontends: []string{"n3"}, Draining: true, Packets: 105, Answered: 20,
+		},
+		{
+			Tenant: "blue", Id: 8, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, Node: "n1", Backend: true,
+			Frontends: []string{"n2"}, LostFrontends: []string{"n2"}, Asked: 40,
+		},
+	}
+	status := b.service.status(t.Context())
+	if status.Load.GetBudget() != 2 {
+		t.Errorf("load %v", status.Load)
+	}
+	if len(status.Offloads) != len(want) || len(status.Offloads[1].Answers) != 1 {
+		t.Fatalf("offloads %v, want %v", status.Offloads, want)
+	}
+	status.Offloads[1].Answers = nil
+	for i, got := range status.Offloads {
+		if !proto.Equal(got, want[i]) {
+			t.Errorf("offload %v, want %v", got, want[i])
+		}
+	}
+	w := httptest.NewRecorder()
+	b.service.ObserveHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	for _, line := range []string{
+		`pilaster_offload_messages_total{backend="n2",kind="packet",tenant="blue"} 105`,
+		`pilaster_offload_messages_total{backend="n2",kind="answer",tenant="blue"} 20`,
+		`pilaster_offload_messages_total{backend="n1",kind="question",tenant="blue"} 40`,
+		`pilaster_offload_lost_frontends{tenant="blue"} 1`,
+		`pilaster_offload_probe_age_seconds{frontend="n2",tenant="blue"} `,
+		`pilaster_packet_load{of="own"} 0`, `pilaster_packet_load{of="frontend"} 0`,
+	} {
+		if !strings.Contains(w.Body.String(), line) {
+			t.Errorf("no line %s in\n%s", line, w.Body)
+		}
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/network"
-	"pilaster.io/pilaster/internal/tenant"
 )
 
 func (s *Service) Status(
@@ -72,9 +71,7 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	}
 	s.addDatapath(ctx, r, core.Core)
 	addPolicies(r, core.Core)
-	for _, role := range core.Roles() {
-		r.Offloads = append(r.Offloads, roleToProto(role))
-	}
+	s.addOffloads(r, core.Core)
 	for _, gateway := range core.Networks().Gateways() {
 		addGateway(r, gateway)
 	}
@@ -154,17 +151,6 @@ func (s *Service) addDatapath(ctx context.Context, r *pilasterv1.StatusResponse,
 			&pilasterv1.DropCount{Reason: drop.Reason, Packets: drop.Packets, LastMinute: s.drops.Since(drop)},
 		)
 	}
-}
-
-func roleToProto(r agent.Role) *pilasterv1.OffloadRole {
-	out := &pilasterv1.OffloadRole{
-		Tenant: r.Tenant, Id: r.ID, Node: r.Node, Backend: r.Backend, Draining: r.Draining,
-		Phase: pilasterv1.OffloadPhase(slices.Index(tenant.OffloadPhases, r.Phase)),
-	}
-	for _, f := range r.Active() {
-		out.Frontends = append(out.Frontends, f.Node)
-	}
-	return out
 }
 
 func pullToProto(name string, s network.PullStats) *pilasterv1.Pull {

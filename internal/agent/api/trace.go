@@ -50,7 +50,7 @@ func (s *Service) Trace(
 	response, err := t.Trace(ctx, agent.Connection{
 		Source: ends[0], Destination: ends[1], Protocol: uint8(req.Msg.Protocol), Port: uint16(req.Msg.Port),
 		Tenant: req.Msg.Tenant, PeerApp: address.AppID(req.Msg.PeerApp),
-	})
+	}, req.Msg.Pre)
 	if err != nil {
 		return nil, toConnect(err)
 	}

@@ -69,7 +69,7 @@ func TestOffloadOfANode(t *testing.T) {
 	}
 	until(pilasterv1.OffloadPhase_OFFLOAD_PHASE_UNSPECIFIED, "rules", "none", "rules")
 	if _, err := c.op.StartOffload(t.Context(), connect.NewRequest(&pilasterv1.StartOffloadRequest{
-		Tenant: "green", Node: "n1", Frontends: []string{"n2"},
+		Tenant: "green", Node: "n1", Frontends: []string{"n2"}, Force: true,
 	})); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/control"
 	"pilaster.io/pilaster/internal/agent/hostnet"
 	"pilaster.io/pilaster/internal/agent/networks"
+	"pilaster.io/pilaster/internal/agent/sharing"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/agent/trace"
 	"pilaster.io/pilaster/internal/dpapi"
@@ -47,11 +49,12 @@ type Options struct {
 	RunDir, StateDir string
 	MaxEndpoints     int
 	MaxTenantIDs     int
-	Identifiers      bool   // the packet path reserves the prefix of identifiers in any case
-	Edge             bool   // this node is an Edge Switch: it runs no containers
-	MTUReserve       int    // bytes by which containers' MTU is smaller than the tunnels allow
-	Rack             string // of this node, a DNS label; may be empty
-	MetricsListen    string // "host:port"; empty means the unix socket only
+	Identifiers      bool    // the packet path reserves the prefix of identifiers in any case
+	Edge             bool    // this node is an Edge Switch: it runs no containers
+	MTUReserve       int     // bytes by which containers' MTU is smaller than the tunnels allow
+	Rack             string  // of this node, a DNS label; may be empty
+	PacketCPUs       float64 // the node's budget for packets; 0: all CPUs
+	MetricsListen    string  // "host:port"; empty means the unix socket only
 	Version          string
 	// OpenDriver opens the packet path once the node's prefix is known. Close must leave the packet path in place.
 	OpenDriver func(state.Membership) (DriverCloser, error)
@@ -416,6 +419,7 @@ func (d *daemon) serveTraces(core *agent.Core, m state.Membership, networks map[
 		return
 	}
 	c := trace.Config{Core: core, Path: path, Plan: m.Plan, Prefix: m.Prefix, Node: d.node.Name()}
+	c.Revision = func() int64 { return d.link.Status().Revision }
 	c.Pipelines = map[string]trace.Pipeline{}
 	for name, n := range networks {
 		if p, ok := n.(interface {
@@ -494,6 +498,13 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *agent.Core
 		if working, ok := n.(network.Runner); ok {
 			g.Go(func() error { working.Run(ctx, d.Log); return nil })
 		}
+	}
+	if path, ok := d.driver.(dpapi.Sharing); ok && d.offloads {
+		prober := sharing.NewProber(core, path, d.Log)
+		meter := sharing.NewMeter(core, path, cmp.Or(d.PacketCPUs, float64(runtime.NumCPU())))
+		d.service.ServeSharing(api.Sharing{Prober: prober, Meter: meter})
+		g.Go(func() error { prober.Run(ctx); return nil })
+		g.Go(func() error { d.link.ReportLoads(ctx, meter); return nil })
 	}
 	g.Go(func() error { return overlap.Run(ctx, d.Log) })
 	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplink, core, d.Log) })

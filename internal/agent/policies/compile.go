@@ -67,6 +67,9 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 			next.Tables = policy.Isolating()
 			next.Tables.Names, err = policy.Names(name, all)
 		}
+		if p.rules == 0 {
+			p.rules = m.count(name, all)
+		}
 		return next, around, err
 	}
 	if p.index == nil || !sameApps(p.indexed, around.apps) {
@@ -75,7 +78,19 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 	if next.Tables, err = p.index.Compile(name, all, around.subjects); around.atDestination {
 		next.Tables.HoldUnknown(all)
 	}
+	p.rules = next.Tables.Largest()
 	return next, around, err
+}
+
+// count returns how many entries policies need on a frontend; 0 if they cannot be compiled. A backend that has started
+// without its rules tells the orchestrator by it how much room they need when they return.
+func (m *Manager) count(name string, all []policy.Policy) int {
+	_, apps, _ := m.config.Tenants.PolicyInputs(name)
+	tables, err := policy.NewIndex(apps).Compile(name, all, slices.Sorted(maps.Keys(apps)))
+	if err != nil {
+		return 0
+	}
+	return tables.Largest()
 }
 
 // compileInputs returns the current inputs.

@@ -15,6 +15,7 @@ type View struct {
 	Err       error // why the last update is not in force; nil if it is
 	Restricts bool  // a policy that is not in audit mode selects an app, here or at a frontend
 	Offloaded bool  // frontends look the rules up: the tables here only deny
+	Rules     int   // entries of the fullest table that the policies need where they are looked up
 }
 
 // publish makes a tenant's policy state visible to Manager.View. The caller holds the lock of the tenant's policies.
@@ -27,7 +28,7 @@ func (m *Manager) publish(name string, p *tenantPolicy) {
 	}
 	delete(all, name)
 	if p.enforced.Selects() || p.lastErr != nil {
-		all[name] = View{p.enforced, p.lastErr, p.restricts, p.inputs.offloaded}
+		all[name] = View{p.enforced, p.lastErr, p.restricts, p.inputs.offloaded, p.rules}
 	}
 	m.published.Store(&all)
 }

@@ -45,6 +45,7 @@ type tenantPolicy struct {
 	// enforced has policies that are not in audit mode; their rules may be on frontends
 	restricts bool
 	lastErr   error // why the last update is not in force; nil if it is
+	rules     int   // entries of the fullest table that the policies needed when they were last compiled; 0: unknown
 
 	index   *policy.Index // built for the apps in indexed
 	indexed map[address.AppID]map[string]string
@@ -131,7 +132,9 @@ func (p *tenantPolicy) apply(n Update) (changed bool) {
 			changed = true
 		}
 	}
-	p.unsaved = p.unsaved || changed
+	if p.unsaved = p.unsaved || changed; changed {
+		p.rules = 0
+	}
 	return changed
 }
 

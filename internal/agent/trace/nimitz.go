@@ -36,7 +36,7 @@ func (r *run) pipelined(ctx context.Context, from, to []agent.OverlayMatch) erro
 			strings.Join(names, ", "), r.of.Source, r.of.Destination, names[0])
 	}
 	if len(names) == 0 {
-		return nil
+		return r.fronted()
 	}
 	name := names[0]
 	stages, found := r.stagesOf(sender[name], receiver[name])
@@ -150,13 +150,18 @@ func (s *stages) ownVTEP() netip.Addr {
 
 // from adds the steps of a packet.
 func (s *stages) from(p pipeline.Packet, arrival string) error {
-	if p.From != pipeline.VXLAN {
+	if s.pre != nil {
+		s.step("nsh", "from frontend "+s.pre.Frontend, "what its rules say")
+	} else if p.From != pipeline.VXLAN {
 		s.step("container", arrival, "")
 	} else if s.its.Pool.IsValid() { // every VTEP may send; what it may send is checked next
 		s.step("decap", fmt.Sprintf("from VTEP %v in VNI %d", p.Outer, p.VNI), "")
 	}
 	verdict, entries := s.table.Run(p)
 	for _, e := range entries {
+		if s.pre != nil && e.Stage() < pipeline.NAT {
+			continue // done before the frontend was asked, or by the sender
+		}
 		switch e := e.(type) {
 		case pipeline.DNAT:
 			s.dst = e.Real
@@ -174,7 +179,7 @@ func (s *stages) from(p pipeline.Packet, arrival string) error {
 	case pipeline.VXLAN:
 		return s.encap(verdict, entries)
 	case pipeline.Gateway:
-		if allowed, err := s.policies(policy.Egress); err != nil || !allowed {
+		if allowed, err := s.judged(policy.Egress); err != nil || !allowed {
 			return err
 		}
 		s.step("deliver", "to this node's gateway, by "+pipeline.GatewayDevice, "")
@@ -182,7 +187,7 @@ func (s *stages) from(p pipeline.Packet, arrival string) error {
 		return nil
 	}
 	// The rules of both ends are checked where the packet leaves the tunnel.
-	if allowed, err := s.policies(policy.Egress, policy.Ingress); err != nil || !allowed {
+	if allowed, err := s.judged(policy.Egress, policy.Ingress); err != nil || !allowed {
 		return err
 	}
 	for _, e := range s.Core.Endpoints() {
@@ -197,12 +202,17 @@ func (s *stages) from(p pipeline.Packet, arrival string) error {
 
 // encap adds the steps of a packet to another node.
 func (s *stages) encap(v pipeline.Verdict, entries []pipeline.Entry) error {
-	outside := slices.ContainsFunc(entries, func(e pipeline.Entry) bool {
-		f, is := e.(pipeline.Forward)
-		return is && f.Outside
-	})
-	if outside {
-		if allowed, err := s.policies(policy.Egress); err != nil || !allowed {
+	var to pipeline.Forward
+	for _, e := range entries {
+		if f, is := e.(pipeline.Forward); is {
+			to = f
+		}
+	}
+	if offload, is := s.Core.OffloadOf(s.response.Source.Tenant, to.Offload); is && offload.Phase.Fronted() {
+		return s.toFrontend(offload, v)
+	}
+	if to.Outside {
+		if allowed, err := s.judged(policy.Egress); err != nil || !allowed {
 			return err
 		}
 	} else {

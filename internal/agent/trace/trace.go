@@ -29,6 +29,8 @@ type Config struct {
 	Node   string       // its name
 	// Pipelines are those of this node's networks that have one, by network.
 	Pipelines map[string]Pipeline
+	// Revision returns the revision of the store up to which this node has the policies.
+	Revision func() int64
 	// Located reads the tables of a network with identifiers; nil if this node has none.
 	Located network.Located
 }
@@ -60,15 +62,19 @@ const (
 type run struct {
 	*Tracer
 	of       agent.Connection
+	pre      *pilasterv1.PreActions // of the frontend from which the packet comes; nil if it does not
 	tables   dpapi.TableNames
 	response *pilasterv1.TraceResponse
 	src, dst netip.Addr // after the last step
 }
 
-// Trace returns this node's steps for the first packet of a connection, which need not exist. It sends nothing.
-func (t *Tracer) Trace(ctx context.Context, of agent.Connection) (*pilasterv1.TraceResponse, error) {
+// Trace returns this node's steps for the first packet of a connection, which need not exist. It sends nothing. If the
+// packet comes to this node from a frontend, pre is what that says.
+func (t *Tracer) Trace(
+	ctx context.Context, of agent.Connection, pre *pilasterv1.PreActions,
+) (*pilasterv1.TraceResponse, error) {
 	r := &run{
-		Tracer: t, of: of, tables: t.Path.TableNames(), response: &pilasterv1.TraceResponse{Node: t.Node},
+		Tracer: t, of: of, pre: pre, tables: t.Path.TableNames(), response: &pilasterv1.TraceResponse{Node: t.Node},
 		src: of.Source, dst: of.Destination,
 	}
 	from, to := t.Core.Explain(of.Source), t.Core.Explain(of.Destination)

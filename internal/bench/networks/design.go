@@ -49,7 +49,8 @@ var (
 			"internal/address/ila_test.go#TestMappingIsNeutral"),
 		Fabric: property("a /64 for each node, its locator", "internal/address/ila_test.go#TestLocators"),
 		Features: property(
-			"IPv6; policies; the address says no location, so it may outlive a move; no IPv4, no services"),
+			"IPv6; policies; the address says no location, and moves with its container; no IPv4, no services",
+			"test/move/move_test.go#TestMove"),
 	}
 	designEVPN = Design{
 		Tenants:  property("by the VNI of the tunnel", "test/evpn/evpn_test.go#TestTenants"),
@@ -73,8 +74,9 @@ var (
 		Wire: property("node, VNI, app, inner addresses and payload, in VXLAN",
 			"internal/datapath/nimitz_wire_test.go#TestNimitzWire"),
 		Fabric: property("a /64 for each node, for its tunnel address", "test/nimitz/traffic_test.go#TestSwitches"),
-		Features: property("IPv4 and IPv6, services, publications, regions",
-			"test/nimitz/north_test.go#TestNorthSouth", "test/nimitz/regions_test.go#TestRegions"),
+		Features: property("IPv4 and IPv6, services, publications, regions, moves of single addresses",
+			"test/nimitz/north_test.go#TestNorthSouth", "test/nimitz/regions_test.go#TestRegions",
+			"test/move/move_test.go#TestMove"),
 	}
 	designNimitzCached = Design{
 		Tenants: designNimitz.Tenants, Policies: designNimitz.Policies, Visible: designNimitz.Visible,
@@ -88,7 +90,7 @@ var (
 		Policies: property("none: containers of tenants with policies are isolated",
 			"test/nimitz/policy_test.go#TestPoliciesOnOpenVSwitch"),
 		Visible: designNimitz.Visible, Wire: designNimitz.Wire, Fabric: designNimitz.Fabric,
-		Features: property("as nimitz-ebpf, beside bridges of others",
+		Features: property("as nimitz-ebpf, beside bridges of others; no moves",
 			"test/nimitz/again_test.go#TestOpenVSwitchAgain"),
 	}
 	designVXLAN = Design{

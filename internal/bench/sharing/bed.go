@@ -292,10 +292,9 @@ func (b *bed) split(ctx context.Context, on bool) error {
 
 // sent returns how many messages of a kind the node has sent.
 func (n *node) sent(kind uint32) (sum uint64, err error) {
-	var each []uint64
-	err = n.path.Objects.NimSentV1.Lookup(kind, &each)
-	for _, v := range each {
-		sum += v
+	each, err := n.path.Messages()
+	for _, of := range each {
+		sum += of[kind]
 	}
 	return sum, err
 }

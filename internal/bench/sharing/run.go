@@ -48,11 +48,12 @@ func Quick() Options {
 	return o
 }
 
-// Full takes about twelve minutes.
+// Full takes about fifteen minutes.
 func Full() Options {
 	return Options{
 		Labels: 1000, Blocks: 10_000, Wide: 1 << 18, Clients: 1 << 14, Transactions: 4000, Rounds: 21,
-		AnswerRules: []int{0, 1, 10, 100, 1000, 10_000}, AnswerBytes: []int{64, 512, 1500}, Answers: 200_000,
+		AnswerRules: []int{0, 1, 8, 10, 64, 100, 1000, 10_000}, AnswerBytes: []int{64, 128, 256, 512, 1500},
+		Answers: 200_000,
 	}
 }
 

@@ -51,7 +51,7 @@ func TestRun(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"labels-10", "frontend\tpil_tunnel_in", "Model: with a lookup of 10 µs", "6.612 million",
+		"labels-10", "frontend\tpil_tunnel_in", "Model: with a lookup of 10 µs", "6.612 million\t1.00",
 	} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("the table lacks %q", want)

@@ -288,7 +288,7 @@ type PilasterOffloadMsg struct {
 	Version    uint8
 	Kind       uint8
 	Proto      uint8
-	Zero       uint8
+	Flags      uint8
 	Local      PilasterAddr
 	Remote     PilasterAddr
 	LocalPort  uint16
@@ -400,7 +400,7 @@ type PilasterRoute struct {
 	Bits    uint32
 	Port    uint32
 	Ifindex uint32
-	Outside uint32
+	Flags   uint32
 	Vtep    PilasterAddr
 }
 
@@ -550,7 +550,7 @@ const (
 	PilasterMapNimPeersV1          = "nim_peers_v1"
 	PilasterMapNimProbesV1         = "nim_probes_v1"
 	PilasterMapNimSendersV1        = "nim_senders_v1"
-	PilasterMapNimSentV1           = "nim_sent_v1"
+	PilasterMapNimSentV2           = "nim_sent_v2"
 	PilasterMapNimSharingV1        = "nim_sharing_v1"
 	PilasterMapNimSnatV1           = "nim_snat_v1"
 	PilasterMapPilBlock            = "pil_block"
@@ -722,7 +722,7 @@ type PilasterMapSpecs struct {
 	NimPeersV1          *ebpf.MapSpec `ebpf:"nim_peers_v1"`
 	NimProbesV1         *ebpf.MapSpec `ebpf:"nim_probes_v1"`
 	NimSendersV1        *ebpf.MapSpec `ebpf:"nim_senders_v1"`
-	NimSentV1           *ebpf.MapSpec `ebpf:"nim_sent_v1"`
+	NimSentV2           *ebpf.MapSpec `ebpf:"nim_sent_v2"`
 	NimSharingV1        *ebpf.MapSpec `ebpf:"nim_sharing_v1"`
 	NimSnatV1           *ebpf.MapSpec `ebpf:"nim_snat_v1"`
 	PilBlock            *ebpf.MapSpec `ebpf:"pil_block"`
@@ -824,7 +824,7 @@ type PilasterMaps struct {
 	NimPeersV1          *ebpf.Map `ebpf:"nim_peers_v1"`
 	NimProbesV1         *ebpf.Map `ebpf:"nim_probes_v1"`
 	NimSendersV1        *ebpf.Map `ebpf:"nim_senders_v1"`
-	NimSentV1           *ebpf.Map `ebpf:"nim_sent_v1"`
+	NimSentV2           *ebpf.Map `ebpf:"nim_sent_v2"`
 	NimSharingV1        *ebpf.Map `ebpf:"nim_sharing_v1"`
 	NimSnatV1           *ebpf.Map `ebpf:"nim_snat_v1"`
 	PilBlock            *ebpf.Map `ebpf:"pil_block"`
@@ -872,7 +872,7 @@ func (m *PilasterMaps) Close() error {
 		m.NimPeersV1,
 		m.NimProbesV1,
 		m.NimSendersV1,
-		m.NimSentV1,
+		m.NimSentV2,
 		m.NimSharingV1,
 		m.NimSnatV1,
 		m.PilBlock,

@@ -28,7 +28,7 @@ const (
 	PinNimOffloads    = "nim_offloads_v1"
 	PinNimBackends    = "nim_backends_v1"
 	PinNimFronted     = "nim_fronted_v1"
-	PinNimSent        = "nim_sent_v1"
+	PinNimSent        = "nim_sent_v2"
 	PinNimProbes      = "nim_probes_v1"
 	PinNimSharing     = "nim_sharing_v1"
 	PinGeneration     = "pil_generation_v1"

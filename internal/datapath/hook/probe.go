@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
@@ -24,23 +26,53 @@ const (
 
 // Probe sends a probe to the program of a frontend. The frontend's agent need not run.
 func (d *Hooks) Probe(o pipeline.Offload, frontend netip.Prefix) error {
-	return d.Node.Do(func() error {
-		s, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	s, err := d.probing.socket(d)
+	if err != nil {
+		return fmt.Errorf("probe a frontend: %w", err)
+	}
+	to := pipeline.VTEP(frontend)
+	if err := unix.Sendto(s, probe(o, pipeline.VTEP(d.NodePrefix), to), 0,
+		&unix.SockaddrInet6{Addr: to.As16()}); err != nil {
+		return fmt.Errorf("probe frontend %v: %w", to, err)
+	}
+	return nil
+}
+
+// probing is the socket of all probes, open from the first one on.
+type probing struct {
+	mu   sync.Mutex
+	fd   int
+	open bool
+}
+
+func (p *probing) socket(d *Hooks) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.open {
+		return p.fd, nil
+	}
+	return p.fd, d.Node.Do(func() error {
+		s, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
 		if err != nil {
-			return fmt.Errorf("probe a frontend: %w", err)
+			return err
 		}
-		defer unix.Close(s)
-		to := pipeline.VTEP(frontend)
 		if err := unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_MARK, int(d.AcceptMark)); err != nil {
-			return fmt.Errorf("probe a frontend: %w", err)
+			return errors.Join(err, unix.Close(s))
 		}
-		err = unix.Sendto(s, probe(o, pipeline.VTEP(d.NodePrefix), to), 0,
-			&unix.SockaddrInet6{Addr: to.As16()})
-		if err != nil {
-			return fmt.Errorf("probe frontend %v: %w", to, err)
-		}
+		p.fd, p.open = s, true
 		return nil
 	})
+}
+
+// CloseProbes closes the socket of probes. The next probe opens it again.
+func (d *Hooks) CloseProbes() error {
+	d.probing.mu.Lock()
+	defer d.probing.mu.Unlock()
+	if !d.probing.open {
+		return nil
+	}
+	d.probing.open = false
+	return unix.Close(d.probing.fd)
 }
 
 // probe returns the IPv6 packet of a probe: UDP, VXLAN-GPE, NSH, an empty frame.
@@ -85,4 +117,56 @@ func (d *Hooks) ProbeAnswered(offload uint32, frontend netip.Prefix) (ago time.D
 		return 0, false, err
 	}
 	return time.Duration(now.Nano() - int64(at)), true, nil
+}
+
+// Messages counts the messages that this node has sent, by offload, by kind. The counters of an offload begin when this
+// node learns of it.
+func (d *Hooks) Messages() (map[uint32]dpapi.Messages, error) {
+	for {
+		all := map[uint32]dpapi.Messages{}
+		var id uint32
+		var each []dpapi.Messages
+		entries := d.Objects.NimSentV2.Iterate()
+		for entries.Next(&id, &each) {
+			var sum dpapi.Messages
+			for _, per := range each {
+				for kind, n := range per {
+					sum[kind] += n
+				}
+			}
+			all[id] = sum
+		}
+		if err := entries.Err(); errors.Is(err, ebpf.ErrIterationAborted) {
+			continue // an offload began or ended meanwhile
+		} else if err != nil {
+			return nil, fmt.Errorf("read the counters of offloads: %w", err)
+		}
+		return all, nil
+	}
+}
+
+// countMessages makes the counters of these offloads, and removes those of others.
+func (d *Hooks) countMessages(offloads map[uint32]bool) error {
+	counted, err := d.Messages()
+	if err != nil {
+		return err
+	}
+	m := d.Objects.NimSentV2
+	for id := range counted {
+		if offloads[id] {
+			continue
+		}
+		if err := m.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("remove the counters of offload %d: %w", id, err)
+		}
+	}
+	for id := range offloads {
+		if _, there := counted[id]; there {
+			continue
+		}
+		if err := m.Put(id, make([]dpapi.Messages, ebpf.MustPossibleCPU())); err != nil {
+			return fmt.Errorf("count the messages of offload %d: %w", id, err)
+		}
+	}
+	return nil
 }

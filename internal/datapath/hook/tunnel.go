@@ -182,27 +182,33 @@ func (d *Hooks) AttachTunnelPrograms() error {
 
 // OffloadMember reports whether this node is the backend or a frontend of an offload.
 func (d *Hooks) OffloadMember() (bool, error) {
-	backend, fronts, err := d.offloadRoles()
-	return backend || fronts, err
+	of, _, err := d.offloadRoles()
+	return len(of) > 0, err
 }
 
-func (d *Hooks) offloadRoles() (backend, fronts bool, err error) {
+// offloadRoles returns the offloads of which this node is the backend or a frontend, and whether it is a backend.
+func (d *Hooks) offloadRoles() (of map[uint32]bool, backend bool, err error) {
 	own := bpfobj.ToAddr(d.NodePrefix.Addr()).Hi
-	err = bpfobj.ForEachEntry(d.Objects.NimOffloadsV1, func(_ uint32, o bpfobj.PilasterOffload) {
-		backend = backend || o.Backend == own
-		fronts = fronts || o.Fronts != 0
+	of = map[uint32]bool{}
+	err = bpfobj.ForEachEntry(d.Objects.NimOffloadsV1, func(id uint32, o bpfobj.PilasterOffload) {
+		if o.Backend == own || o.Fronts != 0 {
+			of[id], backend = true, backend || o.Backend == own
+		}
 	})
 	if err != nil {
-		return false, false, fmt.Errorf("read the offloads: %w", err)
+		return nil, false, fmt.Errorf("read the offloads: %w", err)
 	}
-	return backend, fronts, nil
+	return of, backend, nil
 }
 
 // AttachOffloads gives tunnel packets of the uplink to the program that the offloads in the kernel's tables demand. A
 // node that is a backend or a frontend accepts messages of the others, and leaves VXLAN to the kernel's device, because
 // a program cannot put a packet into a tunnel that a program has taken out of one.
 func (d *Hooks) AttachOffloads() error {
-	backend, fronts, err := d.offloadRoles()
+	of, backend, err := d.offloadRoles()
+	if err == nil {
+		err = d.countMessages(of)
+	}
 	if err != nil {
 		return err
 	}
@@ -212,7 +218,7 @@ func (d *Hooks) AttachOffloads() error {
 	err = d.SetTunnelNode(func(v *bpfobj.PilasterNimitzNode) { v.Backends = bpfobj.BoolToUint32(backend) })
 	switch {
 	case err != nil:
-	case backend || fronts:
+	case len(of) > 0:
 		// Messages pass no tunnel device, which would cut UDP segments that came in one piece from a virtual uplink.
 		if d.Uplink.Type() == "veth" {
 			err = d.Node.Do(func() error { return netns.SetFeature(d.UplinkName, "tx-udp-segmentation", false) })

@@ -29,6 +29,8 @@ type Hooks struct {
 	ActiveOVSPorts    *OVSPorts // nil unless Open vSwitch reads the containers' devices
 
 	UplinkPrograms map[uint32]*ebpf.Program // of networks with an object file of their own, by index in pil_uplinks_v1
+
+	probing probing
 }
 
 // hook is a place on an interface of the node where our program runs first.

@@ -45,7 +45,10 @@ type agent struct {
 	endpoints int
 }
 
-const mappingsFlag = "ila-max-mappings"
+const (
+	mappingsFlag = "ila-max-mappings"
+	learningFlag = "ila-mappings"
+)
 
 // Values of --ila-source and --ila-cbit, the defaults first.
 const (
@@ -69,7 +72,7 @@ func (a *agent) Bind(c *cobra.Command) {
 		"the sender exists. The same on all nodes", []string{sourceLocator, sourceSIR})
 	choice.Bind(c, &a.cbit, "ila-cbit", "whether identifiers on the fabric have the C bit, network "+Name+
 		"; off for peers with the kernel's neutral-map-auto. The same on all nodes", []string{cbitOn, cbitOff})
-	choice.Bind(c, &a.learning, "ila-mappings", "which mappings of network "+Name+" the node has: push, those of all "+
+	choice.Bind(c, &a.learning, learningFlag, "which mappings of network "+Name+" the node has: push, those of all "+
 		"containers of the tenants that it hosts; or pull, those that its containers use: the first packets to or "+
 		"from another container are dropped until the orchestrator answers. Nodes may differ", []string{push, pull})
 }

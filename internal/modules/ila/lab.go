@@ -1,6 +1,7 @@
 package ila
 
 import (
+	"fmt"
 	"strconv"
 
 	"pilaster.io/pilaster/internal/modules/module"
@@ -12,6 +13,7 @@ import (
 const labHelp = `Containers of a tenant on network ila keep their addresses wherever they are:
 
   ila: true                      # default if a tenant uses it; nodes host tenants of network ila
+  ilaMappings: push              # push (default) or pull; the agents' --ila-mappings
   tenants:
     - {name: silver, network: ila}
   containers:
@@ -19,11 +21,19 @@ const labHelp = `Containers of a tenant on network ila keep their addresses wher
 
 // Keys are the network's keys of a lab's spec.
 type Keys struct {
-	ILA bool `yaml:"ila" json:"ila,omitempty"` // nodes have the network, also if no tenant uses it
+	ILA      bool   `yaml:"ila" json:"ila,omitempty"` // nodes have the network, also if no tenant uses it
+	Learning string `yaml:"ilaMappings" json:"ilaMappings,omitempty"`
 }
 
-// Check accepts all values.
-func (k Keys) Check([]string) *specfile.Error { return nil }
+// Check refuses unknown values.
+func (k Keys) Check([]string) *specfile.Error {
+	if k.Learning == "" || k.Learning == push || k.Learning == pull {
+		return nil
+	}
+	return &specfile.Error{
+		Path: "$.ilaMappings", Text: fmt.Sprintf("ilaMappings %q: use %s or %s", k.Learning, push, pull),
+	}
+}
 
 // Enabled reports whether a node has the network.
 func (k Keys) Enabled(_ string, used bool) bool { return k.ILA || used }
@@ -36,7 +46,11 @@ func (k Keys) Arguments(node string, used bool, _ string) []string {
 	if !k.Enabled(node, used) {
 		return nil
 	}
-	return []string{"--" + Name}
+	arguments := []string{"--" + Name}
+	if k.Learning != "" {
+		arguments = append(arguments, "--"+learningFlag, k.Learning)
+	}
+	return arguments
 }
 
 // agentArguments turn the network on, on a node with so many mappings.

@@ -145,7 +145,7 @@ func (a *agent) Open(ctx context.Context, host module.Host, on network.Node) (ne
 	var err error
 	if a.kind == EBPF {
 		c.Switch, err = host.Path.Nimitz()
-		c.SharesLoad = true
+		c.SharesLoad, c.Relays = true, true
 	} else {
 		c.Switch, err = openOVS(ctx, host.Path, ovs.Config{
 			RunDir: a.folders.ovsRunDir, Uplink: host.Uplink, Node: on.Prefix, Region: on.Plan.Base,

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/network/mobility"
 )
 
 // Name is the network's name in attachments.
@@ -37,7 +38,7 @@ type Peer struct {
 }
 
 // FormerTime is how long packets from a former locator are accepted, and how long the former node forwards.
-const FormerTime = 2 * time.Second
+const FormerTime = mobility.FormerTime
 
 // Tables are the tables of this node's programs. Keys are addresses as containers see them. Every change is in force
 // when the call returns.

@@ -15,6 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/mobility"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -35,11 +36,10 @@ type Network struct {
 
 	mu       sync.Mutex // held while tables are changed, so that changes come one after the other
 	tenants  map[string]*hosted
-	moving   map[netip.Addr]bool      // addresses of other nodes' containers that Activate moves here
-	leaving  map[string]*hosted       // tenants without containers here, for which this node still forwards
-	left     map[netip.Addr]time.Time // when containers with an address key were removed from here; the last ones only
-	peers    int                      // entries of the peers' table
-	repaired bool                     // Repair has run
+	moves    *mobility.Moves
+	leaving  map[string]*hosted // tenants without containers here, for which this node still forwards
+	peers    int                // entries of the peers' table
+	repaired bool               // Repair has run
 
 	byVNID     map[address.TenantID]*hosted // the tenants
 	keyed      map[netip.Addr]bool          // addresses of containers here with an address key
@@ -64,7 +64,7 @@ func New(c Config) *Network {
 	c.MaxMappings = cmp.Or(c.MaxMappings, DefaultMaxMappings)
 	n := &Network{
 		config: c, tenants: map[string]*hosted{}, leaving: map[string]*hosted{},
-		moving: map[netip.Addr]bool{}, left: map[netip.Addr]time.Time{},
+		moves:  mobility.New(c.Cluster),
 		byVNID: map[address.TenantID]*hosted{}, keyed: map[netip.Addr]bool{}, subscribed: newSubscriptions(),
 	}
 	if c.Pull {
@@ -95,9 +95,9 @@ func (n *Network) Prepare(
 		return nil, fmt.Errorf("app %#x is reserved and never belongs to a container", app)
 	}
 	if r.AddressKey != "" {
-		return n.prepareKeyed(ctx, t, app, r)
+		return n.prepareKeyed(ctx, app, r)
 	}
-	all, err := n.config.Cluster.Allocate(ctx, t.Name, keyOf(r), app)
+	all, err := n.config.Cluster.Allocate(ctx, t.Name, mobility.KeyOf(r), app)
 	if err != nil {
 		return nil, err
 	}
@@ -112,9 +112,6 @@ func (n *Network) Prepare(
 	return r.Attachments, nil
 }
 
-// keyOf identifies an endpoint's address in the cluster.
-func keyOf(r endpoint.Record) string { return r.ContainerID + "/" + r.Interface }
-
 func (n *Network) attachment(a netip.Addr) endpoint.Attachment {
 	return endpoint.Attachment{
 		Network: Name, Address: a, Gateway: gateway, Routes: []netip.Prefix{n.config.ILA.SIR},
@@ -124,7 +121,7 @@ func (n *Network) attachment(a netip.Addr) endpoint.Attachment {
 
 // Release returns the address to the cluster.
 func (n *Network) Release(ctx context.Context, r endpoint.Record) error {
-	return n.config.Cluster.Free(ctx, r.Tenant, keyOf(r))
+	return n.config.Cluster.Free(ctx, r.Tenant, mobility.KeyOf(r))
 }
 
 // Validate refuses attachments that Prepare cannot have made.
@@ -234,9 +231,9 @@ func (n *Network) publish(ctx context.Context, r endpoint.Record, at endpoint.At
 		return err
 	}
 	if r.AddressKey != "" {
-		_, err = n.allocateKeyed(ctx, r, appOf(r), at.Sequence)
+		_, err = n.moves.Allocate(ctx, r, appOf(r), at.Sequence)
 	} else {
-		_, err = n.config.Cluster.Allocate(ctx, r.Tenant, keyOf(r), appOf(r))
+		_, err = n.config.Cluster.Allocate(ctx, r.Tenant, mobility.KeyOf(r), appOf(r))
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -266,7 +263,7 @@ func (n *Network) setLocal(r endpoint.Record, a netip.Addr, is Local) error {
 		n.subscribeOwn(h, r, a)
 	} else {
 		delete(h.apps, a)
-		n.noteLeft(r, a)
+		n.moves.Leave(r, a)
 		n.leaveOwn(h, a)
 	}
 	if !n.repaired {

@@ -1,6 +1,7 @@
 package nimitz
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
@@ -118,7 +120,8 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	}
 	h, known := n.tenants[t.Name]
 	if !known {
-		h = newHosted()
+		h = cmp.Or(n.leaving[t.Name], newHosted())
+		delete(n.leaving, t.Name)
 		h.sealed = n.sealed[t.Name]
 		if n.config.SharesLoad {
 			h.node = n.config.Node
@@ -131,6 +134,7 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	if errors.Is(err, endpoint.ErrExhausted) { // before the switch was changed
 		if *h = was; !known {
 			delete(n.tenants, t.Name)
+			n.keepRelays(t.Name, h)
 		}
 		n.renew(h)
 		n.renewRegion()
@@ -146,13 +150,13 @@ func (n *Network) DeleteTenant(ctx context.Context, t tenant.Tenant) error {
 	if !ok || !slices.ContainsFunc(t.IDs, func(id tenant.ID) bool { return pipeline.VNI(id.ID) == h.vni }) {
 		return nil
 	}
-	gone := newHosted()
-	gone.installed = h.installed
+	gone := h.onlyRelays()
 	delete(n.tenants, t.Name)
 	if err := n.reconcile(ctx, gone); err != nil {
 		n.tenants[t.Name] = h
 		return err
 	}
+	n.keepRelays(t.Name, gone)
 	return nil
 }
 
@@ -260,8 +264,12 @@ func (n *Network) Repair(ctx context.Context, _, found []endpoint.Record) error 
 	return err
 }
 
-// Run reinstalls all entries each time that the switch has lost them, until ctx ends.
+// Run reinstalls all entries each time that the switch has lost them, and ends forwarding to containers that have
+// moved, until ctx ends.
 func (n *Network) Run(ctx context.Context, log *slog.Logger) {
+	var relays sync.WaitGroup
+	relays.Go(func() { n.expireRelays(ctx, log) })
+	defer relays.Wait()
 	s, ok := n.config.Switch.(Forgetful)
 	for ok && s.Forgets(ctx) == nil {
 		if err := n.refill(ctx); err != nil {
@@ -276,7 +284,7 @@ func (n *Network) refill(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	all := slices.Collect(maps.Values(n.region.installed))
-	for _, h := range n.tenants {
+	for h := range n.known() {
 		all = slices.AppendSeq(all, maps.Values(h.installed))
 	}
 	return n.config.Switch.Apply(ctx, nil, all)

@@ -175,6 +175,7 @@ type node struct {
 	kept      map[netip.Addr]bool       // the argument of the last call of Keep
 	alone     bool
 	edge      bool
+	stays     bool // its switch cannot relay
 }
 
 func (n *node) Device() pipeline.Device { return pipeline.Device{Name: "gateway"} }
@@ -247,6 +248,7 @@ func (n *node) start(indexes network.Indexes) {
 		Switch:      n.sw,
 		Gateway:     n,
 		MaxMappings: n.max,
+		Relays:      !n.stays,
 	}
 	if n.alone {
 		config.Gateway, config.NoGateway = nil, errors.New("the kernel has no NAT")
@@ -293,6 +295,10 @@ func (n *node) add(t tenant.Tenant, app address.AppID) endpoint.Record {
 }
 
 func (n *node) tryAdd(t tenant.Tenant, app address.AppID) (endpoint.Record, error) {
+	return n.tryAddKeyed(t, app, "")
+}
+
+func (n *node) tryAddKeyed(t tenant.Tenant, app address.AppID, key string) (endpoint.Record, error) {
 	ctx := n.c.t.Context()
 	n.last++
 	r := endpoint.Record{
@@ -303,6 +309,7 @@ func (n *node) tryAdd(t tenant.Tenant, app address.AppID) (endpoint.Record, erro
 		TenantID:    t.IDs[0].ID,
 		App:         app,
 		State:       endpoint.Active,
+		AddressKey:  key,
 	}
 	first := !n.hosts(t)
 	n.must(n.PutTenant(ctx, t))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"time"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -21,6 +22,8 @@ type hosted struct {
 	remote   map[netip.Prefix]Place // by subnet or address elsewhere
 	synced   bool                   // the cluster has sent all mappings
 	sealed   bool                   // its containers here may neither send nor receive
+
+	relays map[netip.Prefix]time.Time // until when packets from other nodes are forwarded to an address elsewhere
 
 	services  []tenant.Service
 	published []tenant.Publication
@@ -42,6 +45,7 @@ func newHosted() *hosted {
 	return &hosted{
 		here:      map[netip.Addr]port{},
 		remote:    map[netip.Prefix]Place{},
+		relays:    map[netip.Prefix]time.Time{},
 		beyond:    map[any]pipeline.Entry{},
 		installed: map[any]pipeline.Entry{},
 	}
@@ -63,6 +67,7 @@ func (h *hosted) set(u Underlay, t tenant.Tenant) {
 
 func (h *hosted) add(r endpoint.Record) {
 	for _, a := range r.Attachments {
+		delete(h.relays, host(a.Address))
 		h.here[a.Address] = port{
 			pipeline.Port(r.ID), cmp.Or(r.AppNow, r.App), pipeline.NewMAC(r.Device.ContainerMAC),
 		}
@@ -166,6 +171,7 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 				m.Wire = h.segment
 			}
 			m.Offload = h.offloadTo(p.VTEP)
+			m.Relays = h.relaysTo(m.To, p)
 			return m
 		}
 		if slices.Contains(h.overlays, m.To) {

@@ -13,6 +13,7 @@ import (
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/mobility"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -36,6 +37,7 @@ type Config struct {
 	Edge        bool    // this node is an Edge Switch
 	MaxMappings int     // limit of forwarding entries
 	SharesLoad  bool    // the switch can take part in offloads
+	Relays      bool    // the switch can forward to a container that has moved to another node
 }
 
 // Network is NIMITZ on one node.
@@ -44,6 +46,8 @@ type Network struct {
 
 	mu        sync.Mutex // held while the switch is changed, so that changes come one after the other
 	tenants   map[string]*hosted
+	leaving   map[string]*hosted // tenants without containers here, to which this node still forwards
+	moves     *mobility.Moves
 	sealed    map[string]bool           // tenants whose policies this node cannot enforce
 	region    *hosted                   // entries that belong to no tenant
 	published map[netip.Addr]netip.Addr // the last call of Gateway.Publish; nil before the first
@@ -53,13 +57,14 @@ type Network struct {
 }
 
 var (
-	_ network.Network     = (*Network)(nil)
-	_ network.MappingSink = (*Network)(nil)
-	_ network.DropCounter = (*Network)(nil)
-	_ network.SwitchInfo  = (*Network)(nil)
-	_ network.PolicyGuard = (*Network)(nil)
-	_ network.Runner      = (*Network)(nil)
-	_ io.Closer           = (*Network)(nil)
+	_ network.Network      = (*Network)(nil)
+	_ network.MappingSink  = (*Network)(nil)
+	_ network.DropCounter  = (*Network)(nil)
+	_ network.SwitchInfo   = (*Network)(nil)
+	_ network.PolicyGuard  = (*Network)(nil)
+	_ network.MoveReporter = (*Network)(nil)
+	_ network.Runner       = (*Network)(nil)
+	_ io.Closer            = (*Network)(nil)
 )
 
 // New returns the network of a node. It changes nothing in the switch before Repair.
@@ -68,7 +73,10 @@ func New(c Config) *Network {
 	if c.Underlay == nil {
 		c.Underlay = region{c.Plan, c.Node}
 	}
-	return &Network{config: c, tenants: map[string]*hosted{}, sealed: map[string]bool{}, region: newHosted()}
+	return &Network{
+		config: c, tenants: map[string]*hosted{}, leaving: map[string]*hosted{}, moves: mobility.New(c.Cluster),
+		sealed: map[string]bool{}, region: newHosted(),
+	}
 }
 
 // Close closes gateway and switch; their devices, rules and entries stay.
@@ -98,6 +106,9 @@ func (n *Network) Prepare(
 	}
 	if err := n.room(len(t.Overlays)); err != nil {
 		return nil, err
+	}
+	if r.AddressKey != "" {
+		return n.prepareKeyed(ctx, t, r)
 	}
 	if len(t.Overlays) > 0 && t.Overlays[0].NodeBits != 0 {
 		all, err = n.allocateFromSubnets(ctx, t, r)
@@ -162,15 +173,12 @@ func (n *Network) allocate(
 	t tenant.Tenant,
 	r endpoint.Record,
 ) (all []endpoint.Attachment, err error) {
-	addrs, err := n.config.Cluster.Allocate(ctx, t.Name, clusterKey(r), 0)
+	addrs, err := n.config.Cluster.Allocate(ctx, t.Name, mobility.KeyOf(r), 0)
 	for _, addr := range addrs {
 		all = append(all, n.attachment(addr, netip.Prefix{}))
 	}
 	return all, err
 }
-
-// clusterKey identifies an endpoint's addresses in the cluster.
-func clusterKey(r endpoint.Record) string { return r.ContainerID + "/" + r.Interface }
 
 func (n *Network) attachment(addr netip.Addr, subnet netip.Prefix) endpoint.Attachment {
 	all := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
@@ -206,7 +214,7 @@ func (n *Network) Release(ctx context.Context, r endpoint.Record) error {
 		}
 	}
 	if given {
-		errs = append(errs, n.config.Cluster.Free(ctx, r.Tenant, clusterKey(r)))
+		errs = append(errs, n.config.Cluster.Free(ctx, r.Tenant, mobility.KeyOf(r)))
 	}
 	return errors.Join(errs...)
 }
@@ -230,8 +238,16 @@ func (n *Network) Pipeline(ctx context.Context) ([]pipeline.Entry, error) {
 	return n.config.Switch.Entries(ctx)
 }
 
-// Activate makes the device a port and installs the endpoint's entries.
+// Activate makes the device a port and installs the endpoint's entries. Then the endpoint's address moves here, if it
+// is on another node.
 func (n *Network) Activate(ctx context.Context, r endpoint.Record) error {
+	if err := n.install(ctx, r); err != nil {
+		return err
+	}
+	return n.moveHere(ctx, r)
+}
+
+func (n *Network) install(ctx context.Context, r endpoint.Record) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	h, ok := n.tenants[r.Tenant]
@@ -256,6 +272,7 @@ func (n *Network) Deactivate(ctx context.Context, r endpoint.Record) error {
 	if h, ok := n.tenants[r.Tenant]; ok {
 		matches := h.matches(r)
 		h.remove(r)
+		n.noteLeft(h, r)
 		if err := n.update(ctx, h, matches); err != nil {
 			return fmt.Errorf("endpoint %d: %w", r.ID, err)
 		}

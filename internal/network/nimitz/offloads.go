@@ -85,3 +85,10 @@ func (h *hosted) offloadTo(vtep netip.Addr) uint32 {
 	}
 	return 0
 }
+
+// fronts reports whether this node is a frontend of an offload of the tenant. Then a sender may send it packets to a
+// container that has moved, from or to the backend.
+func (h *hosted) fronts() bool {
+	return h.node.IsValid() &&
+		slices.ContainsFunc(h.offloads, func(o tenant.Offload) bool { return o.HasFrontend(h.node) })
+}

@@ -14,6 +14,7 @@ type Place struct {
 	MAC     pipeline.MAC
 	Bridged bool // packets are in the VNI of the tenant's Ethernet segment
 	Outside bool // the VTEP is another speaker's: only sources that are there are accepted from it
+	Keyed   bool // a container with an address key is there, which can move
 
 	Replicas []netip.Addr // of tenant.Broadcast: the VTEPs to which frames are replicated
 }
@@ -51,11 +52,11 @@ func (r region) Place(_ []netip.Prefix, m network.Mapping) (Place, bool) {
 	if len(m.NextHops) > 0 {
 		return Place{}, false
 	}
-	return Place{VTEP: pipeline.VTEP(m.Node)}, m.Node != r.node
+	return Place{VTEP: pipeline.VTEP(m.Node), Keyed: m.Sequence != 0}, m.Node != r.node
 }
 
 func (r region) Adopt(overlays []netip.Prefix, f pipeline.Forward) (Place, bool) {
-	return Place{VTEP: f.VTEP}, Allocated(overlays, f.To) && pipeline.IsVTEP(f.VTEP)
+	return Place{VTEP: f.VTEP, Keyed: f.Relays}, Allocated(overlays, f.To) && pipeline.IsVTEP(f.VTEP)
 }
 
 func (r region) Peers() netip.Prefix { return r.plan.Base }

@@ -75,10 +75,17 @@ func (m *Cache) deriveOffloads(events []store.Event) []store.Event {
 		if i := at[name]; i >= 0 {
 			events[i].Tenant = t
 		} else {
-			events = append(events, store.Event{Tenant: t})
+			events = append(events, store.Event{Tenant: t, ToFrontends: true})
 		}
 	}
 	return events
+}
+
+// isFrontend reports whether a node is a frontend of a tenant's offload.
+func isFrontend(t *pilasterv1.Tenant, node string) bool {
+	return slices.ContainsFunc(t.Offloads, func(o *pilasterv1.Offload) bool {
+		return slices.ContainsFunc(o.Frontends, func(f *pilasterv1.Frontend) bool { return f.Node == node })
+	})
 }
 
 // withEndpoints returns a tenant with the containers of its offloads: a copy if they differ, else the tenant.

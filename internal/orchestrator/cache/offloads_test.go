@@ -2,6 +2,7 @@ package cache
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
@@ -9,11 +10,17 @@ import (
 )
 
 // TestOffloadedContainers: a tenant has the containers that its backends reported, if their addresses are the
-// backends' own, in updates, in history and for Resolve. A change of another tenant's report sends nothing.
+// backends' own, in updates, in history and for Resolve. A change of another tenant's report sends nothing, and other
+// nodes than frontends get no updates of the containers.
 func TestOffloadedContainers(t *testing.T) {
 	m, _ := newTestCache()
-	f, _ := testFollow(m, 0, "blue")
-	f.Queue.Next() // the snapshot
+	f, _ := testFollow(m, 0, "blue") // n1
+	f.Queue.Next()                   // the snapshot
+	n2 := testNode(2)
+	m.Apply(store.Batch{Revision: 10, Events: []store.Event{{Node: &pilasterv1.Node{Name: n2.Name, Uuid: n2.UUID}}}})
+	other := m.Subscribe(n2, store.Session{},
+		&pilasterv1.FollowRequest{HostedTenants: []string{"blue"}}, func(error) {})
+	other.Queue.Next()
 	revision := int64(10)
 	next := func(events ...store.Event) (sent string) {
 		t.Helper()
@@ -45,35 +52,46 @@ func TestOffloadedContainers(t *testing.T) {
 		return &pilasterv1.Tenant{
 			Name: "blue", Overlays: []*pilasterv1.Overlay{{Cidr: "10.1.0.0/16", NodeBits: 24}},
 			Offloads: []*pilasterv1.Offload{
-				{Id: 1, Node: "n1", Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE},
+				{
+					Id: 1, Node: "n2", Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE,
+					Frontends: []*pilasterv1.Frontend{{Node: "n1"}},
+				},
 			},
 		}
 	}
-	ended := store.Event{EndedHosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n1"}}
-	const both = "n1:[[10 0 0 5] [10 1 0 5]] 7;"
+	ended := store.Event{EndedHosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n2"}}
+	const both = "n2:[[10 0 0 5] [10 1 0 5]] 7;"
 	for _, c := range []struct {
 		what   string
 		events []store.Event
 		want   string
 	}{
-		{"a report before the offload", []store.Event{report("blue", "n1", 5)}, ""},
-		{"the offload, without addresses", []store.Event{{Tenant: blue()}}, "n1:;"},
-		{"an address", []store.Event{{Mapping: mapping("10.0.0.5/32", "n1")}}, "n1:[[10 0 0 5]] 7;"},
-		{"a subnet", []store.Event{{Mapping: mapping("10.1.0.0/24", "n1")}}, both},
-		{"the same report", []store.Event{report("blue", "n1", 5)}, ""},
+		{"a report before the offload", []store.Event{report("blue", "n2", 5)}, ""},
+		{"the offload, without addresses", []store.Event{{Tenant: blue()}}, "n2:;n2:;"}, // see refreshTransit
+		{"an address", []store.Event{{Mapping: mapping("10.0.0.5/32", "n2")}}, "n2:[[10 0 0 5]] 7;"},
+		{"a subnet", []store.Event{{Mapping: mapping("10.1.0.0/24", "n2")}}, both},
+		{"the same report", []store.Event{report("blue", "n2", 5)}, ""},
 		{"the tenant again", []store.Event{{Tenant: blue()}}, both},
-		{"another node's report", []store.Event{report("blue", "n2", 5)}, ""},
-		{"another tenant's report", []store.Event{report("red", "n1", 5)}, ""},
-		{"a report with another address", []store.Event{report("blue", "n1", 6)}, "n1:[[10 1 0 6]] 7;"},
-		{"both in one batch", []store.Event{report("blue", "n1", 5), {Tenant: blue()}}, both},
-		{"the address moves", []store.Event{{Mapping: mapping("10.0.0.5/32", "n2")}}, "n1:[[10 1 0 5]] 7;"},
-		{"the end of the report", []store.Event{ended}, "n1:;"},
-		{"a report again", []store.Event{report("blue", "n1", 5)}, "n1:[[10 1 0 5]] 7;"},
+		{"another node's report", []store.Event{report("blue", "n1", 5)}, ""},
+		{"another tenant's report", []store.Event{report("red", "n2", 5)}, ""},
+		{"a report with another address", []store.Event{report("blue", "n2", 6)}, "n2:[[10 1 0 6]] 7;"},
+		{"both in one batch", []store.Event{report("blue", "n2", 5), {Tenant: blue()}}, both},
+		{"the address moves", []store.Event{{Mapping: mapping("10.0.0.5/32", "n1")}}, "n2:[[10 1 0 5]] 7;"},
+		{"the end of the report", []store.Event{ended}, "n2:;"},
+		{"a report again", []store.Event{report("blue", "n2", 5)}, "n2:[[10 1 0 5]] 7;"},
 		{"the end of the offload", []store.Event{{Tenant: &pilasterv1.Tenant{Name: "blue"}}}, ";"},
-		{"a report after it", []store.Event{report("blue", "n1", 6)}, ""},
+		{"a report after it", []store.Event{report("blue", "n2", 6)}, ""},
 	} {
 		if got := next(c.events...); got != c.want {
 			t.Errorf("%s: sent %q, want %q", c.what, got, c.want)
+		}
+		recorded := slices.ContainsFunc(c.events, func(e store.Event) bool { return e.Tenant != nil })
+		got := false
+		for other.Queue.Len() > 0 {
+			got = got || len(other.Queue.Next().GetDelta().GetTenants()) > 0
+		}
+		if got != recorded {
+			t.Errorf("%s: the tenant was sent to a node that is no frontend: %v, want %v", c.what, got, recorded)
 		}
 		of := blue()
 		if o := m.WithDerived(of).Offloads[0]; c.want != "" && c.want != ";" &&

@@ -187,7 +187,7 @@ func common(b store.Batch) (*pilasterv1.FollowResponse, string) {
 	}
 	tenant := tenantOf(b.Events[0])
 	for _, e := range b.Events {
-		if tenantOf(e) != tenant || e.Mapping != nil || e.EndedMapping != nil {
+		if tenantOf(e) != tenant || e.Mapping != nil || e.EndedMapping != nil || e.ToFrontends {
 			return nil, ""
 		}
 	}
@@ -354,7 +354,7 @@ func (f *Subscriber) delta(b store.Batch) (d *pilasterv1.Delta, found bool) {
 	d = new(pilasterv1.Delta)
 	for _, e := range b.Events {
 		switch {
-		case e.Tenant != nil && f.has(e.Tenant.Name):
+		case e.Tenant != nil && f.has(e.Tenant.Name) && (!e.ToFrontends || isFrontend(e.Tenant, f.Node.Name)):
 			d.Tenants = append(d.Tenants, e.Tenant)
 		case e.DeletedTenant != "" && f.has(e.DeletedTenant):
 			d.DeletedTenants = append(d.DeletedTenants, e.DeletedTenant)

@@ -13,7 +13,6 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
-	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
@@ -23,8 +22,6 @@ import (
 type Offloads interface {
 	// Choose returns the best frontends for a new offload, or an error that says why fewer than n fit.
 	Choose(tenant, node string, n int) ([]string, error)
-	// Gain returns the estimated gain with offload.DefaultFrontends, 0 if it is unknown.
-	Gain(tenant, node string) float64
 	// Describe adds to offloads what is known about them, and returns the problems of the cluster and of nodes.
 	Describe([]*pilasterv1.OffloadStatus) (problems []string)
 }
@@ -35,17 +32,17 @@ func (s *OperatorService) StartOffload(
 ) (*connect.Response[pilasterv1.StartOffloadResponse], error) {
 	m := req.Msg
 	is := store.Offloading{Tenant: m.Tenant, Node: m.Node, Frontends: m.Frontends, DryRun: m.DryRun}
-	if _, _, _, err := s.tenant(m.Tenant); err != nil {
+	of, _, _, err := s.tenant(m.Tenant)
+	if err != nil {
 		return nil, err
 	}
 	if is.Count = len(is.Frontends); is.Count == 0 {
 		is.Count = int(m.Count)
-		var err error
 		if is.Frontends, err = s.Offloads.Choose(m.Tenant, m.Node, min(is.Count, tenant.MaxActive)); err != nil {
 			is.Lack = err.Error() // the store may have a better reason to refuse
 		}
 	}
-	gain, estimate := s.estimate(m.Tenant, m.Node)
+	gain, estimate := s.modelledGain(of, is.Count)
 	if gain > 0 && gain < 1 && !m.Force {
 		is.Loss = estimate
 	}
@@ -62,15 +59,6 @@ func (s *OperatorService) StartOffload(
 		s.Offloads.Describe([]*pilasterv1.OffloadStatus{resp.Offload})
 	}
 	return connect.NewResponse(resp), nil
-}
-
-// estimate returns the estimated gain of an offload, 0 if it is unknown, and what it is based on.
-func (s *OperatorService) estimate(name, node string) (gain float64, text string) {
-	if gain = s.Offloads.Gain(name, node); gain <= 0 {
-		return 0, fmt.Sprintf("node %s has not measured its packet load: it does while `pilaster offload auto` is on", node)
-	}
-	return gain, fmt.Sprintf("node %s measured its programs; with %d frontends as fast as it, its CPU suffices for %.2f "+
-		"times as many connections", node, offload.DefaultFrontends, gain)
 }
 
 func (s *OperatorService) ListOffloads(

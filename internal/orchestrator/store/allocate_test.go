@@ -63,6 +63,7 @@ func TestStore(t *testing.T) {
 		"identifiers":           testIdentifiers,
 		"reserved prefix":       testReservation,
 		"address keys":          testAddressKeys,
+		"address keys, nimitz":  testAddressKeysNimitz,
 		"addresses":             testAddresses,
 		"quarantine":            testQuarantine,
 		"reclaim of mappings":   testReclaimMappings,

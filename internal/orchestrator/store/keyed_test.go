@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -14,10 +15,10 @@ import (
 )
 
 // keyed allocates the address of key db-0 of silver for a container.
-func keyed(t *testing.T, s *store.Store, n int, container string, sequence uint64) store.Allocation {
+func keyed(t *testing.T, s *store.Store, n int, container string, app uint32, sequence uint64) store.Allocation {
 	t.Helper()
 	is, err := s.AllocateFor(t.Context(), node(n), "silver",
-		store.Endpoint{Key: container, App: 7, AddressKey: "db-0", Sequence: sequence})
+		store.Endpoint{Key: container, App: app, AddressKey: "db-0", Sequence: sequence})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,11 +27,46 @@ func keyed(t *testing.T, s *store.Store, n int, container string, sequence uint6
 
 // testAddressKeys: an address stays with its key, has one container at a time, and moves in one change.
 func testAddressKeys(t *testing.T, etcd *clientv3.Client) {
-	ctx, s := t.Context(), open(t, etcd, address.Plan{})
-	if _, err := s.CreateTenantOn(ctx, tenant.ILA, "silver", 0, nil); err != nil {
+	s := open(t, etcd, address.Plan{})
+	if _, err := s.CreateTenantOn(t.Context(), tenant.ILA, "silver", 0, nil); err != nil {
 		t.Fatal(err)
 	}
-	nimitz(t, s, "green", "10.0.0.0/16")
+	addressKeys(t, etcd, s, 7)
+}
+
+// testAddressKeysNimitz is testAddressKeys on network nimitz, with what its tenants refuse.
+func testAddressKeysNimitz(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	nimitz(t, s, "silver", "10.0.0.0/16")
+	addressKeys(t, etcd, s, 0)
+	for _, to := range []string{tenant.Netpila, tenant.EVPN} {
+		_, err := s.Migrate(ctx, "silver", to, 0)
+		refused(t, err, store.Refused, "has no address keys", "1 address key;")
+	}
+	nimitz(t, s, "both", "10.0.0.0/16", "fd00:1::/48")
+	nimitz(t, s, "subnets", "10.0.0.0/16,24")
+	nimitz(t, s, "moves", "10.0.0.0/16")
+	for name, why := range map[string]string{
+		"both": "has 2 CIDRs", "subnets": "has a subnet", "moves": "is migrating",
+	} {
+		hosts(t, s, name, 1)
+		if name == "moves" {
+			enforcing(t, s, 1, tenant.EVPN, tenant.Netpila, tenant.Nimitz)
+			if _, err := s.Migrate(ctx, name, tenant.EVPN, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := s.AllocateFor(ctx, node(1), name, store.Endpoint{Key: "c2/eth0", AddressKey: "db-0"})
+		refused(t, err, store.Invalid, why, "nothing was changed")
+	}
+}
+
+func addressKeys(t *testing.T, etcd *clientv3.Client, s *store.Store, app uint32) {
+	ctx := t.Context()
+	overlay := tenant.Overlay{CIDR: netip.MustParsePrefix("10.1.0.0/16")}
+	if _, err := s.CreateTenantOn(ctx, tenant.EVPN, "green", 0, []tenant.Overlay{overlay}); err != nil {
+		t.Fatal(err)
+	}
 	hosts(t, s, "silver", 1, 2, 3)
 	hosts(t, s, "green", 1)
 	at := func(want string) {
@@ -44,39 +80,39 @@ func testAddressKeys(t *testing.T, etcd *clientv3.Client) {
 			t.Errorf("mappings %q, %v; want %q", got, err, want)
 		}
 	}
-	first := keyed(t, s, 1, "c1/eth0", 0)
+	first := keyed(t, s, 1, "c1/eth0", app, 0)
 	if first.Sequence != 1 || first.Elsewhere {
 		t.Errorf("first %+v", first)
 	}
 	for range 2 {
 		at("n1 c1/eth0 1")
-		if again := keyed(t, s, 1, "c1/eth0", 0); fmt.Sprint(again) != fmt.Sprint(first) {
+		if again := keyed(t, s, 1, "c1/eth0", app, 0); fmt.Sprint(again) != fmt.Sprint(first) {
 			t.Errorf("again %+v, before %+v", again, first)
 		}
 	}
-	of := store.Endpoint{Key: "c2/eth0", App: 7, AddressKey: "db-0"}
+	of := store.Endpoint{Key: "c2/eth0", App: app, AddressKey: "db-0"}
 	_, err := s.AllocateFor(ctx, node(1), "silver", of)
 	refused(t, err, store.Exists, "in use by container c1/eth0")
 	_, err = s.AllocateFor(ctx, node(1), "green", store.Endpoint{Key: "c2/eth0", AddressKey: "db-0"})
-	refused(t, err, store.Invalid, "is on network nimitz")
-	_, err = s.AllocateFor(ctx, node(1), "silver", store.Endpoint{Key: "c2/eth0", App: 7, AddressKey: "db 0"})
+	refused(t, err, store.Invalid, "is on network evpn")
+	_, err = s.AllocateFor(ctx, node(1), "silver", store.Endpoint{Key: "c2/eth0", App: app, AddressKey: "db 0"})
 	refused(t, err, store.Invalid, "letters, digits")
 	of.AddressKey = strings.Repeat("k", 129)
 	_, err = s.AllocateFor(ctx, node(1), "silver", of)
 	refused(t, err, store.Invalid, "at most 128")
-	_, err = s.AllocateFor(ctx, node(1), "silver", store.Endpoint{Key: "c2/eth0", App: 7, Sequence: 2})
+	_, err = s.AllocateFor(ctx, node(1), "silver", store.Endpoint{Key: "c2/eth0", App: app, Sequence: 2})
 	refused(t, err, store.Invalid, "without an address key")
 
 	// The first call changes nothing, the second moves the address.
-	offer := keyed(t, s, 2, "c2/eth0", 0)
+	offer := keyed(t, s, 2, "c2/eth0", app, 0)
 	at("n1 c1/eth0 1")
 	if !offer.Elsewhere || offer.Sequence != 2 || offer.Prefixes[0] != first.Prefixes[0] {
 		t.Errorf("offer %+v", offer)
 	}
-	if moved := keyed(t, s, 2, "c2/eth0", 2); moved.FormerNode == "" || moved.Sequence != 2 {
+	if moved := keyed(t, s, 2, "c2/eth0", app, 2); moved.FormerNode == "" || moved.Sequence != 2 {
 		t.Errorf("moved %+v", moved)
 	}
-	if again := keyed(t, s, 2, "c2/eth0", 2); again.FormerNode != "" || again.Sequence != 2 {
+	if again := keyed(t, s, 2, "c2/eth0", app, 2); again.FormerNode != "" || again.Sequence != 2 {
 		t.Errorf("moved again %+v", again)
 	}
 	at("n2 c2/eth0 2")
@@ -86,11 +122,11 @@ func testAddressKeys(t *testing.T, etcd *clientv3.Client) {
 		t.Error(err)
 	}
 	_, err = s.AllocateFor(ctx, node(1), "silver",
-		store.Endpoint{Key: "c1/eth0", App: 7, AddressKey: "db-0", Sequence: 1})
+		store.Endpoint{Key: "c1/eth0", App: app, AddressKey: "db-0", Sequence: 1})
 	refused(t, err, store.Refused, "has moved to node n2")
 	report := func(sequence uint64) error {
 		r := store.Registration{Node: node(1), Mappings: []*pilasterv1.Mapping{{
-			Tenant: "silver", To: first.Prefixes[0].String(), Key: "c1/eth0", App: 7, AddressKey: "db-0",
+			Tenant: "silver", To: first.Prefixes[0].String(), Key: "c1/eth0", App: app, AddressKey: "db-0",
 			Sequence: sequence,
 		}}}
 		_, err := s.Register(ctx, r)
@@ -114,7 +150,7 @@ func testAddressKeys(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	at("")
-	if next := keyed(t, s, 3, "c3/eth0", 0); next.Prefixes[0] != first.Prefixes[0] || next.Sequence != 4 ||
+	if next := keyed(t, s, 3, "c3/eth0", app, 0); next.Prefixes[0] != first.Prefixes[0] || next.Sequence != 4 ||
 		next.Elsewhere {
 		t.Errorf("after the release: %+v", next)
 	}

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -82,6 +83,12 @@ func (s *Store) allocate(t *txn, n pki.Node, name string, of Endpoint, from hint
 			found.Leaving,
 		)
 	}
+	if of.AddressKey != "" {
+		on := tenant.Tenant{Name: name, Network: found.Network, Leaving: found.Leaving, Overlays: overlays}
+		if err := cmp.Or(tenant.CheckKeyed(name, on.OnNetwork(), of.AddressKey), on.CheckKeyable()); err != nil {
+			return is, refuse(Invalid, "%v", err)
+		}
+	}
 	if has := overlays[0].NodeBits != 0; has != (key == "") {
 		return is, refuse(
 			Invalid,
@@ -105,8 +112,10 @@ func (s *Store) allocate(t *txn, n pki.Node, name string, of Endpoint, from hint
 		is.Prefixes, err = s.complete(t, n, record, network, name, of, overlays, from)
 		return is, err
 	}
-	if !tenant.NetworkHas(found.Network, tenant.AddressKeys) {
-		return is, refuse(Invalid, "%v", tenant.CheckKeyed(name, network.OnNetwork(), of.AddressKey))
+	if !network.HasIdentifiers() {
+		if err := s.checkGateway(record, overlays[0]); err != nil {
+			return is, err
+		}
 	}
 	return s.completeKeyed(t, n, record, name, of, overlays[0], from)
 }

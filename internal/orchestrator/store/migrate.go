@@ -26,7 +26,11 @@ func (s *Store) Migrate(
 	if err := checkTenant(name); err != nil {
 		return nil, err
 	}
-	on, _ := tenant.TraitsOf(to)
+	on, known := tenant.TraitsOf(to)
+	if !known || to == "" {
+		return nil, refuse(Invalid, "there is no network %q; nothing was changed: `pilaster tenant migrate --help` "+
+			"lists the possible moves", to)
+	}
 	if addressing != pilasterv1.Addressing_ADDRESSING_UNSPECIFIED && !slices.ContainsFunc(
 		on.Addressings, func(a tenant.Addressing) bool { return addressings[a] == addressing },
 	) {
@@ -49,9 +53,9 @@ func (s *Store) Migrate(
 		case found.Leaving != "":
 			return refuse(Refused, "tenant %s is migrating from network %s to %s; nothing was changed: finish that "+
 				"with `pilaster tenant migrate %s --finish`", name, found.Leaving, network, name)
-		case network == to || to == "" || rule.Refused != "":
+		case network == to || rule.Refused != "":
 			return refuse(
-				Invalid,
+				Refused,
 				"tenant %s is on network %s and cannot move to network %q: %s; nothing was changed: `pilaster tenant "+
 					"migrate --help` lists the possible moves",
 				name,
@@ -60,7 +64,7 @@ func (s *Store) Migrate(
 				cmp.Or(rule.Refused, "it is there already"),
 			)
 		}
-		if err := notOffloaded(found); err != nil {
+		if err := t.mayMigrate(found, to); err != nil {
 			return err
 		}
 		found.Network, found.Leaving, found.Addressing = to, network, addressing
@@ -73,6 +77,25 @@ func (s *Store) Migrate(
 		return nil, err
 	}
 	return found, nil
+}
+
+// mayMigrate refuses a tenant with offloads, and one with address keys, which the other network does not have.
+func (t *txn) mayMigrate(of *pilasterv1.Tenant, to string) error {
+	if err := notOffloaded(of); err != nil || tenant.NetworkHas(to, tenant.AddressKeys) {
+		return err
+	}
+	keys, err := t.names(dirAddressKeys + of.Name + "/")
+	if err != nil || len(keys) == 0 {
+		return err
+	}
+	return refuse(
+		Refused,
+		"tenant %s cannot move to network %s, which has no address keys: it has %s; nothing was changed: remove the "+
+			"containers with address keys, and wait until their addresses are no longer in quarantine",
+		of.Name,
+		to,
+		humanize.Of(len(keys), "address key", "address keys"),
+	)
 }
 
 // hasMoved refuses a repeated Migrate with other parameters, or after the migration has finished.
@@ -119,7 +142,7 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 				name,
 				found.Network,
 				name,
-				targets[0],
+				tenant.OneOf(targets),
 			)
 		case found.Leaving == "":
 			return nil

@@ -83,15 +83,15 @@ func (s *Store) StartOffload(ctx context.Context, is Offloading) (*pilasterv1.Of
 			made.Frontends = append(
 				made.Frontends, &pilasterv1.Frontend{Node: name, Prefix: prefix.String(), Draining: true})
 		}
+		if is.DryRun {
+			return nil
+		}
 		if is.Loss != "" {
 			return refuse(
 				Refused,
 				"the offload would be a loss: %s; nothing was changed: use --force to start it all the same",
 				is.Loss,
 			)
-		}
-		if is.DryRun {
-			return nil
 		}
 		if made.Id, err = t.nextOffload(); err != nil {
 			return err

@@ -362,6 +362,42 @@ func testDeletedOffloader(t *testing.T, etcd *clientv3.Client) {
 }
 
 // A restore drops offloads, and does not reuse their ids.
+// TestLastPolicyOfOffload: deletions by two orchestrators at the same time do not leave an offload without rules.
+func TestLastPolicyOfOffload(t *testing.T) {
+	etcd := storetest.Embedded(t)
+	s, other := open(t, etcd, address.Plan{}), open(t, etcd, address.Plan{})
+	offloadable(t, s, "green", "10.0.0.0/16,24", 1, 2)
+	const policiesInAll = 8
+	var names []string
+	for i := range policiesInAll - 1 {
+		names = append(names, fmt.Sprint("b", i))
+	}
+	if _, err := s.ApplyPolicies(t.Context(), "green", policies("1", names...), store.Applying{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := offload(s, "green", 1, 2); err != nil {
+		t.Fatal(err)
+	}
+	var deleting sync.WaitGroup
+	failures := make(chan error, policiesInAll)
+	for i, name := range append(names, "a") {
+		by := []*store.Store{s, other}[i%2]
+		deleting.Go(func() { failures <- by.DeletePolicies(t.Context(), "green", policies("", name)) })
+	}
+	deleting.Wait()
+	close(failures)
+	failed := 0
+	for err := range failures {
+		if err != nil {
+			refused(t, err, store.Refused, "at least one policy")
+			failed++
+		}
+	}
+	if has, err := s.HasPolicies(t.Context(), "green"); err != nil || !has || failed != 1 {
+		t.Errorf("policies are left: %v, %v; %d of %d deletions were refused, want 1", has, err, failed, policiesInAll)
+	}
+}
+
 func TestRestoreDropsOffloads(t *testing.T) {
 	dir, log := t.TempDir(), slog.New(slog.DiscardHandler)
 	data, file := filepath.Join(dir, "data"), filepath.Join(dir, "backup")

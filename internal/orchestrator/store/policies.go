@@ -148,7 +148,7 @@ func (t *txn) checkPolicies(name string, created, grown int) error {
 // DeletePolicies deletes policies of a tenant, all or none.
 func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pilasterv1.Policy) error {
 	_, err := s.changePolicies(ctx, name, policies, false, func(of *pilasterv1.Tenant, t *txn) error {
-		if err := t.mayEndPolicies(of, len(policies)); err != nil {
+		if err := t.mayEndPolicies(of, policies); err != nil {
 			return err
 		}
 		for _, p := range policies {
@@ -167,13 +167,26 @@ func (s *Store) DeletePolicies(ctx context.Context, name string, policies []*pil
 }
 
 // mayEndPolicies refuses to delete the last policies of a tenant with offloads: a frontend without rules drops.
-func (t *txn) mayEndPolicies(of *pilasterv1.Tenant, deleted int) error {
+func (t *txn) mayEndPolicies(of *pilasterv1.Tenant, deleted []*pilasterv1.Policy) error {
 	if len(of.Offloads) == 0 {
 		return nil
 	}
-	resp, err := t.read(dirPolicies+of.Name+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly(),
-		clientv3.WithLimit(int64(deleted)+1))
-	if err != nil || len(resp.Kvs) > deleted {
+	ends := map[string]bool{}
+	for _, p := range deleted {
+		ends[policyKey(of.Name, p)] = true
+	}
+	names, err := t.names(dirPolicies + of.Name + "/")
+	for _, name := range names {
+		key := dirPolicies + of.Name + "/" + name
+		if ends[key] {
+			continue
+		}
+		// get, because the commit then fails if another deletion has this one.
+		if value, err := t.get(key); err != nil || value != "" {
+			return err
+		}
+	}
+	if err != nil {
 		return err
 	}
 	return refuse(Refused, "tenant %s has offloads, whose frontends need at least one policy; nothing was changed: "+

@@ -235,6 +235,9 @@ func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs
 		if err := joinTo(r.Name, of, here, before); err != nil {
 			return err
 		}
+		if err := mayJoinRegion(r.Name, here); err != nil {
+			return err
+		}
 		is, err := readNorthSouth(here)
 		if err != nil {
 			return err
@@ -286,6 +289,25 @@ func joinTo(region string, of *pilasterv1.Region_Tenant, here *pilasterv1.Tenant
 			where,
 			region,
 		)
+	}
+	return nil
+}
+
+// mayJoinRegion refuses a tenant with CIDRs of its own that is on, or moves to or from, a network that reaches no other
+// regions: its containers would not reach those of the region.
+func mayJoinRegion(region string, here *pilasterv1.Tenant) error {
+	for _, network := range []string{here.Network, here.Leaving} {
+		if tenant.NetworkHas(network, tenant.OwnCIDRs) && !tenant.NetworkHas(network, tenant.Regions) {
+			return refuse(
+				Refused,
+				"tenant %s of region %s has the name of a tenant here that is on network %s, or moves to or from it, "+
+					"and that network does not reach other regions; nothing was changed: leave the tenant out of the "+
+					"import with --tenant OTHERS",
+				here.Name,
+				region,
+				network,
+			)
+		}
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ func (t *txn) finishSwitching(of *pilasterv1.Tenant, force bool) error {
 
 // mayJoin refuses a tenant that uses what the network does not have, and one with containers on a node without it.
 func (t *txn) mayJoin(of *pilasterv1.Tenant, to string) error {
-	if err := notOffloaded(of); err != nil {
+	if err := t.mayMigrate(of, to); err != nil {
 		return err
 	}
 	on, _ := tenant.TraitsOf(to)

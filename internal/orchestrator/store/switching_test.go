@@ -158,6 +158,15 @@ func TestMayNotSwitch(t *testing.T) {
 		t.Fatal(err)
 	}
 	no("t1", tenant.EVPN, "it is in region east", "pilaster region import FILE --tenant OTHERS")
+	north := east("10.2.0.0/16")
+	north.Name, north.Tenants[0].Name, north.Tenants[0].Vni = "north", "moving", 9
+	north.BasePrefix, north.Edge = "fd70:696c:6300::/40", "fd70:696c:6300:3::/64"
+	nimitz(t, s, "moving", "10.0.0.0/16,24")
+	if _, err := s.Migrate(ctx, "moving", tenant.EVPN, 0); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.ImportRegion(ctx, "west", north, nil, false)
+	refused(t, err, store.Refused, "tenant moving of region north", "network evpn", "--tenant OTHERS")
 
 	nimitz(t, s, "lime", "10.0.0.0/16,24")
 	if _, _, err := s.Resolve(ctx, node(2), 1, "lime", nil); err != nil {

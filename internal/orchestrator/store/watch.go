@@ -45,9 +45,10 @@ type Event struct {
 	EndedLoad      string // name of a node
 	OffloadAuto    *bool  // whether offloads start and end by the nodes' loads
 
-	// Package cache derives these events from Hosting.
+	// Package cache derives these from Hosting.
 	Override      *pilasterv1.Override
 	EndedOverride *pilasterv1.Override
+	ToFrontends   bool // of Tenant only the containers of offloads changed, which only frontends use
 }
 
 // NodeSession is the session of a node, or none.

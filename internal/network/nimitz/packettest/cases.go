@@ -170,6 +170,38 @@ func Cases() []Case {
 	return append(all, Case{Name: "ARP", Table: table, From: 2, Frame: arp, Drop: dropreason.NotIp6})
 }
 
+// Moved returns entries of containers that have moved from Here to There, and cases of late packets to them. Only
+// switches that can relay have such entries.
+func Moved() (entries []pipeline.Entry, all []Case) {
+	for _, w := range worlds() {
+		entries = append(entries, pipeline.Forward{
+			VNI: 7, To: netip.PrefixFrom(w.far, w.far.BitLen()), Port: pipeline.VXLAN, VTEP: pipeline.VTEP(There),
+			Relays: true,
+		})
+	}
+	table := pipeline.Table{Region: Region, Entries: slices.Concat(Entries(), entries)}
+	for _, w := range worlds() {
+		late := Case{
+			From: pipeline.VXLAN, Outer: pipeline.VTEP(There), VNI: 7, Identity: 71,
+			Packet: packet.Packet{Source: w.far.Next(), Destination: w.far},
+		}
+		var some []Case
+		for _, b := range w.bodies() {
+			c := late
+			c.Name, c.Packet.Body, c.Packet.Extensions = "a late packet, "+b.name, b.Body, b.Extensions
+			some = append(some, c)
+		}
+		other, last := late, late
+		other.Name, other.VNI, other.Packet.Body = "a late packet of the other tenant", 8, gram
+		last.Name, last.Packet.HopLimit, last.Packet.Body = "the last hop of a late packet", 1, gram
+		for _, c := range append(some, other, last) {
+			c.Name, c.Table = c.Name+", "+w.name, table
+			all = append(all, c)
+		}
+	}
+	return entries, all
+}
+
 // body is a packet without addresses.
 type body struct {
 	name string

@@ -128,6 +128,8 @@ type Forward struct {
 	Wire VNI
 	// where the VTEP is the backend of an offload: its id. Packets go to a frontend
 	Offload uint32
+	// where the port is VXLAN: packets from other nodes are forwarded too, because the container has just moved there
+	Relays bool
 }
 
 // Offload, in Sharing, lists the nodes that look up a tenant's rules for its containers of one node (Nezha §3).
@@ -267,6 +269,9 @@ func (e Forward) String() string {
 		}
 		if e.Offload != 0 {
 			to += fmt.Sprintf(", by a frontend of offload %d", e.Offload)
+		}
+		if e.Relays {
+			to += ", also from other nodes"
 		}
 		if e.Outside {
 			to = "outside, by the " + to

@@ -61,9 +61,9 @@ func (r *run) fromTunnel(p Packet) dropreason.Reason {
 }
 
 // turnsBack reports whether a packet from the tunnel would leave by it. It may only pass between this region's tunnels
-// and another region's.
+// and another region's, and to a container that has moved.
 func (r *run) turnsBack(to Forward) bool {
-	return to.Port == VXLAN && (r.table.Pool.IsValid() || r.abroad != r.table.Region.Contains(to.VTEP))
+	return to.Port == VXLAN && !to.Relays && (r.table.Pool.IsValid() || r.abroad != r.table.Region.Contains(to.VTEP))
 }
 
 // Run processes a packet, and returns the entries that it matched.

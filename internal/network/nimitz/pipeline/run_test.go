@@ -38,15 +38,15 @@ func table(here, there byte, remote netip.Prefix) Table {
 			at(10, 0, there, 2),
 		}, // a virtual address here leads to the container on the other node
 		SNAT{7, at(10, 0, there, 2), at(100, 64, here, 3)},
-		Forward{7, prefix("10.0.0.0/16"), 0, netip.Addr{}, false, MAC{}, 0, 0},
-		Forward{8, prefix("10.0.0.0/16"), 0, netip.Addr{}, false, MAC{}, 0, 0},
-		Forward{7, netip.PrefixFrom(at(10, 0, here, 2), 32), 2, netip.Addr{}, false, MAC{}, 0, 0},
-		Forward{8, netip.PrefixFrom(at(10, 0, here, 2), 32), 3, netip.Addr{}, false, MAC{}, 0, 0},
-		Forward{7, cidr(there), VXLAN, VTEP(remote), false, MAC{}, 0, 0},
-		Forward{8, cidr(there), VXLAN, VTEP(remote), false, MAC{}, 0, 0},
-		Forward{Any, prefix("192.0.2.9/32"), Gateway, netip.Addr{}, false, MAC{}, 0, 0},
-		Forward{Any, netip.PrefixFrom(at(100, 64, here, 1), 32), Gateway, netip.Addr{}, false, MAC{}, 0, 0},
-		Forward{Any, netip.PrefixFrom(at(100, 64, there, 1), 32), VXLAN, VTEP(remote), false, MAC{}, 0, 0},
+		Forward{VNI: 7, To: prefix("10.0.0.0/16")},
+		Forward{VNI: 8, To: prefix("10.0.0.0/16")},
+		Forward{VNI: 7, To: netip.PrefixFrom(at(10, 0, here, 2), 32), Port: 2},
+		Forward{VNI: 8, To: netip.PrefixFrom(at(10, 0, here, 2), 32), Port: 3},
+		Forward{VNI: 7, To: cidr(there), Port: VXLAN, VTEP: VTEP(remote)},
+		Forward{VNI: 8, To: cidr(there), Port: VXLAN, VTEP: VTEP(remote)},
+		Forward{VNI: Any, To: prefix("192.0.2.9/32"), Port: Gateway},
+		Forward{VNI: Any, To: netip.PrefixFrom(at(100, 64, here, 1), 32), Port: Gateway},
+		Forward{VNI: Any, To: netip.PrefixFrom(at(100, 64, there, 1), 32), Port: VXLAN, VTEP: VTEP(remote)},
 	}}
 }
 
@@ -131,12 +131,12 @@ func edge() Table {
 			peer,
 		},
 		Foreign{peer, 8, prefix("10.1.0.0/16"), 7},
-		Forward{7, prefix("10.1.0.0/16"), VXLAN, VTEP(peer), false, MAC{}, 0, 0},
+		Forward{VNI: 7, To: prefix("10.1.0.0/16"), Port: VXLAN, VTEP: VTEP(peer)},
 		Peer{
 			third,
 		},
 		Foreign{third, 9, prefix("10.2.0.0/16"), 7},
-		Forward{7, prefix("10.2.0.0/16"), VXLAN, VTEP(third), false, MAC{}, 0, 0},
+		Forward{VNI: 7, To: prefix("10.2.0.0/16"), Port: VXLAN, VTEP: VTEP(third)},
 	)
 	return t
 }
@@ -195,7 +195,7 @@ func TestRegions(t *testing.T) {
 	}
 	// A node that is no Edge Switch accepts nothing from other regions, even though it sends to them.
 	node := table(1, 2, n2)
-	node.Entries = append(node.Entries, Forward{7, prefix("10.1.0.0/16"), VXLAN, v2, false, MAC{}, 0, 0})
+	node.Entries = append(node.Entries, Forward{VNI: 7, To: prefix("10.1.0.0/16"), Port: VXLAN, VTEP: v2})
 	if got, _ := node.Run(Packet{VXLAN, by, 8, 99, there, addr("10.0.1.2")}); got.Drop != dropreason.PeerUnknown {
 		t.Errorf("a node takes from abroad: %+v", got)
 	}

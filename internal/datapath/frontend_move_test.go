@@ -1,0 +1,69 @@
+package datapath
+
+import (
+	"net/netip"
+	"testing"
+
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+)
+
+// TestFrontendsMoved: packets reach a container that has moved from or to a backend, whatever node does not know that
+// yet (NZ12).
+func TestFrontendsMoved(t *testing.T) {
+	w := newFrontWire(t)
+	moved := w.nodes[ofSender].addOverlay(t, w.switches[ofSender], ofBackend+1, 7, 9)
+	hot, near := w.add(t, ofBackend, 2), w.add(t, ofFront1, 2)
+	for i, n := range w.nodes {
+		n.rules(t, i == ofBackend)
+	}
+	w.offload(t, true, moved, hot)
+	tell := func(node int, c *testContainer, to int, offload uint32, relays bool) {
+		t.Helper()
+		var all []pipeline.Entry
+		for _, a := range c.record.Attachments {
+			all = append(all, pipeline.Forward{
+				VNI: 7, To: netip.PrefixFrom(a.Address, a.Address.BitLen()), Port: pipeline.VXLAN,
+				VTEP: pipeline.VTEP(w.nodes[to].prefix), Offload: offload, Relays: relays,
+			})
+		}
+		must(t, w.switches[node].Apply(t.Context(), nil, all))
+	}
+	reach := func(when string, from, to *testContainer) {
+		t.Helper()
+		for family := range 2 {
+			from, to := from.of(family), to.of(family)
+			mustReach(t, from, to, when)
+			for range 4 { // some by each frontend
+				if !connects(t, from, to, 80) {
+					t.Errorf("%s: port 80 of %v is closed", when, to.seen())
+				}
+			}
+			if connects(t, from, to, 81) {
+				t.Errorf("%s: port 81 of %v is open", when, to.seen())
+			}
+		}
+	}
+	tell(ofBackend, moved, ofSender, 0, true)
+	reach("only the backend knows", near, moved)
+	tell(ofFront2, moved, ofSender, 0, true)
+	reach("one frontend knows", near, moved)
+	tell(ofFront1, moved, ofSender, 0, true)
+	reach("all know", near, moved)
+
+	// To the backend: the sender's node has had the container, and one frontend does not know yet that it has moved.
+	far := w.add(t, ofSender, 3)
+	tell(ofSender, hot, ofBackend, frontOffload, true)
+	tell(ofFront2, hot, ofSender, 0, true)
+	reach("to the backend", near, hot)
+	reach("to the backend", far, hot)
+
+	var other []pipeline.Entry
+	for _, a := range hot.record.Attachments {
+		other = append(other, pipeline.Fronted{VNI: 7, Address: a.Address, Offload: frontOffload + 1, App: 1})
+	}
+	tell(ofFront2, hot, ofBackend, frontOffload, true)
+	for _, i := range []int{ofFront1, ofFront2} {
+		must(t, w.switches[i].Apply(t.Context(), nil, other))
+	}
+	reach("of another offload", far, hot)
+}

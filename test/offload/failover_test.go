@@ -1,0 +1,216 @@
+package offload_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
+)
+
+// cut drops all packets from and to a node on the fabric, until restore is called.
+func (b *bed) cut(node string) (restore func()) {
+	b.Helper()
+	drop, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, // TC_ACT_SHOT
+	})
+	must(b.T, err)
+	defer drop.Close()
+	router, err := b.Namespace(lab.Router)
+	must(b.T, err)
+	defer router.Close()
+	var attached []link.Link
+	must(b.T, router.Do(func() error {
+		device, err := net.InterfaceByName(node)
+		if err != nil {
+			return err
+		}
+		for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: drop, Attach: at})
+			if err != nil {
+				return err
+			}
+			attached = append(attached, l)
+		}
+		return nil
+	}))
+	once := sync.OnceFunc(func() {
+		for _, l := range attached {
+			if err := l.Close(); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+	b.Cleanup(once)
+	return once
+}
+
+// startWith starts the offload with these frontends and waits until it is active.
+func (b *bed) startWith(frontends ...string) {
+	b.Helper()
+	_, err := b.Operator().StartOffload(b.ctx, connect.NewRequest(&pilasterv1.StartOffloadRequest{
+		Tenant: "green", Node: "n1", Frontends: frontends, Force: true,
+	}))
+	must(b.T, err)
+	b.await(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE)
+}
+
+// status returns the offload, and the frontends that packets are sent to.
+func (b *bed) status() (is *pilasterv1.OffloadStatus, active []string) {
+	b.Helper()
+	resp, err := b.Operator().ListOffloads(b.ctx, connect.NewRequest(&pilasterv1.ListOffloadsRequest{}))
+	must(b.T, err)
+	if len(resp.Msg.Offloads) != 1 {
+		b.Fatalf("there are %d offloads", len(resp.Msg.Offloads))
+	}
+	is = resp.Msg.Offloads[0]
+	for _, f := range is.Offload.Frontends {
+		if !f.Draining {
+			active = append(active, f.Node)
+		}
+	}
+	return is, active
+}
+
+// until waits as long as a busy machine may take, and returns the time.
+func (b *bed) until(what string, is func() bool) time.Duration {
+	b.Helper()
+	const limit = 30 * time.Second
+	begin := time.Now()
+	for !is() {
+		if time.Since(begin) > limit {
+			status, _ := b.status()
+			b.Fatalf("%s: not within %v; the offload is %v", what, limit, status)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	return time.Since(begin)
+}
+
+// TestLostFrontend: a frontend whose link is cut is reported within a second, and no longer once it answers again.
+// OFFLOAD_CUTS sets another number of turns.
+func TestLostFrontend(t *testing.T) {
+	b := newBed(t, 5)
+	b.startWith("n3", "n4")
+	var took []time.Duration
+	for range setting(t, "OFFLOAD_CUTS", 2) {
+		restore := b.cut("n4")
+		took = append(took, b.until("the cut is reported", func() bool {
+			is, active := b.status()
+			return slices.Contains(is.LostFrontends, "n4") || !slices.Contains(active, "n4")
+		}))
+		restore()
+		again := b.until("the end of the cut is reported", func() bool {
+			is, _ := b.status()
+			return !slices.Contains(is.LostFrontends, "n4")
+		})
+		t.Logf("reported after %v, its end after %v", took[len(took)-1], again)
+	}
+	if fastest := slices.Min(took); fastest > time.Second { // others take the CPUs sometimes
+		t.Errorf("a frontend whose link is cut is reported after %v, want at most 1 s", fastest)
+	}
+}
+
+// dial opens n connections at once, and returns why some were not answered before the sender repeats its SYN.
+func (b *bed) dial(n int, address netip.Addr) (failed []string) {
+	b.Helper()
+	from, err := b.Namespace(far)
+	must(b.T, err)
+	defer from.Close()
+	errs := make(chan error, n)
+	for range n {
+		go func() {
+			errs <- from.Do(func() error {
+				conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(address, 80).String(), 900*time.Millisecond)
+				return errors.Join(err, closeConn(conn))
+			})
+		}()
+	}
+	for range n {
+		if err := <-errs; err != nil {
+			failed = append(failed, err.Error())
+		}
+	}
+	return failed
+}
+
+func closeConn(c net.Conn) error {
+	if c == nil {
+		return nil
+	}
+	return c.Close()
+}
+
+// TestFailover (NZ6): SYNs that are sent 500 ms after the link of a frontend was cut are all answered, and established
+// connections go on. If no frontend answers, none is removed. OFFLOAD_FAILOVERS sets another number of turns; with 5 or
+// more, nothing may take longer than 500 ms.
+func TestFailover(t *testing.T) {
+	b := newBed(t, 20)
+	open := b.connect(40)
+	address, err := b.Address(hot)
+	must(t, err)
+	b.startWith("n2", "n3", "n4", "n5")
+	turns := setting(t, "OFFLOAD_FAILOVERS", 1)
+	for turn := range turns {
+		begin := time.Now()
+		restore := b.cut("n4")
+		replaced := b.until("no packet is sent to the frontend that was cut off", func() bool {
+			_, active := b.status()
+			return !slices.Contains(active, "n4")
+		})
+		t.Logf("turn %d: replaced after %v", turn, replaced)
+		if turns >= 5 && replaced > 500*time.Millisecond {
+			t.Errorf("turn %d: replaced after %v, want at most 500 ms", turn, replaced)
+		}
+		// Nodes receive the change after the orchestrator has it.
+		time.Sleep(time.Until(begin.Add(max(500*time.Millisecond, replaced+100*time.Millisecond))))
+		if failed := b.dial(100, address); len(failed) > 0 {
+			t.Errorf("turn %d: %d of 100 SYNs were not answered: %s", turn, len(failed), failed[0])
+		}
+		open.echo(b, fmt.Sprint("after the cut, turn ", turn))
+		restore()
+		b.until("four frontends answer again", func() bool {
+			is, active := b.status()
+			return len(active) == 4 && len(is.LostFrontends) == 0
+		})
+	}
+
+	_, before := b.status()
+	var restore []func()
+	for _, node := range before {
+		restore = append(restore, b.cut(node))
+	}
+	b.until("all frontends are reported as lost", func() bool {
+		is, _ := b.status()
+		return len(is.LostFrontends) == len(before)
+	})
+	end := time.Now().Add(2 * time.Second)
+	b.until("none is removed for 2 s, and the problem is named", func() bool {
+		is, active := b.status()
+		if !slices.Equal(active, before) {
+			t.Fatalf("frontends %s are active, want %s", strings.Join(active, ", "), strings.Join(before, ", "))
+		}
+		return time.Now().After(end) && len(is.Problems) > 0
+	})
+	for _, again := range restore {
+		again()
+	}
+	b.until("they answer again", func() bool {
+		is, _ := b.status()
+		return len(is.LostFrontends) == 0
+	})
+	open.echo(b, "after no frontend answered")
+}

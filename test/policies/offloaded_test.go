@@ -1,0 +1,74 @@
+package policies_test
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/cilium/ebpf"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/lab/labtest"
+)
+
+// frontends look up the rules for the containers of all nodes with pods.
+var frontends = []string{"n3", "n4"}
+
+// legs is how often an offloaded packet passes from one node to another: to the frontend, to the backend; or with a
+// question and its answer.
+const legs = 2
+
+// offload makes the nodes with pods backends, so that none of them has rules.
+func offload(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	ctx := labtest.Context(t)
+	apply(ctx, t, l, 1000, nil, nil) // a tenant without policies has nothing to offload
+	for _, node := range nodes {
+		_, err := l.Operator().StartOffload(ctx, connect.NewRequest(&pilasterv1.StartOffloadRequest{
+			Tenant: "blue", Node: node, Frontends: frontends, Force: true,
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	labtest.Until(t, 30*time.Second, "all pods are offloaded", func() bool {
+		list, err := l.Operator().ListOffloads(ctx, connect.NewRequest(&pilasterv1.ListOffloadsRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		active := 0
+		for _, o := range list.Msg.Offloads {
+			if o.Offload.Phase == pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE {
+				active++
+			}
+		}
+		return active == len(nodes)
+	})
+}
+
+// judged returns for how many packets the frontends have looked up rules: packets that they sent on with pre-actions,
+// and questions that they answered.
+func judged(t *testing.T, l *lab.Lab) (sum uint64) {
+	t.Helper()
+	const preActions, answer = 1, 4 // enum offload_kind
+	for _, node := range frontends {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(l.BPF(node), "maps", bpfobj.PinNimSent), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		for _, kind := range []uint32{preActions, answer} {
+			var each []uint64
+			if err := m.Lookup(kind, &each); err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range each {
+				sum += n
+			}
+		}
+	}
+	return sum
+}
