@@ -382,7 +382,8 @@ func newOffloadList(env Env) *cobra.Command {
 				return err
 			}
 			all := offloadsView{
-				Automatic: resp.Msg.Automatic, Problems: append([]string{}, resp.Msg.Problems...), Offloads: []offloadView{},
+				Automatic: resp.Msg.Automatic, Problems: append([]string{}, resp.Msg.Problems...),
+				Offloads: []offloadView{},
 			}
 			for _, s := range resp.Msg.Offloads {
 				all.Offloads = append(all.Offloads, viewOffload(s))
@@ -569,7 +570,7 @@ frontend that fails is replaced.`,
 				return err
 			}
 			if on {
-				fmt.Fprintln(env.Stdout, "offloads start and end by the nodes' loads; nodes report them within a minute")
+				fmt.Fprintln(env.Stdout, "offloads start and end by the nodes' loads; nodes report within a minute")
 			} else {
 				fmt.Fprintln(env.Stdout, "offloads start and end by command only")
 			}

@@ -128,8 +128,9 @@ func TestOffloadCommands(t *testing.T) {
 	}
 	gain, estimate := offload.Modelled(0, 2)
 	prints(t, "nothing was changed; the offload of tenant green on node n1 would have:\n"+
-		"frontends    n2, n3\ncontainers   10.0.1.0/24\nestimate     "+estimate+"; it is for packets from other nodes: "+
-		"those between containers of the node and by the gateway cost more than without an offload\n"+
+		"frontends    n2, n3\ncontainers   10.0.1.0/24\nestimate     "+estimate+
+		"; it is for packets from other nodes: those between containers of the node and by the gateway cost more "+
+		"than without an offload\n"+
 		"this is a loss, so a start needs --force\n",
 		append(two, "--dry-run")...)
 	if v := ask[offloadView](t, append(two, "--dry-run")...); v.Gain != gain {
@@ -147,7 +148,8 @@ func TestOffloadCommands(t *testing.T) {
 	prints(t, "TENANT   NODE   PHASE    STARTED       CONTAINERS   FRONTENDS   PROBLEMS\n"+
 		"green    n1     active   by operator   1            n3, n2      none\n", "offload", "list")
 	v := ask[offloadView](t, "offload", "get", "green", "--node", "n1")
-	if v.ID == 0 || v.Phase != "active" || v.Wanted != 2 || v.LastChange == "" || len(v.Containers) != 1 || v.Containers[0].App != 1 || v.Since.IsZero() ||
+	if v.ID == 0 || v.Phase != "active" || v.Wanted != 2 || v.LastChange == "" || v.Since.IsZero() ||
+		len(v.Containers) != 1 || v.Containers[0].App != 1 ||
 		!slices.Equal(v.Frontends, []frontendView{{"n3", true, false}, {"n2", true, false}}) {
 		t.Errorf("offload get: %+v, want an active offload with one container and two frontends", v)
 	}
@@ -169,7 +171,8 @@ func TestOffloadCommands(t *testing.T) {
 		"offload start": required + "blue\ngreen\n", "offload stop": required + "green\n:",
 		"offload get":                required + "green\n:",
 		"offload start green --node": "n1\nn2\nn3\n", "offload start green --frontend": "n1\nn2\nn3\n",
-		"offload start green --frontends": "1\n2\n4\n8\n", "offload list --tenant": "blue\ngreen\n", "offload auto": "on\noff\n",
+		"offload start green --frontends": "1\n2\n4\n8\n", "offload list --tenant": "blue\ngreen\n",
+		"offload auto": "on\noff\n",
 	} {
 		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(
 			r.stdout, says) {
@@ -185,7 +188,7 @@ func TestOffloadCommands(t *testing.T) {
 	}
 
 	refused(t, ExitUsage, `on or off, not "yes"`, "offload", "auto", "yes")
-	prints(t, "offloads start and end by the nodes' loads; nodes report them within a minute\n", "offload", "auto", "on")
+	prints(t, "offloads start and end by the nodes' loads; nodes report within a minute\n", "offload", "auto", "on")
 	if v := ask[offloadsView](t, "offload", "list"); !v.Automatic {
 		t.Errorf("offload list after auto on: %+v", v)
 	}

@@ -419,13 +419,14 @@ func TestLateRegistration(t *testing.T) {
 	w.reaches("removed")
 }
 
-// TestAutomaticOffload (Nezha §4.2, B.2): an offload begins on a hot node, gets more frontends if they are busy because
-// of it, and ends when the node is cool.
+// TestAutomaticOffload (Nezha §4.2, B.2): an offload begins on a hot node, gets more frontends if they are busy
+// because of it, and ends when the node is cool.
 func TestAutomaticOffload(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
 	c.offload = offload.DefaultLimits()
-	c.offload.OffloadFor, c.offload.ScaleFor, c.offload.FallBackFor = 300*time.Millisecond, 300*time.Millisecond, time.Second
+	c.offload.OffloadFor, c.offload.ScaleFor = 300*time.Millisecond, 300*time.Millisecond
+	c.offload.FallBackFor = time.Second
 	c.offload.Dwell = 0
 	w := newOffloading(t, start(t, c), make([]string, 10)...)
 	hot := &pilasterv1.NodeLoad{
