@@ -26,13 +26,23 @@ type offloadView struct {
 	Phase      string         `json:"phase"`               // preparing, dual, active, returning, ending; ended after stop
 	Since      time.Time      `json:"since,omitzero"`      // of the phase, or of the last change of frontends
 	Automatic  bool           `json:"automatic,omitempty"` // started by the controller
+	Wanted     uint32         `json:"wanted,omitempty"`    // active frontends that it should have; 0: as many as it has
 	Frontends  []frontendView `json:"frontends"`
 	Containers []offloadedApp `json:"containers"`         // as the backend reported them
 	Prefixes   []string       `json:"prefixes,omitempty"` // of start: addresses and subnets of the tenant on the node
 	Awaited    []awaitedView  `json:"awaited,omitempty"`  // nodes without which the next step does not begin
+	Problems   []string       `json:"problems,omitempty"` // why it does not have what it should have
+	LastChange string         `json:"lastChange,omitempty"`
 	DryRun     bool           `json:"dryRun,omitempty"`   // nothing was changed
 	Gain       float64        `json:"gain,omitempty"`     // of start: estimated; 0: unknown
 	Estimate   string         `json:"estimate,omitempty"` // of start: what it is based on
+}
+
+// offloadsView is all offloads as JSON.
+type offloadsView struct {
+	Automatic bool          `json:"automatic"` // offloads start and end by the nodes' loads
+	Problems  []string      `json:"problems"`  // of the cluster and of nodes
+	Offloads  []offloadView `json:"offloads"`
 }
 
 // frontendView is a node that looks up rules.
@@ -60,8 +70,9 @@ const phaseEnded = "ended"
 func viewOffload(s *pilasterv1.OffloadStatus) offloadView {
 	o := s.GetOffload()
 	v := offloadView{
-		Tenant: s.GetTenant(), Node: o.GetNode(), ID: o.GetId(), Automatic: o.GetAutomatic(),
-		Frontends: []frontendView{}, Containers: []offloadedApp{},
+		Tenant: s.GetTenant(), Node: o.GetNode(), ID: o.GetId(), Automatic: o.GetAutomatic(), Wanted: o.GetWanted(),
+		Frontends: []frontendView{}, Containers: []offloadedApp{}, Problems: s.GetProblems(),
+		LastChange: s.GetLastChange(),
 	}
 	if o.GetChanged() != nil {
 		v.Since = o.Changed.AsTime()
@@ -150,7 +161,8 @@ sessions stay at the backend.`,
 		Example: "  pilaster offload start green --node n1\n  pilaster offload list",
 		Args:    cobra.NoArgs,
 	}
-	cmd.AddCommand(newOffloadStart(env), newOffloadList(env), newOffloadGet(env), newOffloadStop(env))
+	cmd.AddCommand(
+		newOffloadStart(env), newOffloadList(env), newOffloadGet(env), newOffloadStop(env), newOffloadAuto(env))
 	return cmd
 }
 
@@ -166,8 +178,10 @@ func newOffloadStart(env Env) *cobra.Command {
 		Short: "Start an offload, and wait until it is active",
 		Long: `Start an offload, and wait until it is active.
 
-The orchestrator chooses connected nodes as frontends: first those of the node's rack, then those that
-serve the fewest offloads. While the frontends load the rules, packets go to the node as before.
+The orchestrator chooses connected nodes as frontends: first those of the node's rack, then those with
+containers of the tenant, then those with the least load. While the frontends load the rules, packets go
+to the node as before; if one does not load them in 8 s, the start is undone. A frontend that fails later
+is replaced.
 
 The command is refused if the tenant has no policies, if a node cannot take part, or if a connected node
 with containers of the tenant reserves too few bytes of its MTU; the message names these nodes.
@@ -358,7 +372,7 @@ func newOffloadList(env Env) *cobra.Command {
 	var of, node string
 	cmd := &cobra.Command{
 		Use:     "list",
-		Short:   "Show offloads",
+		Short:   "Show offloads, and problems of the cluster and of nodes",
 		Example: "  pilaster offload list\n  pilaster offload list --tenant green -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -367,16 +381,14 @@ func newOffloadList(env Env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			views := []offloadView{}
-			for _, s := range resp.Msg.Offloads {
-				views = append(views, viewOffload(s))
+			all := offloadsView{
+				Automatic: resp.Msg.Automatic, Problems: append([]string{}, resp.Msg.Problems...),
+				Offloads: []offloadView{},
 			}
-			return out.print(env.Stdout, views, func(w io.Writer) {
-				fmt.Fprintln(w, "TENANT\tNODE\tPHASE\tCONTAINERS\tFRONTENDS")
-				for _, v := range views {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", v.Tenant, v.Node, v.Phase, len(v.Containers), v.frontends())
-				}
-			})
+			for _, s := range resp.Msg.Offloads {
+				all.Offloads = append(all.Offloads, viewOffload(s))
+			}
+			return out.print(env.Stdout, all, all.text)
 		},
 	}
 	socket.bind(cmd)
@@ -384,6 +396,27 @@ func newOffloadList(env Env) *cobra.Command {
 	namedFlag(cmd, &of, "tenant", "show only this tenant", socket.tenants)
 	namedFlag(cmd, &node, "node", "show only containers of this node", socket.nodes)
 	return cmd
+}
+
+func (all offloadsView) text(w io.Writer) {
+	fmt.Fprintln(w, "TENANT\tNODE\tPHASE\tSTARTED\tCONTAINERS\tFRONTENDS\tPROBLEMS")
+	for _, v := range all.Offloads {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", v.Tenant, v.Node, v.Phase, v.startedBy(), len(v.Containers),
+			v.frontends(), orNone(strings.Join(v.Problems, "; ")))
+	}
+	if all.Automatic {
+		fmt.Fprintln(w, "\noffloads start and end by the nodes' loads: `pilaster offload auto off` ends that")
+	}
+	for _, p := range all.Problems {
+		fmt.Fprintf(w, "\nproblem: %s\n", p)
+	}
+}
+
+func (v offloadView) startedBy() string {
+	if v.Automatic {
+		return "by load"
+	}
+	return "by operator"
 }
 
 func newOffloadGet(env Env) *cobra.Command {
@@ -413,15 +446,24 @@ func newOffloadGet(env Env) *cobra.Command {
 			return out.print(env.Stdout, v, func(w io.Writer) {
 				fmt.Fprintf(
 					w,
-					"tenant\t%s\nnode\t%s\nid\t%d\nphase\t%s\nsince\t%s\nfrontends\t%s\ncontainers\t%s\n",
+					"tenant\t%s\nnode\t%s\nid\t%d\nphase\t%s\nsince\t%s\nstarted\t%s\nfrontends\t%s\nwanted\t%s\n"+
+						"containers\t%s\n",
 					v.Tenant,
 					v.Node,
 					v.ID,
 					v.Phase,
 					moment(v.Since),
+					v.startedBy(),
 					v.frontends(),
+					v.wanted(),
 					v.containers(),
 				)
+				if v.LastChange != "" {
+					fmt.Fprintf(w, "last change\t%s\n", v.LastChange)
+				}
+				for _, p := range v.Problems {
+					fmt.Fprintf(w, "problem\t%s\n", p)
+				}
 				if len(v.Awaited) > 0 {
 					fmt.Fprintf(w, "waits for\t%s\n", v.awaited())
 				}
@@ -490,6 +532,52 @@ cannot be reached by the orchestrator, or if the frontends fail.`,
 	_ = cmd.MarkFlagRequired("node")
 	cmd.Flags().BoolVar(&now, "now", false, "do not wait until the node has its rules")
 	cmd.Flags().Var((*atMost)(&wait), "wait", "how long to wait until the offload has ended; 0: do not wait")
+	return cmd
+}
+
+func (v offloadView) wanted() string {
+	if v.Wanted == 0 {
+		return "as many as active"
+	}
+	return fmt.Sprintf("%d active", v.Wanted)
+}
+
+func newOffloadAuto(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	cmd := &cobra.Command{
+		Use:   "auto on|off",
+		Short: "Let offloads start and end by the nodes' loads, or not",
+		Long: `Let offloads start and end by the nodes' loads, or not.
+
+While it is on, all nodes measure their packet load. A node at 70 % of its CPUs for packets or of its rule
+table for 3 s gets an offload of the tenant that needs most, if the estimate is a gain. If a frontend is at
+40 % because of what it does for others, the number of frontends doubles. When the node would be below 50 %
+with its rules for a minute, they return. Offloads that an operator started do not end by themselves.
+
+After "off", offloads that have started stay: ` + "`pilaster offload stop`" + ` ends them. In either case a
+frontend that fails is replaced.`,
+		Example:   "  pilaster offload auto on\n  pilaster offload list",
+		Args:      cobra.ExactArgs(1),
+		ValidArgs: []string{"on", "off"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			on := args[0] == "on"
+			if !on && args[0] != "off" {
+				return usage("offload auto is on or off, not %q", args[0])
+			}
+			_, err := socket.client().SetOffloadAuto(
+				cmd.Context(), connect.NewRequest(&pilasterv1.SetOffloadAutoRequest{On: on}))
+			if err != nil {
+				return err
+			}
+			if on {
+				fmt.Fprintln(env.Stdout, "offloads start and end by the nodes' loads; nodes report within a minute")
+			} else {
+				fmt.Fprintln(env.Stdout, "offloads start and end by command only")
+			}
+			return nil
+		},
+	}
+	socket.bind(cmd)
 	return cmd
 }
 

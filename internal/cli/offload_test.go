@@ -135,7 +135,7 @@ func TestOffloadCommands(t *testing.T) {
 	if v := ask[offloadView](t, append(two, "--dry-run")...); v.Gain != gain {
 		t.Errorf("dry run: gain %v, want %v", v.Gain, gain)
 	}
-	if v := ask[[]offloadView](t, "offload", "list"); len(v) != 0 {
+	if v := ask[offloadsView](t, "offload", "list"); len(v.Offloads) != 0 || v.Automatic || len(v.Problems) != 0 {
 		t.Errorf("offload list after a dry run: %+v, want none", v)
 	}
 
@@ -143,16 +143,19 @@ func TestOffloadCommands(t *testing.T) {
 	prints(t, "tenant green on node n1 is offloaded: its rules are looked up on the frontends\n"+
 		"frontends    n3, n2\ncontainers   10.0.1.2\n", start...)
 	refused(t, ExitFailed, "offloaded already", start...)
-	prints(t, "TENANT   NODE   PHASE    CONTAINERS   FRONTENDS\ngreen    n1     active   1            n3, n2\n",
-		"offload", "list")
+	prints(t, "TENANT   NODE   PHASE    STARTED       CONTAINERS   FRONTENDS   PROBLEMS\n"+
+		"green    n1     active   by operator   1            n3, n2      none\n", "offload", "list")
 	v := ask[offloadView](t, "offload", "get", "green", "--node", "n1")
-	if v.ID == 0 || v.Phase != "active" || len(v.Containers) != 1 || v.Containers[0].App != 1 || v.Since.IsZero() ||
+	if v.ID == 0 || v.Phase != "active" || v.Wanted != 2 || v.LastChange == "" || v.Since.IsZero() ||
+		len(v.Containers) != 1 || v.Containers[0].App != 1 ||
 		!slices.Equal(v.Frontends, []frontendView{{"n3", true, false}, {"n2", true, false}}) {
 		t.Errorf("offload get: %+v, want an active offload with one container and two frontends", v)
 	}
 	r := command(t, "offload", "get", "green", "--node", "n1")
-	if !strings.Contains(r.stdout, "phase        active\n") {
-		t.Errorf("offload get: %s, want phase active", r.stdout)
+	for _, line := range []string{"phase         active\n", "wanted        2 active\n", "last change   advance: "} {
+		if !strings.Contains(r.stdout, line) {
+			t.Errorf("offload get: %s, want %q", r.stdout, line)
+		}
 	}
 	for node, want := range map[string]string{"n1": "backend of tenant green\n",
 		"n2": "frontend of n1 for tenant green\n"} {
@@ -167,6 +170,7 @@ func TestOffloadCommands(t *testing.T) {
 		"offload get":                required + "green\n:",
 		"offload start green --node": "n1\nn2\nn3\n", "offload start green --frontend": "n1\nn2\nn3\n",
 		"offload start green --frontends": "1\n2\n4\n8\n", "offload list --tenant": "blue\ngreen\n",
+		"offload auto": "on\noff\n",
 	} {
 		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(
 			r.stdout, says) {
@@ -181,6 +185,13 @@ func TestOffloadCommands(t *testing.T) {
 		t.Errorf("offload stop: %+v", r)
 	}
 
+	refused(t, ExitUsage, `on or off, not "yes"`, "offload", "auto", "yes")
+	prints(t, "offloads start and end by the nodes' loads; nodes report within a minute\n", "offload", "auto", "on")
+	if v := ask[offloadsView](t, "offload", "list"); !v.Automatic {
+		t.Errorf("offload list after auto on: %+v", v)
+	}
+	prints(t, "offloads start and end by command only\n", "offload", "auto", "off")
+
 	// A frontend that does not load the rules.
 	<-joinOffloader(t, s, 4)
 	waits := command(t, strings.Fields("offload start green --node n1 --frontend n4 --wait 300ms --force")...)
@@ -189,7 +200,7 @@ func TestOffloadCommands(t *testing.T) {
 		!strings.Contains(waits.stderr, "is in phase preparing after 300ms, and waits for "+for4+"\n  packets flow") {
 		t.Errorf("offload start: %+v, want the node that it waits for", waits)
 	}
-	if r := command(t, "offload", "get", "green", "--node", "n1"); !strings.Contains(r.stdout, "waits for    "+for4) {
+	if r := command(t, "offload", "get", "green", "--node", "n1"); !strings.Contains(r.stdout, "waits for     "+for4) {
 		t.Errorf("offload get: %s, want the node that it waits for", r.stdout)
 	}
 	prints(t, "the offload of tenant green on node n1 has ended\n", "offload", "stop", "green", "--node", "n1")

@@ -11,7 +11,8 @@ import (
 // RecordOf converts an offload of a tenant, without its containers.
 func RecordOf(name string, o *pilasterv1.Offload) (Record, error) {
 	is, err := tenant.ParseOffloads([]*pilasterv1.Offload{{
-		Id: o.Id, Node: o.Node, Prefix: o.Prefix, Phase: o.Phase, Epoch: o.Epoch, Frontends: o.Frontends, Since: o.Since,
+		Id: o.Id, Node: o.Node, Prefix: o.Prefix, Phase: o.Phase, Epoch: o.Epoch, Frontends: o.Frontends,
+		Since: o.Since,
 	}})
 	if err != nil {
 		return Record{}, err
@@ -20,8 +21,8 @@ func RecordOf(name string, o *pilasterv1.Offload) (Record, error) {
 }
 
 // Leave returns the frontends and the phase of an offload after a frontend has left the cluster. The largest power of
-// two of the others stays active, and the rest is draining; if none is left, packets go to the backend, which drops what
-// only rules can decide until it has them.
+// two of the others stays active, and the rest is draining; if none is left, packets go to the backend, which drops
+// what only rules can decide until it has them.
 func Leave(o tenant.Offload, node string) ([]tenant.Frontend, tenant.OffloadPhase) {
 	active := len(o.Active())
 	left := slices.DeleteFunc(slices.Clone(o.Frontends), func(f tenant.Frontend) bool { return f.Node == node })
@@ -69,7 +70,7 @@ func Awaited(r *Record, nodes []Node) (all []AwaitedNode) {
 		case tenant.OffloadPreparing:
 			awaited = backend || fronts // the backend may lack room for the rules, which is a reason to offload
 		case tenant.OffloadDual:
-			awaited = backend || fronts || hosts && n.Connected // others are served by the backend, which asks frontends
+			awaited = backend || fronts || hosts && n.Connected // the backend serves others: it asks frontends
 		case tenant.OffloadReturning:
 			awaited, rules = backend && hosts, true // without containers it needs no rules
 		case tenant.OffloadEnding:

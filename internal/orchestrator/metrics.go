@@ -54,8 +54,7 @@ func newMetrics(version string) *metrics {
 		}, []string{"limit"}),
 	}
 	m.offloads = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "pilaster_orchestrator_offload_changes_total", Help: "Changes of offloads that this orchestrator made, by " +
-			"kind.",
+		Name: "pilaster_orchestrator_offload_changes_total", Help: "Changes of offloads by this orchestrator.",
 	}, []string{"change"})
 	for _, kind := range offload.Kinds {
 		m.offloads.WithLabelValues(string(kind))
@@ -159,8 +158,8 @@ func (m *metrics) observeOffloads(o *offloads) {
 		}, func() float64 { return float64(o.phases()[phase]) }))
 	}
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pilaster_orchestrator_offloads_in_doubt", Help: "1 while backends report more than half of all frontends " +
-			"as lost, so that none is removed.",
+		Name: "pilaster_orchestrator_offloads_in_doubt", Help: "1 while backends report more than half of all " +
+			"frontends as lost, so that none is removed.",
 	}, func() float64 {
 		if o.inDoubt() {
 			return 1

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	offloadBatch   = 5 * time.Millisecond // at least, between two steps, so that reports of several nodes are read at once
+	offloadBatch   = 5 * time.Millisecond // at least, between two steps, so that one reads reports of several nodes
 	offloadRetry   = time.Second          // after an error of the store
 	offloadRefused = time.Minute          // what the store refused to start is not tried again
 )
@@ -260,7 +260,8 @@ func (o *offloads) readRecords(now time.Time) (all []offload.Record) {
 			if is.from != from {
 				r, err := offload.RecordOf(name, from)
 				if err != nil { // the store checks what it writes
-					o.log.Warn("an offload of the store is not readable", "tenant", name, "node", from.Node, "error", err)
+					o.log.Warn("an offload of the store is not readable", "tenant", name, "node", from.Node, "error",
+						err)
 					continue
 				}
 				if r.Changed = now; r.ID == is.ID && r.Since == is.Since {

@@ -12,9 +12,9 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// noteOffloads updates what the controller of offloads waits for. Offloaded has the tenants with offloads, each with the
-// revision of the last change of what its frontends need: the tenant, its apps and policies. OffloadRevision is that of
-// the last batch with a tenant that has or had offloads, or with a report about one.
+// noteOffloads updates what the controller of offloads waits for. Offloaded has the tenants with offloads, each with
+// the revision of the last change of what its frontends need: the tenant, its apps and policies. OffloadRevision is
+// that of the last batch with a tenant that has or had offloads, or with a report about one.
 func (m *Cache) noteOffloads(b store.Batch) {
 	for _, e := range b.Events {
 		name := tenantOf(e)

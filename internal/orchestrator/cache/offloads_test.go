@@ -116,7 +116,7 @@ func TestFrontendsReceiveTenant(t *testing.T) {
 	noted := func(needed, any int64) {
 		t.Helper()
 		if m.Offloaded["red"] != needed || m.OffloadRevision != any {
-			t.Errorf("revision %d of red, %d of all; want %d and %d", m.Offloaded["red"], m.OffloadRevision, needed, any)
+			t.Errorf("revision %d of red, %d of all; want %d, %d", m.Offloaded["red"], m.OffloadRevision, needed, any)
 		}
 	}
 	noted(0, 0)

@@ -84,6 +84,7 @@ func TestStore(t *testing.T) {
 
 		"start of offloads":      testStartOffload,
 		"steps of an offload":    testOffloadSteps,
+		"loads":                  testLoads,
 		"concurrent offloads":    testConcurrentOffloads,
 		"offloads of lost nodes": testDeletedOffloader,
 

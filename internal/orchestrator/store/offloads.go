@@ -425,7 +425,11 @@ func (s *Store) ChangeOffload(ctx context.Context, c offload.Change) (applied bo
 }
 
 // frontends returns the frontends of an offload after a change. New ones must be able to be frontends.
-func (t *txn) frontends(c offload.Change, o *pilasterv1.Offload, network string) (all []*pilasterv1.Frontend, err error) {
+func (t *txn) frontends(
+	c offload.Change,
+	o *pilasterv1.Offload,
+	network string,
+) (all []*pilasterv1.Frontend, err error) {
 	for _, f := range c.Frontends {
 		i := slices.IndexFunc(o.Frontends, func(has *pilasterv1.Frontend) bool { return has.Node == f.Node })
 		if i >= 0 {
@@ -447,6 +451,22 @@ func step(of *pilasterv1.Tenant, o *pilasterv1.Offload, frontends []*pilasterv1.
 	o.Since, o.Changed = of.Changes+1, timestamppb.New(time.Now())
 }
 
+// SetOffloadAuto records whether the controller starts and ends offloads by the nodes' loads.
+func (s *Store) SetOffloadAuto(ctx context.Context, on bool) error {
+	value := "off"
+	if on {
+		value = "on"
+	}
+	return s.change(ctx, func(t *txn) error {
+		is, err := t.get(keyOffloadAuto)
+		if err != nil || is == value {
+			return err
+		}
+		t.put(keyOffloadAuto, value)
+		return nil
+	})
+}
+
 // notOffloaded refuses a change of a tenant that has offloads.
 func notOffloaded(of *pilasterv1.Tenant) error {
 	if len(of.Offloads) == 0 {
@@ -466,8 +486,8 @@ func notOffloaded(of *pilasterv1.Tenant) error {
 	)
 }
 
-// leaveOffloads removes a node that is deleted from all offloads (see offload.Leave). Offloads of its own containers end
-// at once.
+// leaveOffloads removes a node that is deleted from all offloads (see offload.Leave). Offloads of its own containers
+// end at once.
 func (t *txn) leaveOffloads(node string) error {
 	resp, err := t.list(dirTenants)
 	if err != nil {

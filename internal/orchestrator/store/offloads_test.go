@@ -302,6 +302,37 @@ func testOffloadSteps(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
+// testLoads: a report of a node's load is recorded for the machine that has its stream, with a lease.
+func testLoads(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	register(t, s, 1)
+	load := &pilasterv1.NodeLoad{Node: "n1", Own: 0.5}
+	count := func() int64 {
+		t.Helper()
+		resp, err := etcd.Get(ctx, "/pilaster/1/load/n1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.Count > 0 && resp.Kvs[0].Lease == 0 {
+			t.Error("the record has no lease")
+		}
+		return resp.Count
+	}
+	if err := s.RecordLoad(ctx, node(1), "i1", load); err != nil || count() != 0 {
+		t.Errorf("without a stream: %d records, %v", count(), err)
+	}
+	connect(t, s, 1)
+	refused(t, s.RecordLoad(ctx, node(1), "clone", load), store.Exists, "n1 is connected already")
+	if err := s.RecordLoad(ctx, node(1), session(1).Instance, load); err != nil || count() != 1 {
+		t.Errorf("%d records, %v; want one", count(), err)
+	}
+	is := new(pilasterv1.NodeLoad)
+	if inStore(t, etcd, "load/n1", is); is.Own != 0.5 {
+		t.Errorf("recorded %v", is)
+	}
+	refused(t, s.RecordLoad(ctx, node(2), "i2", load), store.Refused, "not registered")
+}
+
 // Two orchestrators start offloads of one tenant concurrently: each backend gets one, and no id is used twice.
 func testConcurrentOffloads(t *testing.T, etcd *clientv3.Client) {
 	stores := []*store.Store{open(t, etcd, address.Plan{}), open(t, etcd, address.Plan{})}
@@ -368,7 +399,7 @@ func testDeletedOffloader(t *testing.T, etcd *clientv3.Client) {
 	wantOffloads(t, etcd, "green", "n2 ending ")
 }
 
-// A restore drops offloads, and does not reuse their ids.
+// A restore drops offloads, and does not reuse their ids. It keeps whether offloads are automatic.
 // TestLastPolicyOfOffload: deletions by two orchestrators at the same time do not leave an offload without rules.
 func TestLastPolicyOfOffload(t *testing.T) {
 	etcd := storetest.Embedded(t)
@@ -417,6 +448,14 @@ func TestRestoreDropsOffloads(t *testing.T) {
 	if _, err := offload(s, "green", 1, 2); err != nil {
 		t.Fatal(err)
 	}
+	if err := s.RecordLoad(t.Context(), node(1), session(1).Instance, &pilasterv1.NodeLoad{Node: "n1"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, on := range []bool{true, false, true} {
+		if err := s.SetOffloadAuto(t.Context(), on); err != nil {
+			t.Fatal(err)
+		}
+	}
 	e.Close()
 	if _, err := store.Backup(t.Context(), data, file, log); err != nil {
 		t.Fatal(err)
@@ -431,6 +470,19 @@ func TestRestoreDropsOffloads(t *testing.T) {
 	t.Cleanup(e.Close)
 	s = open(t, e.Client, address.Plan{})
 	wantOffloads(t, e.Client, "green")
+	for key, want := range map[string]string{"offload-auto": "on", "load/n1": ""} {
+		resp, err := e.Client.Get(t.Context(), "/pilaster/1/"+key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, kv := range resp.Kvs {
+			got = string(kv.Value)
+		}
+		if got != want {
+			t.Errorf("after the restore %s is %q, want %q", key, got, want)
+		}
+	}
 	offloader(t, s, 1, 2)
 	if made, err := offload(s, "green", 1, 2); err != nil || made.Id != 12 {
 		t.Errorf("after the restore: %v, %v; want id 12", made, err)

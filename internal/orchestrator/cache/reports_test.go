@@ -47,17 +47,18 @@ func TestNextLoad(t *testing.T) {
 		measure bool
 		record  bool
 	}{
-		{"nobody needs loads", connected, 0, load("n1", 0.9), time.Minute, false, false},
+		{"loads are not needed", connected, 0, load("n1", 0.9), time.Minute, false, false},
 		{"auto", store.Event{OffloadAuto: &on}, 0, load("n1", 0.2), 10 * time.Second, true, true},
 		{"a busy node", store.Event{}, 0, load("n1", 0.4), time.Second, true, true}, // with what it does for others
-		{"a full table", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Rules = 500 }), time.Second, true, true},
+		{"a full table", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Rules = 500 }), time.Second, true,
+			true},
 		{"recorded", store.Event{Load: load("n1", 0.2)}, time.Hour, load("n1", 0.2), 10 * time.Second, true, false},
 		{"a small change", store.Event{}, 0, load("n1", 0.24), 10 * time.Second, true, false},
 		{"a change", store.Event{}, 0, load("n1", 0.26), 10 * time.Second, true, true},
 		{"few rules more", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Rules = 149 }), 10 * time.Second,
 			true, false},
-		{"more rules", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Rules = 151 }), 10 * time.Second, true,
-			true},
+		{"more rules", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Rules = 151 }), 10 * time.Second,
+			true, true},
 		{"more sessions", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Sessions = 61 }), 10 * time.Second,
 			true, true},
 		{"another tenant", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Tenants[0].Tenant = "blue" }),
@@ -70,8 +71,8 @@ func TestNextLoad(t *testing.T) {
 		{"a frontend", member("n2", "n1"), 9 * time.Second, load("n1", 0.2), time.Second, true, false},
 		{"a frontend, later", store.Event{}, 10 * time.Second, load("n1", 0.2), time.Second, true, true},
 		{"a backend that is not there", member("n1", "n2"), 0, load("n1", 0.2), time.Minute, false, false},
-		{"a backend", store.Event{Hosting: &pilasterv1.Hosting{Tenant: "red", Node: "n1"}}, 0, load("n1", 0.9), time.Second,
-			true, true},
+		{"a backend", store.Event{Hosting: &pilasterv1.Hosting{Tenant: "red", Node: "n1"}}, 0, load("n1", 0.9),
+			time.Second, true, true},
 		{"its stream ends", store.Event{Session: &store.NodeSession{Node: "n1"}}, 0, load("n1", 0.2), time.Second, true,
 			true},
 	} {
