@@ -101,6 +101,17 @@ func (b *bed) status() (is *pilasterv1.OffloadStatus, active []string) {
 	return is, active
 }
 
+// idle returns a frontend that packets are sent to, and that has no clients.
+func (b *bed) idle() string {
+	b.Helper()
+	_, active := b.status()
+	active = slices.DeleteFunc(active, func(node string) bool { return node == "n2" || node == "n6" })
+	if len(active) == 0 {
+		b.Fatal("only nodes with clients are frontends")
+	}
+	return active[0]
+}
+
 // until waits as long as a busy machine may take, and returns the time.
 func (b *bed) until(what string, is func() bool) time.Duration {
 	b.Helper()
@@ -123,15 +134,17 @@ func TestLostFrontend(t *testing.T) {
 	b.startWith("n3", "n4")
 	var took []time.Duration
 	for range setting(t, "OFFLOAD_CUTS", 2) {
-		restore := b.cut("n4")
+		_, active := b.status()
+		node := active[0]
+		restore := b.cut(node)
 		took = append(took, b.until("the cut is reported", func() bool {
 			is, active := b.status()
-			return slices.Contains(is.LostFrontends, "n4") || !slices.Contains(active, "n4")
+			return slices.Contains(is.LostFrontends, node) || !slices.Contains(active, node)
 		}))
 		restore()
 		again := b.until("the end of the cut is reported", func() bool {
 			is, _ := b.status()
-			return !slices.Contains(is.LostFrontends, "n4")
+			return !slices.Contains(is.LostFrontends, node)
 		})
 		t.Logf("reported after %v, its end after %v", took[len(took)-1], again)
 	}
@@ -181,13 +194,12 @@ func TestFailover(t *testing.T) {
 	b.startWith("n2", "n3", "n4", "n5")
 	turns := setting(t, "OFFLOAD_FAILOVERS", 1)
 	for turn := range turns {
-		_, active := b.status()
-		active = slices.DeleteFunc(active, func(node string) bool { return node == "n2" || node == "n6" }) // clients'
+		node := b.idle()
 		begin := time.Now()
-		restore := b.cut(active[0])
+		restore := b.cut(node)
 		replaced := b.until("no packet is sent to the frontend that was cut off", func() bool {
 			_, now := b.status()
-			return !slices.Contains(now, active[0])
+			return !slices.Contains(now, node)
 		})
 		t.Logf("turn %d: replaced after %v", turn, replaced)
 		if turns >= 5 && replaced > 500*time.Millisecond {
