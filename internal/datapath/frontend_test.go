@@ -90,9 +90,11 @@ func newFrontWire(t testing.TB) *frontWire {
 			}))
 		}
 	}
-	for i, n := range w.nodes {
+	for _, n := range w.nodes {
 		must(t, n.ns.WaitUp(t.Context(), "eth0"))
-		n.open(t, endpoint.Veth)
+	}
+	openAll(t, endpoint.Veth, w.nodes...)
+	for i, n := range w.nodes {
 		s, err := n.datapath.Nimitz()
 		must(t, err)
 		w.switches = append(w.switches, s)
