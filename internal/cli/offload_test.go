@@ -118,7 +118,7 @@ func TestOffloadCommands(t *testing.T) {
 		{ExitFailed, `no tenant "red"`, "start red --node n1"},
 		{ExitFailed, `no tenant "red"`, "list --tenant red"},
 		{ExitFailed, "only tenants on network nimitz", "start blue --node n1 --frontends 1"},
-		{ExitFailed, "2 nodes can be frontends of node n1, and 4 are wanted", "start green --node n1"},
+		{ExitFailed, "node n1 cannot have 4 frontends: 2 nodes fit, 4 are needed; nothing", "start green --node n1"},
 		{ExitFailed, "no containers of tenant green", "start green --node n2 --frontends 1"},
 		{ExitFailed, `no node "n9"`, "start green --node n1 --frontend n9"},
 		{ExitFailed, "are not offloaded", "get green --node n1"},
@@ -126,7 +126,8 @@ func TestOffloadCommands(t *testing.T) {
 	} {
 		refused(t, c.code, c.says, append([]string{"offload"}, strings.Fields(c.args)...)...)
 	}
-	gain, estimate := offload.Modelled(0, 2)
+	model := offload.Modelled(0)
+	gain, estimate := model.Gain(2), model.Text(2)
 	prints(t, "nothing was changed; the offload of tenant green on node n1 would have:\n"+
 		"frontends    n2, n3\ncontainers   10.0.1.0/24\nestimate     "+estimate+
 		"; it is for packets from other nodes: those between containers of the node and by the gateway cost more "+

@@ -16,6 +16,7 @@ import (
 type Limits struct {
 	OffloadAt  float64       // packet load or rule table of a backend at which it is relieved (Nezha §4.2.1)
 	OffloadFor time.Duration // for so long without interruption
+	MinGain    float64       // of an automatic offload by packet load
 	MinShare   float64       // a tenant with less of the node's load is not worth an automatic offload
 
 	ScaleAt  float64       // load of a frontend at which frontends are added, or it is replaced (§4.3)
@@ -36,17 +37,18 @@ type Limits struct {
 	Load     time.Duration // a frontend has to load the rules in this time, or it is replaced
 	Learn    time.Duration // senders learn of frontends in this time (§4.2.1)
 	MaxPhase time.Duration // senders that do not acknowledge are awaited for so long
+	Away     time.Duration // at the end, nodes that are not connected are awaited for so long
 }
 
 // DefaultLimits are those of the paper where it has them.
 func DefaultLimits() Limits {
 	return Limits{
-		OffloadAt: 0.7, OffloadFor: 3 * time.Second, MinShare: 0.05,
+		OffloadAt: 0.7, OffloadFor: 3 * time.Second, MinShare: 0.05, MinGain: 1.2,
 		ScaleAt: 0.4, ScaleFor: 3 * time.Second, ChooseAt: 0.3,
 		FallBackBelow: 0.5, FallBackFor: time.Minute, MaxDoublings: 6, Forget: 6 * time.Hour,
 		Dwell: 10 * time.Second, Avoid: 10 * time.Minute, Confirm: 50 * time.Millisecond, GoodFor: 5 * time.Second,
 		Drain: 2 * time.Second, Lag: time.Second, Load: 8 * time.Second,
-		Learn: 200 * time.Millisecond, MaxPhase: 2 * time.Second,
+		Learn: 200 * time.Millisecond, MaxPhase: 2 * time.Second, Away: 5 * time.Second,
 	}
 }
 
@@ -60,9 +62,9 @@ type Key struct{ Tenant, Node string }
 type Record struct {
 	Tenant string
 	tenant.Offload
-	Want      int       // active frontends that it should have: 1, 2, 4 or 8; 0 means 4, or as many as it has
+	Want      int       // active frontends that it should have: 1, 2, 4 or 8; 0 means as many as it has
 	Automatic bool      // the controller started it and may end it
-	Changed   time.Time // when phase or frontends changed last
+	Changed   time.Time // when this orchestrator first saw the record's Since: clocks of others may differ
 }
 
 // Key returns the record's key.
@@ -72,7 +74,10 @@ func (r *Record) want() int {
 	if r.Want > 0 {
 		return min(r.Want, tenant.MaxActive)
 	}
-	return max(DefaultFrontends, len(r.Active()))
+	if n := len(r.Active()); n > 0 {
+		return n
+	}
+	return powerOfTwo(min(len(r.Frontends), tenant.MaxActive))
 }
 
 // Table is the occupancy of a node's table.
@@ -93,7 +98,8 @@ type Node struct {
 	Prefix    netip.Prefix
 	Rack      string // empty: unknown
 	Connected bool
-	Offloads  bool              // it can be a backend and a frontend
+	Offloads  bool              // it can take part in offloads
+	Unfit     string            // why it cannot become a frontend; empty if it can
 	Budget    float64           // its CPUs for packets; 0 counts as 1
 	Own       float64           // packet load of its own containers, as a part of the budget
 	Fronting  map[Key]float64   // packet load as a frontend, by offload
@@ -129,7 +135,7 @@ type Hosted struct {
 	Rules   int     // entries that its policies need on a node
 	Gain    float64 // Estimate.Gain(DefaultFrontends); 0 if unknown
 	Moved   float64 // Estimate.Moved; 0 counts as 1
-	Refusal string  // why the store would refuse an offload here; empty if it would not
+	Refusal string  // why the store refused an offload here just now; empty if it did not
 }
 
 // Input is the cluster at one time.
@@ -153,6 +159,9 @@ const (
 	Stop     Kind = "stop"     // begin the way back
 	End      Kind = "end"      // delete the record
 )
+
+// Kinds are all kinds of changes.
+var Kinds = []Kind{Start, Advance, Add, Activate, Drain, Remove, Stop, End}
 
 // Change is a change of a record. It applies only while the record's Since is the same (for Start: while there is no
 // record), so that two orchestrators that decide at once do no harm.
@@ -241,6 +250,7 @@ type step struct {
 	rules   map[string]int     // rules that a node is about to load
 	loads   map[string]float64 // load that a node is about to get
 	serves  map[Key]bool       // nodes that are frontends of a tenant, and so have its rules
+	served  map[string]int     // number of offloads that a node is frontend of
 	wants   map[Key]int        // of the offloads
 	result  Result
 }
@@ -264,6 +274,7 @@ func (c *Controller) begin(now time.Time, in Input) *step {
 	s := &step{
 		Controller: c, now: now, in: in, suspect: map[string]bool{},
 		rules: map[string]int{}, loads: map[string]float64{}, wants: map[Key]int{}, serves: map[Key]bool{},
+		served: map[string]int{},
 		result: Result{Next: time.Second},
 	}
 	if !slices.EqualFunc(c.names, in.Nodes, func(name string, n Node) bool { return name == n.Name }) {
@@ -335,35 +346,10 @@ func (s *step) change(r *Record, c Change, format string, args ...any) {
 	s.wake(100 * time.Millisecond)
 }
 
-// acked reports whether a node has applied a record as it is.
+// acked reports whether a node has applied a record as it is, with the policies' rules.
 func (s *step) acked(node string, r *Record) bool {
 	n := s.node(node)
-	if n == nil {
-		return false
-	}
-	h, ok := n.Tenants[r.Tenant]
-	return ok && h.Applied >= r.Since && h.Unenforced == ""
-}
-
-// awaited returns connected nodes with the tenant that have not applied the record.
-func (s *step) awaited(r *Record) (nodes []string) {
-	for i := range s.in.Nodes {
-		n := &s.in.Nodes[i]
-		if h, ok := n.Tenants[r.Tenant]; ok && n.Connected && h.Applied < r.Since {
-			nodes = append(nodes, n.Name)
-		}
-	}
-	return nodes
-}
-
-// waiting returns frontends that packets are, or will be, sent to, and that have not applied the record.
-func (s *step) waiting(r *Record) (nodes []string) {
-	for _, f := range r.Active() {
-		if !s.acked(f.Node, r) {
-			nodes = append(nodes, f.Node)
-		}
-	}
-	return nodes
+	return n != nil && n.lacks(r, true) == ""
 }
 
 // decide takes one record a step further.
@@ -375,14 +361,18 @@ func (s *step) decide(r *Record) {
 	}
 	age := s.now.Sub(r.Changed)
 	if r.Phase != tenant.OffloadActive {
-		s.wake(100 * time.Millisecond)
+		s.wake(50 * time.Millisecond)
+	}
+	if !be.Offloads && r.Phase != tenant.OffloadEnding { // registered again, with a build that keeps its rules
+		s.change(r, Change{Kind: Stop, Phase: tenant.OffloadEnding}, "the backend can no longer take part in offloads")
+		return
 	}
 	switch r.Phase {
 	case tenant.OffloadPreparing:
 		s.preparing(r, age)
 	case tenant.OffloadDual:
 		if !s.maintain(r, be) {
-			s.dual(r, be, age)
+			s.dual(r, age)
 		}
 	case tenant.OffloadActive:
 		if !s.maintain(r, be) && s.in.Auto && !s.result.InDoubt && !s.scaleOut(r, be) {
@@ -393,7 +383,7 @@ func (s *step) decide(r *Record) {
 		switch {
 		case s.acked(r.Node, r):
 			s.change(r, Change{Kind: Advance, Phase: tenant.OffloadEnding}, "the backend has loaded its rules")
-		case be.Connected && !hosts:
+		case !hosts:
 			s.change(r, Change{Kind: Advance, Phase: tenant.OffloadEnding},
 				"the backend has no containers of the tenant any more")
 		case !s.maintain(r, be) && age >= s.limits.Load:
@@ -401,50 +391,76 @@ func (s *step) decide(r *Record) {
 				orElse(h.Unenforced, "and has not said why"))
 		}
 	case tenant.OffloadEnding:
-		if nodes := s.awaited(r); len(nodes) == 0 {
-			s.change(r, Change{Kind: End}, "all nodes send to the backend")
-		} else if age >= s.limits.MaxPhase {
-			s.change(r, Change{Kind: End}, "%v have passed; not acknowledged by %s", s.limits.MaxPhase, some(nodes))
-		}
+		s.ending(r, age)
 	}
 }
 
-// preparing: no packet goes to frontends yet, so the start is undone if one does not load the rules.
+// preparing: no packet goes to frontends yet, so the start is undone if one does not load the rules. All frontends
+// begin as draining, and load the rules. When the backend has reported its containers, some become active; as they
+// acknowledge that, too, they know the containers before senders use them.
 func (s *step) preparing(r *Record, age time.Duration) {
-	nodes := s.waiting(r)
-	for _, f := range r.Active() {
-		if s.lost(r.Key(), f.Node) {
-			nodes = append(nodes, f.Node)
+	var missing []string
+	for _, a := range Awaited(r, s.in.Nodes) {
+		missing = append(missing, a.Node)
+	}
+	active := r.Active()
+	for _, f := range active {
+		if s.lost(r.Key(), f.Node) && !slices.Contains(missing, f.Node) {
+			missing = append(missing, f.Node)
 		}
 	}
 	switch {
-	case len(nodes) == 0:
+	case len(missing) == 0 && len(active) > 0:
 		s.change(r, Change{Kind: Advance, Phase: tenant.OffloadDual}, "all frontends have loaded the rules")
-	case age >= s.limits.Load:
-		for _, n := range nodes {
+	case len(missing) == 0 && len(r.Frontends) > 0:
+		all := slices.Clone(r.Frontends)
+		for i := range powerOfTwo(min(len(all), r.want())) {
+			all[i].Draining = false
+		}
+		s.change(r, Change{Kind: Activate, Frontends: all}, "the backend has reported its containers")
+	case age >= s.limits.Load || len(r.Frontends) == 0:
+		for _, n := range missing {
 			s.avoid[pair{r.Key(), n}] = s.now.Add(s.limits.Avoid)
 		}
 		s.change(r, Change{Kind: Stop, Phase: tenant.OffloadEnding},
-			"undone: %s did not load the rules or do not answer, for %v", some(nodes), s.limits.Load)
+			"undone: %s did not load the rules or do not answer, for %v", orNone(some(missing)), s.limits.Load)
 	}
 }
 
 // dual: the backend keeps its rules until no sender needs them there. A sender that does not know of the frontends
 // yet loses no packet afterwards either, because the backend then asks a frontend.
-func (s *step) dual(r *Record, be *Node, age time.Duration) {
+func (s *step) dual(r *Record, age time.Duration) {
 	if s.result.InDoubt {
 		s.problem(r.Key(), "the backend keeps its rules, because most frontends are in doubt")
 		return
 	}
 	next := Change{Kind: Advance, Phase: tenant.OffloadActive}
-	ends := len(s.waiting(r)) == 0 && s.acked(be.Name, r)
-	switch nodes := s.awaited(r); {
-	case ends && len(nodes) == 0:
+	awaited := Awaited(r, s.in.Nodes)
+	needed := slices.ContainsFunc(awaited, func(a AwaitedNode) bool { return a.Needed })
+	switch {
+	case len(awaited) == 0:
 		s.change(r, next, "all nodes send to the frontends")
-	case ends && age >= s.limits.Learn:
+	case !needed && age >= s.limits.Learn:
 		s.change(r, next, "backend and frontends are ready, and %v have passed", s.limits.Learn)
 	case age >= s.limits.MaxPhase:
-		s.change(r, next, "%v have passed; not acknowledged by %s", s.limits.MaxPhase, some(nodes))
+		s.change(r, next, "%v have passed; not acknowledged by %s", s.limits.MaxPhase, some(namesOf(awaited)))
+	}
+}
+
+// ending: frontends drop the rules when the record is gone. A node that still sends to them then loses packets, and one
+// without connection to an orchestrator does, as its data path works on. So it is awaited, too: longer, because its
+// agent may be restarting, but not without limit, because it may be dead.
+func (s *step) ending(r *Record, age time.Duration) {
+	awaited := Awaited(r, s.in.Nodes)
+	still := slices.ContainsFunc(awaited, func(a AwaitedNode) bool {
+		return age < s.limits.MaxPhase || !a.Connected && age < s.limits.Away
+	})
+	switch {
+	case len(awaited) == 0:
+		s.change(r, Change{Kind: End}, "all nodes send to the backend")
+	case !still:
+		s.change(r, Change{Kind: End}, "%v have passed; not acknowledged by %s", age.Round(time.Second),
+			some(namesOf(awaited)))
 	}
 }
 
@@ -545,7 +561,7 @@ func (s *step) relieve(n *Node, packets bool, why string) string {
 		case h.Containers == 0 || share < s.limits.MinShare || s.offloaded(Key{name, n.Name}):
 		case h.Refusal != "":
 			reasons = append(reasons, name+": "+h.Refusal)
-		case packets && h.Gain <= 1:
+		case packets && h.Gain < s.limits.MinGain:
 			reasons = append(reasons, fmt.Sprintf("%s: the estimated gain is %.1f", name, h.Gain))
 		case past.times > 0 && s.now.Sub(past.at) < s.limits.Dwell:
 			reasons = append(reasons, name+": returned just now")
@@ -563,9 +579,6 @@ func (s *step) relieve(n *Node, packets bool, why string) string {
 		if text != "" {
 			reasons = append(reasons, c.tenant+": "+text)
 			continue
-		}
-		for i := range chosen {
-			chosen[i].Draining = false
 		}
 		s.result.Changes = append(s.result.Changes, Change{
 			Key: k, Kind: Start, Phase: tenant.OffloadPreparing, Frontends: chosen, Want: DefaultFrontends,
@@ -587,6 +600,8 @@ func (s *step) offloaded(k Key) bool {
 }
 
 func percent(part float64) string { return fmt.Sprintf("%.0f %%", 100*part) }
+
+func orNone(text string) string { return cmp.Or(text, "no node") }
 
 func orElse(text, other string) string {
 	if text == "" {

@@ -100,20 +100,24 @@ func TestPhases(t *testing.T) {
 		before time.Duration
 		at     time.Duration // when the next change comes, and not before
 		to     tenant.OffloadPhase
+
+		draining bool // all frontends
 	}{
+		"the backend acknowledges":         {from: preparing, at: 50 * ms, to: preparing, draining: true},
+		"the backend does not":             {preparing, []string{"be"}, false, 7950 * ms, 8000 * ms, ending, true},
 		"frontends acknowledge":            {from: preparing, at: 50 * ms, to: dual},
-		"senders do not matter yet":        {preparing, []string{"f6"}, false, 0, 50 * ms, dual},
-		"a frontend does not load":         {preparing, []string{"f1"}, false, 7950 * ms, 8000 * ms, ending},
-		"a frontend goes":                  {preparing, []string{"f1"}, true, 7950 * ms, 8000 * ms, ending},
+		"senders do not matter yet":        {preparing, []string{"f6"}, false, 0, 50 * ms, dual, false},
+		"a frontend does not load":         {preparing, []string{"f1"}, false, 7950 * ms, 8000 * ms, ending, false},
+		"a frontend goes":                  {preparing, []string{"f1"}, true, 7950 * ms, 8000 * ms, ending, false},
 		"all nodes acknowledge":            {from: dual, at: 50 * ms, to: active},
-		"a sender is slow":                 {dual, []string{"f6"}, false, 150 * ms, 200 * ms, active},
-		"a sender is gone":                 {dual, []string{"f6"}, true, 0, 50 * ms, active},
-		"the backend is slow":              {dual, []string{"be"}, false, 1950 * ms, 2000 * ms, active},
+		"a sender is slow":                 {dual, []string{"f6"}, false, 150 * ms, 200 * ms, active, false},
+		"a sender is gone":                 {dual, []string{"f6"}, true, 0, 50 * ms, active, false},
+		"the backend is slow":              {dual, []string{"be"}, false, 1950 * ms, 2000 * ms, active, false},
 		"the backend has its rules":        {from: returning, at: 50 * ms, to: ending},
-		"the backend loads for long":       {returning, []string{"be"}, false, time.Minute, 0, ""},
+		"the backend loads for long":       {returning, []string{"be"}, false, time.Minute, 0, "", false},
 		"all nodes send to the backend":    {from: ending, at: 50 * ms},
-		"a sender is slow at the end":      {ending, []string{"f6"}, false, 1950 * ms, 2000 * ms, ""},
-		"a sender is gone at the end":      {ending, []string{"f6"}, true, 0, 50 * ms, ""},
+		"a sender is slow at the end":      {ending, []string{"f6"}, false, 1950 * ms, 2000 * ms, "", false},
+		"a sender is gone at the end":      {ending, []string{"f6"}, true, 4950 * ms, 5000 * ms, "", false},
 		"a stop while frontends load":      {from: preparing, at: -1, to: ending},
 		"a stop while both have the rules": {from: dual, at: -1, to: ending},
 		"a stop":                           {from: active, at: -1, to: returning},
@@ -131,6 +135,9 @@ func TestPhases(t *testing.T) {
 			w.node("f6").Own, w.base[6] = 0.35, constant(0.35) // it only sends
 			r := w.offload(k, 4, preparing)
 			r.Phase = c.from
+			for i := range r.Frontends {
+				r.Frontends[i].Draining = c.draining
+			}
 			w.changes++
 			r.Since = w.changes
 			for _, n := range c.mute {
@@ -163,6 +170,8 @@ func TestPhases(t *testing.T) {
 				kind = End
 			case c.from == preparing && c.to == ending:
 				kind = Stop
+			case c.draining:
+				kind = Activate
 			}
 			first := w.only(decide(c.at).Changes, kind)
 			if first.Phase != c.to || first.Since != r.Since || first.Reason == "" {
@@ -192,7 +201,9 @@ func TestWholeWay(t *testing.T) {
 			phases = append(phases, c.Phase)
 		}
 	}
-	want := []tenant.OffloadPhase{tenant.OffloadDual, tenant.OffloadActive, tenant.OffloadEnding, ""}
+	want := []tenant.OffloadPhase{
+		tenant.OffloadPreparing, tenant.OffloadDual, tenant.OffloadActive, tenant.OffloadEnding, "",
+	}
 	if !slices.Equal(phases, want) {
 		t.Errorf("phases %q, want %q", phases, want)
 	}
@@ -206,7 +217,7 @@ func TestNotEnforced(t *testing.T) {
 	w, k := small(t, 5, 0.2)
 	w.offload(k, 4, tenant.OffloadPreparing)
 	w.node("f1").Tenants["red"] = Hosted{Unenforced: "no room"}
-	w.only(w.run(7950*time.Millisecond, 50*time.Millisecond))
+	w.only(w.run(8000*time.Millisecond, 50*time.Millisecond), Activate)
 	if last := w.only(w.step(50*time.Millisecond), Stop); !strings.Contains(last.Reason, "undone: f1 did not load") {
 		t.Error(last.Reason)
 	}
@@ -274,7 +285,7 @@ func TestChoice(t *testing.T) {
 		"none fits": {func(w *world) {
 			w.node("f1").Connected, w.node("f2").Own = false, 0.5
 			w.node("f3").Rules = Table{9000, 10_000}
-		}, "2 frontends for tenant red on node be: 0 nodes fit, 2 are needed; the others: 1 not connected, " +
+		}, "0 nodes fit, 2 are needed; the others: 1 not connected, " +
 			"1 with own load above 30 %, 1 without twice the room for 1000 rules"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -364,7 +375,7 @@ func TestFailover(t *testing.T) {
 		w, k := small(t, 4, 0.2)
 		w.offload(k, 4, tenant.OffloadActive)
 		for i := range w.in.Nodes {
-			w.in.Nodes[i].Offloads = false
+			w.in.Nodes[i].Offloads = w.in.Nodes[i].Name == "be"
 		}
 		last := w.only(w.step(50*time.Millisecond), Stop)
 		if last.Phase != tenant.OffloadReturning || !strings.Contains(last.Reason, "no frontend is left") {
@@ -644,7 +655,7 @@ func TestAutomatic(t *testing.T) {
 		w.addEndpoint("blue", "be", 1000, constant(1.6))
 		c := w.only(w.run(time.Minute, 100*time.Millisecond, Start), Start)
 		w.mute[c.Frontends[0].Node] = true
-		w.only(w.run(7900*time.Millisecond, 100*time.Millisecond))
+		w.only(w.run(7900*time.Millisecond, 100*time.Millisecond), Activate)
 	})
 	t.Run("no scaling out for a frontend's own load", func(t *testing.T) {
 		w, k := ready(t, 9, 0.8)

@@ -2,6 +2,7 @@ package offload
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -234,7 +235,7 @@ func (s *step) largest(fe *Node) (most Key) {
 	return most
 }
 
-// Choose returns the n best frontends for a new offload, or an error that says why fewer fit.
+// Choose returns the n best frontends for a new offload, as draining, or an error that says why fewer fit.
 func (c *Controller) Choose(now time.Time, in Input, k Key, n int) ([]tenant.Frontend, error) {
 	s := c.begin(now, in)
 	be := s.node(k.Node)
@@ -243,10 +244,7 @@ func (c *Controller) Choose(now time.Time, in Input, k Key, n int) ([]tenant.Fro
 	}
 	chosen, why := s.choose(k, be, demand{n, n, s.expected(k, be, n)}, nil)
 	if why != "" {
-		return nil, fmt.Errorf("%d frontends for tenant %s on node %s: %s", n, k.Tenant, k.Node, why)
-	}
-	for i := range chosen {
-		chosen[i].Draining = false
+		return nil, errors.New(why)
 	}
 	return chosen, nil
 }
@@ -258,7 +256,8 @@ type demand struct {
 }
 
 // choose returns nodes as draining frontends, and why there are fewer than asked for (Nezha §4.2.1, B.1): of the
-// backend's rack first, then those that have the tenant's rules already, then alike in CPUs, then with the least load.
+// backend's rack first, then those that have the tenant's rules already, then alike in CPUs, then with the least load,
+// then those that are frontends of the fewest offloads: most loads are unknown while nothing needs them.
 func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chosen []tenant.Frontend, why string) {
 	type fit struct {
 		node        *Node
@@ -284,7 +283,8 @@ func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chos
 	}
 	slices.SortFunc(all, func(a, b fit) int {
 		return cmp.Or(number(a.away)-number(b.away), number(a.alien)-number(b.alien), a.unlike-b.unlike,
-			cmp.Compare(a.load, b.load), strings.Compare(a.node.Name, b.node.Name))
+			cmp.Compare(a.load, b.load), s.served[a.node.Name]-s.served[b.node.Name],
+			strings.Compare(a.node.Name, b.node.Name))
 	})
 	if len(all) < d.count {
 		var texts []string
@@ -292,8 +292,10 @@ func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chos
 			texts = append(texts, fmt.Sprintf("%d %s", count, text))
 		}
 		slices.Sort(texts)
-		why = fmt.Sprintf("%d nodes fit, %d are needed; the others: %s", len(all), d.count,
-			cmp.Or(strings.Join(texts, ", "), "none"))
+		why = fmt.Sprintf("%d nodes fit, %d are needed", len(all), d.count)
+		if texts != nil {
+			why += "; the others: " + strings.Join(texts, ", ")
+		}
 	}
 	if len(all) < d.least {
 		return nil, why
@@ -313,6 +315,8 @@ func (s *step) refuse(k Key, be, fe *Node, share float64) string {
 		return "not connected"
 	case !fe.Offloads:
 		return "without offloads"
+	case fe.Unfit != "":
+		return fe.Unfit
 	case s.suspect[fe.Name]:
 		return "lost for a backend"
 	case s.now.Before(s.avoid[pair{k, fe.Name}]):
@@ -323,7 +327,7 @@ func (s *step) refuse(k Key, be, fe *Node, share float64) string {
 		return "with own load above " + percent(s.limits.ChooseAt)
 	case fe.load()+s.loads[fe.Name]+share/fe.budget() > s.limits.ScaleAt:
 		return "whose load would be above " + percent(s.limits.ScaleAt)
-	case rules > 0 && rules > max(0, fe.Rules.free()-s.rules[fe.Name])/2:
+	case fe.Rules.Capacity > 0 && rules > max(0, fe.Rules.free()-s.rules[fe.Name])/2: // else its room is unknown
 		return fmt.Sprintf("without twice the room for %d rules", rules)
 	}
 	return ""
@@ -346,6 +350,7 @@ func (s *step) need(tenantID string, be, fe *Node) int {
 func (s *step) reserve(tenantID string, be, fe *Node, share float64) {
 	s.rules[fe.Name] += s.need(tenantID, be, fe)
 	s.serves[Key{tenantID, fe.Name}] = true
+	s.served[fe.Name]++
 	s.loads[fe.Name] += share / fe.budget()
 }
 
@@ -369,6 +374,7 @@ func (s *step) plan(r *Record) {
 			s.loads[fe.Name] += share / fe.budget()
 		}
 		s.serves[Key{r.Tenant, fe.Name}] = true
+		s.served[fe.Name]++
 	}
 }
 
@@ -407,7 +413,7 @@ func (s *step) observe() {
 			g := s.sights[pair{k, f.Node}]
 			if g == nil {
 				g = &sight{}
-				if !seen && f.Draining {
+				if !seen && f.Draining && r.Phase != tenant.OffloadPreparing {
 					g.lastLost = s.now // perhaps another orchestrator saw a loss
 				}
 				s.sights[pair{k, f.Node}] = g

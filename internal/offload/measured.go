@@ -28,18 +28,28 @@ var measuredLookups = []struct {
 	{0, "labels-1000", 500},
 }
 
-// Modelled estimates the gain of n frontends for a tenant with a number of CIDRs in its policies, from times that were
-// measured on another machine, and says so.
-func Modelled(blocks, n int) (gain float64, text string) {
-	times := Estimate{measured}
-	for _, m := range measuredLookups {
-		if blocks >= m.blocks {
-			times.Lookup = m.ns
-			gain = times.Gain(n)
-			return gain, fmt.Sprintf("gain %.2f with %s: a model, from times measured on another machine for "+
-				"rule set %s of `pilaster bench offload`, which is like this tenant's %s",
-				gain, humanize.Of(n, "frontend", "frontends"), m.set, humanize.Of(blocks, "CIDR", "CIDRs"))
+// Model is an estimate for a tenant from times that were measured on another machine.
+type Model struct {
+	Estimate
+	set    string // the rule set of the benchmark that is like the tenant's
+	blocks int
+}
+
+// Modelled returns the model for a tenant with a number of CIDRs in its policies.
+func Modelled(blocks int) Model {
+	m := Model{Estimate{measured}, "", blocks}
+	for _, like := range measuredLookups {
+		if blocks >= like.blocks {
+			m.Lookup, m.set = like.ns, like.set
+			break
 		}
 	}
-	return 0, ""
+	return m
+}
+
+// Text says what the gain of n frontends is, and what that is based on.
+func (m Model) Text(n int) string {
+	return fmt.Sprintf("gain %.2f with %s: a model, from times measured on another machine for rule set %s of `pilaster "+
+		"bench offload`, which is like this tenant's %s", m.Gain(n), humanize.Of(n, "frontend", "frontends"), m.set,
+		humanize.Of(m.blocks, "CIDR", "CIDRs"))
 }

@@ -18,7 +18,8 @@ func TestModelled(t *testing.T) {
 		{100_000, 1, 0.5, 1.2, "wide"},
 		{262_144, 4, 1.5, 4, "wide"},
 	} {
-		gain, text := Modelled(c.blocks, c.n)
+		m := Modelled(c.blocks)
+		gain, text := m.Gain(c.n), m.Text(c.n)
 		if gain <= c.low || gain >= c.high || !strings.Contains(text, c.set) ||
 			!strings.Contains(text, "on another machine") {
 			t.Errorf("%d CIDRs, %d frontends: %v, %s; want %v to %v by set %s",

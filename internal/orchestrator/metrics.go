@@ -9,10 +9,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/orchestrator/rpc"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 var messageLabels = []string{"procedure", "direction", "event"}
@@ -25,6 +27,7 @@ type metrics struct {
 	messages *prometheus.CounterVec
 	bytes    *prometheus.CounterVec
 	refused  *prometheus.CounterVec
+	offloads *prometheus.CounterVec
 }
 
 func newMetrics(version string) *metrics {
@@ -50,6 +53,13 @@ func newMetrics(version string) *metrics {
 				"limit.",
 		}, []string{"limit"}),
 	}
+	m.offloads = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "pilaster_orchestrator_offload_changes_total", Help: "Changes of offloads that this orchestrator made, by " +
+			"kind.",
+	}, []string{"change"})
+	for _, kind := range offload.Kinds {
+		m.offloads.WithLabelValues(string(kind))
+	}
 	for _, limit := range admission.LimitWords {
 		m.refused.WithLabelValues(limit)
 	}
@@ -69,6 +79,7 @@ func newMetrics(version string) *metrics {
 		m.messages,
 		m.bytes,
 		m.refused,
+		m.offloads,
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
@@ -79,6 +90,8 @@ func (m *metrics) countCall(procedure, code string) { m.calls.WithLabelValues(pr
 func (m *metrics) countDropped(reason string)       { m.dropped.WithLabelValues(reason).Inc() }
 
 func (m *metrics) countRefused(limit string) { m.refused.WithLabelValues(limit).Inc() }
+
+func (m *metrics) countOffload(kind offload.Kind) { m.offloads.WithLabelValues(string(kind)).Inc() }
 
 func (m *metrics) countMessage(procedure, direction, event string, bytes int) {
 	m.countMessages(procedure, direction, event, 1, bytes)
@@ -135,6 +148,25 @@ func (m *metrics) observe(model *cache.Cache, s *store.Store) {
 		Name: "pilaster_orchestrator_store_conflicts_total", Help: "Changes retried because another orchestrator " +
 			"committed first.",
 	}, func() float64 { return float64(s.Conflicts()) }))
+}
+
+// observeOffloads adds gauges of the offloads.
+func (m *metrics) observeOffloads(o *offloads) {
+	for _, phase := range tenant.OffloadPhases[1:] {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "pilaster_orchestrator_offloads", Help: "Offloads, by phase.",
+			ConstLabels: prometheus.Labels{"phase": string(phase)},
+		}, func() float64 { return float64(o.phases()[phase]) }))
+	}
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "pilaster_orchestrator_offloads_in_doubt", Help: "1 while backends report more than half of all frontends " +
+			"as lost, so that none is removed.",
+	}, func() float64 {
+		if o.inDoubt() {
+			return 1
+		}
+		return 0
+	}))
 }
 
 func (m *metrics) handler() http.Handler {

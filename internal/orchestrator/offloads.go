@@ -2,109 +2,403 @@ package orchestrator
 
 import (
 	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
+	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Periods of offloads. They begin at a time that another orchestrator may have written: where the clocks differ, a wait
-// is longer or shorter by that. Packets of nodes that have not acknowledged are lost if an offload ends too early.
 const (
-	offloadEvery = 50 * time.Millisecond  // at most, between two looks at offloads that change
-	offloadBatch = 5 * time.Millisecond   // at least, so that acknowledgements of several nodes are read at once
-	offloadRetry = time.Second            // after an error of the store
-	dualRun      = 200 * time.Millisecond // both backend and frontends have acknowledged, some senders have not
-	maxAwaited   = 2 * time.Second        // for nodes that are not needed for safety; packets to draining frontends
+	offloadBatch   = 5 * time.Millisecond // at least, between two steps, so that reports of several nodes are read at once
+	offloadRetry   = time.Second          // after an error of the store
+	offloadRefused = time.Minute          // what the store refused to start is not tried again
 )
 
-// advanceOffloads performs the steps of offloads, until ctx ends. Several orchestrators may do so at the same time: a
-// transaction of the store performs each step once.
-func (s *Server) advanceOffloads(ctx context.Context) {
-	for s.cache.Await(ctx, func() bool { return len(s.cache.Offloading) > 0 }) == nil {
-		seen, pause := s.cache.CurrentRevision(), offloadBatch
-		for _, name := range s.cache.OffloadingTenants() {
-			if err := s.advanceTenant(ctx, name); err != nil && ctx.Err() == nil {
-				s.config.Log.Warn("a step of a tenant's offloads failed; retrying", "tenant", name, "error", err)
-				pause = offloadRetry
-			}
-		}
+// offloads runs the controller of offloads with what the cache has, and writes its changes to the store. Several
+// orchestrators may do so at the same time: the store applies each change once, and their decisions differ only in what
+// the controller and this process remember, which are times.
+type offloads struct {
+	store   *store.Store
+	cache   *cache.Cache
+	log     *slog.Logger
+	counted func(offload.Kind) // counts a change
+
+	mu         sync.Mutex // of what follows
+	controller *offload.Controller
+	records    map[offload.Key]seenRecord
+	lags       map[frontendOf]*frontendLag
+	refused    map[offload.Key]refusal
+	last       map[offload.Key]string // the last change that this process made, and why
+	result     offload.Result
+	names      []string // of all nodes, sorted
+}
+
+// seenRecord is a record, and the record of the cache that it was made from.
+type seenRecord struct {
+	offload.Record
+	from *pilasterv1.Offload
+}
+
+// refusal is why the store refused to start an offload.
+type refusal struct {
+	text  string
+	until time.Time
+}
+
+type frontendOf struct{ tenant, node string }
+
+// frontendLag is what a frontend lacks.
+type frontendLag struct {
+	since  time.Time // when this process saw a change that the node does not have; zero if it has all
+	target uint64    // the tenant's changes at that time
+	has    int64     // revision of what the node had when it was last connected
+}
+
+func newOffloads(
+	s *store.Store,
+	c *cache.Cache,
+	limits offload.Limits,
+	log *slog.Logger,
+	counted func(offload.Kind),
+) *offloads {
+	return &offloads{
+		store: s, cache: c, log: log, counted: counted, controller: offload.New(limits),
+		records: map[offload.Key]seenRecord{}, lags: map[frontendOf]*frontendLag{}, refused: map[offload.Key]refusal{},
+		last: map[offload.Key]string{},
+	}
+}
+
+// run performs the controller's steps until ctx ends, while there are offloads or they may begin by themselves.
+func (o *offloads) run(ctx context.Context) {
+	seen := int64(0)
+	needed := func() bool {
+		return len(o.cache.Offloaded) > 0 || o.cache.OffloadAuto || o.cache.OffloadRevision > seen
+	}
+	for o.cache.Await(ctx, needed) == nil && ctx.Err() == nil {
+		var next, pause time.Duration
+		began := time.Now()
+		seen, next, pause = o.step(ctx)
+		pause = max(pause, offloadBatch, time.Since(began)) // at most half of a CPU
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
 		}
-		wait, cancel := context.WithTimeout(ctx, offloadEvery-offloadBatch)
-		_ = s.cache.Await(wait, func() bool { return s.cache.Revision > seen }) // time passes, too
+		wait, cancel := context.WithTimeout(ctx, max(0, next-pause))
+		_ = o.cache.Await(wait, func() bool { return o.cache.OffloadRevision > seen })
 		cancel()
 	}
 }
 
-func (s *Server) advanceTenant(ctx context.Context, name string) error {
+// step performs one step. It returns the revision of the reports that it used, when the next step is due, and how long
+// to wait first.
+func (o *offloads) step(ctx context.Context) (seen int64, next, pause time.Duration) {
+	now := time.Now()
+	o.mu.Lock()
+	in, seen := o.input(now, "")
+	o.forget(now)
+	result := o.controller.Step(now, in)
+	o.result = result
+	o.mu.Unlock()
+	for _, c := range result.Changes {
+		if err := o.apply(ctx, now, c); err != nil && ctx.Err() == nil {
+			o.log.Warn("a change of an offload failed; retrying", "tenant", c.Tenant, "node", c.Node, "change", c.Kind,
+				"reason", c.Reason, "error", err)
+			pause = offloadRetry
+		}
+	}
+	if len(result.Changes) > 0 { // otherwise the next step would decide the same
+		wait, cancel := context.WithTimeout(ctx, offloadRetry)
+		defer cancel()
+		_ = o.cache.Await(wait, func() bool { return o.cache.Revision >= o.store.Revision() })
+	}
+	return seen, result.Next, pause
+}
+
+// apply writes a change to the store.
+func (o *offloads) apply(ctx context.Context, now time.Time, c offload.Change) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, admission.CallTimeout)
 	defer cancel()
-	type step struct{ was, next *pilasterv1.Offload }
-	var steps []step
-	s.cache.Mu.RLock()
-	for _, o := range s.cache.Tenants[name].GetOffloads() {
-		if next, due := nextPhase(o, s.cache.Hosting[name], s.cache.Connected, time.Now()); due {
-			steps = append(steps, step{o, next})
-		}
+	applied := false
+	if c.Kind == offload.Start {
+		applied, err = o.start(ctx, now, c)
+	} else {
+		applied, err = o.store.ChangeOffload(ctx, c)
 	}
-	s.cache.Mu.RUnlock()
-	for _, step := range steps {
-		if err := s.store.AdvanceOffload(ctx, name, step.was, step.next); err != nil {
-			return err
-		}
+	if err != nil || !applied {
+		return err
 	}
+	o.counted(c.Kind)
+	o.log.Info("an offload changed", "tenant", c.Tenant, "node", c.Node, "change", c.Kind, "phase", c.Phase, "reason",
+		c.Reason)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.last[c.Key] = string(c.Kind) + ": " + c.Reason
 	return nil
 }
 
-// nextPhase decides the next step of an offload by the reports of the nodes that host its tenant. It returns the
-// offload after the step, nil for one that ends; due is whether there is a step.
-func nextPhase(
-	o *pilasterv1.Offload,
-	hosting map[string]*pilasterv1.Hosting,
-	connected func(node string) bool,
-	now time.Time,
-) (next *pilasterv1.Offload, due bool) {
-	awaited, passed := store.Awaited(o, hosting, connected), now.Sub(o.Changed.AsTime())
-	next = proto.CloneOf(o)
-	switch o.Phase {
-	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING:
-		if len(awaited) > 0 {
-			return nil, false
-		}
-		if !activate(next.Frontends) {
-			next.Phase = pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL
-		}
-		return next, true
-	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL:
-		needed := slices.ContainsFunc(awaited, func(a store.AwaitedNode) bool { return a.Needed })
-		next.Phase = pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE
-		return next, len(awaited) == 0 || !needed && passed >= dualRun || passed >= maxAwaited
-	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE:
-		next.Frontends = slices.DeleteFunc(next.Frontends, (*pilasterv1.Frontend).GetDraining)
-		return next, len(next.Frontends) < len(o.Frontends) && passed >= maxAwaited
-	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING:
-		next.Phase = pilasterv1.OffloadPhase_OFFLOAD_PHASE_ENDING
-		return next, len(awaited) == 0
-	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_ENDING:
-		return nil, len(awaited) == 0 || passed >= maxAwaited
+// start starts an offload. What the store refuses is not tried again for a while; the controller then says why.
+func (o *offloads) start(ctx context.Context, now time.Time, c offload.Change) (applied bool, err error) {
+	is := store.Offloading{Tenant: c.Tenant, Node: c.Node, Count: c.Want, Automatic: true}
+	for _, f := range c.Frontends {
+		is.Frontends = append(is.Frontends, f.Node)
 	}
-	return nil, false
+	_, err = o.store.StartOffload(ctx, is)
+	var refused *store.Error
+	if !errors.As(err, &refused) || refused.Reason == store.Unavailable {
+		return err == nil, err
+	}
+	if refused.Reason != store.Exists { // another orchestrator started it
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.refused[c.Key] = refusal{refused.Text, now.Add(offloadRefused)}
+	}
+	return false, nil
 }
 
-// activate makes frontends active if none is: the largest power of two.
-func activate(all []*pilasterv1.Frontend) (changed bool) {
-	if slices.ContainsFunc(all, func(f *pilasterv1.Frontend) bool { return !f.Draining }) {
-		return false
+// forget deletes what belongs to offloads that are gone.
+func (o *offloads) forget(now time.Time) {
+	maps.DeleteFunc(o.refused, func(_ offload.Key, r refusal) bool { return !now.Before(r.until) })
+	maps.DeleteFunc(o.last, func(k offload.Key, _ string) bool { _, is := o.records[k]; return !is })
+	frontends := map[frontendOf]bool{}
+	for k, r := range o.records {
+		for _, f := range r.Frontends {
+			frontends[frontendOf{k.Tenant, f.Node}] = true
+		}
 	}
-	for i, f := range all {
-		f.Draining = i >= store.ActiveOf(len(all))
+	maps.DeleteFunc(o.lags, func(k frontendOf, _ *frontendLag) bool { return !frontends[k] })
+}
+
+// input returns what the controller decides by, and the revision of the last report about offloads. It has the reports
+// about tenants with offloads, and about one more tenant.
+func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int64) {
+	c := o.cache
+	c.Mu.RLock()
+	defer c.Mu.RUnlock()
+	in.Auto, in.Records = c.OffloadAuto, o.readRecords(now)
+	o.sortNodes()
+	index := make(map[string]int, len(o.names))
+	in.Nodes = make([]offload.Node, 0, len(o.names))
+	for i, name := range o.names {
+		index[name] = i
+		in.Nodes = append(in.Nodes, o.node(name))
 	}
-	return len(all) > 0
+	fronts := map[frontendOf]bool{}
+	for i := range in.Records {
+		for _, f := range in.Records[i].Frontends {
+			fronts[frontendOf{in.Records[i].Tenant, f.Node}] = true
+		}
+	}
+	hosted := func(name, node string) (h offload.Hosted, n *offload.Node) {
+		i, known := index[node]
+		if !known {
+			return h, nil
+		}
+		if n = &in.Nodes[i]; n.Tenants == nil {
+			n.Tenants = map[string]offload.Hosted{}
+		}
+		return n.Tenants[name], n
+	}
+	of := slices.AppendSeq(make([]string, 0, len(c.Offloaded)+1), maps.Keys(c.Offloaded))
+	if _, is := c.Offloaded[also]; also != "" && !is {
+		of = append(of, also)
+	}
+	for _, name := range of {
+		for node, is := range c.Hosting[name] {
+			h, n := hosted(name, node)
+			if n == nil {
+				continue
+			}
+			h.Applied, h.Unenforced, h.Lost = is.AppliedChanges, is.Unenforced, is.LostFrontends
+			if k := (frontendOf{name, node}); fronts[k] {
+				h.Lag = o.lag(now, k, is.AppliedChanges, n.Connected)
+			} else {
+				h.Containers = 1 // as store.hasContainers: nodes with only subnets count, too
+			}
+			n.Tenants[name] = h
+		}
+	}
+	models := map[string]offload.Model{} // of tenants on busy nodes
+	for node, load := range c.Loads {
+		for _, l := range load.Tenants {
+			h, n := hosted(l.Tenant, node)
+			if n == nil {
+				break
+			}
+			h.Containers, h.Load, h.Rules = max(1, h.Containers), l.Load, int(l.Rules)
+			if cache.Busy(load.NodeLoad) {
+				m, is := models[l.Tenant]
+				if !is {
+					m = offload.Modelled(c.Policies.Blocks(l.Tenant))
+					models[l.Tenant] = m
+				}
+				h.Gain, h.Moved = m.Gain(offload.DefaultFrontends), m.Moved()
+			}
+			h.Refusal = o.refused[offload.Key{Tenant: l.Tenant, Node: node}].text
+			n.Tenants[l.Tenant] = h
+		}
+	}
+	return in, c.OffloadRevision
+}
+
+// readRecords returns the offloads. They count as changed when this process first saw them as they are.
+func (o *offloads) readRecords(now time.Time) (all []offload.Record) {
+	records := map[offload.Key]seenRecord{}
+	for _, name := range slices.Sorted(maps.Keys(o.cache.Offloaded)) {
+		for _, from := range o.cache.Tenants[name].GetOffloads() {
+			k := offload.Key{Tenant: name, Node: from.Node}
+			is := o.records[k]
+			if is.from != from {
+				r, err := offload.RecordOf(name, from)
+				if err != nil { // the store checks what it writes
+					o.log.Warn("an offload of the store is not readable", "tenant", name, "node", from.Node, "error", err)
+					continue
+				}
+				if r.Changed = now; r.ID == is.ID && r.Since == is.Since {
+					r.Changed = is.Changed
+				}
+				is = seenRecord{r, from}
+			}
+			records[k] = is
+			all = append(all, is.Record)
+		}
+	}
+	o.records = records
+	return all
+}
+
+// sortNodes updates the names of the nodes. The caller holds the lock of the cache.
+func (o *offloads) sortNodes() {
+	gone := func(name string) bool { return o.cache.Nodes[name] == nil }
+	if len(o.names) != len(o.cache.Nodes) || slices.ContainsFunc(o.names, gone) {
+		o.names = slices.Sorted(maps.Keys(o.cache.Nodes))
+	}
+}
+
+// node returns what is known of a node, without its tenants. The caller holds the lock of the cache.
+func (o *offloads) node(name string) offload.Node {
+	is := o.cache.Nodes[name]
+	n := offload.Node{Name: name, Rack: is.Rack, Connected: o.cache.Connected(name), Offloads: is.Offloads}
+	n.Prefix, _ = netip.ParsePrefix(is.Prefix)
+	enforces := func(network string) bool { return tenant.NetworkHas(network, tenant.Offloads) }
+	switch {
+	case is.Edge:
+		n.Unfit = "with the Edge Switch"
+	case !slices.ContainsFunc(is.Enforces, enforces):
+		n.Unfit = "without policies on network " + tenant.NetworksWith(tenant.Offloads)
+	}
+	load, reported := o.cache.Loads[name]
+	if !reported {
+		return n
+	}
+	n.Budget, n.Own = load.Budget, load.Own
+	n.Rules = offload.Table{Used: int(load.Rules), Capacity: int(load.RulesCapacity)}
+	n.Sessions = offload.Table{Used: int(load.Sessions), Capacity: int(load.SessionsCapacity)}
+	if len(load.Fronting) > 0 {
+		n.Fronting = make(map[offload.Key]float64, len(load.Fronting))
+	}
+	for _, f := range load.Fronting {
+		n.Fronting[offload.Key{Tenant: f.Tenant, Node: f.Backend}] = f.Load
+	}
+	return n
+}
+
+// lag returns for how long a frontend has lacked a change of a tenant, of its apps or of its policies. A node that is
+// not connected has what it had when its stream ended. The caller holds the lock of the cache.
+func (o *offloads) lag(now time.Time, k frontendOf, applied uint64, connected bool) time.Duration {
+	changes, revision := o.cache.Tenants[k.tenant].GetChanges(), o.cache.Offloaded[k.tenant]
+	l := o.lags[k]
+	if l == nil {
+		l = &frontendLag{has: revision}
+		o.lags[k] = l
+	}
+	if connected {
+		l.has = revision
+	}
+	switch {
+	case connected && applied >= changes, !connected && l.has == revision:
+		l.since = time.Time{}
+		return 0
+	case l.since.IsZero(), connected && applied >= l.target: // it has the change, and lacks a later one
+		l.since, l.target = now, changes
+	}
+	return now.Sub(l.since)
+}
+
+// Choose returns the best frontends for a new offload, or an error that says why fewer than n fit.
+func (o *offloads) Choose(name, node string, n int) (names []string, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := time.Now()
+	in, _ := o.input(now, name)
+	chosen, err := o.controller.Choose(now, in, offload.Key{Tenant: name, Node: node}, n)
+	for _, f := range chosen {
+		names = append(names, f.Node)
+	}
+	return names, err
+}
+
+// Describe adds to offloads what the nodes have reported about them and what the controller has done. It returns the
+// problems of the cluster and of nodes.
+func (o *offloads) Describe(all []*pilasterv1.OffloadStatus) (problems []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	in, _ := o.input(time.Now(), "")
+	of := map[offload.Key][]string{}
+	for _, p := range o.result.Problems {
+		switch {
+		case p.Tenant != "":
+			of[p.Key] = append(of[p.Key], p.Text)
+		case p.Node != "":
+			problems = append(problems, "node "+p.Node+": "+p.Text)
+		default:
+			problems = append(problems, p.Text)
+		}
+	}
+	for _, s := range all {
+		k := offload.Key{Tenant: s.Tenant, Node: s.Offload.GetNode()}
+		s.Problems, s.LastChange = of[k], o.last[k]
+		r, known := o.records[k]
+		if !known || r.Since != s.Offload.Since { // it has just changed
+			continue
+		}
+		for _, a := range offload.Awaited(&r.Record, in.Nodes) {
+			s.Awaited = append(s.Awaited, &pilasterv1.AwaitedNode{Node: a.Node, Reason: a.Reason})
+		}
+		if i, ok := slices.BinarySearch(o.names, k.Node); ok {
+			s.LostFrontends = in.Nodes[i].Tenants[k.Tenant].Lost
+		}
+	}
+	return problems
+}
+
+// phases counts the offloads by phase.
+func (o *offloads) phases() map[tenant.OffloadPhase]int {
+	o.cache.Mu.RLock()
+	defer o.cache.Mu.RUnlock()
+	count := map[tenant.OffloadPhase]int{}
+	for name := range o.cache.Offloaded {
+		for _, is := range o.cache.Tenants[name].GetOffloads() {
+			if i := int(is.Phase); i < len(tenant.OffloadPhases) {
+				count[tenant.OffloadPhases[i]]++
+			}
+		}
+	}
+	return count
+}
+
+// inDoubt reports whether more than half of all frontends are reported as lost.
+func (o *offloads) inDoubt() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.result.InDoubt
 }

@@ -6,14 +6,17 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/offload"
+	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -34,139 +37,92 @@ func phaseOf(o *pilasterv1.Offload) string {
 	return strings.TrimSpace(phase + " " + strings.Join(frontends, ", "))
 }
 
-func TestNextPhase(t *testing.T) {
-	// Reports: node n1 is the backend, f1 and f2 are frontends, n9 has containers. "8" is the last acknowledged change;
-	// "?" is a disconnected node, "!" one that does not enforce the policies.
-	const since = 8
-	for _, c := range []struct {
-		is, reports string
-		passed      time.Duration
-		want        string
-	}{
-		{"preparing f1- f2-", "n1=7", time.Hour, ""},
-		{"preparing f1- f2-", "n1=8", 0, "preparing f1, f2"},
-		{"preparing f1- f2- f3-", "n1=8", 0, "preparing f1, f2, f3-"},
-		{"preparing f1- f2-", "n1=8!", 0, "preparing f1, f2"}, // without room for its rules
-		{"preparing f1- f2-", "n1=8?", time.Hour, ""},
-		{"preparing f1 f2", "n1=8 f1=9 f2=7", time.Hour, ""},
-		{"preparing f1 f2", "n1=8 f1=8", time.Hour, ""}, // f2 does not have the tenant
-		{"preparing f1 f2", "n1=8 f1=8 f2=8!", time.Hour, ""},
-		{"preparing f1 f2", "n1=8 f1=8 f2=8?", time.Hour, ""},
-		{"preparing f1 f2-", "n1=8 f1=8 f2=7 n9=7", 0, "dual f1, f2-"},
-		{"dual f1 f2", "n1=8 f1=8 f2=8 n9=8", 0, "active f1, f2"},
-		{"dual f1 f2", "n1=8 f1=8 f2=8 n9=7?", 0, "active f1, f2"},
-		{"dual f1 f2", "n1=8 f1=8 f2=8 n9=7", 199 * time.Millisecond, ""},
-		{"dual f1 f2", "n1=8 f1=8 f2=8 n9=7", 200 * time.Millisecond, "active f1, f2"},
-		{"dual f1 f2", "n1=8 f1=8 f2=7 n9=8", 1999 * time.Millisecond, ""},
-		{"dual f1 f2", "n1=7 f1=8 f2=8 n9=8", 1999 * time.Millisecond, ""},
-		{"dual f1 f2", "n1=7 f1=7 f2=7 n9=7", 2 * time.Second, "active f1, f2"},
-		{"active f1 f2", "n1=8", time.Hour, ""},
-		{"active f1 f2-", "n1=8", 1999 * time.Millisecond, ""},
-		{"active f1 f2-", "n1=8", 2 * time.Second, "active f1"},
-		{"returning f1 f2", "n1=7 f1=8 f2=8", time.Hour, ""},
-		{"returning f1 f2", "n1=8! f1=8 f2=8", time.Hour, ""},
-		{"returning f1 f2", "n1=7? f1=8 f2=8", time.Hour, ""},
-		{"returning f1 f2", "n1=8 n9=7", 0, "ending f1, f2"},
-		{"returning f1 f2", "f1=8 f2=8", 0, "ending f1, f2"}, // its last container is gone
-		{"ending f1 f2", "n1=8 f1=8 f2=8 n9=7", 1999 * time.Millisecond, ""},
-		{"ending f1 f2", "n1=8 f1=8 f2=8 n9=7", 2 * time.Second, "removed"},
-		{"ending f1 f2", "n1=8 f1=8! f2=8 n9=7?", 0, ""},
-		{"ending f1 f2", "n1=8 f1=8 f2=8 n9=7?", 0, "removed"},
-		{"ending", "n1=8", 0, "removed"},
-	} {
-		words := strings.Fields(c.is)
-		changed := time.Unix(1000, 0)
-		o := &pilasterv1.Offload{Node: "n1", Since: since, Changed: timestamppb.New(changed)}
-		o.Phase = pilasterv1.OffloadPhase(
-			pilasterv1.OffloadPhase_value["OFFLOAD_PHASE_"+strings.ToUpper(words[0])])
-		for _, name := range words[1:] {
-			name, draining := strings.CutSuffix(name, "-")
-			o.Frontends = append(o.Frontends, &pilasterv1.Frontend{Node: name, Draining: draining})
-		}
-		hosting, away := map[string]*pilasterv1.Hosting{}, map[string]bool{}
-		for _, text := range strings.Fields(c.reports) {
-			name, state, _ := strings.Cut(text, "=")
-			h := &pilasterv1.Hosting{Node: name}
-			away[name] = strings.Contains(state, "?")
-			if strings.Contains(state, "!") {
-				h.Unenforced = "no room"
-			}
-			fmt.Sscan(state, &h.AppliedChanges)
-			hosting[name] = h
-		}
-		before := phaseOf(o)
-		connected := func(node string) bool { return !away[node] }
-		next, due := nextPhase(o, hosting, connected, changed.Add(c.passed))
-		got := ""
-		if due {
-			got = phaseOf(next)
-		}
-		if got != c.want {
-			t.Errorf("%s with %s after %v: got %q, want %q", c.is, c.reports, c.passed, got, c.want)
-		}
-		if is := phaseOf(o); is != before {
-			t.Errorf("%s became %s: the record is shared with the cache", before, is)
-		}
-	}
-}
-
 // offloadAgent is a simulated agent: it applies each tenant that it receives, and reports that.
 type offloadAgent struct {
 	name     string
 	backend  bool
 	endpoint []byte
-	seen     chan string // phases of the offload, as it applied them, with the number of containers
+	client   *join.Client
+	leave    context.CancelFunc // ends its stream
+	seen     chan string        // phases of the offload, as it applied them, with the number of containers
+
+	mu       sync.Mutex // of what follows
+	stream   *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]
+	hosts    map[string]bool
+	applied  map[string]uint64
+	sequence uint64
+	lost     []string // frontends that do not answer
+	mute     bool     // it acknowledges nothing
+}
+
+// report sends what the agent has. The caller holds the lock.
+func (a *offloadAgent) report() error {
+	a.sequence++
+	req := &pilasterv1.FollowRequest{HostedTenants: slices.Sorted(maps.Keys(a.hosts)), Sequence: a.sequence}
+	for _, name := range req.HostedTenants {
+		h := &pilasterv1.Hosting{Tenant: name, AppliedChanges: a.applied[name]}
+		if a.endpoint != nil {
+			h.Accepts, h.Holds = []uint32{1}, []uint32{1}
+		}
+		if a.backend && a.applied[name] > 0 {
+			h.Offloaded = []*pilasterv1.OffloadedEndpoint{{Addresses: [][]byte{a.endpoint}, App: 1}}
+			h.LostFrontends = a.lost
+		}
+		req.Hosting = append(req.Hosting, h)
+	}
+	return a.stream.Send(req)
+}
+
+// change changes what the agent does, and reports that.
+func (a *offloadAgent) change(t *testing.T, change func()) {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	change()
+	if err := a.report(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // run reads the stream until the test ends. A frontend hosts the tenants of whose offloads it is a frontend.
-func (a *offloadAgent) run(ctx context.Context, c *join.Client, hosts map[string]bool) error {
-	s := c.Follow(ctx)
-	sequence, applied := uint64(10), map[string]uint64{}
-	report := func() error {
-		sequence++
-		req := &pilasterv1.FollowRequest{HostedTenants: slices.Sorted(maps.Keys(hosts)), Sequence: sequence}
-		for _, name := range req.HostedTenants {
-			h := &pilasterv1.Hosting{Tenant: name, AppliedChanges: applied[name]}
-			if a.endpoint != nil {
-				h.Accepts, h.Holds = []uint32{1}, []uint32{1}
-			}
-			if a.backend && applied[name] > 0 {
-				h.Offloaded = []*pilasterv1.OffloadedEndpoint{{Addresses: [][]byte{a.endpoint}, App: 1}}
-			}
-			req.Hosting = append(req.Hosting, h)
-		}
-		return s.Send(req)
-	}
-	if err := report(); err != nil {
-		return err
-	}
-	for {
-		r, err := s.Receive()
-		if err != nil {
-			return err
-		}
-		changed := false
-		for _, of := range append(r.GetSnapshot().GetTenants(), r.GetDelta().GetTenants()...) {
-			is := "none"
-			hosts[of.Name] = a.endpoint != nil
-			applied[of.Name] = 0
-			for _, o := range of.Offloads {
-				is = fmt.Sprintf("%s, containers: %d", phaseOf(o), len(o.Endpoints))
-				applied[of.Name] = of.Changes
-				hosts[of.Name] = true
-			}
-			if !hosts[of.Name] {
-				delete(hosts, of.Name)
-			}
-			changed = true
-			a.seen <- is
-		}
-		if changed {
-			if err := report(); err != nil {
-				return err
-			}
+func (a *offloadAgent) run(ctx context.Context) error {
+	a.mu.Lock()
+	a.stream, a.applied, a.sequence = a.client.Follow(ctx), map[string]uint64{}, 10
+	err := a.report()
+	a.mu.Unlock()
+	for err == nil {
+		var r *pilasterv1.FollowResponse
+		if r, err = a.stream.Receive(); err == nil {
+			err = a.apply(append(r.GetSnapshot().GetTenants(), r.GetDelta().GetTenants()...))
 		}
 	}
+	return err
+}
+
+func (a *offloadAgent) apply(tenants []*pilasterv1.Tenant) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, of := range tenants {
+		is, applied := "none", uint64(0)
+		a.hosts[of.Name] = a.endpoint != nil
+		for _, o := range of.Offloads {
+			is = fmt.Sprintf("%s, containers: %d", phaseOf(o), len(o.Endpoints))
+			applied = of.Changes
+			a.hosts[of.Name] = a.hosts[of.Name] || o.Node == a.name || slices.ContainsFunc(
+				o.Frontends, func(f *pilasterv1.Frontend) bool { return f.Node == a.name })
+		}
+		if a.applied[of.Name] = applied; a.mute {
+			a.applied[of.Name] = 0
+		}
+		if !a.hosts[of.Name] {
+			delete(a.hosts, of.Name)
+		}
+		a.seen <- is
+	}
+	if len(tenants) == 0 {
+		return nil
+	}
+	return a.report()
 }
 
 // next waits until the agent has applied a state, and returns the states before it.
@@ -199,47 +155,140 @@ func canOffload(t *testing.T, s *Server, n int, rack string) *join.Client {
 	return c
 }
 
+// offloading is a cluster with tenant green, which has containers on n1 and n2.
+type offloading struct {
+	*testing.T
+	s      *Server
+	op     pilasterv1connect.OperatorServiceClient
+	agents map[int]*offloadAgent
+}
+
+// newOffloading joins nodes n1, n2, … with these racks.
+func newOffloading(t *testing.T, s *Server, racks ...string) *offloading {
+	t.Helper()
+	w := &offloading{T: t, s: s, op: operator(s.config.RunDir), agents: map[int]*offloadAgent{}}
+	createNimitz(t, s, "green", &pilasterv1.Overlay{Cidr: "10.0.0.0/16"})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	for i, rack := range racks {
+		n := i + 1
+		a := &offloadAgent{
+			name: testNode(n).Name, backend: n == 1, client: canOffload(t, s, n, rack),
+			seen: make(chan string, 1000), hosts: map[string]bool{},
+		}
+		if n <= 2 { // with a container
+			resolve(t, a.client, "green", "web")
+			address := allocate(t, a.client, "green", "c1/eth0")
+			a.endpoint = []byte{10, 0, 0, address[len("10.0.0.")] - '0'}
+			a.hosts["green"] = true
+		}
+		w.agents[n] = a
+		ctx, leave := context.WithCancel(ctx)
+		a.leave = leave
+		running.Go(func() { a.run(ctx) })
+	}
+	apply(t, s, "green", netpol("a", "  ingress: [{}]\n"))
+	w.await("streams of all nodes", func() bool { return len(s.cache.Subscribers) == len(racks) })
+	return w
+}
+
+// await waits for a condition of the cache.
+func (w *offloading) await(what string, condition func() bool) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(w.Context(), 30*time.Second)
+	defer cancel()
+	if err := w.s.cache.Await(ctx, condition); err != nil {
+		w.Fatalf("no %s; the offloads are %v", what, w.s.cache.Tenants["green"].Offloads)
+	}
+}
+
+// list returns the offload of n1, nil if there is none, and what is known about all.
+func (w *offloading) list() (*pilasterv1.OffloadStatus, *pilasterv1.ListOffloadsResponse) {
+	w.Helper()
+	resp, err := w.op.ListOffloads(w.Context(), connect.NewRequest(&pilasterv1.ListOffloadsRequest{Node: "n1"}))
+	if err != nil {
+		w.Fatal(err)
+	}
+	if len(resp.Msg.Offloads) == 0 {
+		return nil, resp.Msg
+	}
+	return resp.Msg.Offloads[0], resp.Msg
+}
+
+// start starts an offload of n1, and waits until it has a state.
+func (w *offloading) start(frontends uint32, state string) {
+	w.Helper()
+	start := &pilasterv1.StartOffloadRequest{Tenant: "green", Node: "n1", Count: frontends, Force: true}
+	if _, err := w.op.StartOffload(w.Context(), connect.NewRequest(start)); err != nil {
+		w.Fatal(err)
+	}
+	w.reaches(state)
+}
+
+// reaches waits until the offload of n1 has a state, as phaseOf formats it.
+func (w *offloading) reaches(state string) {
+	w.Helper()
+	w.await(state, func() bool {
+		all := w.s.cache.Tenants["green"].Offloads
+		return len(all) == 0 && state == "removed" || len(all) > 0 && phaseOf(all[0]) == state
+	})
+}
+
+// leave ends the stream of a node.
+func (w *offloading) leave(n int) {
+	w.Helper()
+	w.agents[n].leave()
+	until(w.T, "end of a stream", func() bool { return !w.s.cache.Node(testNode(n).Name).Connected })
+}
+
+func (w *offloading) stop(now bool) {
+	w.Helper()
+	stop := &pilasterv1.StopOffloadRequest{Tenant: "green", Node: "n1", Now: now}
+	if _, err := w.op.StopOffload(w.Context(), connect.NewRequest(stop)); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *offloading) auto(on bool) {
+	w.Helper()
+	if _, err := w.op.SetOffloadAuto(
+		w.Context(), connect.NewRequest(&pilasterv1.SetOffloadAutoRequest{On: on})); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// load reports the load of a node.
+func (w *offloading) load(n int, load *pilasterv1.NodeLoad) *pilasterv1.ReportLoadResponse {
+	w.Helper()
+	resp, err := w.agents[n].client.ReportLoad(
+		w.Context(), connect.NewRequest(&pilasterv1.ReportLoadRequest{Load: load}))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return resp.Msg
+}
+
 // TestOffload: an offload reaches phase active and ends, with agents that acknowledge. The frontends have the backend's
 // containers before they are active, nodes without part in it receive nothing, and the chosen frontends are in its
 // rack.
 func TestOffload(t *testing.T) {
 	t.Parallel()
-	s := start(t, testConfig(t))
-	op := operator(s.config.RunDir)
-	createNimitz(t, s, "green", &pilasterv1.Overlay{Cidr: "10.0.0.0/16"})
-	agents := map[int]*offloadAgent{}
-	ctx, cancel := context.WithCancel(t.Context())
-	t.Cleanup(cancel)
-	for n, rack := range map[int]string{1: "a", 2: "b", 3: "a", 4: "a", 5: "b"} {
-		c := canOffload(t, s, n, rack)
-		a := &offloadAgent{name: testNode(n).Name, backend: n == 1, seen: make(chan string, 100)}
-		hosts := map[string]bool{}
-		if n <= 2 { // with a container
-			resolve(t, c, "green", "web")
-			address := allocate(t, c, "green", "c1/eth0")
-			a.endpoint = []byte{10, 0, 0, address[len("10.0.0.")] - '0'}
-			hosts["green"] = true
-		}
-		agents[n] = a
-		go a.run(ctx, c, hosts)
-	}
-	apply(t, s, "green", netpol("a", "  ingress: [{}]\n"))
-	wait, stop := context.WithTimeout(t.Context(), 20*time.Second)
-	defer stop()
-	if err := s.cache.Await(wait, func() bool { return len(s.cache.Subscribers) == 5 }); err != nil {
-		t.Fatal(err)
-	}
+	w := newOffloading(t, start(t, testConfig(t)), "a", "b", "a", "a", "b")
 	start := &pilasterv1.StartOffloadRequest{Tenant: "green", Node: "n1", Count: 2, DryRun: true, Force: true}
-	tried, err := op.StartOffload(t.Context(), connect.NewRequest(start))
+	tried, err := w.op.StartOffload(t.Context(), connect.NewRequest(start))
 	if err != nil || len(tried.Msg.Prefixes) != 1 || phaseOf(tried.Msg.Offload.Offload) != "preparing n3-, n4-" {
 		t.Fatalf("dry run: got %v, %v; want frontends n3 and n4 of the same rack, and one container", tried, err)
 	}
 	start.DryRun = false
-	if _, err := op.StartOffload(t.Context(), connect.NewRequest(start)); err != nil {
+	if _, err := w.op.StartOffload(t.Context(), connect.NewRequest(start)); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range []int{3, 4} {
-		before := agents[n].next(t, "active n3, n4, containers: 1")
+		before := w.agents[n].next(t, "active n3, n4, containers: 1")
 		for _, is := range before {
 			if strings.HasPrefix(is, "dual") && !strings.HasSuffix(is, "containers: 1") {
 				t.Errorf("n%d: got %q, want the container before phase dual", n, before)
@@ -249,44 +298,241 @@ func TestOffload(t *testing.T) {
 			t.Errorf("n%d: got %q, want the container in phase preparing", n, before)
 		}
 	}
-	if before := agents[2].next(t, "active n3, n4, containers: 1"); !slices.Contains(
+	if before := w.agents[2].next(t, "active n3, n4, containers: 1"); !slices.Contains(
 		before, "dual n3, n4, containers: 1") {
 		t.Errorf("n2, which sends: got %q, want phase dual", before)
 	}
-	agents[1].next(t, "active n3, n4, containers: 1")
-	if err := s.cache.Await(wait, func() bool { return len(s.cache.Offloading) == 0 }); err != nil {
-		t.Errorf("an active offload keeps the loop running: %v", err)
-	}
-	list := func() []*pilasterv1.OffloadStatus {
-		t.Helper()
-		resp, err := op.ListOffloads(t.Context(), connect.NewRequest(&pilasterv1.ListOffloadsRequest{Node: "n1"}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return resp.Msg.Offloads
-	}
-	if all := list(); len(all) != 1 || all[0].Tenant != "green" || len(all[0].Awaited) != 0 ||
-		len(all[0].Offload.Endpoints) != 1 {
+	w.agents[1].next(t, "active n3, n4, containers: 1")
+	is, all := w.list()
+	if is == nil || is.Tenant != "green" || len(is.Awaited) != 0 || len(is.Offload.Endpoints) != 1 ||
+		is.Offload.Wanted != 2 || is.LastChange != "advance: all nodes send to the frontends" || all.Problems != nil {
 		t.Errorf("ListOffloads returned %v, want an active offload with one container", all)
 	}
-	stopped, err := op.StopOffload(
-		t.Context(), connect.NewRequest(&pilasterv1.StopOffloadRequest{Tenant: "green", Node: "n1"}))
-	if err != nil || phaseOf(stopped.Msg.Offload.Offload) != "returning n3, n4" {
-		t.Errorf("StopOffload returned %v, %v; want phase returning", stopped, err)
+	for _, line := range []string{
+		`pilaster_orchestrator_offloads{phase="active"} 1`, `pilaster_orchestrator_offloads{phase="dual"} 0`,
+		`pilaster_orchestrator_offloads_in_doubt{} 0`,
+	} {
+		if text := metricsOf(t, w.s); !strings.Contains(text, line) {
+			t.Errorf("no %s in\n%s", line, text)
+		}
 	}
-	if before := agents[1].next(t, "none"); !slices.Contains(before, "ending n3, n4, containers: 1") {
-		t.Errorf("n1: got %q, want phase ending", before)
+	w.stop(false)
+	if before := w.agents[1].next(t, "none"); !slices.Contains(before, "returning n3, n4, containers: 1") ||
+		!slices.Contains(before, "ending n3, n4, containers: 1") {
+		t.Errorf("n1: got %q, want phases returning and ending", before)
 	}
-	agents[2].next(t, "none")
-	if all := list(); len(all) != 0 {
-		t.Errorf("ListOffloads returned %v, want none", all)
+	w.agents[2].next(t, "none")
+	if is, _ := w.list(); is != nil {
+		t.Errorf("ListOffloads returned %v, want none", is)
 	}
-	if err := s.cache.Await(wait, func() bool { return len(s.cache.Hosting["green"]) == 2 }); err != nil {
-		t.Errorf("the frontends still host the tenant: %v", err)
-	}
+	w.await("end of hosting by frontends", func() bool { return len(w.s.cache.Hosting["green"]) == 2 })
 	select {
-	case is := <-agents[5].seen:
+	case is := <-w.agents[5].seen:
 		t.Errorf("n5, which has no part in it, received %q", is)
 	default:
 	}
+}
+
+// TestFailover (Nezha §4.4, C): a lost frontend is replaced. If all are lost, none is removed, the status says so, and
+// the offload can be stopped.
+func TestFailover(t *testing.T) {
+	t.Parallel()
+	w := newOffloading(t, start(t, testConfig(t)), "", "", "", "", "")
+	w.start(2, "active n2, n3") // n2 has the tenant's rules already
+	w.agents[1].change(t, func() { w.agents[1].lost = []string{"n3"} })
+	w.reaches("active n2, n3-, n4")
+	is, _ := w.list()
+	if !slices.Equal(is.LostFrontends, []string{"n3"}) || !strings.HasPrefix(is.LastChange, "activate: ") {
+		t.Errorf("got %v, want the lost frontend and the last change", is)
+	}
+	w.reaches("active n2, n4") // n3 has drained
+	w.agents[1].change(t, func() { w.agents[1].lost = []string{"n2", "n4"} })
+	const doubt = "backends report 2 of 2 frontends as lost; more than half at once: none is removed"
+	until(t, doubt, func() bool {
+		_, all := w.list()
+		return slices.Contains(all.Problems, doubt)
+	})
+	if text := metricsOf(t, w.s); !strings.Contains(text, "pilaster_orchestrator_offloads_in_doubt{} 1\n") {
+		t.Errorf("not in doubt:\n%s", text)
+	}
+	is, _ = w.list()
+	if got := phaseOf(is.Offload); got != "active n2, n4" {
+		t.Errorf("in doubt: %s, want active n2, n4", got)
+	}
+	w.stop(false)
+	w.reaches("removed")
+}
+
+// TestStopNow: packets go to the backend at once. A node that has no stream, and may send to the frontends still, is
+// awaited, but not without limit.
+func TestStopNow(t *testing.T) {
+	t.Parallel()
+	w := newOffloading(t, start(t, testConfig(t)), "", "", "", "")
+	w.start(1, "active n2")
+	w.stop(true)
+	w.reaches("removed")
+	w.start(1, "active n2")
+	began := time.Now()
+	w.leave(2)
+	w.stop(true)
+	w.reaches("ending n2")
+	until(t, "waiting for n2 alone", func() bool {
+		is, _ := w.list()
+		return is != nil && len(is.Awaited) == 1 && is.Awaited[0].Node == "n2" &&
+			is.Awaited[0].Reason == "is not connected"
+	})
+	w.reaches("removed")
+	if took := time.Since(began); took < 4*time.Second {
+		t.Errorf("it waited for %v only", took)
+	}
+}
+
+// TestPoliciesBehind: a frontend that lacks a change for a second, because its agent is slow or away, is replaced.
+func TestPoliciesBehind(t *testing.T) {
+	t.Parallel()
+	c := testConfig(t)
+	c.offload = offload.DefaultLimits()
+	c.offload.Dwell, c.offload.Load = 0, time.Second
+	w := newOffloading(t, start(t, c), "", "", "", "", "")
+	w.start(1, "active n2")
+	w.agents[2].change(t, func() { w.agents[2].applied["green"], w.agents[2].mute = 0, true })
+	w.reaches("active n2-, n3")
+	w.reaches("active n3")
+	w.leave(3)
+	apply(t, w.s, "green", netpol("b", "  ingress: [{}]\n"))
+	w.reaches("active n3-, n2-, n4") // n2 has containers, so it is chosen first, and loads nothing
+}
+
+// TestLateRegistration: a node that registers again without offloads, as with another build, leaves them.
+func TestLateRegistration(t *testing.T) {
+	t.Parallel()
+	w := newOffloading(t, start(t, testConfig(t)), "", "", "", "")
+	w.start(2, "active n2, n3")
+	again := &pilasterv1.RegisterRequest{Version: "other", Enforces: []string{"netpila", "nimitz"}}
+	if _, err := w.agents[3].client.Register(t.Context(), connect.NewRequest(again)); err != nil {
+		t.Fatal(err)
+	}
+	w.reaches("active n2, n3-, n4")
+	if _, err := w.agents[1].client.Register(t.Context(), connect.NewRequest(again)); err != nil {
+		t.Fatal(err)
+	}
+	w.reaches("removed")
+}
+
+// TestAutomaticOffload (Nezha §4.2, B.2): an offload begins on a hot node, gets more frontends if they are busy because
+// of it, and ends when the node is cool.
+func TestAutomaticOffload(t *testing.T) {
+	t.Parallel()
+	c := testConfig(t)
+	c.offload = offload.DefaultLimits()
+	c.offload.OffloadFor, c.offload.ScaleFor, c.offload.FallBackFor = 300*time.Millisecond, 300*time.Millisecond, time.Second
+	c.offload.Dwell = 0
+	c.offload.MinGain = (offload.Modelled(0).Gain(4) + offload.Modelled(1000).Gain(4)) / 2
+	w := newOffloading(t, start(t, c), make([]string, 10)...)
+	blocks := []string{}
+	for i := range 1000 { // lookups take long enough for a gain
+		blocks = append(blocks, fmt.Sprintf("{ipBlock: {cidr: 10.%d.%d.0/24}}", i/250, i%250))
+	}
+	apply(t, w.s, "green", netpol("blocks", "  ingress: [{from: ["+strings.Join(blocks, ", ")+"]}]\n"))
+	hot := &pilasterv1.NodeLoad{
+		Budget: 1, Own: 0.9, Rules: 10, RulesCapacity: 1000,
+		Tenants: []*pilasterv1.TenantLoad{{Tenant: "green", Load: 0.8, Rules: 10}},
+	}
+	if r := w.load(1, hot); r.Measure || r.NextMs != 60_000 || w.s.cache.Loads["n1"].NodeLoad != nil {
+		t.Errorf("without auto: %v", r)
+	}
+	w.auto(true)
+	if r := w.load(3, &pilasterv1.NodeLoad{Budget: 1, Own: 0.35}); !r.Measure || r.NextMs != 10_000 {
+		t.Errorf("a node that is not busy: %v", r)
+	}
+	if r := w.load(1, hot); !r.Measure || r.NextMs != 1000 {
+		t.Errorf("a hot node: %v", r)
+	}
+	w.reaches("active n10, n2, n4, n5") // n3 has too much to do
+	is, all := w.list()
+	if !is.Offload.Automatic || !all.Automatic || is.Offload.Wanted != 4 {
+		t.Errorf("got %v", all)
+	}
+	hot.Own, hot.Tenants[0].Load = 0.5, 0.4
+	w.load(1, hot)
+	w.load(4, &pilasterv1.NodeLoad{
+		Budget: 1, Own: 0.1, Fronting: []*pilasterv1.FrontingLoad{{Tenant: "green", Backend: "n1", Load: 0.4}},
+	})
+	w.await("8 frontends", func() bool {
+		o := w.s.cache.Tenants["green"].Offloads
+		return len(o) == 1 && o[0].Wanted == 8
+	})
+	is, _ = w.list()
+	hot.Own, hot.Tenants[0].Load = 0.1, 0.05
+	w.load(1, hot)
+	w.load(4, &pilasterv1.NodeLoad{Budget: 1, Own: 0.1})
+	w.reaches("removed")
+
+	w.auto(false)
+	deleted := &pilasterv1.DeletePoliciesRequest{Tenant: "green", Policies: []*pilasterv1.Policy{
+		{Kind: "NetworkPolicy", Namespace: "shop", Name: "blocks"},
+	}}
+	if _, err := w.op.DeletePolicies(t.Context(), connect.NewRequest(deleted)); err != nil {
+		t.Fatal(err)
+	}
+	hot.Own, hot.Tenants[0].Load = 0.9, 0.8
+	w.load(1, hot)
+	if _, all := w.list(); all.Automatic || len(all.Offloads) > 0 || all.Problems != nil {
+		t.Errorf("without auto: %v", all)
+	}
+	w.auto(true)
+	w.load(1, hot)
+	loss := "node n1: packet load 90 %, rule table 1 % for 300ms; no offload: green: the estimated gain is " +
+		fmt.Sprintf("%.1f", offload.Modelled(0).Gain(offload.DefaultFrontends))
+	until(t, loss, func() bool {
+		_, all := w.list()
+		return slices.Contains(all.Problems, loss)
+	})
+	start := &pilasterv1.StartOffloadRequest{Tenant: "green", Node: "n1", Count: 4, DryRun: true}
+	gain := offload.Modelled(0).Gain(4)
+	if resp, err := w.op.StartOffload(t.Context(), connect.NewRequest(start)); err != nil || resp.Msg.Gain != gain {
+		t.Errorf("dry run: %v, %v", resp, err)
+	}
+}
+
+// TestReportLoad: reports that no agent sends are refused.
+func TestReportLoad(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	c := canOffload(t, s, 1, "")
+	for _, l := range []*pilasterv1.NodeLoad{
+		{Own: -1}, {Budget: 1e9}, {Tenants: []*pilasterv1.TenantLoad{{Tenant: "Green"}}},
+		{Tenants: []*pilasterv1.TenantLoad{{Tenant: "green", Load: -2}}},
+		{Fronting: []*pilasterv1.FrontingLoad{{Tenant: "green", Backend: "n1", Load: -1}}},
+		{Fronting: []*pilasterv1.FrontingLoad{{Tenant: "green", Backend: "N 1"}}},
+	} {
+		if _, err := c.ReportLoad(t.Context(), connect.NewRequest(&pilasterv1.ReportLoadRequest{Load: l})); err == nil {
+			t.Errorf("%v is accepted", l)
+		}
+	}
+	if _, err := c.ReportLoad(t.Context(), connect.NewRequest(&pilasterv1.ReportLoadRequest{})); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestOffloadTakeover: another orchestrator performs the steps of an offload, and each change is applied once.
+func TestOffloadTakeover(t *testing.T) {
+	t.Parallel()
+	etcd := storetest.Debian(t)
+	first, second := testConfig(t), testConfig(t)
+	first.Etcd, second.Etcd = etcd, etcd
+	a, stopFirst := startAndStop(t, first)
+	w := newOffloading(t, start(t, second), "", "", "", "")
+	w.agents[2].change(t, func() { w.agents[2].mute = true })
+	w.start(1, "preparing n2")
+	await(t, a, func() bool { return len(a.cache.Tenants["green"].GetOffloads()) == 1 })
+	w.op = operator(first.RunDir)
+	w.stop(false)
+	w.reaches("removed")
+	w.op = operator(second.RunDir)
+	w.start(1, "preparing n2")
+	stopFirst()
+	of, _, _ := w.s.cache.Tenant("green")
+	w.agents[2].change(t, func() { w.agents[2].mute, w.agents[2].applied["green"] = false, of.Changes })
+	w.reaches("active n2")
 }

@@ -23,6 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/debugserver"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/bgp"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
@@ -49,6 +50,7 @@ type Config struct {
 
 	Now     func() time.Time `json:"-"` // clock for certificates; nil means time.Now
 	timeout time.Duration    // of a request, or one message of a stream; 0 means admission.CallTimeout
+	offload offload.Limits   // of the controller of offloads; zero means offload.DefaultLimits
 }
 
 // Socket is the path of the operators' socket in a run directory.
@@ -61,6 +63,7 @@ type Server struct {
 	cache       *cache.Cache
 	bgp         *bgp.Control // nil without peers
 	token       *admission.TokenFile
+	offloads    *offloads
 	metrics     *metrics
 	storeHealth health
 	connLimiter *admission.ConnLimiter
@@ -119,6 +122,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 		c.Now = time.Now
 	}
 	c.timeout = cmp.Or(c.timeout, admission.CallTimeout)
+	c.offload = cmp.Or(c.offload, offload.DefaultLimits())
 	s := &Server{config: c, metrics: newMetrics(c.Version), failed: make(chan error, 8), closeEtcd: func() {}}
 	s.cache = cache.New(join.NewUUID(), s.metrics.countDropped)
 	background, stop := context.WithCancel(context.Background())
@@ -145,13 +149,15 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if _, err := s.token.Write(ctx); err != nil {
 		return nil, err
 	}
+	s.offloads = newOffloads(s.store, s.cache, c.offload, c.Log, s.metrics.countOffload)
 	s.metrics.observe(s.cache, s.store)
+	s.metrics.observeOffloads(s.offloads)
 	s.running.Go(func() { s.store.Watch(background, s.apply) })
 	s.running.Go(func() { s.token.Run(background, c.Log) })
 	s.running.Go(func() { s.storeHealth.run(background, s.store) })
 	s.running.Go(func() { s.reconcile(background) })
 	s.running.Go(func() { s.retireApps(background) })
-	s.running.Go(func() { s.advanceOffloads(background) })
+	s.running.Go(func() { s.offloads.run(background) })
 	s.running.Go(func() { s.store.KeepSessions(background, s.cache.Restart) })
 	if err := s.cache.Await(ctx, func() bool { return s.cache.Revision != 0 }); err != nil {
 		return nil, fmt.Errorf("reading the store took too long: %w", err)
@@ -246,7 +252,7 @@ func (s *Server) serve() error {
 	mux.HandleFunc(EVPNStatusPath, s.serveEVPNStatus)
 	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&rpc.OperatorService{
 		Store: s.store, Cache: s.cache, Token: s.token, Version: s.config.Version, Where: s.where(),
-		Listen: s.Addr().String(), RegionName: s.config.Region, Started: time.Now(),
+		Listen: s.Addr().String(), RegionName: s.config.Region, Started: time.Now(), Offloads: s.offloads,
 	}, options, connect.WithReadMaxBytes(16<<20)))
 	s.start(operator, false, unixrpc.Server(mux))
 

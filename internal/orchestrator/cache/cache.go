@@ -42,7 +42,10 @@ type Cache struct {
 	Hosting         map[string]map[string]*pilasterv1.Hosting // by tenant and node
 	HostedBy        map[string]map[string]bool                // by node and tenant
 	Unreconciled    map[string]bool                           // see markUnreconciled
-	Offloading      map[string]bool                           // tenants with offloads that change; see Changing
+	Offloaded       map[string]int64                          // see noteOffloads
+	OffloadRevision int64                                     // see noteOffloads
+	OffloadAuto     bool                                      // offloads start and end by the nodes' loads
+	Loads           map[string]Load                           // by connected node
 	Allocations     allocations
 	Policies        policies
 	regions         map[string]region          // other regions, by name
@@ -76,7 +79,7 @@ func New(self string, dropped func(reason string)) *Cache {
 		Lag:          MaxLag,
 		waiters:      map[string]*waiter{},
 		Unreconciled: map[string]bool{},
-		Offloading:   map[string]bool{},
+		Offloaded:    map[string]int64{},
 		changedNodes: map[string]bool{},
 		Subscribers:  map[string]*Subscriber{},
 		byTenant:     map[string]map[*Subscriber]bool{},
@@ -99,7 +102,7 @@ func (m *Cache) Apply(b store.Batch) {
 		m.quarantinedApps, m.endedApps = map[string]map[uint32]bool{}, map[string]int{}
 		m.Hosting = map[string]map[string]*pilasterv1.Hosting{}
 		m.HostedBy = map[string]map[string]bool{}
-		m.Offloading = map[string]bool{}
+		m.Offloaded, m.Loads, m.OffloadAuto = map[string]int64{}, map[string]Load{}, false
 		m.transit = map[string]map[string]bool{}
 		m.Allocations, m.Policies = newAllocations(), newPolicies()
 		m.regions, m.edge = map[string]region{}, ""
@@ -112,7 +115,11 @@ func (m *Cache) Apply(b store.Batch) {
 	for _, e := range b.Events {
 		m.applyEvent(e, b.Revision)
 	}
+	if b.Whole {
+		m.dropLoads()
+	}
 	b.Events = m.deriveOffloads(m.deriveRegions(b.Events, edge != m.Nodes[m.edge]))
+	m.noteOffloads(b)
 	b.Events = append(b.Events, m.Policies.takeOverrides()...)
 	for _, e := range b.Events { // after applyEvent: checkStream needs the whole batch
 		m.checkStream(m.Subscribers[e.DeletedNode])
@@ -232,13 +239,11 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 		}
 		m.identifiers = m.identifiers || tenant.NetworkHas(e.Tenant.Network, tenant.Identifiers)
 		m.markUnreconciled(e.Tenant.Name)
-		m.markOffloads(e.Tenant)
 	case e.DeletedTenant != "":
 		m.updateTransit(m.Tenants[e.DeletedTenant], nil)
 		delete(m.Tenants, e.DeletedTenant)
 		delete(m.Apps, e.DeletedTenant)
 		delete(m.endedApps, e.DeletedTenant)
-		delete(m.Offloading, e.DeletedTenant)
 		m.Policies.removeAll(e.DeletedTenant)
 	case e.App != nil:
 		apps := m.Apps[e.App.Tenant]
@@ -294,7 +299,15 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 		if !e.Session.None() {
 			m.Sessions[e.Session.Node] = e.Session.Session
 			m.serving[e.Session.Orchestrator]++
+		} else {
+			delete(m.Loads, e.Session.Node)
 		}
+	case e.Load != nil:
+		m.Loads[e.Load.Node] = Load{e.Load, time.Now()}
+	case e.EndedLoad != "":
+		delete(m.Loads, e.EndedLoad)
+	case e.OffloadAuto != nil:
+		m.OffloadAuto = *e.OffloadAuto
 	}
 }
 

@@ -12,26 +12,32 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// Changing reports whether an offload has a next phase, or frontends that will be removed.
-func Changing(o *pilasterv1.Offload) bool {
-	return o.Phase != pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE ||
-		slices.ContainsFunc(o.Frontends, (*pilasterv1.Frontend).GetDraining)
-}
-
-// markOffloads updates the index of tenants with offloads that change.
-func (m *Cache) markOffloads(t *pilasterv1.Tenant) {
-	if slices.ContainsFunc(t.Offloads, Changing) {
-		m.Offloading[t.Name] = true
-	} else {
-		delete(m.Offloading, t.Name)
+// noteOffloads updates what the controller of offloads waits for. Offloaded has the tenants with offloads, each with the
+// revision of the last change of what its frontends need: the tenant, its apps and policies. OffloadRevision is that of
+// the last batch with a tenant that has or had offloads, or with a report about one.
+func (m *Cache) noteOffloads(b store.Batch) {
+	for _, e := range b.Events {
+		name := tenantOf(e)
+		hosting := cmp.Or(e.Hosting, e.EndedHosting)
+		_, had := m.Offloaded[cmp.Or(name, hosting.GetTenant())]
+		switch {
+		case e.OffloadAuto != nil, hosting != nil && had:
+			m.OffloadRevision = b.Revision
+		case name == "" || e.Mapping != nil || e.EndedMapping != nil:
+		case len(m.Tenants[name].GetOffloads()) > 0:
+			m.Offloaded[name], m.OffloadRevision = b.Revision, b.Revision
+		case had:
+			delete(m.Offloaded, name)
+			m.OffloadRevision = b.Revision
+		}
 	}
 }
 
-// OffloadingTenants returns the tenants with offloads that change.
-func (m *Cache) OffloadingTenants() []string {
+// AutomaticOffloads reports whether offloads start and end by the nodes' loads.
+func (m *Cache) AutomaticOffloads() bool {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
-	return slices.Sorted(maps.Keys(m.Offloading))
+	return m.OffloadAuto
 }
 
 // deriveOffloads sets the containers of offloads, as the backends reported them, in the cache and in the events. The

@@ -101,7 +101,8 @@ func TestOffloadedContainers(t *testing.T) {
 	}
 }
 
-// TestFrontendsReceiveTenant: frontends need the tenant without hosting it; offloads that change are indexed.
+// TestFrontendsReceiveTenant: frontends need the tenant without hosting it; tenants with offloads are indexed, with the
+// revision of what their frontends need.
 func TestFrontendsReceiveTenant(t *testing.T) {
 	m, _ := newTestCache()
 	f, _ := testFollow(m, 0)
@@ -112,21 +113,31 @@ func TestFrontendsReceiveTenant(t *testing.T) {
 			Offloads: []*pilasterv1.Offload{{Node: "n2", Phase: phase, Frontends: frontends}},
 		}}}})
 	}
-	changes := func(want bool) {
+	noted := func(needed, any int64) {
 		t.Helper()
-		if m.Offloading["red"] != want {
-			t.Errorf("the index of changing offloads is %v, want red: %v", m.Offloading, want)
+		if m.Offloaded["red"] != needed || m.OffloadRevision != any {
+			t.Errorf("revision %d of red, %d of all; want %d and %d", m.Offloaded["red"], m.OffloadRevision, needed, any)
 		}
 	}
+	noted(0, 0)
 	offloaded(11, pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING, &pilasterv1.Frontend{Node: "n1"})
 	want(t, f, "[red][red][red]0[]")
-	changes(true)
+	noted(11, 11)
 	offloaded(12, pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, &pilasterv1.Frontend{Node: "n1"})
 	want(t, f, "[red][red][]0[]")
-	changes(false)
-	offloaded(13, pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, &pilasterv1.Frontend{Node: "n1", Draining: true})
-	want(t, f, "[red][red][]0[]")
-	changes(true)
-	m.Apply(store.Batch{Revision: 14, Events: []store.Event{{DeletedTenant: "red"}}})
-	changes(false)
+	for i, e := range []store.Event{
+		{Hosting: &pilasterv1.Hosting{Tenant: "red", Node: "n2"}},
+		{Mapping: &pilasterv1.Mapping{Tenant: "red", To: "10.0.0.1/32", Name: "n2"}},
+		{Tenant: &pilasterv1.Tenant{Name: "blue"}},
+		{Hosting: &pilasterv1.Hosting{Tenant: "blue", Node: "n2"}},
+		{App: &pilasterv1.App{Tenant: "red", Id: 5}},
+	} {
+		m.Apply(store.Batch{Revision: int64(13 + i), Events: []store.Event{e}})
+		if i < 4 {
+			noted(12, 13)
+		}
+	}
+	noted(17, 17)
+	m.Apply(store.Batch{Revision: 18, Events: []store.Event{{DeletedTenant: "red"}}})
+	noted(0, 18)
 }

@@ -11,8 +11,8 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/store"
 )
 
-// TestModelledGain: the estimate counts the CIDRs of a tenant's policies, and names what it does not count.
-func TestModelledGain(t *testing.T) {
+// TestEstimate: the estimate counts the CIDRs of a tenant's policies, and names what it does not count.
+func TestEstimate(t *testing.T) {
 	s := &OperatorService{Cache: cache.New("o1", func(string) {})}
 	document := func(cidrs int) string {
 		blocks := make([]string, cidrs)
@@ -28,23 +28,24 @@ func TestModelledGain(t *testing.T) {
 		}}
 	}
 	s.Cache.Apply(store.Batch{Whole: true, Revision: 1, Events: []store.Event{policy("a", 700), policy("b", 300)}})
-	gain, text := s.modelledGain(&pilasterv1.Tenant{Name: "green"}, 4)
-	if want, _ := offload.Modelled(1000, 4); gain != want || !strings.Contains(text, "1,000 CIDRs") || strings.Contains(text, "the tenant has") {
+	gain, text := s.estimate(&pilasterv1.Tenant{Name: "green"}, 4)
+	if want := offload.Modelled(1000).Gain(4); gain != want || !strings.Contains(text, "1,000 CIDRs") ||
+		strings.Contains(text, "the tenant has") {
 		t.Errorf("got gain %v, %s; want that of 1,000 CIDRs, %v", gain, text, want)
 	}
-	_, text = s.modelledGain(&pilasterv1.Tenant{Name: "green", Services: []*pilasterv1.Service{{}}}, 4)
+	_, text = s.estimate(&pilasterv1.Tenant{Name: "green", Services: []*pilasterv1.Service{{}}}, 4)
 	if want := "the tenant has 1 service or publication by the gateway"; !strings.HasSuffix(text, want) {
 		t.Errorf("got %q, want suffix %q", text, want)
 	}
 }
 
-// TestLoss: only a known gain below 1 is refused, unless the operator forces it.
+// TestLoss: only a gain below 1 is refused, unless the operator forces it.
 func TestLoss(t *testing.T) {
 	for _, c := range []struct {
 		gain    float64
 		forced  bool
 		refused bool
-	}{{0, false, false}, {0.99, false, true}, {0.99, true, false}, {1, false, false}, {2, false, false}} {
+	}{{0.99, false, true}, {0.99, true, false}, {1, false, false}, {2, false, false}} {
 		if got := loss(c.gain, "why", c.forced); (got != "") != c.refused {
 			t.Errorf("gain %v, forced %v: %q", c.gain, c.forced, got)
 		}

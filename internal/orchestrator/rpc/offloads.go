@@ -4,14 +4,27 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"math"
 	"slices"
+	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
 )
+
+// Offloads is the controller of offloads.
+type Offloads interface {
+	// Choose returns the best frontends for a new offload, or an error that says why fewer than n fit.
+	Choose(tenant, node string, n int) ([]string, error)
+	// Describe adds to offloads what is known about them, and returns the problems of the cluster and of nodes.
+	Describe([]*pilasterv1.OffloadStatus) (problems []string)
+}
 
 func (s *OperatorService) StartOffload(
 	ctx context.Context,
@@ -25,10 +38,11 @@ func (s *OperatorService) StartOffload(
 	}
 	if is.Count = len(is.Frontends); is.Count == 0 {
 		is.Count = int(m.Count)
-		is.Frontends = chooseFrontends(
-			s.Cache.AllNodes(), s.Cache.AllTenants(), of.Network, m.Node, min(is.Count, tenant.MaxActive))
+		if is.Frontends, err = s.Offloads.Choose(m.Tenant, m.Node, min(is.Count, tenant.MaxActive)); err != nil {
+			is.Lack = err.Error() // the store may have a better reason to refuse
+		}
 	}
-	gain, estimate := s.modelledGain(of, is.Count)
+	gain, estimate := s.estimate(of, is.Count)
 	is.Loss = loss(gain, estimate, m.Force)
 	made, err := s.Store.StartOffload(ctx, is)
 	if err != nil {
@@ -40,53 +54,9 @@ func (s *OperatorService) StartOffload(
 	}
 	if !m.DryRun {
 		s.await(ctx)
-		resp.Offload = s.offloadStatus(m.Tenant, made)
+		s.Offloads.Describe([]*pilasterv1.OffloadStatus{resp.Offload})
 	}
 	return connect.NewResponse(resp), nil
-}
-
-// chooseFrontends returns at most n nodes that can be frontends of a node, for tenants of a network: those of its rack
-// first, then those that are frontends of the fewest offloads, then by name.
-func chooseFrontends(
-	nodes []*pilasterv1.Node,
-	tenants []*pilasterv1.Tenant,
-	network, backend string,
-	n int,
-) (names []string) {
-	rack, serves := "", map[string]int{}
-	for _, node := range nodes {
-		if node.Name == backend {
-			rack = node.Rack
-		}
-	}
-	for _, t := range tenants {
-		for _, o := range t.Offloads {
-			for _, f := range o.Frontends {
-				serves[f.Node]++
-			}
-		}
-	}
-	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node *pilasterv1.Node) bool {
-		return node.Name == backend || node.Edge || !node.Offloads || !node.Connected ||
-			!slices.Contains(node.Enforces, network)
-	})
-	away := func(node *pilasterv1.Node) int {
-		if rack != "" && node.Rack == rack {
-			return 0
-		}
-		return 1
-	}
-	slices.SortFunc(nodes, func(a, b *pilasterv1.Node) int {
-		return cmp.Or(
-			cmp.Compare(away(a), away(b)),
-			cmp.Compare(serves[a.Name], serves[b.Name]),
-			cmp.Compare(a.Name, b.Name),
-		)
-	})
-	for _, node := range nodes[:min(n, len(nodes))] {
-		names = append(names, node.Name)
-	}
-	return names
 }
 
 func (s *OperatorService) ListOffloads(
@@ -101,10 +71,12 @@ func (s *OperatorService) ListOffloads(
 	for _, t := range tenants {
 		for _, o := range t.Offloads {
 			if req.Msg.Node == "" || o.Node == req.Msg.Node {
-				resp.Offloads = append(resp.Offloads, s.offloadStatus(t.Name, o))
+				resp.Offloads = append(resp.Offloads, &pilasterv1.OffloadStatus{Tenant: t.Name, Offload: o})
 			}
 		}
 	}
+	resp.Problems = s.Offloads.Describe(resp.Offloads)
+	resp.Automatic = s.Cache.AutomaticOffloads()
 	return connect.NewResponse(&resp), nil
 }
 
@@ -117,32 +89,90 @@ func (s *OperatorService) StopOffload(
 		return nil, err
 	}
 	s.await(ctx)
-	return connect.NewResponse(&pilasterv1.StopOffloadResponse{Offload: s.offloadStatus(req.Msg.Tenant, is)}), nil
+	status := &pilasterv1.OffloadStatus{Tenant: req.Msg.Tenant, Offload: is}
+	s.Offloads.Describe([]*pilasterv1.OffloadStatus{status})
+	return connect.NewResponse(&pilasterv1.StopOffloadResponse{Offload: status}), nil
 }
 
-// offloadStatus returns an offload with what the nodes have reported about it.
-func (s *OperatorService) offloadStatus(name string, o *pilasterv1.Offload) *pilasterv1.OffloadStatus {
-	is := &pilasterv1.OffloadStatus{Tenant: name, Offload: o}
-	s.Cache.Mu.RLock()
-	defer s.Cache.Mu.RUnlock()
-	hosting := s.Cache.Hosting[name]
-	for _, a := range store.Awaited(o, hosting, s.Cache.Connected) {
-		is.Awaited = append(is.Awaited, &pilasterv1.AwaitedNode{Node: a.Node, Reason: a.Reason})
-	}
-	is.LostFrontends = hosting[o.Node].GetLostFrontends()
-	return is
-}
-
-// ReportLoad is not implemented yet.
-func (s *NodeService) ReportLoad(
-	context.Context, *connect.Request[pilasterv1.ReportLoadRequest],
-) (*connect.Response[pilasterv1.ReportLoadResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("loads are not recorded yet"))
-}
-
-// SetOffloadAuto is not implemented yet.
 func (s *OperatorService) SetOffloadAuto(
-	context.Context, *connect.Request[pilasterv1.SetOffloadAutoRequest],
+	ctx context.Context,
+	req *connect.Request[pilasterv1.SetOffloadAutoRequest],
 ) (*connect.Response[pilasterv1.SetOffloadAutoResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("automatic offloads do not exist yet"))
+	if err := s.Store.SetOffloadAuto(ctx, req.Msg.On); err != nil {
+		return nil, err
+	}
+	s.await(ctx)
+	return connect.NewResponse(&pilasterv1.SetOffloadAutoResponse{}), nil
+}
+
+// Limits of a report of loads, which the store may keep.
+const (
+	MaxTenantLoads   = 256 // of a report; tenants with small loads are left out
+	MaxFrontingLoads = 1024
+	maxLoad          = 1000 // in parts of the budget
+	maxBudget        = 1 << 16
+)
+
+func (s *NodeService) ReportLoad(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.ReportLoadRequest],
+) (*connect.Response[pilasterv1.ReportLoadResponse], error) {
+	if err := s.registered(ctx); err != nil {
+		return nil, err
+	}
+	node, _ := admission.Caller(ctx)
+	load := req.Msg.GetLoad()
+	if load == nil {
+		load = &pilasterv1.NodeLoad{}
+	}
+	load.Node = node.Name
+	if err := checkLoad(load); err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	next, measure, record := s.Cache.NextLoad(time.Now(), load)
+	if record {
+		if err := s.Store.RecordLoad(ctx, node, admission.Instance(ctx), load); err != nil {
+			return nil, err
+		}
+	}
+	return connect.NewResponse(&pilasterv1.ReportLoadResponse{
+		NextMs: uint32(next.Milliseconds()), Measure: measure,
+	}), nil
+}
+
+// checkLoad refuses a report that no valid agent sends, and leaves out tenants with small loads if there are many: the
+// controller offloads none of them.
+func checkLoad(l *pilasterv1.NodeLoad) error {
+	valid := func(x, most float64) bool { return x >= 0 && x <= most && !math.IsNaN(x) }
+	if !valid(l.Budget, maxBudget) || !valid(l.Own, maxLoad) || len(l.Fronting) > MaxFrontingLoads ||
+		len(l.Tenants) > MaxTenants {
+		return errors.New("the report of the node's load has values out of range; nothing was recorded")
+	}
+	for _, t := range l.Tenants {
+		if !valid(t.Load, maxLoad) {
+			return fmt.Errorf("the load of tenant %.64q is out of range; nothing was recorded", t.Tenant)
+		}
+		if err := tenant.CheckName(t.Tenant); err != nil {
+			return err
+		}
+	}
+	for _, f := range l.Fronting {
+		if !valid(f.Load, maxLoad) {
+			return fmt.Errorf("the load for node %.64q is out of range; nothing was recorded", f.Backend)
+		}
+		if err := errors.Join(tenant.CheckName(f.Tenant), store.CheckNodeName(f.Backend)); err != nil {
+			return err
+		}
+	}
+	if len(l.Tenants) > MaxTenantLoads {
+		slices.SortFunc(l.Tenants, func(a, b *pilasterv1.TenantLoad) int {
+			return cmp.Or(cmp.Compare(b.Load, a.Load), cmp.Compare(b.Rules, a.Rules))
+		})
+		l.Tenants = l.Tenants[:MaxTenantLoads]
+	}
+	slices.SortFunc(l.Tenants, func(a, b *pilasterv1.TenantLoad) int { return strings.Compare(a.Tenant, b.Tenant) })
+	slices.SortFunc(l.Fronting, func(a, b *pilasterv1.FrontingLoad) int {
+		return cmp.Or(strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Backend, b.Backend))
+	})
+	return nil
 }

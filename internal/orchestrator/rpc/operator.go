@@ -29,6 +29,7 @@ type OperatorService struct {
 	Listen     string
 	RegionName string // name of this region
 	Started    time.Time
+	Offloads   Offloads
 
 	applying keymutex.Locks // by tenant: the capacity check must see all policies of earlier calls
 }

@@ -90,7 +90,7 @@ func (s *Store) recordHosting(
 			) &&
 			recorded.HeardRound == report.HeardRound &&
 			slices.Equal(recorded.KeepsApps, report.KeepsApps) &&
-			recorded.Unenforced == report.Unenforced && SameOffloading(recorded, report)
+			recorded.Unenforced == report.Unenforced && sameOffloading(recorded, report)
 		stable := len(found.Ids) == 1 && found.Leaving == "" && found.RetiringApps == nil && len(found.Offloads) == 0
 		if exists && same && (stable || recorded.Sequence == sequence) {
 			continue

@@ -89,6 +89,17 @@ var kinds = []kind{
 	{dir: dirSessions, leased: true, event: func(name string, kv *mvccpb.KeyValue, _ bool) (Event, error) {
 		return Event{Session: &NodeSession{name, parseSession(string(kv.Value))}}, nil
 	}},
+	{dir: dirLoads, leased: true, event: func(name string, kv *mvccpb.KeyValue, deleted bool) (Event, error) {
+		if deleted {
+			return Event{EndedLoad: name}, nil
+		}
+		l := new(pilasterv1.NodeLoad)
+		return Event{Load: l}, decode(string(kv.Key), kv.Value, l)
+	}},
+	{dir: keyOffloadAuto, event: func(_ string, kv *mvccpb.KeyValue, _ bool) (Event, error) {
+		on := string(kv.Value) == "on"
+		return Event{OffloadAuto: &on}, nil
+	}},
 	{dir: dirQuarantine, leased: true},
 	{dir: dirImporter, leased: true},
 }

@@ -17,6 +17,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -29,6 +30,7 @@ type Offloading struct {
 	Node      string   // the backend
 	Count     int      // of frontends: 1, 2, 4 or 8
 	Frontends []string // names of nodes that can be frontends, at most Count
+	Lack      string   // why there are fewer frontends than Count
 	Loss      string   // why the offload would be a loss, to refuse it; empty if it may start
 	Automatic bool     // the controller starts it
 	DryRun    bool     // only check
@@ -54,21 +56,21 @@ func (s *Store) StartOffload(ctx context.Context, is Offloading) (*pilasterv1.Of
 		}
 		made = &pilasterv1.Offload{
 			Node: is.Node, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING, Since: found.Changes + 1,
-			Automatic: is.Automatic,
+			Automatic: is.Automatic, Wanted: uint32(is.Count),
 		}
 		prefix, err := t.offloadNode(is.Node)
 		if err != nil {
 			return err
 		}
 		made.Prefix = prefix.String()
-		if n := len(is.Frontends); n < is.Count {
+		if len(is.Frontends) < is.Count {
 			return refuse(
 				Refused,
-				"%s can be frontends of node %s, and %d are wanted; nothing was changed: use fewer (1, 2, 4 or %d), "+
-					"or connect more nodes with network %s and a build with offloads; the Edge Switch cannot be one",
-				humanize.Of(n, "node", "nodes"),
+				"node %s cannot have %s: %s; nothing was changed: use fewer (1, 2, 4 or %d), or connect more nodes "+
+					"with network %s and a build with offloads; the Edge Switch cannot be one",
 				is.Node,
-				is.Count,
+				humanize.Of(is.Count, "frontend", "frontends"),
+				cmp.Or(is.Lack, "too few nodes fit"),
 				tenant.MaxActive,
 				found.Network,
 			)
@@ -372,11 +374,15 @@ func (s *Store) StopOffload(ctx context.Context, name, node string, now bool) (*
 			)
 		}
 		is = found.Offloads[i]
-		next := Returned(is.Phase, now)
-		if next == is.Phase {
+		from := tenant.OffloadPhases[is.Phase]
+		next := offload.StopPhase(from)
+		if now {
+			next = tenant.OffloadEnding
+		}
+		if next == from {
 			return nil
 		}
-		step(found, is, next)
+		step(found, is, is.Frontends, next)
 		return t.saveOffloads(found)
 	})
 	if err != nil {
@@ -385,44 +391,60 @@ func (s *Store) StopOffload(ctx context.Context, name, node string, now bool) (*
 	return is, nil
 }
 
-// Returned is the phase by which an offload in a phase begins to end.
-func Returned(from pilasterv1.OffloadPhase, now bool) pilasterv1.OffloadPhase {
-	switch from {
-	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING:
-		if !now {
-			return pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING
-		}
-	}
-	return pilasterv1.OffloadPhase_OFFLOAD_PHASE_ENDING // in other phases the backend has its rules
-}
-
-// AdvanceOffload replaces phase and frontends of an offload, or removes the offload if next is nil. It does nothing if
-// phase or frontends have changed since was: another orchestrator made the step, or an operator another one.
-func (s *Store) AdvanceOffload(ctx context.Context, name string, was, next *pilasterv1.Offload) error {
-	return s.change(ctx, func(t *txn) error {
+// ChangeOffload applies a change of the controller, except a start. It does nothing and returns false if phase or
+// frontends have changed since the controller saw them: another orchestrator made the change, or an operator another
+// one.
+func (s *Store) ChangeOffload(ctx context.Context, c offload.Change) (applied bool, err error) {
+	err = s.change(ctx, func(t *txn) error {
+		applied = false
 		found := new(pilasterv1.Tenant)
-		if exists, err := t.load(dirTenants+name, found); err != nil || !exists {
+		if exists, err := t.load(dirTenants+c.Tenant, found); err != nil || !exists {
 			return err
 		}
 		i := slices.IndexFunc(found.Offloads, func(o *pilasterv1.Offload) bool {
-			return o.Id == was.Id && o.Since == was.Since && o.Phase == was.Phase
+			return o.Node == c.Node && o.Since == c.Since
 		})
 		if i < 0 {
 			return nil
 		}
-		if next == nil {
+		applied = true
+		if c.Kind == offload.End {
 			found.Offloads = slices.Delete(found.Offloads, i, i+1)
 			return t.saveOffloads(found)
 		}
-		found.Offloads[i].Frontends = next.Frontends
-		step(found, found.Offloads[i], next.Phase)
+		o := found.Offloads[i]
+		frontends, err := t.frontends(c, o, found.Network)
+		if err != nil {
+			return err
+		}
+		o.Wanted = uint32(c.Want)
+		step(found, o, frontends, c.Phase)
 		return t.saveOffloads(found)
 	})
+	return applied, err
 }
 
-// step sets the phase of an offload whose tenant is saved next.
-func step(of *pilasterv1.Tenant, o *pilasterv1.Offload, to pilasterv1.OffloadPhase) {
-	o.Phase, o.Since, o.Changed = to, of.Changes+1, timestamppb.New(time.Now())
+// frontends returns the frontends of an offload after a change. New ones must be able to be frontends.
+func (t *txn) frontends(c offload.Change, o *pilasterv1.Offload, network string) (all []*pilasterv1.Frontend, err error) {
+	for _, f := range c.Frontends {
+		i := slices.IndexFunc(o.Frontends, func(has *pilasterv1.Frontend) bool { return has.Node == f.Node })
+		if i >= 0 {
+			all = append(all, &pilasterv1.Frontend{Node: f.Node, Prefix: o.Frontends[i].Prefix, Draining: f.Draining})
+			continue
+		}
+		prefix, err := t.frontendNode(f.Node, network)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, &pilasterv1.Frontend{Node: f.Node, Prefix: prefix.String(), Draining: f.Draining})
+	}
+	return all, nil
+}
+
+// step sets frontends and phase of an offload whose tenant is saved next.
+func step(of *pilasterv1.Tenant, o *pilasterv1.Offload, frontends []*pilasterv1.Frontend, to tenant.OffloadPhase) {
+	o.Frontends, o.Phase = frontends, pilasterv1.OffloadPhase(slices.Index(tenant.OffloadPhases, to))
+	o.Since, o.Changed = of.Changes+1, timestamppb.New(time.Now())
 }
 
 // notOffloaded refuses a change of a tenant that has offloads.
@@ -444,9 +466,8 @@ func notOffloaded(of *pilasterv1.Tenant) error {
 	)
 }
 
-// leaveOffloads removes a node that is deleted from all offloads. Offloads of its own containers end at once. Where it
-// is a frontend, the largest power of two of the others stays active, and the rest is draining; if none is left,
-// packets go to the backend, which drops what only rules can decide until it has them.
+// leaveOffloads removes a node that is deleted from all offloads (see offload.Leave). Offloads of its own containers end
+// at once.
 func (t *txn) leaveOffloads(node string) error {
 	resp, err := t.list(dirTenants)
 	if err != nil {
@@ -469,8 +490,11 @@ func (t *txn) leaveOffloads(node string) error {
 		}
 		found.Offloads = slices.DeleteFunc(found.Offloads, func(o *pilasterv1.Offload) bool { return o.Node == node })
 		for _, o := range found.Offloads {
-			if hasFrontend(o, node) {
-				removeFrontend(found, o, node)
+			if !hasFrontend(o, node) {
+				continue
+			}
+			if err := removeFrontend(found, o, node); err != nil {
+				return err
 			}
 		}
 		if err := t.saveOffloads(found); err != nil {
@@ -490,100 +514,24 @@ func hasFrontend(o *pilasterv1.Offload, node string) bool {
 	return slices.ContainsFunc(o.Frontends, func(f *pilasterv1.Frontend) bool { return f.Node == node })
 }
 
-func removeFrontend(of *pilasterv1.Tenant, o *pilasterv1.Offload, node string) {
-	o.Frontends = slices.DeleteFunc(o.Frontends, func(f *pilasterv1.Frontend) bool { return f.Node == node })
-	active := 0
-	for _, f := range o.Frontends {
-		if !f.Draining {
-			active++
-		}
+// removeFrontend removes a node that leaves the cluster from an offload.
+func removeFrontend(of *pilasterv1.Tenant, o *pilasterv1.Offload, node string) error {
+	r, err := offload.RecordOf(of.Name, o)
+	if err != nil {
+		return err
 	}
-	keep := ActiveOf(active)
-	for _, f := range o.Frontends {
-		if !f.Draining {
-			f.Draining = keep <= 0
-			keep--
-		}
+	left, phase := offload.Leave(r.Offload, node)
+	var frontends []*pilasterv1.Frontend
+	for _, f := range left {
+		frontends = append(frontends,
+			&pilasterv1.Frontend{Node: f.Node, Prefix: f.Prefix.String(), Draining: f.Draining})
 	}
-	phase := o.Phase
-	if active == 0 && phase != pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING || len(o.Frontends) == 0 {
-		phase = pilasterv1.OffloadPhase_OFFLOAD_PHASE_ENDING
-	}
-	step(of, o, phase)
+	step(of, o, frontends, phase)
+	return nil
 }
 
-// ActiveOf returns how many of n frontends can be active: the largest power of two.
-func ActiveOf(n int) int {
-	active := min(n, 1)
-	for 2*active <= min(n, tenant.MaxActive) && active > 0 {
-		active *= 2
-	}
-	return active
-}
-
-// AwaitedNode is a node that has not acknowledged the phase of an offload.
-type AwaitedNode struct {
-	Node, Reason string
-	Needed       bool // it is the backend or an active frontend
-}
-
-// Awaited returns the nodes whose acknowledgements the next step of an offload waits for, sorted: in some phases only
-// for a limited time. hosting has the reports of the nodes that host its tenant, by node.
-func Awaited(
-	o *pilasterv1.Offload,
-	hosting map[string]*pilasterv1.Hosting,
-	connected func(node string) bool,
-) (all []AwaitedNode) {
-	await := func(node string, needed, rules bool) {
-		if why := unacknowledged(o, hosting[node], connected(node), rules); why != "" {
-			all = append(all, AwaitedNode{node, why, needed})
-		}
-	}
-	frontends := map[string]bool{}
-	for _, f := range o.Frontends {
-		if !f.Draining {
-			frontends[f.Node] = true
-		}
-	}
-	switch o.Phase {
-	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING:
-		await(o.Node, true, false) // it may lack room for the rules, which is a reason to offload
-		for node := range frontends {
-			await(node, true, true)
-		}
-	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING:
-		if hosting[o.Node] != nil { // else it has no containers, and needs no rules
-			await(o.Node, true, true)
-		}
-	case pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL, pilasterv1.OffloadPhase_OFFLOAD_PHASE_ENDING:
-		for node := range hosting {
-			if connected(node) {
-				await(node, node == o.Node || frontends[node], frontends[node])
-			}
-		}
-	}
-	slices.SortFunc(all, func(a, b AwaitedNode) int { return cmp.Compare(a.Node, b.Node) })
-	return all
-}
-
-// unacknowledged says why a node has not acknowledged the phase of an offload, "" if it has. With rules, it must also
-// enforce the policies.
-func unacknowledged(o *pilasterv1.Offload, h *pilasterv1.Hosting, connected, rules bool) string {
-	switch {
-	case h == nil:
-		return "does not have the tenant yet"
-	case !connected:
-		return "is not connected"
-	case rules && h.Unenforced != "":
-		return "does not enforce the policies: " + h.Unenforced
-	case h.AppliedChanges < o.Since:
-		return "has not confirmed"
-	}
-	return ""
-}
-
-// SameOffloading compares what two reports say about offloads.
-func SameOffloading(a, b *pilasterv1.Hosting) bool {
+// sameOffloading compares what two reports say about offloads.
+func sameOffloading(a, b *pilasterv1.Hosting) bool {
 	return a.AppliedChanges == b.AppliedChanges && slices.Equal(a.LostFrontends, b.LostFrontends) &&
 		slices.EqualFunc(
 			a.Offloaded,

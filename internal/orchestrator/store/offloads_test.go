@@ -15,6 +15,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	offloading "pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
 	"pilaster.io/pilaster/internal/tenant"
@@ -151,7 +152,7 @@ func testStartOffload(t *testing.T, etcd *clientv3.Client) {
 		refused(t, err, c.reason, c.want, "")
 	}
 	_, err := s.StartOffload(ctx, store.Offloading{Tenant: "green", Node: "n1", Count: 4, Frontends: []string{"n2"}})
-	refused(t, err, store.Refused, "1 node can be frontends of node n1, and 4 are wanted")
+	refused(t, err, store.Refused, "node n1 cannot have 4 frontends: too few nodes fit")
 	dry := store.Offloading{Tenant: "green", Node: "n1", Count: 1, Frontends: []string{"n2"}, DryRun: true}
 	if made, err := s.StartOffload(ctx, dry); err != nil || made.Id != 0 || len(made.Frontends) != 1 {
 		t.Errorf("dry run: %v, %v; want one frontend and no id", made, err)
@@ -236,35 +237,46 @@ func testOffloadSteps(t *testing.T, etcd *clientv3.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	advance := func(to pilasterv1.OffloadPhase, draining bool) *pilasterv1.Offload {
+	apply := func(c offloading.Change, want bool) {
+		t.Helper()
+		c.Key = offloading.Key{Tenant: "green", Node: "n1"}
+		if applied, err := s.ChangeOffload(ctx, c); err != nil || applied != want {
+			t.Errorf("%+v: applied is %v, %v; want %v", c, applied, err, want)
+		}
+	}
+	advance := func(to tenant.OffloadPhase, frontends ...tenant.Frontend) (since uint64) {
 		t.Helper()
 		was := rawTenant(t, etcd, "green").Offloads[0]
-		next := rawTenant(t, etcd, "green").Offloads[0]
-		next.Phase = to
-		for _, f := range next.Frontends {
-			f.Draining = draining
-		}
-		for range 2 { // the second orchestrator is late
-			if err := s.AdvanceOffload(ctx, "green", was, next); err != nil {
-				t.Fatal(err)
-			}
-		}
+		c := offloading.Change{Kind: offloading.Advance, Since: was.Since, Phase: to, Frontends: frontends, Want: 2}
+		apply(c, true)
+		apply(c, false) // the second orchestrator is late
 		of := rawTenant(t, etcd, "green")
-		if is := of.Offloads[0]; is.Since != was.Since+1 || is.Since != of.Changes || is.Epoch != made.Epoch {
+		if is := of.Offloads[0]; is.Since != was.Since+1 || is.Since != of.Changes || is.Epoch != made.Epoch ||
+			is.Wanted != 2 {
 			t.Errorf("after the step the offload is %v, and the tenant has %d changes; want one more", is, of.Changes)
 		}
-		return was
+		return was.Since
 	}
-	const preparing, dual = pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING, pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL
-	err = s.AdvanceOffload(ctx, "green", made, &pilasterv1.Offload{Phase: dual})
+	n2, n3, n4 := tenant.Frontend{Node: "n2"}, tenant.Frontend{Node: "n3"}, tenant.Frontend{Node: "n4"}
+	_, err = s.ChangeOffload(ctx, offloading.Change{
+		Key: offloading.Key{Tenant: "green", Node: "n1"}, Since: made.Since, Phase: tenant.OffloadDual,
+	})
 	refused(t, err, store.Invalid, "no active frontend")
-	advance(preparing, false)
-	advance(dual, false)
-	old := advance(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, false)
-	wantOffloads(t, etcd, "green", "n1 active n2, n3")
-	if err := s.AdvanceOffload(ctx, "green", old, nil); err != nil {
-		t.Error(err)
+	_, err = s.ChangeOffload(ctx, offloading.Change{
+		Key: offloading.Key{Tenant: "green", Node: "n1"}, Since: made.Since, Phase: tenant.OffloadPreparing,
+		Frontends: []tenant.Frontend{n4},
+	})
+	refused(t, err, store.NotFound, `no node "n4"`)
+	advance(tenant.OffloadPreparing, n2, n3)
+	offloader(t, s, 4)
+	n4.Draining = true
+	advance(tenant.OffloadDual, n2, n3, n4)
+	if f := wantOffloads(t, etcd, "green", "n1 dual n2, n3, n4-").Offloads[0].Frontends[2]; f.Prefix == "" {
+		t.Error("an added frontend has no prefix")
 	}
+	old := advance(tenant.OffloadActive, n2, n3)
+	wantOffloads(t, etcd, "green", "n1 active n2, n3")
+	apply(offloading.Change{Kind: offloading.End, Since: old}, false)
 	stop := func(now bool, want string) {
 		t.Helper()
 		if _, err := s.StopOffload(ctx, "green", "n1", now); err != nil {
@@ -276,9 +288,7 @@ func testOffloadSteps(t *testing.T, etcd *clientv3.Client) {
 	stop(false, "n1 returning n2, n3")
 	stop(true, "n1 ending n2, n3")
 	stop(false, "n1 ending n2, n3")
-	if err := s.AdvanceOffload(ctx, "green", rawTenant(t, etcd, "green").Offloads[0], nil); err != nil {
-		t.Error(err)
-	}
+	apply(offloading.Change{Kind: offloading.End, Since: rawTenant(t, etcd, "green").Offloads[0].Since}, true)
 	wantOffloads(t, etcd, "green")
 	_, err = s.StopOffload(ctx, "green", "n1", false)
 	refused(t, err, store.NotFound, "are not offloaded")
@@ -286,8 +296,9 @@ func testOffloadSteps(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("the next offload is %v, %v; want id 2 and another epoch than %d", again, err, made.Epoch)
 	}
 	stop(false, "n1 ending n2-")
-	if err := s.AdvanceOffload(ctx, "none", made, nil); err != nil {
-		t.Errorf("a step of a deleted tenant: %v", err)
+	none := offloading.Change{Key: offloading.Key{Tenant: "none", Node: "n1"}, Kind: offloading.End, Since: made.Since}
+	if applied, err := s.ChangeOffload(ctx, none); err != nil || applied {
+		t.Errorf("a step of a deleted tenant: %v, %v", applied, err)
 	}
 }
 
@@ -332,12 +343,15 @@ func testDeletedOffloader(t *testing.T, etcd *clientv3.Client) {
 		}
 	}
 	for _, was := range rawTenant(t, etcd, "green").Offloads {
-		next := &pilasterv1.Offload{Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE}
-		for _, f := range was.Frontends {
-			next.Frontends = append(next.Frontends, &pilasterv1.Frontend{Node: f.Node, Prefix: f.Prefix})
+		c := offloading.Change{
+			Key: offloading.Key{Tenant: "green", Node: was.Node}, Kind: offloading.Advance, Since: was.Since,
+			Phase: tenant.OffloadActive,
 		}
-		if err := s.AdvanceOffload(ctx, "green", was, next); err != nil {
-			t.Fatal(err)
+		for _, f := range was.Frontends {
+			c.Frontends = append(c.Frontends, tenant.Frontend{Node: f.Node})
+		}
+		if applied, err := s.ChangeOffload(ctx, c); err != nil || !applied {
+			t.Fatal(applied, err)
 		}
 	}
 	publish(t, s, "green", "web", 3) // another change of the same record

@@ -35,6 +35,8 @@
 //	policies/TENANT/KIND/NAMESPACE/NAME
 //	                         Policy: the document, as JSON
 //	sessions/NODE            ids of the orchestrator process, the agent's machine and the stream; with a lease
+//	load/NODE                NodeLoad: what the node reported of its load; with a lease
+//	offload-auto             "on": offloads start and end by the nodes' loads
 //	deletions                written by each transaction that deletes, because a range compare does not detect
 //	                         deletions
 //	marks/…                  the lowest number never allocated: of prefixes, tenant ids, offloads, and in
@@ -83,6 +85,8 @@ const (
 	keyPrefixMark    = root + "marks/prefix"
 	keyTenantMark    = root + "marks/tenant"
 	keyOffloadMark   = root + "marks/offload"
+	keyOffloadAuto   = root + "offload-auto"
+	dirLoads         = root + "load/"
 	dirAppMarks      = root + "marks/app/"
 	dirRoundMarks    = root + "marks/asked-app/"
 	dirOverlayMarks  = root + "marks/overlay/"

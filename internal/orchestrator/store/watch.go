@@ -41,6 +41,9 @@ type Event struct {
 	DeletedRegion  string
 	Policy         *pilasterv1.Policy
 	EndedPolicy    *pilasterv1.Policy // with tenant, kind, namespace and name only
+	Load           *pilasterv1.NodeLoad
+	EndedLoad      string // name of a node
+	OffloadAuto    *bool  // whether offloads start and end by the nodes' loads
 
 	// Package cache derives these from Hosting.
 	Override      *pilasterv1.Override

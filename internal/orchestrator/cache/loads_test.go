@@ -1,0 +1,92 @@
+package cache
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/store"
+)
+
+// TestNextLoad: when nodes report, and which reports are recorded.
+func TestNextLoad(t *testing.T) {
+	load := func(node string, own float64) *pilasterv1.NodeLoad {
+		return &pilasterv1.NodeLoad{
+			Node: node, Own: own, Rules: 100, RulesCapacity: 1000, Sessions: 10, SessionsCapacity: 1000,
+			Tenants:  []*pilasterv1.TenantLoad{{Tenant: "red", Load: own}},
+			Fronting: []*pilasterv1.FrontingLoad{{Tenant: "red", Backend: "n2", Load: 0.1}},
+		}
+	}
+	changed := func(change func(l *pilasterv1.NodeLoad)) *pilasterv1.NodeLoad {
+		l := proto.CloneOf(load("n1", 0.2))
+		change(l)
+		return l
+	}
+	m, _ := newTestCache()
+	revision := int64(10)
+	apply := func(e store.Event) {
+		revision++
+		m.Apply(store.Batch{Revision: revision, Events: []store.Event{e}})
+	}
+	session := store.Session{Orchestrator: "o", Instance: "i", Stream: "s"}
+	connected := store.Event{Session: &store.NodeSession{Node: "n1", Session: session}}
+	on, off := true, false
+	member := func(node, frontend string) store.Event {
+		return store.Event{Tenant: &pilasterv1.Tenant{Name: "red", Offloads: []*pilasterv1.Offload{
+			{Node: node, Frontends: []*pilasterv1.Frontend{{Node: frontend}}},
+		}}}
+	}
+	for _, c := range []struct {
+		what    string
+		event   store.Event
+		after   time.Duration // the last record
+		load    *pilasterv1.NodeLoad
+		next    time.Duration
+		measure bool
+		record  bool
+	}{
+		{"nobody needs loads", connected, 0, load("n1", 0.9), time.Minute, false, false},
+		{"auto", store.Event{OffloadAuto: &on}, 0, load("n1", 0.2), 10 * time.Second, true, true},
+		{"a busy node", store.Event{}, 0, load("n1", 0.4), time.Second, true, true}, // with what it does for others
+		{"a full table", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Rules = 500 }), time.Second, true, true},
+		{"recorded", store.Event{Load: load("n1", 0.2)}, time.Hour, load("n1", 0.2), 10 * time.Second, true, false},
+		{"a small change", store.Event{}, 0, load("n1", 0.24), 10 * time.Second, true, false},
+		{"a change", store.Event{}, 0, load("n1", 0.26), 10 * time.Second, true, true},
+		{"few rules more", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Rules = 149 }), 10 * time.Second,
+			true, false},
+		{"more rules", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Rules = 151 }), 10 * time.Second, true,
+			true},
+		{"more sessions", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Sessions = 61 }), 10 * time.Second,
+			true, true},
+		{"another tenant", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Tenants[0].Tenant = "blue" }),
+			10 * time.Second, true, true},
+		{"no fronting any more", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Fronting = nil }),
+			10 * time.Second, true, true},
+		{"more fronting", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Fronting[0].Load = 0.16 }),
+			10 * time.Second, true, true},
+		{"a frontend, without auto", store.Event{OffloadAuto: &off}, 0, load("n1", 0.2), time.Minute, false, false},
+		{"a frontend", member("n2", "n1"), 9 * time.Second, load("n1", 0.2), time.Second, true, false},
+		{"a frontend, later", store.Event{}, 10 * time.Second, load("n1", 0.2), time.Second, true, true},
+		{"a backend that is not there", member("n1", "n2"), 0, load("n1", 0.2), time.Minute, false, false},
+		{"a backend", store.Event{Hosting: &pilasterv1.Hosting{Tenant: "red", Node: "n1"}}, 0, load("n1", 0.9), time.Second,
+			true, true},
+		{"its stream ends", store.Event{Session: &store.NodeSession{Node: "n1"}}, 0, load("n1", 0.2), time.Second, true,
+			true},
+	} {
+		if c.event != (store.Event{}) {
+			apply(c.event)
+		}
+		now := m.Loads["n1"].At.Add(c.after)
+		next, measure, record := m.NextLoad(now, c.load)
+		if next != c.next || measure != c.measure || record != c.record {
+			t.Errorf("%s: next after %v, measure %v, record %v; want %v, %v, %v", c.what, next, measure, record, c.next,
+				c.measure, c.record)
+		}
+	}
+	m.Apply(store.Batch{Revision: revision + 1, Whole: true, Events: []store.Event{{Load: load("n1", 0.2)}}})
+	if len(m.Loads) != 0 {
+		t.Error("the report of a node without a stream is used")
+	}
+}
