@@ -103,7 +103,8 @@ func (s *Service) SendProbe(
 		err = checkPort(req.Msg.Protocol, req.Msg.Port)
 	}
 	if err == nil && req.Msg.SourcePort > math.MaxUint16 {
-		err = connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("source port %d: at most 65535", req.Msg.SourcePort))
+		err = connect.NewError(connect.CodeInvalidArgument,
+			fmt.Errorf("source port %d: choose at most 65535", req.Msg.SourcePort))
 	}
 	if err != nil {
 		return nil, err
