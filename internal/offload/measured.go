@@ -50,6 +50,6 @@ func Modelled(blocks int) Model {
 // Text says what the gain of n frontends is, and what that is based on.
 func (m Model) Text(n int) string {
 	return fmt.Sprintf("gain %.2f with %s: a model, from times measured on another machine for rule set %s of "+
-		"`pilaster bench offload`, which is like this tenant's %s", m.Gain(n), humanize.Of(n, "frontend", "frontends"), m.set,
-		humanize.Of(m.blocks, "CIDR", "CIDRs"))
+		"`pilaster bench offload`, which is like this tenant's %s", m.Gain(n), humanize.Of(n, "frontend", "frontends"),
+		m.set, humanize.Of(m.blocks, "CIDR", "CIDRs"))
 }
