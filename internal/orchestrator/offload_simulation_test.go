@@ -146,7 +146,8 @@ func (w *hotWorld) run(what string, limit time.Duration, ok func() bool) time.Du
 	defer tick.Stop()
 	for !ok() {
 		if time.Since(began) > limit {
-			w.Fatalf("after %v: not %s; %d offloads; problems %v", limit, what, len(w.offloads()), w.s.offloads.Describe(nil))
+			w.Fatalf("after %v: not %s; %d offloads; problems %v", limit, what, len(w.offloads()),
+				w.s.offloads.Describe(nil))
 		}
 		w.report()
 		<-tick.C
@@ -191,7 +192,7 @@ func (w *hotWorld) whole() bool {
 	return len(all) == w.hot
 }
 
-// TestOffloadSimulation: an orchestrator and simulated agents that speak its protocol. OFFLOAD_NODES is the number of
+// TestOffloadSimulation: an orchestrator and simulated agents that use its protocol. OFFLOAD_NODES is the number of
 // nodes, of which OFFLOAD_HOT have a hot tenant. Ramps up and down, noise, crashes and a mass failure: each offload
 // begins and ends once, and nodes without part in one receive nothing.
 func TestOffloadSimulation(t *testing.T) {
