@@ -77,7 +77,8 @@ func (m *Cache) alreadyRecorded(f *Subscriber, first *pilasterv1.FollowRequest) 
 				KeepsApps:  h.KeepsApps,
 				Unenforced: h.Unenforced,
 
-				AppliedChanges: h.AppliedChanges, Offloaded: h.Offloaded, LostFrontends: h.LostFrontends,
+				AppliedChanges: h.AppliedChanges, PoliciesRevision: h.PoliciesRevision, Offloaded: h.Offloaded,
+				LostFrontends: h.LostFrontends, AnsweringFrontends: h.AnsweringFrontends,
 			}
 		}
 	}

@@ -30,6 +30,10 @@ func TestCheckOffloaded(t *testing.T) {
 		"no address": {[]*pilasterv1.Hosting{{Offloaded: []*pilasterv1.OffloadedEndpoint{
 			{Addresses: [][]byte{{10, 0, 0}}, App: 1}}}}, false},
 		"no name":    {[]*pilasterv1.Hosting{{LostFrontends: []string{"N1\x1b"}}}, false},
+		"nor answer": {[]*pilasterv1.Hosting{{AnsweringFrontends: []string{"N1\x1b"}}}, false},
+		"many answer": {
+			[]*pilasterv1.Hosting{{AnsweringFrontends: make([]string, tenant.MaxFrontends+1)}}, false,
+		},
 		"many names": {[]*pilasterv1.Hosting{{LostFrontends: make([]string, tenant.MaxFrontends+1)}}, false},
 	} {
 		if err := checkOffloaded(c.reports); (err == nil) != c.valid ||
