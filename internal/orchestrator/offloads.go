@@ -59,9 +59,10 @@ type frontendOf struct{ tenant, node string }
 
 // frontendLag is what a frontend lacks.
 type frontendLag struct {
-	since  time.Time // when this process saw a change that the node does not have; zero if it has all
-	target uint64    // the tenant's changes at that time
-	has    int64     // revision of what the node had when it was last connected
+	since    time.Time // when this process saw a change that the node does not have; zero if it has all
+	changes  uint64    // of the tenant at that time
+	policies int64     // revision of their last change at that time
+	has      int64     // revision of what the node was sent when it was last connected
 }
 
 func newOffloads(
@@ -220,7 +221,7 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 			}
 			h.Applied, h.Unenforced, h.Lost = is.AppliedChanges, is.Unenforced, is.LostFrontends
 			if k := (frontendOf{name, node}); fronts[k] {
-				h.Lag = o.lag(now, k, is.AppliedChanges, n.Connected)
+				h.Lag = o.lag(now, k, is, n.Connected)
 			} else {
 				h.Containers = 1 // as store.hasContainers: nodes with only subnets count, too
 			}
@@ -313,10 +314,14 @@ func (o *offloads) node(name string) offload.Node {
 	return n
 }
 
-// lag returns for how long a frontend has lacked a change of a tenant, of its apps or of its policies. A node that is
-// not connected has what it had when its stream ended. The caller holds the lock of the cache.
-func (o *offloads) lag(now time.Time, k frontendOf, applied uint64, connected bool) time.Duration {
-	changes, revision := o.cache.Tenants[k.tenant].GetChanges(), o.cache.Offloaded[k.tenant]
+// lag returns for how long a frontend has lacked a change of a tenant or of its policies, by its report. A node that is
+// not connected also lacks the apps that began since. The caller holds the lock of the cache.
+func (o *offloads) lag(now time.Time, k frontendOf, is *pilasterv1.Hosting, connected bool) time.Duration {
+	changes, policies := o.cache.Tenants[k.tenant].GetChanges(), o.cache.Policies.Changed(k.tenant)
+	revision := o.cache.Offloaded[k.tenant]
+	has := func(changes uint64, policies int64) bool {
+		return is.AppliedChanges >= changes && is.PoliciesRevision >= policies
+	}
 	l := o.lags[k]
 	if l == nil {
 		l = &frontendLag{has: revision}
@@ -326,11 +331,11 @@ func (o *offloads) lag(now time.Time, k frontendOf, applied uint64, connected bo
 		l.has = revision
 	}
 	switch {
-	case connected && applied >= changes, !connected && l.has == revision:
+	case has(changes, policies) && l.has == revision:
 		l.since = time.Time{}
 		return 0
-	case l.since.IsZero(), connected && applied >= l.target: // it has the change, and lacks a later one
-		l.since, l.target = now, changes
+	case l.since.IsZero(), connected && has(l.changes, l.policies): // it has the change, and lacks a later one
+		l.since, l.changes, l.policies = now, changes, policies
 	}
 	return now.Sub(l.since)
 }

@@ -50,6 +50,8 @@ type offloadAgent struct {
 	stream   *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]
 	hosts    map[string]bool
 	applied  map[string]uint64
+	policies map[string]int64
+	stale    bool // it applies no policies
 	sequence uint64
 	lost     []string // frontends that do not answer
 	mute     bool     // it acknowledges nothing
@@ -62,6 +64,9 @@ func (a *offloadAgent) report() error {
 	req := &pilasterv1.FollowRequest{HostedTenants: slices.Sorted(maps.Keys(a.hosts)), Sequence: a.sequence}
 	for _, name := range req.HostedTenants {
 		h := &pilasterv1.Hosting{Tenant: name, AppliedChanges: a.applied[name]}
+		if h.AppliedChanges > 0 {
+			h.PoliciesRevision = a.policies[name]
+		}
 		if own := a.own[name]; a.backend && own != nil && a.applied[name] > 0 {
 			h.Offloaded = []*pilasterv1.OffloadedEndpoint{{Addresses: [][]byte{own}, App: 1}}
 			h.LostFrontends = a.lost
@@ -86,20 +91,31 @@ func (a *offloadAgent) change(t *testing.T, change func()) {
 func (a *offloadAgent) run(ctx context.Context) error {
 	a.mu.Lock()
 	a.stream, a.applied, a.sequence = a.client.Follow(ctx), map[string]uint64{}, 10
+	a.policies = map[string]int64{}
 	err := a.report()
 	a.mu.Unlock()
 	for err == nil {
 		var r *pilasterv1.FollowResponse
 		if r, err = a.stream.Receive(); err == nil {
-			err = a.apply(append(r.GetSnapshot().GetTenants(), r.GetDelta().GetTenants()...))
+			err = a.apply(r)
 		}
 	}
 	return err
 }
 
-func (a *offloadAgent) apply(tenants []*pilasterv1.Tenant) error {
+func (a *offloadAgent) apply(r *pilasterv1.FollowResponse) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	tenants := append(r.GetSnapshot().GetTenants(), r.GetDelta().GetTenants()...)
+	changed := set(slices.Concat(r.GetSnapshot().GetWholePolicies(), r.GetDelta().GetWholePolicies()))
+	for _, p := range slices.Concat(r.GetDelta().GetPolicies(), r.GetDelta().GetEndedPolicies()) {
+		changed[p.Tenant] = true
+	}
+	for name := range changed {
+		if !a.stale {
+			a.policies[name] = r.Revision
+		}
+	}
 	for _, of := range tenants {
 		is, applied := "none", uint64(0)
 		a.hosts[of.Name] = a.own[of.Name] != nil
@@ -120,10 +136,18 @@ func (a *offloadAgent) apply(tenants []*pilasterv1.Tenant) error {
 			a.seen <- is
 		}
 	}
-	if len(tenants) == 0 {
+	if len(tenants)+len(changed) == 0 {
 		return nil
 	}
 	return a.report()
+}
+
+func set(names []string) map[string]bool {
+	all := map[string]bool{}
+	for _, name := range names {
+		all[name] = true
+	}
+	return all
 }
 
 // next waits until the agent has applied a state, and returns the states before it.
@@ -394,7 +418,7 @@ func TestPoliciesBehind(t *testing.T) {
 	c := testConfig(t)
 	c.offload = offload.DefaultLimits()
 	c.offload.Dwell, c.offload.Load = 0, time.Second
-	w := newOffloading(t, start(t, c), "", "", "", "", "")
+	w := newOffloading(t, start(t, c), "", "", "", "", "", "")
 	w.start(1, "active n2")
 	w.agents[2].change(t, func() { w.agents[2].applied["green"], w.agents[2].mute = 0, true })
 	w.reaches("active n2-, n3")
@@ -402,6 +426,9 @@ func TestPoliciesBehind(t *testing.T) {
 	w.leave(3)
 	apply(t, w.s, "green", netpol("b", "  ingress: [{}]\n"))
 	w.reaches("active n4") // n2 has containers, so it is chosen first, and loads nothing
+	w.agents[4].change(t, func() { w.agents[4].stale = true })
+	apply(t, w.s, "green", netpol("c", "  ingress: [{}]\n"))
+	w.reaches("active n5") // n4 is connected, and acknowledges all but the policies
 }
 
 // TestLateRegistration: a node that registers again without offloads, as with another build, leaves them.
