@@ -100,6 +100,7 @@ type Node struct {
 	Connected bool
 	Offloads  bool              // it can take part in offloads
 	Unfit     string            // why it cannot become a frontend; empty if it can
+	Measured  bool              // its packet load is known: of Own, Fronting and Hosted.Load
 	Budget    float64           // its CPUs for packets; 0 counts as 1
 	Own       float64           // packet load of its own containers, as a part of the budget
 	Fronting  map[Key]float64   // packet load as a frontend, by offload
@@ -479,10 +480,10 @@ func StopPhase(p tenant.OffloadPhase) tenant.OffloadPhase {
 // fallBack returns the rules if the backend would have room for them.
 func (s *step) fallBack(r *Record, be *Node) {
 	name := condition{"cool", r.Node, r.Tenant}
-	after, known := be.load(), be.Connected
+	after, known := be.load(), be.Connected && be.Measured
 	for _, f := range r.Frontends {
 		fe := s.node(f.Node)
-		if fe == nil || !fe.Connected { // its load is unknown
+		if fe == nil || !fe.Connected || !fe.Measured { // its load is unknown
 			known = false
 			break
 		}
@@ -516,6 +517,9 @@ func (s *step) start() {
 	for i := range s.in.Nodes {
 		n := &s.in.Nodes[i]
 		load, rules := n.load(), n.Rules.load()
+		if !n.Measured {
+			load = 0
+		}
 		hot := n.Connected && n.Offloads && max(load, rules) >= s.limits.OffloadAt
 		if hot && busy[n.Name] {
 			hot = false // its load changes now; the time counts anew afterwards
@@ -574,7 +578,7 @@ func (s *step) relieve(n *Node, packets bool, why string) string {
 	})
 	for _, c := range all {
 		k := Key{c.tenant, n.Name}
-		d := demand{DefaultFrontends, DefaultFrontends, s.expected(k, n, DefaultFrontends)}
+		d := demand{DefaultFrontends, DefaultFrontends, s.expected(k, n, DefaultFrontends), true}
 		chosen, text := s.choose(k, n, d, nil)
 		if text != "" {
 			reasons = append(reasons, c.tenant+": "+text)

@@ -282,6 +282,13 @@ func TestChoice(t *testing.T) {
 		"policies behind": {
 			func(w *world) { host(w.node("f1")); lag(w, 1001*time.Millisecond, "f1") }, "f2 f3",
 		},
+		"an unknown load": {func(w *world) { w.node("f1").Measured, w.node("f1").Own = false, 0 }, "f1 f2"},
+		"an unknown load, with auto": {
+			func(w *world) { w.in.Auto, w.node("f1").Measured, w.node("f1").Own = true, false, 0 }, "f2 f3",
+		},
+		"unknown loads, with auto": {
+			func(w *world) { w.in.Auto, w.node("f1").Measured, w.node("f3").Measured = true, false, false }, "f2 f1",
+		},
 		"none fits": {func(w *world) {
 			w.node("f1").Connected, w.node("f2").Own = false, 0.5
 			w.node("f3").Rules = Table{9000, 10_000}
@@ -715,6 +722,26 @@ func TestAutomatic(t *testing.T) {
 		w.mute["f1"] = false
 		w.only(w.run(62*time.Second, time.Second, Stop), Stop)
 	})
+	t.Run("no start by an unknown load, nor on nodes with one", func(t *testing.T) {
+		w, _ := ready(t, 5, 0.9)
+		w.node("be").Measured = false
+		w.only(w.run(10*time.Second, time.Second))
+		w.node("be").Measured = true
+		w.node("f1").Measured, w.node("f2").Measured = false, false
+		w.only(w.run(10*time.Second, time.Second))
+		w.wantProblem("3 nodes fit, 4 are needed; the others: 2 whose load is not known")
+	})
+	for _, unknown := range []string{"be", "f1"} {
+		t.Run("no fallback while the load is unknown of "+unknown, func(t *testing.T) {
+			w, k := ready(t, 5, 0.1)
+			w.offload(k, 4, tenant.OffloadActive)
+			w.record(k).Automatic = true
+			w.node(unknown).Measured = false
+			w.only(w.run(10*time.Minute, time.Second))
+			w.node(unknown).Measured = true
+			w.only(w.run(62*time.Second, time.Second, Stop), Stop)
+		})
+	}
 	t.Run("repeated before it is stored, a fallback counts once", func(t *testing.T) {
 		w, k := ready(t, 5, 0.1)
 		w.offload(k, 4, tenant.OffloadActive)

@@ -101,7 +101,7 @@ func (s *step) maintain(r *Record, be *Node) bool {
 	var added []tenant.Frontend
 	if missing > 0 {
 		var why string
-		d := demand{min(missing, tenant.MaxFrontends-len(r.Frontends)), 1, s.share(be, r)}
+		d := demand{min(missing, tenant.MaxFrontends-len(r.Frontends)), 1, s.share(be, r), false}
 		if added, why = s.choose(r.Key(), be, d, r.Frontends); why != "" {
 			s.problem(r.Key(), "%d of %d frontends: %s", len(active)+len(soft), want, why)
 		}
@@ -209,7 +209,7 @@ func (s *step) scaleOut(r *Record, be *Node) bool {
 		s.problem(r.Key(), "frontend %s is at %s; %d frontends are the most", busy.Name, percent(busy.load()), want)
 		return false
 	}
-	added, why := s.choose(r.Key(), be, demand{want, want, s.share(be, r) / 2}, r.Frontends)
+	added, why := s.choose(r.Key(), be, demand{want, want, s.share(be, r) / 2, true}, r.Frontends)
 	if why != "" {
 		s.problem(r.Key(), "frontend %s is at %s; not scaled out: %s", busy.Name, percent(busy.load()), why)
 		return false
@@ -242,7 +242,7 @@ func (c *Controller) Choose(now time.Time, in Input, k Key, n int) ([]tenant.Fro
 	if be == nil {
 		return nil, fmt.Errorf("node %s is unknown", k.Node)
 	}
-	chosen, why := s.choose(k, be, demand{n, n, s.expected(k, be, n)}, nil)
+	chosen, why := s.choose(k, be, demand{n, n, s.expected(k, be, n), false}, nil)
 	if why != "" {
 		return nil, errors.New(why)
 	}
@@ -253,17 +253,19 @@ func (c *Controller) Choose(now time.Time, in Input, k Key, n int) ([]tenant.Fro
 type demand struct {
 	count, least int     // of nodes; with fewer than least, none
 	share        float64 // load that each gets, in CPUs
+	measured     bool    // only nodes whose load is known
 }
 
 // choose returns nodes as draining frontends, and why there are fewer than asked for (Nezha §4.2.1, B.1): of the
 // backend's rack first, then those that have the tenant's rules already, then alike in CPUs, then with the least load,
-// then those that are frontends of the fewest offloads: most loads are unknown while nothing needs them.
+// then those that are frontends of the fewest offloads: most loads are unknown while nothing needs them. While all
+// nodes should measure their loads, those with unknown loads are the last choice.
 func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chosen []tenant.Frontend, why string) {
 	type fit struct {
-		node        *Node
-		away, alien bool
-		unlike      int
-		load        float64
+		node                 *Node
+		unknown, away, alien bool
+		unlike               int
+		load                 float64
 	}
 	var all []fit
 	refused := map[string]int{}
@@ -272,17 +274,18 @@ func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chos
 		if fe.Name == be.Name || contains(except, fe.Name) {
 			continue
 		}
-		if why := s.refuse(k, be, fe, d.share); why != "" {
+		if why := s.refuse(k, be, fe, d); why != "" {
 			refused[why]++
 			continue
 		}
 		all = append(all, fit{
-			fe, be.Rack == "" || fe.Rack != be.Rack, !s.has(k.Tenant, fe),
+			fe, s.in.Auto && !fe.Measured, be.Rack == "" || fe.Rack != be.Rack, !s.has(k.Tenant, fe),
 			int(math.Abs(math.Round(math.Log2(fe.budget() / be.budget())))), fe.load() + s.loads[fe.Name],
 		})
 	}
 	slices.SortFunc(all, func(a, b fit) int {
-		return cmp.Or(number(a.away)-number(b.away), number(a.alien)-number(b.alien), a.unlike-b.unlike,
+		return cmp.Or(number(a.unknown)-number(b.unknown), number(a.away)-number(b.away),
+			number(a.alien)-number(b.alien), a.unlike-b.unlike,
 			cmp.Compare(a.load, b.load), s.served[a.node.Name]-s.served[b.node.Name],
 			strings.Compare(a.node.Name, b.node.Name))
 	})
@@ -308,7 +311,7 @@ func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chos
 }
 
 // refuse says why a node cannot be a frontend; nodes with equal texts are counted.
-func (s *step) refuse(k Key, be, fe *Node, share float64) string {
+func (s *step) refuse(k Key, be, fe *Node, d demand) string {
 	h := fe.Tenants[k.Tenant]
 	switch rules := s.need(k.Tenant, be, fe); {
 	case !fe.Connected:
@@ -323,9 +326,11 @@ func (s *step) refuse(k Key, be, fe *Node, share float64) string {
 		return "replaced just now"
 	case h.Lag > s.limits.Lag || h.Unenforced != "":
 		return "with policies that are behind"
+	case d.measured && !fe.Measured:
+		return "whose load is not known"
 	case fe.Own > s.limits.ChooseAt:
 		return "with own load above " + percent(s.limits.ChooseAt)
-	case fe.load()+s.loads[fe.Name]+share/fe.budget() > s.limits.ScaleAt:
+	case fe.load()+s.loads[fe.Name]+d.share/fe.budget() > s.limits.ScaleAt:
 		return "whose load would be above " + percent(s.limits.ScaleAt)
 	case fe.Rules.Capacity > 0 && rules > max(0, fe.Rules.free()-s.rules[fe.Name])/2: // else its room is unknown
 		return fmt.Sprintf("without twice the room for %d rules", rules)

@@ -65,7 +65,7 @@ func (w *world) addNode(name, rack string, budget float64, base func(time.Durati
 	w.index[name] = len(w.in.Nodes)
 	n := len(w.in.Nodes) + 1
 	w.in.Nodes = append(w.in.Nodes, Node{
-		Name: name, Rack: rack, Connected: true, Offloads: true, Budget: budget,
+		Name: name, Rack: rack, Connected: true, Offloads: true, Measured: true, Budget: budget,
 		Prefix: netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 6: byte(n >> 8), 7: byte(n)}), 64),
 		Rules:  Table{1000, 10_000}, Sessions: Table{100, 10_000},
 		Fronting: map[Key]float64{}, Tenants: map[string]Hosted{},

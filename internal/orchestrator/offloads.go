@@ -189,14 +189,18 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 	o.sortNodes()
 	index := make(map[string]int, len(o.names))
 	in.Nodes = make([]offload.Node, 0, len(o.names))
+	fronts, members := map[frontendOf]bool{}, map[string]bool{}
+	for i := range in.Records {
+		members[in.Records[i].Node] = true
+		for _, f := range in.Records[i].Frontends {
+			fronts[frontendOf{in.Records[i].Tenant, f.Node}], members[f.Node] = true, true
+		}
+	}
 	for i, name := range o.names {
 		index[name] = i
 		in.Nodes = append(in.Nodes, o.node(name))
-	}
-	fronts := map[frontendOf]bool{}
-	for i := range in.Records {
-		for _, f := range in.Records[i].Frontends {
-			fronts[frontendOf{in.Records[i].Tenant, f.Node}] = true
+		if load, is := c.Loads[name]; is && c.IsFresh(now, load, members[name]) {
+			setLoad(&in.Nodes[i], load.NodeLoad)
 		}
 	}
 	hosted := func(name, node string) (h offload.Hosted, n *offload.Node) {
@@ -230,6 +234,9 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 	}
 	models := map[string]offload.Model{} // of tenants on busy nodes
 	for node, load := range c.Loads {
+		if !c.IsFresh(now, load, members[node]) {
+			continue
+		}
 		for _, l := range load.Tenants {
 			h, n := hosted(l.Tenant, node)
 			if n == nil {
@@ -286,7 +293,7 @@ func (o *offloads) sortNodes() {
 	}
 }
 
-// node returns what is known of a node, without its tenants. The caller holds the lock of the cache.
+// node returns what is known of a node, without its tenants and load. The caller holds the lock of the cache.
 func (o *offloads) node(name string) offload.Node {
 	is := o.cache.Nodes[name]
 	n := offload.Node{Name: name, Rack: is.Rack, Connected: o.cache.Connected(name), Offloads: is.Offloads}
@@ -298,11 +305,11 @@ func (o *offloads) node(name string) offload.Node {
 	case !slices.ContainsFunc(is.Enforces, enforces):
 		n.Unfit = "without policies on network " + tenant.NetworksWith(tenant.Offloads)
 	}
-	load, reported := o.cache.Loads[name]
-	if !reported {
-		return n
-	}
-	n.Budget, n.Own = load.Budget, load.Own
+	return n
+}
+
+func setLoad(n *offload.Node, load *pilasterv1.NodeLoad) {
+	n.Measured, n.Budget, n.Own = load.Measured, load.Budget, load.Own
 	n.Rules = offload.Table{Used: int(load.Rules), Capacity: int(load.RulesCapacity)}
 	n.Sessions = offload.Table{Used: int(load.Sessions), Capacity: int(load.SessionsCapacity)}
 	if len(load.Fronting) > 0 {
@@ -311,7 +318,6 @@ func (o *offloads) node(name string) offload.Node {
 	for _, f := range load.Fronting {
 		n.Fronting[offload.Key{Tenant: f.Tenant, Node: f.Backend}] = f.Load
 	}
-	return n
 }
 
 // lag returns for how long a frontend has lacked a change of a tenant or of its policies, by its report. A node that is

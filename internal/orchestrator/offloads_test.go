@@ -464,14 +464,19 @@ func TestAutomaticOffload(t *testing.T) {
 	}
 	apply(t, w.s, "green", netpol("blocks", "  ingress: [{from: ["+strings.Join(blocks, ", ")+"]}]\n"))
 	hot := &pilasterv1.NodeLoad{
-		Budget: 1, Own: 0.9, Rules: 10, RulesCapacity: 1000,
+		Measured: true, Budget: 1, Own: 0.9, Rules: 10, RulesCapacity: 1000,
 		Tenants: []*pilasterv1.TenantLoad{{Tenant: "green", Load: 0.8, Rules: 10}},
 	}
 	if r := w.load(1, hot); r.Measure || r.NextMs != 60_000 || w.s.cache.Loads["n1"].NodeLoad != nil {
 		t.Errorf("without auto: %v", r)
 	}
 	w.auto(true)
-	if r := w.load(3, &pilasterv1.NodeLoad{Budget: 1, Own: 0.35}); !r.Measure || r.NextMs != 10_000 {
+	for n := range w.agents {
+		if n > 1 && n != 3 {
+			w.load(n, &pilasterv1.NodeLoad{Measured: true, Budget: 1})
+		}
+	}
+	if r := w.load(3, &pilasterv1.NodeLoad{Measured: true, Budget: 1, Own: 0.35}); !r.Measure || r.NextMs != 10_000 {
 		t.Errorf("a node that is not busy: %v", r)
 	}
 	if r := w.load(1, hot); !r.Measure || r.NextMs != 1000 {
@@ -485,7 +490,8 @@ func TestAutomaticOffload(t *testing.T) {
 	hot.Own, hot.Tenants[0].Load = 0.5, 0.4
 	w.load(1, hot)
 	w.load(4, &pilasterv1.NodeLoad{
-		Budget: 1, Own: 0.1, Fronting: []*pilasterv1.FrontingLoad{{Tenant: "green", Backend: "n1", Load: 0.4}},
+		Measured: true, Budget: 1, Own: 0.1,
+		Fronting: []*pilasterv1.FrontingLoad{{Tenant: "green", Backend: "n1", Load: 0.4}},
 	})
 	w.await("8 frontends", func() bool {
 		o := w.s.cache.Tenants["green"].Offloads
@@ -494,7 +500,7 @@ func TestAutomaticOffload(t *testing.T) {
 	is, _ = w.list()
 	hot.Own, hot.Tenants[0].Load = 0.1, 0.05
 	w.load(1, hot)
-	w.load(4, &pilasterv1.NodeLoad{Budget: 1, Own: 0.1})
+	w.load(4, &pilasterv1.NodeLoad{Measured: true, Budget: 1, Own: 0.1})
 	w.reaches("removed")
 
 	w.auto(false)

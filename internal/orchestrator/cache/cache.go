@@ -309,7 +309,9 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 	case e.EndedLoad != "":
 		delete(m.Loads, e.EndedLoad)
 	case e.OffloadAuto != nil:
+		m.dropLoads() // of former members, if it was off
 		m.OffloadAuto = *e.OffloadAuto
+		m.dropLoads()
 	}
 }
 

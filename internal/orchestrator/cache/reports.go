@@ -177,20 +177,29 @@ const (
 	oftenLoad = time.Second
 	autoLoad  = 10 * time.Second
 	rareLoad  = time.Minute
-	freshLoad = 10 * time.Second // what a node reports often is recorded after this time, also if it changed little
+	freshLoad = time.Minute      // what a node reports often is recorded after this time, also if it changed little
+	staleLoad = 90 * time.Second // what a node should report often is unknown after this time
 )
 
-// dropLoads deletes the reports of nodes without a stream.
+// IsFresh reports whether a load can be used: it is not if nothing keeps it up to date. Member is whether the node is a
+// backend or a frontend. The caller holds the lock.
+func (m *Cache) IsFresh(now time.Time, l Load, member bool) bool {
+	often := member || m.OffloadAuto && Busy(l.NodeLoad)
+	return (member || m.OffloadAuto) && (!often || now.Sub(l.At) < staleLoad)
+}
+
+// dropLoads deletes the reports of nodes without a stream, and of nodes that measure no loads.
 func (m *Cache) dropLoads() {
 	for node := range m.Loads {
-		if m.Sessions[node].None() {
+		if m.Sessions[node].None() || !m.OffloadAuto && !m.takesPart(node) {
 			delete(m.Loads, node)
 		}
 	}
 }
 
 // NextLoad returns when a node's next report is due, whether it measures its packet load for it, and whether this
-// report is recorded: most do not differ from the last one, and each record is a write that all orchestrators read.
+// report is recorded: without packet loads it is not, most do not differ from the last one, and each record is a write
+// that all orchestrators read.
 func (m *Cache) NextLoad(now time.Time, load *pilasterv1.NodeLoad) (next time.Duration, measure, record bool) {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -203,7 +212,7 @@ func (m *Cache) NextLoad(now time.Time, load *pilasterv1.NodeLoad) (next time.Du
 		next = autoLoad
 	}
 	last, recorded := m.Loads[load.Node]
-	record = measure && (!recorded || differ(last.NodeLoad, load) || next == oftenLoad && now.Sub(last.At) >= freshLoad)
+	record = measure && load.Measured && (!recorded || differ(last.NodeLoad, load) || next == oftenLoad && now.Sub(last.At) >= freshLoad)
 	return next, measure, record
 }
 
