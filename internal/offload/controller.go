@@ -40,10 +40,14 @@ type Limits struct {
 	Away     time.Duration // at the end, nodes that are not connected are awaited for so long
 }
 
+// MinShare is DefaultLimits().MinShare. A tenant with less of a node's packet budget and of its rule table need not be
+// known.
+const MinShare = 0.05
+
 // DefaultLimits are those of the paper where it has them.
 func DefaultLimits() Limits {
 	return Limits{
-		OffloadAt: 0.7, OffloadFor: 3 * time.Second, MinShare: 0.05, MinGain: 1.2,
+		OffloadAt: 0.7, OffloadFor: 3 * time.Second, MinShare: MinShare, MinGain: 1.2,
 		ScaleAt: 0.4, ScaleFor: 3 * time.Second, ChooseAt: 0.3,
 		FallBackBelow: 0.5, FallBackFor: time.Minute, MaxDoublings: 6, Forget: 6 * time.Hour,
 		Dwell: 10 * time.Second, Avoid: 10 * time.Minute, Confirm: 50 * time.Millisecond, GoodFor: 5 * time.Second,

@@ -180,7 +180,7 @@ func (o *offloads) forget(now time.Time) {
 }
 
 // input returns what the controller decides by, and the revision of the last report about offloads. It has the reports
-// about tenants with offloads, and about one more tenant.
+// about tenants with offloads, about those of busy nodes, which may get one, and about one more tenant.
 func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int64) {
 	c := o.cache
 	c.Mu.RLock()
@@ -213,11 +213,21 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 		}
 		return n.Tenants[name], n
 	}
-	of := slices.AppendSeq(make([]string, 0, len(c.Offloaded)+1), maps.Keys(c.Offloaded))
-	if _, is := c.Offloaded[also]; also != "" && !is {
-		of = append(of, also)
+	of := map[string]bool{} // tenants whose nodes matter
+	for name := range c.Offloaded {
+		of[name] = true
 	}
-	for _, name := range of {
+	if also != "" {
+		of[also] = true
+	}
+	for node, load := range c.Loads {
+		if cache.Busy(load.NodeLoad) && c.IsFresh(now, load, members[node]) {
+			for _, l := range load.Tenants {
+				of[l.Tenant] = true
+			}
+		}
+	}
+	for name := range of {
 		for node, is := range c.Hosting[name] {
 			h, n := hosted(name, node)
 			if n == nil {

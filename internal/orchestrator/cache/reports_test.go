@@ -1,6 +1,8 @@
 package cache
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -54,6 +56,8 @@ func TestNextLoad(t *testing.T) {
 		{"a busy node", store.Event{}, 0, load("n1", 0.4), time.Second, true, true}, // with what it does for others
 		{"a full table", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Rules = 500 }), time.Second, true,
 			true},
+		{"many sessions", store.Event{}, 0, changed(func(l *pilasterv1.NodeLoad) { l.Sessions = 900 }),
+			10 * time.Second, true, true},
 		{"recorded", store.Event{Load: load("n1", 0.2)}, time.Hour, load("n1", 0.2), 10 * time.Second, true, false},
 		{"a small change", store.Event{}, 0, load("n1", 0.24), 10 * time.Second, true, false},
 		{"a change", store.Event{}, 0, load("n1", 0.26), 10 * time.Second, true, true},
@@ -89,6 +93,36 @@ func TestNextLoad(t *testing.T) {
 			t.Errorf("%s: next after %v, measure %v, record %v; want %v, %v, %v", c.what, next, measure, record, c.next,
 				c.measure, c.record)
 		}
+	}
+	apply(member("n1", "n2"))
+	large := load("n1", 0)
+	large.Tenants = nil
+	for name, l := range map[string]*pilasterv1.TenantLoad{
+		"red": {}, "large": {Load: 0.05}, "rules": {Rules: 50}, "small": {Load: 0.049, Rules: 49},
+		"had": {Load: 0.025}, "had-less": {Load: 0.024},
+	} {
+		l.Tenant = name
+		large.Tenants = append(large.Tenants, l)
+	}
+	last := &pilasterv1.NodeLoad{Tenants: []*pilasterv1.TenantLoad{{Tenant: "had"}, {Tenant: "had-less"}}}
+	for i := range maxTenantLoads - 3 {
+		large.Tenants = append(large.Tenants, &pilasterv1.TenantLoad{Tenant: fmt.Sprint("t", i), Load: 1})
+	}
+	m.keepLarge(large, last)
+	var kept []string
+	for _, l := range large.Tenants {
+		if l.Load < 1 {
+			kept = append(kept, l.Tenant)
+		}
+	}
+	if want := []string{"had", "large", "red", "rules"}; !slices.Equal(kept, want) {
+		t.Errorf("kept %q, want %q", kept, want)
+	}
+	large.Tenants[0].Load, large.Tenants = 1, append(large.Tenants, &pilasterv1.TenantLoad{Tenant: "t", Load: 1})
+	m.keepLarge(large, last)
+	if n := len(large.Tenants); n != maxTenantLoads+1 || !slices.ContainsFunc(
+		large.Tenants, func(l *pilasterv1.TenantLoad) bool { return l.Tenant == "red" }) {
+		t.Errorf("kept %d, want the largest %d and red", n, maxTenantLoads)
 	}
 	for _, c := range []struct {
 		auto, member bool
