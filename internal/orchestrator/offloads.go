@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
@@ -20,7 +22,8 @@ import (
 
 const (
 	offloadBatch   = 5 * time.Millisecond // at least, between two steps, so that one reads reports of several nodes
-	offloadRetry   = time.Second          // after an error of the store
+	offloadRetry   = time.Second          // of a change after an error of the store
+	offloadWrites  = 8                    // at once
 	offloadRefused = time.Minute          // what the store refused to start is not tried again
 )
 
@@ -31,13 +34,15 @@ type offloads struct {
 	store   *store.Store
 	cache   *cache.Cache
 	log     *slog.Logger
-	counted func(offload.Kind) // counts a change
+	counted func(offload.Kind)                                              // counts a change
+	change  func(context.Context, offload.Change) (applied bool, err error) // of a record, in the store
 
 	mu         sync.Mutex // of what follows
 	controller *offload.Controller
 	records    map[offload.Key]seenRecord
 	lags       map[frontendOf]*frontendLag
 	refused    map[offload.Key]refusal
+	retry      map[offload.Key]time.Time
 	last       map[offload.Key]string // the last change that this process made, and why
 	result     offload.Result
 	names      []string // of all nodes, sorted
@@ -73,9 +78,9 @@ func newOffloads(
 	counted func(offload.Kind),
 ) *offloads {
 	return &offloads{
-		store: s, cache: c, log: log, counted: counted, controller: offload.New(limits),
+		store: s, cache: c, log: log, counted: counted, change: s.ChangeOffload, controller: offload.New(limits),
 		records: map[offload.Key]seenRecord{}, lags: map[frontendOf]*frontendLag{}, refused: map[offload.Key]refusal{},
-		last: map[offload.Key]string{},
+		last: map[offload.Key]string{}, retry: map[offload.Key]time.Time{},
 	}
 }
 
@@ -86,10 +91,10 @@ func (o *offloads) run(ctx context.Context) {
 		return len(o.cache.Offloaded) > 0 || o.cache.OffloadAuto || o.cache.OffloadRevision > seen
 	}
 	for o.cache.Await(ctx, needed) == nil && ctx.Err() == nil {
-		var next, pause time.Duration
+		var next time.Duration
 		began := time.Now()
-		seen, next, pause = o.step(ctx)
-		pause = max(pause, offloadBatch, time.Since(began)) // at most half of a CPU
+		seen, next = o.step(ctx)
+		pause := max(offloadBatch, time.Since(began)) // at most half of a CPU
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -100,9 +105,8 @@ func (o *offloads) run(ctx context.Context) {
 	}
 }
 
-// step performs one step. It returns the revision of the reports that it used, when the next step is due, and how long
-// to wait first.
-func (o *offloads) step(ctx context.Context) (seen int64, next, pause time.Duration) {
+// step performs one step. It returns the revision of the reports that it used, and when the next step is due.
+func (o *offloads) step(ctx context.Context) (seen int64, next time.Duration) {
 	now := time.Now()
 	o.mu.Lock()
 	in, seen := o.input(now, "")
@@ -110,19 +114,43 @@ func (o *offloads) step(ctx context.Context) (seen int64, next, pause time.Durat
 	result := o.controller.Step(now, in)
 	o.result = result
 	o.mu.Unlock()
-	for _, c := range result.Changes {
-		if err := o.apply(ctx, now, c); err != nil && ctx.Err() == nil {
-			o.log.Warn("a change of an offload failed; retrying", "tenant", c.Tenant, "node", c.Node, "change", c.Kind,
-				"reason", c.Reason, "error", err)
-			pause = offloadRetry
+	o.applyAll(ctx, now, result.Changes)
+	return seen, result.Next
+}
+
+// applyAll writes changes, those of lost frontends first. One that fails is tried again after a time, in which it does
+// not delay those of other offloads.
+func (o *offloads) applyAll(ctx context.Context, now time.Time, changes []offload.Change) {
+	changes = slices.DeleteFunc(slices.Clone(changes), func(c offload.Change) bool { return now.Before(o.retry[c.Key]) })
+	slices.SortStableFunc(changes, func(a, b offload.Change) int {
+		if a.Urgent == b.Urgent {
+			return 0
+		} else if a.Urgent {
+			return -1
 		}
+		return 1
+	})
+	var writes errgroup.Group
+	writes.SetLimit(offloadWrites)
+	for _, c := range changes {
+		writes.Go(func() error {
+			err := o.apply(ctx, now, c)
+			if err != nil && ctx.Err() == nil {
+				o.log.Warn("a change of an offload failed; retrying", "tenant", c.Tenant, "node", c.Node, "change",
+					c.Kind, "reason", c.Reason, "error", err)
+				o.mu.Lock()
+				o.retry[c.Key] = time.Now().Add(offloadRetry)
+				o.mu.Unlock()
+			}
+			return nil
+		})
 	}
-	if len(result.Changes) > 0 { // otherwise the next step would decide the same
+	writes.Wait()
+	if len(changes) > 0 { // otherwise the next step would decide the same
 		wait, cancel := context.WithTimeout(ctx, offloadRetry)
 		defer cancel()
 		_ = o.cache.Await(wait, func() bool { return o.cache.Revision >= o.store.Revision() })
 	}
-	return seen, result.Next, pause
 }
 
 // apply writes a change to the store.
@@ -133,7 +161,7 @@ func (o *offloads) apply(ctx context.Context, now time.Time, c offload.Change) (
 	if c.Kind == offload.Start {
 		applied, err = o.start(ctx, now, c)
 	} else {
-		applied, err = o.store.ChangeOffload(ctx, c)
+		applied, err = o.change(ctx, c)
 	}
 	if err != nil || !applied {
 		return err
@@ -168,6 +196,7 @@ func (o *offloads) start(ctx context.Context, now time.Time, c offload.Change) (
 
 // forget deletes what belongs to offloads that are gone.
 func (o *offloads) forget(now time.Time) {
+	maps.DeleteFunc(o.retry, func(_ offload.Key, at time.Time) bool { return !now.Before(at) })
 	maps.DeleteFunc(o.refused, func(_ offload.Key, r refusal) bool { return !now.Before(r.until) })
 	maps.DeleteFunc(o.last, func(k offload.Key, _ string) bool { _, is := o.records[k]; return !is })
 	frontends := map[frontendOf]bool{}
@@ -233,7 +262,8 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 			if n == nil {
 				continue
 			}
-			h.Applied, h.Unenforced, h.Lost = is.AppliedChanges, is.Unenforced, is.LostFrontends
+			h.Applied, h.Unenforced = is.AppliedChanges, is.Unenforced
+			h.Lost, h.Answering = is.LostFrontends, is.AnsweringFrontends
 			if k := (frontendOf{name, node}); fronts[k] {
 				h.Lag = o.lag(now, k, is, n.Connected)
 			} else {

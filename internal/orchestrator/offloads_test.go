@@ -2,6 +2,7 @@ package orchestrator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -53,9 +54,11 @@ type offloadAgent struct {
 	policies map[string]int64
 	stale    bool // it applies no policies
 	sequence uint64
-	lost     []string // frontends that do not answer
-	mute     bool     // it acknowledges nothing
-	updates  int      // of tenants
+	lost     []string // frontends that do not answer; all others do
+
+	frontends map[string][]string // of its offloads, by tenant
+	mute      bool                // it acknowledges nothing
+	updates   int                 // of tenants
 }
 
 // report sends what the agent has. The caller holds the lock.
@@ -70,6 +73,9 @@ func (a *offloadAgent) report() error {
 		if own := a.own[name]; a.backend && own != nil && a.applied[name] > 0 {
 			h.Offloaded = []*pilasterv1.OffloadedEndpoint{{Addresses: [][]byte{own}, App: 1}}
 			h.LostFrontends = a.lost
+			h.AnsweringFrontends = slices.DeleteFunc(slices.Clone(a.frontends[name]), func(node string) bool {
+				return slices.Contains(a.lost, node)
+			})
 		}
 		req.Hosting = append(req.Hosting, h)
 	}
@@ -91,7 +97,7 @@ func (a *offloadAgent) change(t *testing.T, change func()) {
 func (a *offloadAgent) run(ctx context.Context) error {
 	a.mu.Lock()
 	a.stream, a.applied, a.sequence = a.client.Follow(ctx), map[string]uint64{}, 10
-	a.policies = map[string]int64{}
+	a.policies, a.frontends = map[string]int64{}, map[string][]string{}
 	err := a.report()
 	a.mu.Unlock()
 	for err == nil {
@@ -123,6 +129,12 @@ func (a *offloadAgent) apply(r *pilasterv1.FollowResponse) error {
 		for _, o := range of.Offloads {
 			is = fmt.Sprintf("%s, containers: %d", phaseOf(o), len(o.Endpoints))
 			applied = of.Changes
+			if o.Node == a.name {
+				a.frontends[of.Name] = nil
+				for _, f := range o.Frontends {
+					a.frontends[of.Name] = append(a.frontends[of.Name], f.Node)
+				}
+			}
 			a.hosts[of.Name] = a.hosts[of.Name] || o.Node == a.name || slices.ContainsFunc(
 				o.Frontends, func(f *pilasterv1.Frontend) bool { return f.Node == a.name })
 		}
@@ -482,7 +494,7 @@ func TestAutomaticOffload(t *testing.T) {
 	if r := w.load(1, hot); !r.Measure || r.NextMs != 1000 {
 		t.Errorf("a hot node: %v", r)
 	}
-	w.reaches("active n10, n2, n4, n5") // n3 has too much to do
+	w.reaches("active n2, n10, n4, n5") // n2 has the tenant, n3 too much to do
 	is, all := w.list()
 	if !is.Offload.Automatic || !all.Automatic || is.Offload.Wanted != 4 {
 		t.Errorf("got %v", all)
@@ -547,6 +559,57 @@ func TestReportLoad(t *testing.T) {
 	}
 	if _, err := c.ReportLoad(t.Context(), connect.NewRequest(&pilasterv1.ReportLoadRequest{})); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestChangesOfManyOffloads: urgent changes are written first, at most eight at once, and one that fails delays no
+// other.
+func TestChangesOfManyOffloads(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	o := newOffloads(s.store, s.cache, offload.DefaultLimits(), s.config.Log, func(offload.Kind) {})
+	var changes []offload.Change
+	for i := range 3 * offloadWrites {
+		changes = append(changes, offload.Change{Key: offload.Key{Tenant: fmt.Sprint("t", i)}, Kind: offload.Drain,
+			Urgent: i >= 2*offloadWrites})
+	}
+	var mu sync.Mutex
+	var calls []offload.Change
+	var once sync.Once
+	full := make(chan struct{}) // as many calls at once as there may be
+	o.change = func(ctx context.Context, c offload.Change) (bool, error) {
+		mu.Lock()
+		if calls = append(calls, c); len(calls) == offloadWrites {
+			once.Do(func() { close(full) })
+		}
+		mu.Unlock()
+		select {
+		case <-full:
+		case <-ctx.Done():
+		}
+		if c.Tenant == "t0" {
+			return false, errors.New("it failed")
+		}
+		return true, ctx.Err()
+	}
+	o.applyAll(t.Context(), time.Now(), changes)
+	if len(calls) != len(changes) {
+		t.Fatalf("%d of %d changes", len(calls), len(changes))
+	}
+	for i, c := range calls[:offloadWrites] {
+		if !c.Urgent {
+			t.Errorf("change %d is that of %s, which is not urgent", i, c.Tenant)
+		}
+	}
+	calls = nil
+	o.applyAll(t.Context(), time.Now(), changes)
+	if len(calls) != len(changes)-1 {
+		t.Errorf("%d changes directly after a failure, want %d", len(calls), len(changes)-1)
+	}
+	calls = nil
+	o.applyAll(t.Context(), time.Now().Add(offloadRetry), changes)
+	if len(calls) != len(changes) {
+		t.Errorf("%d changes a second after a failure, want %d", len(calls), len(changes))
 	}
 }
 
