@@ -104,6 +104,7 @@ type Node struct {
 	Connected bool
 	Offloads  bool              // it can take part in offloads
 	Unfit     string            // why it cannot become a frontend; empty if it can
+	NoReserve bool              // containers of offloaded tenants cannot be there: the node leaves them too large an MTU
 	Measured  bool              // its packet load is known: of Own, Fronting and Hosted.Load
 	Budget    float64           // its CPUs for packets; 0 counts as 1
 	Own       float64           // packet load of its own containers, as a part of the budget
@@ -531,6 +532,12 @@ func (s *step) start() {
 			busy[r.Node] = true
 		}
 	}
+	var small []string // any node may get containers of the tenant later
+	for i := range s.in.Nodes {
+		if n := &s.in.Nodes[i]; n.Connected && n.NoReserve {
+			small = append(small, n.Name)
+		}
+	}
 	for i := range s.in.Nodes {
 		n := &s.in.Nodes[i]
 		load, rules := n.load(), n.Rules.load()
@@ -556,7 +563,12 @@ func (s *step) start() {
 		}
 		s.since[name].from = s.now // the next one, or another try
 		why := fmt.Sprintf("packet load %s, rule table %s for %v", percent(load), percent(rules), s.limits.OffloadFor)
-		if text := s.relieve(n, load >= s.limits.OffloadAt, why); text != "" {
+		text := fmt.Sprintf("start the agents of all nodes with --mtu-reserve %d; not so: %s", tenant.OffloadOverhead,
+			some(small))
+		if small == nil {
+			text = s.relieve(n, load >= s.limits.OffloadAt, why)
+		}
+		if text != "" {
 			s.refused[n.Name] = why + "; no offload: " + text
 			s.problem(Key{"", n.Name}, "%s", s.refused[n.Name])
 		} else {

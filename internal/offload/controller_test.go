@@ -701,7 +701,11 @@ func TestAutomatic(t *testing.T) {
 		"refused":     {func(_ *Node, h *Hosted) { h.Refusal = "no policies" }, "red: no policies"},
 		"nothing big": {func(be *Node, h *Hosted) { h.Containers = 0 }, "no tenant without one needs 5 % or more"},
 		"sessions":    {func(be *Node, _ *Hosted) { be.Sessions = Table{7000, 10_000} }, "session table is at 70 %"},
-		"no room":     {func(_ *Node, h *Hosted) { h.Rules = 5000 }, "5 without twice the room for 5000 rules"},
+		"no reserve": {
+			func(be *Node, _ *Hosted) { be.NoReserve = true },
+			"no offload: start the agents of all nodes with --mtu-reserve 96; not so: be",
+		},
+		"no room": {func(_ *Node, h *Hosted) { h.Rules = 5000 }, "5 without twice the room for 5000 rules"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, _ := ready(t, 5, 0.65)

@@ -339,10 +339,12 @@ func (o *offloads) node(name string) offload.Node {
 	n := offload.Node{Name: name, Rack: is.Rack, Connected: o.cache.Connected(name), Offloads: is.Offloads}
 	n.Prefix, _ = netip.ParsePrefix(is.Prefix)
 	enforces := func(network string) bool { return tenant.NetworkHas(network, tenant.Offloads) }
+	has := slices.ContainsFunc(is.Enforces, enforces)
+	n.NoReserve = has && is.MtuReserve < tenant.OffloadOverhead
 	switch {
 	case is.Edge:
 		n.Unfit = "with the Edge Switch"
-	case !slices.ContainsFunc(is.Enforces, enforces):
+	case !has:
 		n.Unfit = "without policies on network " + tenant.NetworksWith(tenant.Offloads)
 	}
 	return n
