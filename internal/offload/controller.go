@@ -261,6 +261,10 @@ type step struct {
 	served  map[string]int     // number of offloads that a node is frontend of
 	wants   map[Key]int        // of the offloads
 	result  Result
+
+	able     []*Node        // by sift: nodes that can be frontends of some offload
+	unfit    []string       // by index: why a node cannot; nil before sift
+	refusals map[string]int // number of nodes by this text
 }
 
 // Step decides what to change now. It returns at most one change an offload. Call it at each report, and after

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/bits"
 	"slices"
@@ -280,9 +281,16 @@ func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chos
 		load                 float64
 	}
 	var all []fit
-	refused := map[string]int{}
-	for i := range s.in.Nodes {
-		fe := &s.in.Nodes[i]
+	s.sift()
+	refused := maps.Clone(s.refusals)
+	for _, name := range append(nodesOf(except), be.Name) {
+		if i, known := s.index[name]; known && s.unfit[i] != "" {
+			if refused[s.unfit[i]]--; refused[s.unfit[i]] == 0 {
+				delete(refused, s.unfit[i])
+			}
+		}
+	}
+	for _, fe := range s.able {
 		if fe.Name == be.Name || contains(except, fe.Name) {
 			continue
 		}
@@ -322,26 +330,47 @@ func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chos
 	return chosen, why
 }
 
-// refuse says why a node cannot be a frontend; nodes with equal texts are counted.
+// sift finds the nodes that can be frontends of some offload, once in a step.
+func (s *step) sift() {
+	if s.unfit != nil {
+		return
+	}
+	s.unfit, s.refusals = make([]string, len(s.in.Nodes)), map[string]int{}
+	own, load := "with own load above "+percent(s.limits.ChooseAt), "whose load would be above "+percent(s.limits.ScaleAt)
+	for i := range s.in.Nodes {
+		fe, why := &s.in.Nodes[i], ""
+		switch {
+		case !fe.Connected:
+			why = "not connected"
+		case !fe.Offloads:
+			why = "without offloads"
+		case fe.Unfit != "":
+			why = fe.Unfit
+		case s.suspect[fe.Name]:
+			why = "lost for a backend"
+		case fe.Own > s.limits.ChooseAt:
+			why = own
+		case fe.load() > s.limits.ScaleAt:
+			why = load
+		default:
+			s.able = append(s.able, fe)
+			continue
+		}
+		s.unfit[i] = why
+		s.refusals[why]++
+	}
+}
+
+// refuse says why a node that can be a frontend cannot be one of this offload; nodes with equal texts are counted.
 func (s *step) refuse(k Key, be, fe *Node, d demand) string {
 	h := fe.Tenants[k.Tenant]
 	switch rules := s.need(k.Tenant, be, fe); {
-	case !fe.Connected:
-		return "not connected"
-	case !fe.Offloads:
-		return "without offloads"
-	case fe.Unfit != "":
-		return fe.Unfit
-	case s.suspect[fe.Name]:
-		return "lost for a backend"
 	case s.now.Before(s.avoid[pair{k, fe.Name}]):
 		return "replaced just now"
 	case h.Lag > s.limits.Lag || h.Unenforced != "":
 		return "with policies that are behind"
 	case d.measured && !fe.Measured:
 		return "whose load is not known"
-	case fe.Own > s.limits.ChooseAt:
-		return "with own load above " + percent(s.limits.ChooseAt)
 	case fe.load()+s.loads[fe.Name]+d.share/fe.budget() > s.limits.ScaleAt:
 		return "whose load would be above " + percent(s.limits.ScaleAt)
 	case fe.Rules.Capacity > 0 && rules > max(0, fe.Rules.free()-s.rules[fe.Name])/2: // else its room is unknown
