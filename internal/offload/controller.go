@@ -104,7 +104,7 @@ type Node struct {
 	Connected bool
 	Offloads  bool              // it can take part in offloads
 	Unfit     string            // why it cannot become a frontend; empty if it can
-	NoReserve bool              // containers of offloaded tenants cannot be there: the node leaves them too large an MTU
+	NoReserve bool              // it leaves containers an MTU too large for those of offloaded tenants
 	Measured  bool              // its packet load is known: of Own, Fronting and Hosted.Load
 	Budget    float64           // its CPUs for packets; 0 counts as 1
 	Own       float64           // packet load of its own containers, as a part of the budget
@@ -193,7 +193,7 @@ type Problem struct {
 type Result struct {
 	Changes  []Change
 	Problems []Problem
-	InDoubt  bool          // more than half of all frontends are reported as lost: none is removed
+	InDoubt  bool          // see observe: none is removed
 	Next     time.Duration // the next step is due then, or when a report arrives
 }
 
@@ -446,7 +446,8 @@ func (s *step) preparing(r *Record, age time.Duration) {
 			s.history[r.Key()] = returned{past.times, past.undone + 1, s.now, r.Epoch}
 		}
 		s.change(r, Change{Kind: Stop, Phase: tenant.OffloadEnding},
-			"undone: %s did not load the rules, or did not answer the backend's probes, for %v", orNone(some(missing)), s.limits.Load)
+			"undone: %s did not load the rules, or did not answer the backend's probes, for %v",
+			orNone(some(missing)), s.limits.Load)
 	}
 }
 

@@ -240,7 +240,7 @@ func TestUnheard(t *testing.T) {
 	if be := w.node("be"); !contains(w.record(k).Frontends, "f5") {
 		t.Errorf("%+v, %+v", w.record(k), be)
 	}
-	w.mute["be"] = true // what it hears now is not known
+	w.mute["be"] = true // which of them answer now is not known
 	w.run(7*time.Second, 50*time.Millisecond)
 	w.wantActive(k, "f2", "f3")
 	w.mute["be"] = false

@@ -76,7 +76,8 @@ func (s *step) goodFor(g *sight) time.Duration {
 //
 // A lost frontend goes at once. If no other is ready, half as many remain active, because their number is a power of
 // two; the others of them keep their rules as a reserve. One that only should be replaced stays until another is ready.
-// If most are lost, nothing changes but that: an active one that is lost makes room for another that is ready and answers.
+// If most are lost, nothing changes but that: an active one that is lost makes room for another that is ready and
+// answers.
 func (s *step) maintain(r *Record, be *Node) bool {
 	want, age, lagging := r.want(), s.now.Sub(r.Changed), s.lagging(r)
 	states, reasons := make([]state, len(r.Frontends)), []string{}
@@ -119,8 +120,8 @@ func (s *step) maintain(r *Record, be *Node) bool {
 		}
 	}
 	if len(use) == 0 && coming == 0 && len(added) == 0 && r.Phase != tenant.OffloadReturning {
-		s.change(r, Change{Kind: Stop, Phase: StopPhase(r.Phase), Urgent: true}, "no frontend is left (%s), and no other fits",
-			strings.Join(reasons, "; "))
+		s.change(r, Change{Kind: Stop, Phase: StopPhase(r.Phase), Urgent: true},
+			"no frontend is left (%s), and no other fits", strings.Join(reasons, "; "))
 		return true
 	}
 	return s.exchange(r, use, added, reasons) || s.clean(r, states, len(active) >= want)
@@ -336,7 +337,8 @@ func (s *step) sift() {
 		return
 	}
 	s.unfit, s.refusals = make([]string, len(s.in.Nodes)), map[string]int{}
-	own, load := "with own load above "+percent(s.limits.ChooseAt), "whose load would be above "+percent(s.limits.ScaleAt)
+	own := "with own load above " + percent(s.limits.ChooseAt)
+	load := "whose load would be above " + percent(s.limits.ScaleAt)
 	for i := range s.in.Nodes {
 		fe, why := &s.in.Nodes[i], ""
 		switch {

@@ -121,7 +121,8 @@ func (o *offloads) step(ctx context.Context) (seen int64, next time.Duration) {
 // applyAll writes changes, those of lost frontends first. One that fails is tried again after a time, in which it does
 // not delay those of other offloads.
 func (o *offloads) applyAll(ctx context.Context, now time.Time, changes []offload.Change) {
-	changes = slices.DeleteFunc(slices.Clone(changes), func(c offload.Change) bool { return now.Before(o.retry[c.Key]) })
+	waits := func(c offload.Change) bool { return now.Before(o.retry[c.Key]) }
+	changes = slices.DeleteFunc(slices.Clone(changes), waits)
 	slices.SortStableFunc(changes, func(a, b offload.Change) int {
 		if a.Urgent == b.Urgent {
 			return 0

@@ -38,8 +38,8 @@ func benchmarkOffloadStep(b *testing.B, hosts int) {
 		}
 		batch.Events = append(batch.Events,
 			store.Event{Node: &pilasterv1.Node{
-				Name: name, Prefix: fmt.Sprintf("fd00:0:0:%x::/64", n), Offloads: true, Enforces: []string{tenant.Nimitz},
-				MtuReserve: tenant.OffloadOverhead,
+				Name: name, Prefix: fmt.Sprintf("fd00:0:0:%x::/64", n), Offloads: true,
+				Enforces: []string{tenant.Nimitz}, MtuReserve: tenant.OffloadOverhead,
 			}},
 			store.Event{Session: &store.NodeSession{Node: name, Session: store.Session{Orchestrator: "other"}}},
 			store.Event{Load: load})

@@ -21,7 +21,7 @@ type policies struct {
 	read             map[string]map[PolicyName]policy.Policy      // parsed, if this build can parse them
 	overrides        map[string]map[string]*pilasterv1.Override   // by tenant and address
 	changedOverrides *[]store.Event                               // in the current batch
-	changed          map[string]int64                             // by tenant: revision of the last change of its policies
+	changed          map[string]int64                             // by tenant: revision of the last change
 }
 
 // Blocks counts the CIDRs in a tenant's policies. The caller holds the lock.

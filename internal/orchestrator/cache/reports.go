@@ -216,7 +216,8 @@ func (m *Cache) NextLoad(now time.Time, load *pilasterv1.NodeLoad) (next time.Du
 	}
 	last, recorded := m.Loads[load.Node]
 	m.keepLarge(load, last.NodeLoad)
-	record = measure && load.Measured && (!recorded || differ(last.NodeLoad, load) || next == OftenLoad && now.Sub(last.At) >= freshLoad)
+	due := next == OftenLoad && now.Sub(last.At) >= freshLoad
+	record = measure && load.Measured && (!recorded || differ(last.NodeLoad, load) || due)
 	return next, measure, record
 }
 
