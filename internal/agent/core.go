@@ -41,9 +41,11 @@ type Core struct {
 	resolver Resolver
 	plan     address.Plan
 	edge     bool
-	max      int
-	now      func() time.Time
-	log      *slog.Logger
+
+	mtuReserve int // bytes by which the containers' MTU is smaller than the uplink's
+	max        int
+	now        func() time.Time
+	log        *slog.Logger
 
 	byKey    refusal.KeyLocks // container id and interface
 	byTenant refusal.KeyLocks
@@ -54,7 +56,7 @@ type Core struct {
 
 	staged sessionStage // sessions of containers that move here
 
-	offloadsChanged wakeup // see OffloadsChanged
+	offloadsChanged, loadDue wakeup // this node became or was a member of an offload that has changed
 
 	migrationDue wakeup               // endpoints may have to migrate
 	migrated     map[endpoint.ID]bool // endpoints on two networks whose new attachment this process has verified
@@ -73,6 +75,7 @@ type Config struct {
 	Plan         address.Plan
 	Node         netip.Prefix     // of this node
 	Edge         bool             // the node is an Edge Switch and rejects endpoints
+	MTUReserve   int              // bytes by which the containers' MTU is smaller than the uplink's
 	MaxEndpoints int              // 0 means DefaultMaxEndpoints
 	MaxTenantIDs int              // sum over hosted tenants; 0 means DefaultMaxTenantIDs
 	Now          func() time.Time // nil means time.Now
@@ -84,9 +87,10 @@ func New(c Config) (*Core, error) {
 	core := &Core{
 		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: networks.New(c.Networks, c.Absent),
 		driver: c.Driver, resolver: c.Resolver,
-		plan: c.Plan, edge: c.Edge, max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
+		plan: c.Plan, edge: c.Edge, mtuReserve: c.MTUReserve,
+		max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{},
-		migrationDue: newWakeup(), offloadsChanged: newWakeup(),
+		migrationDue: newWakeup(), offloadsChanged: newWakeup(), loadDue: newWakeup(),
 	}
 	c.Tenants.node, c.Tenants.containers = c.Node, core.offloadedContainers
 	c.Tenants.appOverrides = core.overrides
@@ -241,6 +245,9 @@ func (c *Core) prepare(
 	t tenant.Tenant,
 	app address.AppID,
 ) (_ endpoint.Record, err error) {
+	if err := c.checkReserve(t); err != nil {
+		return endpoint.Record{}, fmt.Errorf("%w\n  nothing was changed", err)
+	}
 	r := endpoint.Record{
 		ID: id, ContainerID: q.ContainerID, Interface: q.Interface, Netns: q.Netns, CNINetwork: q.CNINetwork,
 		Pod: q.Pod, Tenant: t.Name, TenantID: t.Current().ID, App: app, Labels: q.Labels,

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
@@ -26,6 +27,12 @@ func (c *Core) PolicyProblems() []string { return c.policyProblems() }
 func (c *Core) SignalMigration(r endpoint.Record) { c.signalMigration(r) }
 
 func (c *Core) TransitProblems() []string { return c.transitProblems() }
+
+func (c *Core) OffloadProblems() []string { return c.offloadProblems() }
+
+func (t *Tenants) SetContainers(of func(tenant string) []*pilasterv1.OffloadedEndpoint) {
+	t.containers = of
+}
 
 func (t *Tenants) Endpoints(name string) int { return t.endpoints(name) }
 

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -54,6 +55,9 @@ func (c *Core) Roles() (all []Role) {
 // OffloadsChanged receives a value after a change of Roles.
 func (c *Core) OffloadsChanged() <-chan struct{} { return c.offloadsChanged }
 
+// LoadDue receives a value after a change of Roles: the orchestrator then wants the node's load.
+func (c *Core) LoadDue() <-chan struct{} { return c.loadDue }
+
 // SetLostFrontends reports to the orchestrator which frontends of a tenant's offload do not answer this node's probes.
 func (c *Core) SetLostFrontends(name string, nodes []string) { c.tenants.setLostFrontends(name, nodes) }
 
@@ -88,7 +92,8 @@ func (c *Core) Fronted(of Connection) (tenant.Tenant, tenant.Offload, bool) {
 	for _, end := range []netip.Addr{of.Destination, of.Source} {
 		for _, k := range c.tenants.All() {
 			for _, o := range k.Tenant.Offloads {
-				has := slices.ContainsFunc(o.Endpoints, func(e tenant.OffloadedEndpoint) bool { return e.Address == end })
+				is := func(e tenant.OffloadedEndpoint) bool { return e.Address == end }
+				has := slices.ContainsFunc(o.Endpoints, is)
 				if has && o.HasFrontend(c.tenants.node) && (of.Tenant == "" || of.Tenant == k.Tenant.Name) {
 					return k.Tenant, o, true
 				}
@@ -139,6 +144,11 @@ func isFrontend(t tenant.Tenant, node netip.Prefix) bool {
 // isBackend reports whether a node is the backend of an offload of the tenant.
 func isBackend(t tenant.Tenant, node netip.Prefix) bool {
 	return slices.ContainsFunc(t.Offloads, func(o tenant.Offload) bool { return o.Prefix == node })
+}
+
+// isMember reports whether a node is a backend or a frontend of an offload of the tenant.
+func isMember(t tenant.Tenant, node netip.Prefix) bool {
+	return isBackend(t, node) || isFrontend(t, node)
 }
 
 // fronts reports whether this node is a frontend of a tenant. The node's record lists tenants that it is a frontend of
@@ -215,17 +225,70 @@ func (t *Tenants) lostFrontends(name string) []string {
 	return nil
 }
 
-// reportOffloads adds to a report what the orchestrator needs for the tenant's offloads. The caller holds the lock.
-func (t *Tenants) reportOffloads(h *hosted, to *pilasterv1.Hosting) {
+// reportOffloads adds to a report what the orchestrator needs for the tenant's offloads, with containers that have at
+// most so many addresses, and returns how many are left. Rules that are not in force are no reason not to acknowledge:
+// the report has this reason, and a backend without room for its rules gets an offload. The caller holds the lock.
+func (t *Tenants) reportOffloads(h *hosted, to *pilasterv1.Hosting, room int) int {
 	if len(h.Tenant.Offloads) == 0 {
-		return
+		return room
 	}
-	if h.synced && h.policyProblem == "" && h.mappingsListed == nil {
+	if h.synced && h.mappingsListed == nil {
 		to.AppliedChanges = h.applied
 	}
-	if isBackend(h.Tenant, t.node) {
-		to.Offloaded, to.LostFrontends = t.containers(h.Tenant.Name), h.lostFrontends
+	if !isBackend(h.Tenant, t.node) {
+		return room
 	}
+	to.LostFrontends = h.lostFrontends
+	for _, e := range t.containers(h.Tenant.Name) {
+		if len(e.Addresses) > room {
+			return 0 // none after it either, so that containers keep their frontends when a smaller one comes
+		}
+		room -= len(e.Addresses)
+		to.Offloaded = append(to.Offloaded, e)
+	}
+	return room
+}
+
+// offloadProblems names what this node lacks for offloads of its tenants.
+func (c *Core) offloadProblems() (problems []string) {
+	addresses := 0
+	for _, k := range c.tenants.All() {
+		if len(k.Tenant.Offloads) == 0 {
+			continue
+		}
+		if err := c.checkReserve(k.Tenant); err != nil && c.tenants.endpoints(k.Tenant.Name) > 0 {
+			problems = append(problems, err.Error()+"\n  long packets of its containers here are dropped, and no "+
+				"container of it is added")
+		}
+		if isBackend(k.Tenant, c.tenants.node) {
+			for _, e := range c.tenants.containers(k.Tenant.Name) {
+				addresses += len(e.Addresses)
+			}
+		}
+	}
+	if addresses > tenant.MaxOffloaded {
+		problems = append(problems, fmt.Sprintf(
+			"the offloaded containers of this node have %d addresses, and frontends serve %d at most: packets to the "+
+				"others are dropped\n  stop an offload of this node, or move containers to other nodes",
+			addresses, tenant.MaxOffloaded))
+	}
+	return problems
+}
+
+// checkReserve returns why this node's containers of a tenant cannot reach offloaded ones with long packets, or nil.
+func (c *Core) checkReserve(t tenant.Tenant) error {
+	if len(t.Offloads) == 0 || c.mtuReserve >= tenant.OffloadOverhead {
+		return nil
+	}
+	return refusal.New(
+		refusal.ErrUnavailable,
+		"tenant %s has offloads, whose packets are %d bytes longer, and this node reserves %d: start its agent with "+
+			"--mtu-reserve %d, or stop the offloads",
+		t.Name,
+		tenant.OffloadOverhead,
+		c.mtuReserve,
+		tenant.OffloadOverhead,
+	)
 }
 
 // offloadedContainers returns a tenant's containers on this node with their apps, in the order of their ids.

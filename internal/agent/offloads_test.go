@@ -209,11 +209,12 @@ func TestLostFrontends(t *testing.T) {
 	if _, err := b.Add(t.Context(), b.Green("c1")); err != nil {
 		t.Fatal(err)
 	}
-	for len(b.OffloadsChanged()) > 0 {
-		<-b.OffloadsChanged()
+	b.mustApply(b.greenWith(1, offload(tenant.OffloadActive, farNode, thirdNode)))
+	if len(b.OffloadsChanged()) > 0 || len(b.LoadDue()) > 0 {
+		t.Error("a change of an offload of other nodes is signalled")
 	}
-	b.mustApply(b.greenWith(1, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode, thirdNode)))
-	if len(b.OffloadsChanged()) == 0 {
+	b.mustApply(b.greenWith(2, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode, thirdNode)))
+	if len(b.OffloadsChanged()) == 0 || len(b.LoadDue()) == 0 {
 		t.Error("a change of offloads is not signalled")
 	}
 	for _, want := range [][]string{{"frontend2"}, {"frontend1", "frontend2"}, nil, {"frontend1"}} {
@@ -229,7 +230,7 @@ func TestLostFrontends(t *testing.T) {
 			t.Errorf("the roles are %+v", roles)
 		}
 	}
-	b.mustApply(b.greenWith(2))
+	b.mustApply(b.greenWith(3))
 	if lost := b.hosting().GetLostFrontends(); lost != nil {
 		t.Errorf("without an offload %q are reported as lost", lost)
 	}
@@ -417,7 +418,92 @@ func TestBackendWithoutRules(t *testing.T) {
 	b.CheckClean()
 }
 
-// TestBackendCannotLoadRules: the orchestrator learns why, and that the change is not in force, until a retry succeeds.
+// TestBackendWithoutRoom: a node that has no room for rules, and so needs an offload, confirms its begin, with the
+// problem, until frontends have them.
+func TestBackendWithoutRoom(t *testing.T) {
+	b := newBedOfTwo(t)
+	if _, err := b.Add(t.Context(), b.Green("c1")); err != nil {
+		t.Fatal(err)
+	}
+	b.Driver.Fail["SetPolicies"] = errors.New("no room")
+	b.MustApplyPolicies(webFromDB)
+	for i, phase := range []tenant.OffloadPhase{tenant.OffloadPreparing, tenant.OffloadDual} {
+		b.mustApply(b.greenWith(uint64(i+2), offload(phase, agenttest.NodePrefix, farNode)))
+		if h := b.hosting(); h.AppliedChanges != uint64(i+2) || !strings.Contains(h.Unenforced, "no room") {
+			t.Errorf("in phase %s the report is %v", phase, h)
+		}
+	}
+	delete(b.Driver.Fail, "SetPolicies")
+	b.mustApply(b.greenWith(4, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode)))
+	b.wantRules("with frontends", "denies")
+	if h := b.hosting(); h.AppliedChanges != 4 || h.Unenforced != "" {
+		t.Errorf("with frontends the report is %v", h)
+	}
+}
+
+// TestMTUReserve: on a node without the reserve no container of a tenant with offloads is added, and the status says
+// what happens to those that are there.
+func TestMTUReserve(t *testing.T) {
+	b := newBedOfTwo(t)
+	b.MTUReserve = tenant.OffloadOverhead - 1
+	b.Reopen()
+	if _, err := b.Add(t.Context(), b.Green("c1")); err != nil {
+		t.Fatal(err)
+	}
+	if problems := b.OffloadProblems(); len(problems) > 0 {
+		t.Errorf("without offloads: %q", problems)
+	}
+	b.mustApply(b.greenWith(1, offload(tenant.OffloadActive, farNode, thirdNode)))
+	if problems := b.OffloadProblems(); len(problems) != 1 || !strings.Contains(problems[0], "--mtu-reserve 96") {
+		t.Errorf("with an offload: %q", problems)
+	}
+	if !slices.ContainsFunc(b.Problems(), func(p string) bool { return strings.Contains(p, "--mtu-reserve 96") }) {
+		t.Errorf("the status has %q", b.Problems())
+	}
+	_, err := b.Add(t.Context(), b.Green("c2"))
+	if err == nil || !strings.Contains(err.Error(), "this node reserves 95") ||
+		!strings.Contains(err.Error(), "nothing was changed") {
+		t.Errorf("a container was added: %v", err)
+	}
+	if n := len(b.Endpoints()); n != 1 {
+		t.Errorf("%d containers after the refusal, want 1", n)
+	}
+	b.mustApply(b.greenWith(2))
+	if _, err := b.Add(t.Context(), b.Green("c2")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestManyOffloadedContainers: a report has as many addresses as the orchestrator accepts, of the same containers each
+// time, and the status says that there are more.
+func TestManyOffloadedContainers(t *testing.T) {
+	b := newBedOfTwo(t)
+	if _, err := b.Add(t.Context(), b.Green("c1")); err != nil {
+		t.Fatal(err)
+	}
+	b.mustApply(b.greenWith(1, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode)))
+	n := 0 // containers, with two addresses each
+	b.Tenants.SetContainers(func(string) (all []*pilasterv1.OffloadedEndpoint) {
+		for i := range n {
+			all = append(all, &pilasterv1.OffloadedEndpoint{
+				App: uint32(i + 1), Addresses: [][]byte{{10, 0, 0, 1}, {10, 0, 0, 2}},
+			})
+		}
+		return all
+	})
+	for n = tenant.MaxOffloaded/2 - 1; n <= tenant.MaxOffloaded/2+1; n++ {
+		has := b.hosting().GetOffloaded()
+		want, problems := min(n, tenant.MaxOffloaded/2), b.OffloadProblems()
+		if len(has) != want || has[len(has)-1].App != uint32(want) {
+			t.Errorf("%d containers: %d are reported, want the first %d", n, len(has), want)
+		}
+		if (len(problems) > 0) != (n > want) {
+			t.Errorf("%d containers: the problems are %q", n, problems)
+		}
+	}
+}
+
+// TestBackendCannotLoadRules: the orchestrator learns why, and that the rules are not in force, until a retry succeeds.
 // The rules are loaded before the networks rely on them.
 func TestBackendCannotLoadRules(t *testing.T) {
 	b := newBedOfTwo(t)
@@ -433,7 +519,7 @@ func TestBackendCannotLoadRules(t *testing.T) {
 	b.Driver.Fail["SetPolicies"] = errors.New("no room")
 	b.mustApply(b.greenWith(3, offload(tenant.OffloadReturning, agenttest.NodePrefix, farNode)))
 	b.wantRules("refused", "denies")
-	if h := b.hosting(); h.AppliedChanges != 0 || !strings.Contains(h.Unenforced, "no room") {
+	if h := b.hosting(); h.AppliedChanges != 3 || !strings.Contains(h.Unenforced, "no room") {
 		t.Errorf("the report is %v", h)
 	}
 	delete(b.Driver.Fail, "SetPolicies")

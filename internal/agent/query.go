@@ -24,7 +24,7 @@ func (c *Core) TenantNames() []string { return c.tenants.Names() }
 // and migrations.
 func (c *Core) Problems() []string {
 	return slices.Concat(c.tenants.damages.Problems(), c.tenants.refusedProblems(), c.transitProblems(),
-		c.policyProblems(), c.tenants.migrationProblems())
+		c.policyProblems(), c.tenants.migrationProblems(), c.offloadProblems())
 }
 
 // Find returns the endpoint with this id, container id, pod or address. It refuses a container with several interfaces:

@@ -119,7 +119,7 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	to.HostedTenants = nil
-	overrides := t.appOverrides()
+	overrides, room := t.appOverrides(), tenant.MaxOffloaded
 	to.ResolvingTenants = slices.Sorted(maps.Keys(t.resolving))
 	for _, name := range slices.Sorted(maps.Keys(t.m)) {
 		h := t.m[name]
@@ -151,7 +151,7 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 				out.Holds = append(out.Holds, uint32(id.ID))
 			}
 		}
-		t.reportOffloads(h, out)
+		room = t.reportOffloads(h, out, room)
 		to.Hosting = append(to.Hosting, out)
 	}
 }

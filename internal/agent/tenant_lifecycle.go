@@ -147,8 +147,9 @@ func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
 	if err != nil {
 		return err
 	}
-	if len(before.Tenant.Offloads)+len(k.Tenant.Offloads) > 0 {
+	if isMember(before.Tenant, c.tenants.node) || isMember(k.Tenant, c.tenants.node) {
 		defer c.offloadsChanged.wake()
+		defer c.loadDue.wake()
 	}
 	c.loadRulesFirst(before.Tenant)
 	if err := c.installTenant(ctx, k.Tenant.Name); err != nil {

@@ -2,12 +2,14 @@ package cli
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"pilaster.io/pilaster/internal/bench"
+	"pilaster.io/pilaster/internal/bench/ramp"
 	"pilaster.io/pilaster/internal/bench/sharing"
 	"pilaster.io/pilaster/internal/bench/traffic"
 )
@@ -104,6 +106,47 @@ docs/results/offload.md explains the figures.`,
 	bindReport(c, &to)
 	_ = c.MarkFlagFilename("from", "json")
 	_ = c.MarkFlagFilename("page", "md")
+	c.AddCommand(newBenchRampCommand(env))
+	return c
+}
+
+func newBenchRampCommand(env Env) *cobra.Command {
+	var to reportPlace
+	var form func() string
+	c := &cobra.Command{
+		Use:   "ramp",
+		Short: "Draw the load of a backend and its frontends while connections are opened at a growing rate",
+		Long: `Draw the load of a backend and its frontends over time. In a lab with the real daemons, clients open
+connections to a container at a growing rate, and at 70 % of a budget the command starts an offload. Load
+is the run time of a node's programs: all nodes share this machine, so nothing else tells them apart. The
+budget is chosen so that 70 % are reached in the middle.
+
+The command fails if a connection fails. It needs pilaster-cni beside this program. A folder given with -o gets
+report.json, and report.html with the plot. docs/results/offload.md explains the figures.`,
+		Example: "  pilaster bench offload ramp -o results",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			o := map[string]func() ramp.Options{
+				"quick": ramp.Quick, "full": ramp.Full, "smoke": ramp.Smoke,
+			}[form()]()
+			if err := requireRoot("bench"); err != nil {
+				return err
+			}
+			if o.Binary, err = os.Executable(); err != nil {
+				return fmt.Errorf("find this program, which labs run: %w", err)
+			}
+			o.Name, o.Progress = "bench-ramp", func(what string) { fmt.Fprintln(env.Stderr, what) }
+			return runReport(env, to, func() (benchReport, bool, error) {
+				r, err := ramp.Run(c.Context(), o)
+				return r, err == nil, err
+			})
+		},
+	}
+	form = bindForms(c,
+		formFlag{"quick", "a minute, with four frontends (default)"},
+		formFlag{"full", "three minutes"},
+		formFlag{"smoke", smokeForm})
+	bindReport(c, &to)
 	return c
 }
 

@@ -95,7 +95,7 @@ func (v *leavingView) late() (words []string) {
 
 func (v *leavingView) describe(to string) string {
 	if v.Network == "" {
-		return "nodes remove what is left of the old network: " + humanize.Of(v.Endpoints, "endpoint", "endpoints") + " left"
+		return "nodes remove the old network: " + humanize.Of(v.Endpoints, "endpoint", "endpoints") + " left"
 	}
 	if v.Joining {
 		return fmt.Sprintf("%d of %d endpoints receive by network %s too, and send by network %s%s", v.Moved,

@@ -290,6 +290,7 @@ func (v whyView) text(w io.Writer) {
 		}
 	}
 	if f := v.Frontend; f != nil {
-		fmt.Fprintf(w, "decided at frontend %s for backend %s, policies of revision %d\n", f.Node, f.Backend, f.Revision)
+		fmt.Fprintf(w, "decided at frontend %s for backend %s, policies of revision %d\n",
+			f.Node, f.Backend, f.Revision)
 	}
 }

@@ -45,6 +45,10 @@ func TestFrontendsMoved(t *testing.T) {
 	}
 	tell(ofBackend, moved, ofSender, 0, true)
 	reach("only the backend knows", near, moved)
+	for family := range 2 {
+		transfer(t, near.of(family), moved.of(family), 4<<20) // in segments
+		datagram(t, near.of(family), moved.of(family), 20000)
+	}
 	tell(ofFront2, moved, ofSender, 0, true)
 	reach("one frontend knows", near, moved)
 	tell(ofFront1, moved, ofSender, 0, true)

@@ -148,7 +148,7 @@ func (w *frontWire) offload(t testing.TB, asks bool, containers ...*testContaine
 }
 
 // rules makes a node accept TCP to port 80 and ICMP and UDP to all, or, for a backend without rules, nothing.
-func (n *testNode) rules(t *testing.T, none bool) {
+func (n *testNode) rules(t testing.TB, none bool) {
 	t.Helper()
 	if none {
 		n.says(t, 10, 1, denies|ruleNothing, 0, 0)
@@ -254,6 +254,13 @@ func TestFrontends(t *testing.T) {
 	if got := segments(t, far.of(1), hot.of(1)); got != 10 {
 		t.Errorf("%d of 10 datagrams sent with UDP_SEGMENT arrived", got)
 	}
+	w.onlyPackets(t, func() {
+		for _, from := range []*testContainer{far, near, beside} {
+			if !connects(t, from.of(1), hot.of(1), 80) || !connects(t, hot.of(1), from.of(1), 80) {
+				t.Error("port 80 is closed")
+			}
+		}
+	})
 	for i := range w.nodes {
 		t.Logf("node %d sent %v, dropped %v", i, w.sent(t, i), w.nodes[i].drops(t))
 	}
@@ -261,6 +268,48 @@ func TestFrontends(t *testing.T) {
 		if sent := w.sent(t, i); sent[1] == 0 || sent[4] == 0 {
 			t.Errorf("frontend %d sent %v by kind, want pre-actions and answers", i, sent)
 		}
+	}
+}
+
+// onlyPackets checks that all that the nodes receive meanwhile are packets of containers, in VXLAN or in messages, and
+// neighbour discovery: no node tells another about a session (NZ1, NZ2).
+func (w *frontWire) onlyPackets(t *testing.T, meanwhile func()) {
+	t.Helper()
+	var captures []*packet.Capture
+	for _, n := range w.nodes {
+		captures = append(captures, capture(t, n.ns))
+	}
+	meanwhile()
+	kinds := map[byte]int{}
+	for i, c := range captures {
+		hub, err := packet.NewInjector(w.hub, fmt.Sprint("port", i))
+		must(t, err)
+		defer hub.Close()
+		end := packet.NewSentinel()
+		must(t, hub.Send(append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), end[:]...)))
+		deadline, stop := context.WithTimeout(t.Context(), patience)
+		defer stop()
+		got, err := c.Until(deadline, end.In)
+		must(t, err)
+		for _, c := range got[:len(got)-1] {
+			p, err := packet.DecodeFrame(c.Frame)
+			gram, isUDP := p.Body.(packet.UDP)
+			icmp, isICMP := p.Body.(packet.ICMP)
+			switch {
+			case isICMP && icmp.Type >= 130, isUDP && gram.DestinationPort == pipeline.UDPPort:
+			case isUDP && gram.DestinationPort == pipeline.OffloadPort && len(c.Frame) > atPre+32:
+				inner, err := packet.DecodeFrame(c.Frame[atPre+32:])
+				if _, isTCP := inner.Body.(packet.TCP); err != nil || !isTCP {
+					t.Errorf("node %d receives a message without a packet: %+v, %v", i, inner, err)
+				}
+				kinds[c.Frame[atKind]]++
+			default:
+				t.Errorf("node %d receives %x: %+v, %v", i, c.Frame, p, err)
+			}
+		}
+	}
+	if len(kinds) != 3 || kinds[1] == 0 || kinds[3] == 0 || kinds[4] == 0 {
+		t.Errorf("messages by kind %v, want pre-actions, questions and answers", kinds)
 	}
 }
 
@@ -446,12 +495,15 @@ func TestFrontendMessages(t *testing.T) {
 	// The verdict of an established session is cached with the pre-actions, and counts only for packets with these.
 	ports := pre[inner+14+40:]
 	far2hot := packet.UDP{
-		SourcePort: binary.BigEndian.Uint16(ports), DestinationPort: binary.BigEndian.Uint16(ports[2:]), Payload: []byte("far"),
+		SourcePort: binary.BigEndian.Uint16(ports), DestinationPort: binary.BigEndian.Uint16(ports[2:]),
+		Payload: []byte("far"),
 	}
 	back := capture(t, far.ns)
 	must(t, injector(t, hot.ns).Send(packet.Packet{
 		Source: hot.seen(), Destination: far.seen(),
-		Body: packet.UDP{SourcePort: far2hot.DestinationPort, DestinationPort: far2hot.SourcePort, Payload: []byte("hot")},
+		Body: packet.UDP{
+			SourcePort: far2hot.DestinationPort, DestinationPort: far2hot.SourcePort, Payload: []byte("hot"),
+		},
 	}.Frame(host.GatewayMAC, hot.record.Device.ContainerMAC)))
 	deadline, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
@@ -636,8 +688,8 @@ func TestFrontendWork(t *testing.T) {
 			is.work.FromTunnel.Count-was.work.FromTunnel.Count
 		out := is.work.ToFabric.Count - was.work.ToFabric.Count
 		if passed == 0 || fabric < passed || tunnel < passed || out < passed {
-			t.Errorf("node %d: %d packets to the backend, %d runs for packets of the fabric, %d of the tunnel, %d to the "+
-				"fabric", node, passed, fabric, tunnel, out)
+			t.Errorf("node %d: %d packets to the backend, %d runs for packets of the fabric, %d of the tunnel, %d "+
+				"to the fabric", node, passed, fabric, tunnel, out)
 		}
 		spent := is.work.FromTunnel.Time - was.work.FromTunnel.Time
 		if total := is.work.Total - was.work.Total; spent <= 0 || total <= spent {
@@ -648,10 +700,10 @@ func TestFrontendWork(t *testing.T) {
 	if n := read(ofSender).packets[index] - before[ofSender].packets[index]; n < 60 {
 		t.Errorf("%d packets of the container that began 20 connections", n)
 	}
-	used, capacity, err := w.nodes[ofBackend].datapath.UsedSessions()
+	used, capacity, err := w.nodes[ofBackend].datapath.TenantSessions()
 	must(t, err)
-	if used < 20 || capacity < used {
-		t.Errorf("%d of %d sessions", used, capacity)
+	if used[7] < 20 || capacity < used[7] {
+		t.Errorf("%v of %d sessions", used, capacity)
 	}
 	entries, err := w.switches[ofFront1].Entries(t.Context())
 	must(t, err)

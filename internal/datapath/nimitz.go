@@ -246,9 +246,7 @@ func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 	for _, t := range n.maps {
 		m := t.mapOf(&n.tables)
 		if used, more, room := n.used[m], c.added[m], int(m.MaxEntries()); used+more > room {
-			return fmt.Errorf("the map of %s has room for %d entries, holds %d and would get %d more; nothing was "+
-				"changed: raise the agent's limit, or run tenants with fewer mappings and services here",
-				t.name, room, used, more)
+			return t.full(room, used, more)
 		}
 	}
 	if err := c.write(); err != nil {
@@ -261,6 +259,18 @@ func (n *Nimitz) Apply(_ context.Context, remove, add []pipeline.Entry) error {
 		return errors.Join(err, c.undo(), n.d.AttachOffloads())
 	}
 	return nil
+}
+
+// full is the error of a change that does not fit into a map.
+func (t pipelineMap) full(room, used, more int) error {
+	advice := "raise the agent's limit, or run tenants with fewer mappings and services here"
+	if t.pin == bpfobj.PinNimOffloads || t.pin == bpfobj.PinNimBackends {
+		advice = "stop offloads of tenants with containers on this node, or of which it is a frontend; `pilaster " +
+			"offload list` shows them"
+	}
+	return fmt.Errorf("%w: the map of %s has room for %d entries, holds %d and would get %d more; nothing was "+
+		"changed: %s",
+		network.ErrConflict, t.name, room, used, more, advice)
 }
 
 // pipelineChange is one Apply.

@@ -52,7 +52,7 @@ func nimitzPart() networkPart {
 				bpfobj.PilasterVarTunnelPorts: [tunnelPorts]uint16{
 					bigEndian16(pipeline.UDPPort), bigEndian16(pipeline.OffloadPort),
 				},
-				bpfobj.PilasterVarUplinkClasses: d.uplinkClasses(true),
+				bpfobj.PilasterVarUplinkClasses: d.uplinkClasses(),
 				bpfobj.PilasterVarDirectPort:    d.directPort(),
 			}
 		},
@@ -97,9 +97,8 @@ const (
 
 // uplinkClasses returns the destinations on this node that belong to networks beside netpila, whose packets are
 // compared with no class. The classes exclude each other; each costs a packet of a later one two comparisons. A node
-// with macvlans has no tunnels. With programs, AttachOffloads decides which one gets tunnel packets before the VXLAN
-// device.
-func (d *Datapath) uplinkClasses(programs bool) (classes [uplinkClasses]bpfobj.PilasterUplinkClass) {
+// with macvlans has no tunnels. AttachOffloads decides which program gets tunnel packets before the VXLAN device.
+func (d *Datapath) uplinkClasses() (classes [uplinkClasses]bpfobj.PilasterUplinkClass) {
 	var all []bpfobj.PilasterUplinkClass
 	defer func() { copy(classes[:], all) }()
 	gateway := bpfobj.ToAddr(address.Plain{Node: d.config.NodePrefix, App: address.GatewayApp}.Addr())
@@ -112,9 +111,7 @@ func (d *Datapath) uplinkClasses(programs bool) (classes [uplinkClasses]bpfobj.P
 		vtep := bpfobj.ToAddr(pipeline.VTEP(d.config.NodePrefix))
 		tunnel := bpfobj.PilasterUplinkClass{
 			Hi: vtep.Hi, HiMask: math.MaxUint64, Lo: vtep.Lo, LoMask: math.MaxUint64, Action: classTunnel,
-		}
-		if programs {
-			tunnel.Program = hook.UplinkTunnel
+			Program: hook.UplinkTunnel,
 		}
 		all = append(all, tunnel)
 	}
@@ -133,16 +130,6 @@ func (d *Datapath) directPort() uint16 {
 		return 0
 	}
 	return bigEndian16(pipeline.UDPPort)
-}
-
-// withoutDirectTunnel returns constants that make packets pass the VXLAN device, where the programs with tracing report
-// them. On a member of an offload, the program of offloads has the tunnel packets, and not the direct tunnel's.
-func (d *Datapath) withoutDirectTunnel() (map[string]any, error) {
-	member, err := d.OffloadMember()
-	return map[string]any{
-		bpfobj.PilasterVarDirectPort:    uint16(0),
-		bpfobj.PilasterVarUplinkClasses: d.uplinkClasses(member || !d.config.DirectTunnel),
-	}, err
 }
 
 // bigEndian16 returns a number as it lies in memory in network byte order.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -22,6 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/packettest"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -338,6 +340,29 @@ func (b *nimitzBench) holds(t testing.TB, want []pipeline.Entry) {
 	}
 	if g, w := pipeline.Count(got), pipeline.Count(want); !maps.Equal(g, w) {
 		t.Errorf("the tables hold %v, want %v", g, w)
+	}
+}
+
+// TestOffloadsAreFull: a node has 1024 offloads at most, and says what to do about more.
+func TestOffloadsAreFull(t *testing.T) {
+	b := newNimitzBench(t)
+	offload := func(i int) pipeline.Entry {
+		return pipeline.Offload{ID: uint32(i + 1), VNI: 7, Backend: netip.MustParsePrefix("fd71:0:0:1::/64"), Epoch: 1}
+	}
+	var all []pipeline.Entry
+	for i := range 1024 {
+		all = append(all, offload(i))
+	}
+	must(t, b.nimitz.Apply(t.Context(), nil, all))
+	err := b.nimitz.Apply(t.Context(), nil, []pipeline.Entry{offload(1024)})
+	if !errors.Is(err, network.ErrConflict) || !strings.Contains(err.Error(), "has room for 1024 entries") ||
+		!strings.Contains(err.Error(), "stop offloads") {
+		t.Errorf("one more: %v", err)
+	}
+	has, err := b.nimitz.Entries(t.Context())
+	must(t, err)
+	if n := pipeline.Count(has)[pipeline.Sharing]; n != len(all) {
+		t.Errorf("the tables hold %d offloads, want %d", n, len(all))
 	}
 }
 

@@ -46,7 +46,7 @@ func (b *progBench) generation(t *testing.T) {
 }
 
 // says gives a set the verdict rule for all peers, and the verdict other for one TCP port unless port is 0.
-func (b *testNode) says(t *testing.T, set uint64, tier int, rule uint32, port uint16, other uint32) {
+func (b *testNode) says(t testing.TB, set uint64, tier int, rule uint32, port uint16, other uint32) {
 	t.Helper()
 	o := &b.datapath.Objects
 	must(t, o.PolAppsV1.Put(bpfobj.PilasterAppKey{Set: set, App: appAny}, bpfobj.PilasterAppRules{Table: set}))

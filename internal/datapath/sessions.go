@@ -205,14 +205,15 @@ func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 	return s, nil
 }
 
-// UsedSessions returns the number of sessions by the counts of tenants, which include sessions that have expired.
-func (d *Datapath) UsedSessions() (used, capacity int, err error) {
+// TenantSessions returns the number of sessions of each tenant, by its id or VNI, with sessions that have expired.
+func (d *Datapath) TenantSessions() (used map[uint32]int, capacity int, err error) {
 	counts := map[uint32]int64{}
 	if err := bpfobj.ReadEntries(d.Objects.PilSessionTenantsV1, counts); err != nil {
-		return 0, 0, fmt.Errorf("read the number of sessions of each tenant: %w", err)
+		return nil, 0, fmt.Errorf("read the number of sessions of each tenant: %w", err)
 	}
-	for _, n := range counts {
-		used += int(max(0, n))
+	used = map[uint32]int{}
+	for id, n := range counts {
+		used[id] = int(max(0, n))
 	}
 	return used, int(d.Objects.PilSessionsV1.MaxEntries()) * slotsPerBucket, nil
 }

@@ -653,7 +653,7 @@ func (b *progBench) overAll(t *testing.T) {
 	b.voidVerdicts(t)
 }
 
-func (b *testNode) voidVerdicts(t *testing.T) {
+func (b *testNode) voidVerdicts(t testing.TB) {
 	t.Helper()
 	var n uint32
 	must(t, b.datapath.Objects.PolGenerationV1.Lookup(uint32(0), &n))

@@ -116,12 +116,13 @@ func (d *Datapath) Follow(ctx context.Context, f dpapi.PacketFilter) (<-chan dpa
 	return events, nil
 }
 
-// withPrograms returns a data path that attaches other programs at the hooks of this one.
+// withPrograms returns a data path that attaches other programs at the hooks of this one. Tunnel packets pass the VXLAN
+// device, where the programs with tracing report them, except on a node that takes part in offloads.
 func (d *Datapath) withPrograms(p *follow.Programs) *Datapath {
 	h := &host.Host{
 		Node: d.Node, Netlink: d.Netlink, Sysctls: d.Sysctls, Uplink: d.Uplink, Objects: p.Objects(d.Objects),
 		Log: d.Log, UplinkName: d.UplinkName, DeviceKind: d.DeviceKind, BPFFS: d.BPFFS, NodePrefix: d.NodePrefix,
-		Plan: d.Plan, MTUReserve: d.MTUReserve, AcceptMark: d.AcceptMark, DirectTunnel: d.DirectTunnel,
+		Plan: d.Plan, MTUReserve: d.MTUReserve, AcceptMark: d.AcceptMark,
 	}
 	hooks := &hook.Hooks{Host: h, NodeNear: d.NodeNear, NodeFar: d.NodeFar, ActiveOVSPorts: d.ActiveOVSPorts}
 	return &Datapath{Devices: device.NewDevices(hooks), config: d.config}
@@ -150,11 +151,7 @@ func (d *Datapath) setTracedConstants(spec *ebpf.CollectionSpec) error {
 	for name, value := range d.networkConstants {
 		values[name] = value
 	}
-	direct, err := d.withoutDirectTunnel()
-	if err != nil {
-		return err
-	}
-	maps.Copy(values, direct)
+	values[bpfobj.PilasterVarDirectPort] = uint16(0)
 	for name, value := range values {
 		if v := spec.Variables[name]; v != nil {
 			if err := v.Set(value); err != nil {

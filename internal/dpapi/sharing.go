@@ -24,8 +24,9 @@ type Sharing interface {
 	// DevicePackets returns how many packets each device of this node has received, by number: of a container's device,
 	// those that the container sent.
 	DevicePackets() (map[int]uint64, error)
-	// UsedSessions returns the number of sessions; those that expired count until their place is needed.
-	UsedSessions() (used, capacity int, err error)
+	// TenantSessions returns the number of sessions by the tenant's id or VNI; those that expired count until their
+	// place is needed.
+	TenantSessions() (used map[uint32]int, capacity int, err error)
 }
 
 // Messages counts messages of an offload by kind, enum offload_kind of bpf/net/nimitz/offload.h.

@@ -16,6 +16,7 @@ import (
 type Limits struct {
 	OffloadAt  float64       // packet load or rule table of a backend at which it is relieved (Nezha §4.2.1)
 	OffloadFor time.Duration // for so long without interruption
+	MinGain    float64       // of an automatic offload by packet load
 	MinShare   float64       // a tenant with less of the node's load is not worth an automatic offload
 
 	ScaleAt  float64       // load of a frontend at which frontends are added, or it is replaced (§4.3)
@@ -42,7 +43,7 @@ type Limits struct {
 // DefaultLimits are those of the paper where it has them.
 func DefaultLimits() Limits {
 	return Limits{
-		OffloadAt: 0.7, OffloadFor: 3 * time.Second, MinShare: 0.05,
+		OffloadAt: 0.7, OffloadFor: 3 * time.Second, MinShare: 0.05, MinGain: 1.2,
 		ScaleAt: 0.4, ScaleFor: 3 * time.Second, ChooseAt: 0.3,
 		FallBackBelow: 0.5, FallBackFor: time.Minute, MaxDoublings: 6, Forget: 6 * time.Hour,
 		Dwell: 10 * time.Second, Avoid: 10 * time.Minute, Confirm: 50 * time.Millisecond, GoodFor: 5 * time.Second,
@@ -560,7 +561,7 @@ func (s *step) relieve(n *Node, packets bool, why string) string {
 		case h.Containers == 0 || share < s.limits.MinShare || s.offloaded(Key{name, n.Name}):
 		case h.Refusal != "":
 			reasons = append(reasons, name+": "+h.Refusal)
-		case packets && h.Gain <= 1:
+		case packets && h.Gain < s.limits.MinGain:
 			reasons = append(reasons, fmt.Sprintf("%s: the estimated gain is %.1f", name, h.Gain))
 		case past.times > 0 && s.now.Sub(past.at) < s.limits.Dwell:
 			reasons = append(reasons, name+": returned just now")

@@ -292,8 +292,10 @@ func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chos
 			texts = append(texts, fmt.Sprintf("%d %s", count, text))
 		}
 		slices.Sort(texts)
-		why = fmt.Sprintf("%d nodes fit, %d are needed; the others: %s", len(all), d.count,
-			cmp.Or(strings.Join(texts, ", "), "none"))
+		why = fmt.Sprintf("%d nodes fit, %d are needed", len(all), d.count)
+		if texts != nil {
+			why += "; the others: " + strings.Join(texts, ", ")
+		}
 	}
 	if len(all) < d.least {
 		return nil, why

@@ -227,13 +227,22 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 			n.Tenants[name] = h
 		}
 	}
+	models := map[string]offload.Model{} // of tenants on busy nodes
 	for node, load := range c.Loads {
 		for _, l := range load.Tenants {
 			h, n := hosted(l.Tenant, node)
 			if n == nil {
 				break
 			}
-			h.Containers, h.Load, h.Rules, h.Gain, h.Moved = max(1, h.Containers), l.Load, int(l.Rules), l.Gain, l.Moved
+			h.Containers, h.Load, h.Rules = max(1, h.Containers), l.Load, int(l.Rules)
+			if cache.Busy(load.NodeLoad) {
+				m, is := models[l.Tenant]
+				if !is {
+					m = offload.Modelled(c.Policies.Blocks(l.Tenant))
+					models[l.Tenant] = m
+				}
+				h.Gain, h.Moved = m.Gain(offload.DefaultFrontends), m.Moved()
+			}
 			h.Refusal = o.refused[offload.Key{Tenant: l.Tenant, Node: node}].text
 			n.Tenants[l.Tenant] = h
 		}

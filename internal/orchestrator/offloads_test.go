@@ -429,10 +429,16 @@ func TestAutomaticOffload(t *testing.T) {
 	c.offload.OffloadFor, c.offload.ScaleFor = 300*time.Millisecond, 300*time.Millisecond
 	c.offload.FallBackFor = time.Second
 	c.offload.Dwell = 0
+	c.offload.MinGain = (offload.Modelled(0).Gain(4) + offload.Modelled(1000).Gain(4)) / 2
 	w := newOffloading(t, start(t, c), make([]string, 10)...)
+	blocks := []string{}
+	for i := range 1000 { // lookups take long enough for a gain
+		blocks = append(blocks, fmt.Sprintf("{ipBlock: {cidr: 10.%d.%d.0/24}}", i/250, i%250))
+	}
+	apply(t, w.s, "green", netpol("blocks", "  ingress: [{from: ["+strings.Join(blocks, ", ")+"]}]\n"))
 	hot := &pilasterv1.NodeLoad{
 		Budget: 1, Own: 0.9, Rules: 10, RulesCapacity: 1000,
-		Tenants: []*pilasterv1.TenantLoad{{Tenant: "green", Load: 0.8, Rules: 10, Gain: 2, Moved: 0.5}},
+		Tenants: []*pilasterv1.TenantLoad{{Tenant: "green", Load: 0.8, Rules: 10}},
 	}
 	if r := w.load(1, hot); r.Measure || r.NextMs != 60_000 || w.s.cache.Loads["n1"].NodeLoad != nil {
 		t.Errorf("without auto: %v", r)
@@ -465,18 +471,30 @@ func TestAutomaticOffload(t *testing.T) {
 	w.reaches("removed")
 
 	w.auto(false)
-	hot.Own, hot.Tenants[0].Load, hot.Tenants[0].Gain = 0.9, 0.8, 0.9
+	deleted := &pilasterv1.DeletePoliciesRequest{Tenant: "green", Policies: []*pilasterv1.Policy{
+		{Kind: "NetworkPolicy", Namespace: "shop", Name: "blocks"},
+	}}
+	if _, err := w.op.DeletePolicies(t.Context(), connect.NewRequest(deleted)); err != nil {
+		t.Fatal(err)
+	}
+	hot.Own, hot.Tenants[0].Load = 0.9, 0.8
 	w.load(1, hot)
 	if _, all := w.list(); all.Automatic || len(all.Offloads) > 0 || all.Problems != nil {
 		t.Errorf("without auto: %v", all)
 	}
 	w.auto(true)
 	w.load(1, hot)
-	const loss = "node n1: packet load 90 %, rule table 1 % for 300ms; no offload: green: the estimated gain is 0.9"
+	loss := "node n1: packet load 90 %, rule table 1 % for 300ms; no offload: green: the estimated gain is " +
+		fmt.Sprintf("%.1f", offload.Modelled(0).Gain(offload.DefaultFrontends))
 	until(t, loss, func() bool {
 		_, all := w.list()
 		return slices.Contains(all.Problems, loss)
 	})
+	start := &pilasterv1.StartOffloadRequest{Tenant: "green", Node: "n1", Count: 4, DryRun: true}
+	gain := offload.Modelled(0).Gain(4)
+	if resp, err := w.op.StartOffload(t.Context(), connect.NewRequest(start)); err != nil || resp.Msg.Gain != gain {
+		t.Errorf("dry run: %v, %v", resp, err)
+	}
 }
 
 // TestReportLoad: reports that no agent sends are refused.
@@ -486,7 +504,7 @@ func TestReportLoad(t *testing.T) {
 	c := canOffload(t, s, 1, "")
 	for _, l := range []*pilasterv1.NodeLoad{
 		{Own: -1}, {Budget: 1e9}, {Tenants: []*pilasterv1.TenantLoad{{Tenant: "Green"}}},
-		{Tenants: []*pilasterv1.TenantLoad{{Tenant: "green", Moved: 2}}},
+		{Tenants: []*pilasterv1.TenantLoad{{Tenant: "green", Load: -2}}},
 		{Fronting: []*pilasterv1.FrontingLoad{{Tenant: "green", Backend: "n1", Load: -1}}},
 		{Fronting: []*pilasterv1.FrontingLoad{{Tenant: "green", Backend: "N 1"}}},
 	} {

@@ -142,7 +142,8 @@ func (n *node) open(ctx context.Context, w *world) error {
 	}
 	if n.core, err = agent.New(agent.Config{
 		Store: n.store, Tenants: tenants, Networks: networks,
-		Driver: n.driver, Resolver: n.link, Plan: m.Plan, Node: m.Prefix, Log: w.agentLog,
+		Driver: n.driver, Resolver: n.link, Plan: m.Plan, Node: m.Prefix, MTUReserve: tenant.OffloadOverhead,
+		Log: w.agentLog,
 	}); err != nil {
 		return err
 	}

@@ -250,8 +250,8 @@ func (t Tenant) CheckKeyable() error {
 		why = fmt.Sprintf("it has %d CIDRs, and an address key has one address: use a tenant with one CIDR",
 			len(t.Overlays))
 	case t.Overlays[0].NodeBits != 0:
-		why = "each node has a subnet of its CIDR, so an address stays on its node: use a tenant without " +
-			"subnets of nodes"
+		why = "each node has a subnet of its CIDR, so an address stays on its node: use a tenant with " +
+			"--no-node-cidrs (in a lab noNodeCIDRs)"
 	default:
 		return nil
 	}

@@ -15,6 +15,7 @@ const (
 	MaxFrontends    = 16        // of an offload, with draining ones
 	MaxActive       = 8         // of these, frontends that packets are sent to
 	MaxOffloadID    = 1<<24 - 1 // NSH's service path identifier has 24 bits (RFC 8300 §2.3)
+	MaxOffloaded    = 8192      // addresses of a node's offloaded containers, of all tenants
 	OffloadOverhead = 96        // bytes that NSH with its context adds to a tunnel packet
 )
 

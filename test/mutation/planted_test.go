@@ -192,6 +192,11 @@ func bugs() []planted {
 			"slices.Sorted(maps.Keys(v))",
 			"slices.Collect(maps.Keys(v))",
 		},
+		{
+			"FuzzOffload", "bpf/net/nimitz/offload_nsh.h",
+			"|| s->outer.vni != o->vni",
+			"|| (s->outer.vni ^ o->vni) & 0xff",
+		},
 		{"FuzzCache", "bpf/oncache/inner.h", "p->hops <= 1", "p->hops == 1"},
 		{"FuzzEVPN", "bpf/net/evpn/neighbours.h", "asked != mac_to(to)", "(asked ^ mac_to(to)) >> 40"},
 		{

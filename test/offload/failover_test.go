@@ -68,7 +68,7 @@ func (b *bed) startWith(frontends ...string) {
 	b.await(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE)
 }
 
-// status returns the offload, and the frontends that packets are sent to.
+// status returns the offload, with the cluster's problems, and the frontends that packets are sent to.
 func (b *bed) status() (is *pilasterv1.OffloadStatus, active []string) {
 	b.Helper()
 	resp, err := b.Operator().ListOffloads(b.ctx, connect.NewRequest(&pilasterv1.ListOffloadsRequest{}))
@@ -77,6 +77,7 @@ func (b *bed) status() (is *pilasterv1.OffloadStatus, active []string) {
 		b.Fatalf("there are %d offloads", len(resp.Msg.Offloads))
 	}
 	is = resp.Msg.Offloads[0]
+	is.Problems = append(is.Problems, resp.Msg.Problems...)
 	for _, f := range is.Offload.Frontends {
 		if !f.Draining {
 			active = append(active, f.Node)

@@ -63,7 +63,8 @@ func TestTrace(t *testing.T) {
 
 	list, err := b.Operator().ListPolicies(b.ctx, connect.NewRequest(&pilasterv1.ListPoliciesRequest{Tenant: "green"}))
 	must(t, err)
-	applied := slices.MaxFunc(list.Msg.Policies, func(a, b *pilasterv1.Policy) int { return int(a.Revision - b.Revision) })
+	newer := func(a, b *pilasterv1.Policy) int { return int(a.Revision - b.Revision) }
+	applied := slices.MaxFunc(list.Msg.Policies, newer)
 	source, err := b.Address(near)
 	must(t, err)
 	destination, err := b.Address(hot)

@@ -10,6 +10,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
@@ -53,21 +54,26 @@ func offload(t *testing.T, l *lab.Lab) {
 // and questions that they answered.
 func judged(t *testing.T, l *lab.Lab) (sum uint64) {
 	t.Helper()
-	const preActions, answer = 1, 4 // enum offload_kind
 	for _, node := range frontends {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(l.BPF(node), "maps", bpfobj.PinNimSent), nil)
+		pins, err := filepath.Glob(filepath.Join(l.BPF(node), "maps", bpfobj.PinNimSent+"*")) // with its capacity
+		if err != nil || len(pins) != 1 {
+			t.Fatalf("%v, %v: want one table of sent messages", pins, err)
+		}
+		m, err := ebpf.LoadPinnedMap(pins[0], nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer m.Close()
-		for _, kind := range []uint32{preActions, answer} {
-			var each []uint64
-			if err := m.Lookup(kind, &each); err != nil {
-				t.Fatal(err)
+		var id uint32
+		var each []dpapi.Messages // by CPU
+		all := m.Iterate()
+		for all.Next(&id, &each) {
+			for _, sent := range each {
+				sum += sent[dpapi.MessagePre] + sent[dpapi.MessageAnswer]
 			}
-			for _, n := range each {
-				sum += n
-			}
+		}
+		if err := all.Err(); err != nil {
+			t.Fatal(err)
 		}
 	}
 	return sum

@@ -822,10 +822,8 @@ func (x *NodeLoad) GetFronting() []*FrontingLoad {
 type TenantLoad struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Load          float64                `protobuf:"fixed64,2,opt,name=load,proto3" json:"load,omitempty"`   // part of NodeLoad.own
-	Rules         uint32                 `protobuf:"varint,3,opt,name=rules,proto3" json:"rules,omitempty"`  // entries that its policies need
-	Gain          float64                `protobuf:"fixed64,4,opt,name=gain,proto3" json:"gain,omitempty"`   // estimated for 4 frontends; 0: unknown
-	Moved         float64                `protobuf:"fixed64,5,opt,name=moved,proto3" json:"moved,omitempty"` // estimated part of the load that frontends take; 0: unknown
+	Load          float64                `protobuf:"fixed64,2,opt,name=load,proto3" json:"load,omitempty"`  // part of NodeLoad.own
+	Rules         uint32                 `protobuf:"varint,3,opt,name=rules,proto3" json:"rules,omitempty"` // entries that its policies need
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -877,20 +875,6 @@ func (x *TenantLoad) GetLoad() float64 {
 func (x *TenantLoad) GetRules() uint32 {
 	if x != nil {
 		return x.Rules
-	}
-	return 0
-}
-
-func (x *TenantLoad) GetGain() float64 {
-	if x != nil {
-		return x.Gain
-	}
-	return 0
-}
-
-func (x *TenantLoad) GetMoved() float64 {
-	if x != nil {
-		return x.Moved
 	}
 	return 0
 }
@@ -2236,14 +2220,12 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\bsessions\x18\x06 \x01(\rR\bsessions\x12+\n" +
 	"\x11sessions_capacity\x18\a \x01(\rR\x10sessionsCapacity\x121\n" +
 	"\atenants\x18\b \x03(\v2\x17.pilaster.v1.TenantLoadR\atenants\x125\n" +
-	"\bfronting\x18\t \x03(\v2\x19.pilaster.v1.FrontingLoadR\bfronting\"x\n" +
+	"\bfronting\x18\t \x03(\v2\x19.pilaster.v1.FrontingLoadR\bfronting\"N\n" +
 	"\n" +
 	"TenantLoad\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04load\x18\x02 \x01(\x01R\x04load\x12\x14\n" +
-	"\x05rules\x18\x03 \x01(\rR\x05rules\x12\x12\n" +
-	"\x04gain\x18\x04 \x01(\x01R\x04gain\x12\x14\n" +
-	"\x05moved\x18\x05 \x01(\x01R\x05moved\"T\n" +
+	"\x05rules\x18\x03 \x01(\rR\x05rules\"T\n" +
 	"\fFrontingLoad\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
 	"\abackend\x18\x02 \x01(\tR\abackend\x12\x12\n" +

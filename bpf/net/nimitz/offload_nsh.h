@@ -62,8 +62,9 @@ static __always_inline int nsh_xmit(struct __sk_buff *skb, struct offload_scratc
 	return bpf_redirect_neigh(s->f.ifindex, NULL, 0, 0);
 }
 
-/* nsh_send puts the message before a packet and sends it. The outer checksum is 0 (RFC 6935): the members of the
- * offload, its VNI and its epoch are compared, and the packet has its own checksum. */
+/* nsh_send puts the message before a packet and sends it. The outer checksum is 0 (RFC 6935): addresses, VNI, epoch and
+ * the app of the container are compared, and the packet has its own checksum. Pre-actions and the session in the
+ * message have only the checksums of the links. */
 static __always_inline int nsh_send(struct __sk_buff *skb, struct offload_scratch *s, const struct offload *o, __u64 to,
 				    __u32 index)
 {

@@ -28,6 +28,7 @@ type Bed struct {
 	Nimitz       *Switch // nil: the node does not have it
 	EVPN         *Switch // nil: the node does not have it
 	Edge         bool
+	MTUReserve   int                // enough for offloads
 	MaxMappings  int                // 0: as many as the network takes by itself
 	Tried        <-chan struct{}    // of the core's configuration
 	Damages      *statefile.Damages // sets damaged files aside; nil: the core does not start
@@ -46,6 +47,7 @@ func New(t *testing.T) *Bed {
 		Driver:       NewDriver(),
 		Orchestrator: NewOrchestrator(),
 		Now:          time.Unix(1e9, 0),
+		MTUReserve:   tenant.OffloadOverhead,
 	}
 	b.Reopen()
 	return b
@@ -102,7 +104,8 @@ func (b *Bed) TryReopen() error {
 		Store: b.Store, Tenants: b.Tenants,
 		Networks: b.Networks, Absent: map[string]string{nimitz.Name: "--some switch", evpn.Name: "--some pool"},
 		Driver: b.Driver, Resolver: b.Orchestrator, Tried: b.Tried,
-		Plan: address.DefaultPlan(), Node: NodePrefix, Edge: b.Edge, MaxEndpoints: b.Max, MaxTenantIDs: b.MaxIDs,
+		Plan: address.DefaultPlan(), Node: NodePrefix, Edge: b.Edge, MTUReserve: b.MTUReserve,
+		MaxEndpoints: b.Max, MaxTenantIDs: b.MaxIDs,
 		Now: func() time.Time { return b.Now }, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

@@ -417,7 +417,9 @@ func (sharingPath) Messages() (map[uint32]dpapi.Messages, error) {
 	return map[uint32]dpapi.Messages{7: {1: 100, 2: 5, 4: 20}, 8: {3: 40}}, nil
 }
 
-func (sharingPath) UsedSessions() (used, capacity int, err error) { return 1, 2, nil }
+func (sharingPath) TenantSessions() (used map[uint32]int, capacity int, err error) {
+	return nil, 2, nil
+}
 
 // TestStatusOfOffloads: the status lists what this node does for offloads.
 func TestStatusOfOffloads(t *testing.T) {

@@ -26,6 +26,7 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/pki"
+	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
@@ -147,7 +148,7 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 	if m.Core, err = agent.New(agent.Config{
 		Store: store, Tenants: tenants, Networks: map[string]agent.Network{netpila.Name: network, nimitz.Name: overlay},
 		Driver: driver, Resolver: link, Plan: membership.Plan, Node: membership.Prefix,
-		Log: slog.New(slog.DiscardHandler),
+		MTUReserve: tenant.OffloadOverhead, Log: slog.New(slog.DiscardHandler),
 	}); err != nil {
 		c.t.Fatal(err)
 	}

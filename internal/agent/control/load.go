@@ -25,9 +25,9 @@ type LoadMeter interface {
 	Close() error
 }
 
-// ReportLoads reports the node's load when the orchestrator wants it, until ctx ends. It measures packet load only while
-// the last answer has requested that.
-func (l *Link) ReportLoads(ctx context.Context, m LoadMeter) {
+// ReportLoads reports the node's load when the orchestrator wants it, and after a value from due, until ctx ends. It
+// measures packet load only while the last answer has requested that.
+func (l *Link) ReportLoads(ctx context.Context, m LoadMeter, due <-chan struct{}) {
 	defer func() {
 		if err := m.Close(); err != nil {
 			l.config.Log.Warn("ending the measurement of packet load failed", "error", err)
@@ -49,13 +49,22 @@ func (l *Link) ReportLoads(ctx context.Context, m LoadMeter) {
 		}
 		failures = 0
 		pause := time.Duration(resp.GetNextMs()) * time.Millisecond
-		timer := time.NewTimer(min(max(pause, leastLoadPause), mostLoadPause))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if awaitDue(ctx, leastLoadPause, nil) {
+			awaitDue(ctx, min(pause, mostLoadPause)-leastLoadPause, due)
 		}
 	}
+}
+
+// awaitDue waits for a time, or until a value comes from due. It returns false when ctx has ended.
+func awaitDue(ctx context.Context, pause time.Duration, due <-chan struct{}) bool {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-due:
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
 }
 
 // errNoLink means that no call was made.

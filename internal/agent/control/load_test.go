@@ -101,7 +101,7 @@ func TestReportLoads(t *testing.T) {
 				ended := make(chan struct{})
 				go func() {
 					defer close(ended)
-					l.ReportLoads(ctx, m)
+					l.ReportLoads(ctx, m, nil)
 				}()
 				time.Sleep(c.lasts)
 				synctest.Wait()
@@ -124,8 +124,28 @@ func TestReportLoads(t *testing.T) {
 		l.client = cluster
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if l.ReportLoads(ctx, &loadMeter{}); len(cluster.calls) > 0 {
+		if l.ReportLoads(ctx, &loadMeter{}, nil); len(cluster.calls) > 0 {
 			t.Error("load is reported without a connection")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		cluster := &loadCluster{begin: time.Now(), answer: func(int) (*pilasterv1.ReportLoadResponse, error) {
+			return next(time.Minute, true)
+		}}
+		l := New(Config{Log: slog.New(slog.DiscardHandler)})
+		l.client, l.status.Connected = cluster, true
+		due := make(chan struct{}, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
+		defer cancel()
+		go func() {
+			time.Sleep(10 * time.Second)
+			due <- struct{}{}
+			synctest.Wait()
+			due <- struct{}{} // not twice in a second
+		}()
+		l.ReportLoads(ctx, &loadMeter{}, due)
+		if want := []string{"0s 0", "10s 1", "11s 1"}; !slices.Equal(cluster.calls, want) {
+			t.Errorf("when the node became a member, it reported %q, want %q", cluster.calls, want)
 		}
 	})
 }

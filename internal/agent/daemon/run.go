@@ -380,7 +380,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	}
 	core, err := agent.New(agent.Config{
 		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link,
-		Tried: d.link.Tried(), Edge: d.Edge,
+		Tried: d.link.Tried(), Edge: d.Edge, MTUReserve: d.MTUReserve,
 		Plan: m.Plan, Node: m.Prefix, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
@@ -504,7 +504,7 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *agent.Core
 		meter := sharing.NewMeter(core, path, cmp.Or(d.PacketCPUs, float64(runtime.NumCPU())))
 		d.service.ServeSharing(api.Sharing{Prober: prober, Meter: meter})
 		g.Go(func() error { prober.Run(ctx); return nil })
-		g.Go(func() error { d.link.ReportLoads(ctx, meter); return nil })
+		g.Go(func() error { d.link.ReportLoads(ctx, meter, core.LoadDue()); return nil })
 	}
 	g.Go(func() error { return overlap.Run(ctx, d.Log) })
 	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplink, core, d.Log) })

@@ -22,7 +22,7 @@ type Measuring interface {
 	MeasureWork() (io.Closer, error)
 	Work() (dpapi.Work, error)
 	DevicePackets() (map[int]uint64, error)
-	UsedSessions() (used, capacity int, err error)
+	TenantSessions() (used map[uint32]int, capacity int, err error)
 }
 
 // Node has the containers and policies of this node.
@@ -38,7 +38,8 @@ type Node interface {
 // Load is the run time of all programs in a period, divided by the period and the budget. It is split by estimates:
 //   - A frontend's load is the time of the programs that an offload's packets pass, in proportion to the number of
 //     these packets: each counts as much as an average run. What remains is the load of the node's own containers.
-//   - A tenant's part of that is in proportion to the packets that its containers have sent.
+//   - A tenant's part of that is half in proportion to the packets that its containers have sent, half to its sessions:
+//     packets to containers are not counted, and senders of many packets may have one session.
 type Meter struct {
 	node   Node
 	path   Measuring
@@ -56,6 +57,7 @@ type sample struct {
 	work     dpapi.Work
 	messages map[uint32]dpapi.Messages
 	packets  map[int]uint64
+	sessions map[uint32]int
 }
 
 // NewMeter returns a meter for a budget of CPUs for packets.
@@ -71,12 +73,13 @@ func (m *Meter) Load(measure bool) (*pilasterv1.NodeLoad, error) {
 	if err := m.count(measure); err != nil {
 		return nil, err
 	}
-	load, err := m.tables()
+	sessions, room, err := m.path.TenantSessions()
 	if err != nil {
 		return nil, err
 	}
+	load := m.tables(sessions, room)
 	if measure {
-		now, err := m.sample()
+		now, err := m.sample(sessions)
 		if err != nil {
 			return nil, err
 		}
@@ -122,15 +125,15 @@ func (m *Meter) count(measure bool) (err error) {
 }
 
 // tables returns a load without packets.
-func (m *Meter) tables() (*pilasterv1.NodeLoad, error) {
-	sessions, room, err := m.path.UsedSessions()
-	if err != nil {
-		return nil, err
+func (m *Meter) tables(sessions map[uint32]int, room int) *pilasterv1.NodeLoad {
+	used := 0
+	for _, n := range sessions {
+		used += n
 	}
 	rules := m.node.RuleTable()
 	load := &pilasterv1.NodeLoad{
 		Budget: m.budget, Rules: number(rules.Used), RulesCapacity: number(rules.Capacity),
-		Sessions: number(sessions), SessionsCapacity: number(room),
+		Sessions: number(used), SessionsCapacity: number(room),
 	}
 	tenants := map[string]bool{}
 	for _, r := range m.node.Endpoints() {
@@ -139,13 +142,13 @@ func (m *Meter) tables() (*pilasterv1.NodeLoad, error) {
 	for _, name := range slices.Sorted(maps.Keys(tenants)) {
 		load.Tenants = append(load.Tenants, &pilasterv1.TenantLoad{Tenant: name, Rules: number(m.node.RulesOf(name))})
 	}
-	return load, nil
+	return load
 }
 
 func number(n int) uint32 { return uint32(min(max(0, n), math.MaxUint32)) }
 
-func (m *Meter) sample() (s sample, err error) {
-	s.at = time.Now()
+func (m *Meter) sample(sessions map[uint32]int) (s sample, err error) {
+	s.at, s.sessions = time.Now(), sessions
 	if s.work, err = m.path.Work(); err != nil {
 		return s, fmt.Errorf("measure the packet load: %w", err)
 	}
@@ -185,17 +188,30 @@ func (m *Meter) split(load *pilasterv1.NodeLoad, was, now sample) {
 		return strings.Compare(a.Tenant+" "+a.Backend, b.Tenant+" "+b.Backend)
 	})
 	load.Own = own / period
-	sent, all := map[string]uint64{}, uint64(0)
+	sent, sessions := map[string]float64{}, map[string]float64{}
 	for _, r := range m.node.Endpoints() {
-		n := since(now.packets[r.Device.HostIfindex], was.packets[r.Device.HostIfindex])
-		sent[r.Tenant] += n
-		all += n
+		sent[r.Tenant] += float64(since(now.packets[r.Device.HostIfindex], was.packets[r.Device.HostIfindex]))
+		sessions[r.Tenant] = float64(now.sessions[uint32(r.TenantID)])
 	}
 	for _, t := range load.Tenants {
-		if all > 0 {
-			t.Load = load.Own * float64(sent[t.Tenant]) / float64(all)
+		bySent, sends := share(sent, t.Tenant)
+		bySessions, has := share(sessions, t.Tenant)
+		if parts := sends + has; parts > 0 {
+			t.Load = load.Own * (bySent + bySessions) / parts
 		}
 	}
+}
+
+// share returns a tenant's part of a sum, and 1; 0 and 0 if there is nothing to share.
+func share(of map[string]float64, name string) (part, counts float64) {
+	all := 0.0
+	for _, n := range of {
+		all += n
+	}
+	if all == 0 {
+		return 0, 0
+	}
+	return of[name] / all, 1
 }
 
 // since returns the growth of a counter; one that began anew has grown from 0.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -22,6 +23,7 @@ type measured struct {
 	messages  map[uint32]dpapi.Messages
 	work      dpapi.Work
 	packets   map[int]uint64
+	sessions  map[uint32]int
 	counting  int
 }
 
@@ -32,8 +34,8 @@ func (m *measured) RulesOf(name string) int                      { return len(na
 func (m *measured) Messages() (map[uint32]dpapi.Messages, error) { return m.messages, nil }
 func (m *measured) Work() (dpapi.Work, error)                    { return m.work, nil }
 func (m *measured) DevicePackets() (map[int]uint64, error)       { return m.packets, nil }
-func (m *measured) UsedSessions() (used, capacity int, err error) {
-	return 5, 70, nil
+func (m *measured) TenantSessions() (used map[uint32]int, capacity int, err error) {
+	return m.sessions, 70, nil
 }
 
 func (m *measured) MeasureWork() (io.Closer, error) { m.counting++; return closer{m}, nil }
@@ -48,7 +50,7 @@ func (c closer) Close() error {
 }
 
 func container(name string, device int) endpoint.Record {
-	return endpoint.Record{Tenant: name, Device: endpoint.Device{HostIfindex: device}}
+	return endpoint.Record{Tenant: name, TenantID: address.TenantID(len(name)), Device: endpoint.Device{HostIfindex: device}}
 }
 
 func mustLoad(t *testing.T, m *Meter, measure bool) *pilasterv1.NodeLoad {
@@ -80,11 +82,13 @@ func TestMeter(t *testing.T) {
 			messages:  map[uint32]dpapi.Messages{7: {1: 1000}, 9: {3: 100}},
 			work:      dpapi.Work{Total: time.Hour, FromFabric: dpapi.Runs{Count: 100, Time: time.Hour}},
 			packets:   map[int]uint64{3: 10, 4: 20, 5: 30, 6: 40},
+			sessions:  map[uint32]int{4: 4, 5: 1}, // blue's and green's
 		}
 		m := NewMeter(is, is, 2)
 		defer m.Close()
-		if load := mustLoad(t, m, false); is.counting != 0 || load.Own != 0 || load.Fronting != nil || load.Budget != 2 ||
-			load.Rules != 30 || load.RulesCapacity != 100 || load.Sessions != 5 || load.SessionsCapacity != 70 ||
+		if load := mustLoad(t, m, false); is.counting != 0 || load.Own != 0 || load.Fronting != nil ||
+			load.Budget != 2 || load.Rules != 30 || load.RulesCapacity != 100 ||
+			load.Sessions != 5 || load.SessionsCapacity != 70 ||
 			len(load.Tenants) != 2 || load.Tenants[0].Tenant != "blue" || load.Tenants[1].Tenant != "green" ||
 			load.Tenants[1].Rules != 5 {
 			t.Errorf("with tables only: %v", load)
@@ -110,12 +114,16 @@ func TestMeter(t *testing.T) {
 		near("the load for b1", load.Fronting[0].Load, b1/20)
 		near("the load for b2", load.Fronting[1].Load, b2/20)
 		near("the own load", load.Own, (10-b1-b2)/20)
-		near("that of blue", load.Tenants[0].Load, load.Own/4)
-		near("that of green", load.Tenants[1].Load, load.Own*3/4)
+		near("that of blue, which sent a quarter", load.Tenants[0].Load, load.Own*(.25+.8)/2)
+		near("that of green", load.Tenants[1].Load, load.Own*(.75+.2)/2)
 		if m.Last() != load {
 			t.Error("the last load is another one")
 		}
 		time.Sleep(time.Second)
+		is.work.Total += time.Second
+		near("that of blue, if no container sends", mustLoad(t, m, true).Tenants[0].Load, .5*.8)
+		time.Sleep(time.Second)
+		is.sessions = nil
 		near("the load of an idle period", mustLoad(t, m, true).Own, 0)
 		if load := mustLoad(t, m, false); is.counting != 0 || load.Own != 0 {
 			t.Errorf("not wanted any more: counting %d, %v", is.counting, load)

@@ -69,8 +69,8 @@ var (
 	second = tenant.Frontend{Node: "f2", Prefix: node(2)}
 )
 
-// TestProber (NZ6): three probes without an answer are a loss, which is reported at once, and an answer ends it. Without
-// an offload nothing is sent.
+// TestProber (NZ6): three probes without an answer are a loss, which is reported at once, and an answer ends it.
+// Without an offload nothing is sent.
 func TestProber(t *testing.T) {
 	run := func(name string, test func(t *testing.T, b *backend, after func(time.Duration, ...string))) {
 		t.Run(name, func(t *testing.T) {

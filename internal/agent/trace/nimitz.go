@@ -179,7 +179,7 @@ func (s *stages) from(p pipeline.Packet, arrival string) error {
 	case pipeline.VXLAN:
 		return s.encap(verdict, entries)
 	case pipeline.Gateway:
-		if allowed, err := s.judged(policy.Egress); err != nil || !allowed {
+		if allowed, err := s.checked(policy.Egress); err != nil || !allowed {
 			return err
 		}
 		s.step("deliver", "to this node's gateway, by "+pipeline.GatewayDevice, "")
@@ -187,7 +187,7 @@ func (s *stages) from(p pipeline.Packet, arrival string) error {
 		return nil
 	}
 	// The rules of both ends are checked where the packet leaves the tunnel.
-	if allowed, err := s.judged(policy.Egress, policy.Ingress); err != nil || !allowed {
+	if allowed, err := s.checked(policy.Egress, policy.Ingress); err != nil || !allowed {
 		return err
 	}
 	for _, e := range s.Core.Endpoints() {
@@ -200,6 +200,36 @@ func (s *stages) from(p pipeline.Packet, arrival string) error {
 	return nil
 }
 
+// checked adds the decisions of the policies for some directions. It reports whether all allow the packet, and this
+// node goes on with it.
+func (s *stages) checked(directions ...policy.Direction) (allowed bool, err error) {
+	if s.pre == nil {
+		for _, e := range s.table.Entries {
+			b, is := e.(pipeline.Backend)
+			if !is || !b.Asks || b.VNI != pipeline.VNI(s.response.Vni) {
+				continue
+			}
+			if o, known := s.Core.OffloadOf(s.response.Source.Tenant, b.Offload); known && len(o.Active()) > 0 {
+				s.offerTo(o)
+				s.step("nsh", "a question to "+choices(o)+": what do the rules say",
+					fmt.Sprintf("offload %d, epoch %d", o.ID, o.Epoch))
+				return false, nil
+			}
+		}
+		return s.policies(directions...)
+	}
+	because := fmt.Sprintf("by what frontend %s says, with policies of revision %d, and the session here",
+		s.pre.Frontend, s.pre.Revision)
+	for _, d := range directions {
+		if slices.Contains(s.pre.Denied, d.String()) {
+			s.drop("policy", dropreason.PolicyDenied, d.String()+" denied", because)
+			return false, nil
+		}
+		s.step("policy", d.String()+" allowed", because)
+	}
+	return true, nil
+}
+
 // encap adds the steps of a packet to another node.
 func (s *stages) encap(v pipeline.Verdict, entries []pipeline.Entry) error {
 	var to pipeline.Forward
@@ -209,10 +239,10 @@ func (s *stages) encap(v pipeline.Verdict, entries []pipeline.Entry) error {
 		}
 	}
 	if offload, is := s.Core.OffloadOf(s.response.Source.Tenant, to.Offload); is && offload.Phase.Fronted() {
-		return s.toFrontend(offload, v)
+		return s.toFrontend(offload, v.Identity)
 	}
 	if to.Outside {
-		if allowed, err := s.judged(policy.Egress); err != nil || !allowed {
+		if allowed, err := s.checked(policy.Egress); err != nil || !allowed {
 			return err
 		}
 	} else {

@@ -2,13 +2,10 @@ package trace
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/dropreason"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
-	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -16,18 +13,18 @@ import (
 // has the session, decides.
 
 // toFrontend adds the steps of a packet whose destination is offloaded, on the sender's node.
-func (s *stages) toFrontend(o tenant.Offload, v pipeline.Verdict) error {
+func (s *stages) toFrontend(o tenant.Offload, identity uint16) error {
 	if o.HasFrontend(s.Prefix) {
 		return s.front(o)
 	}
 	s.offerTo(o)
-	hop, err := s.Path.NextHop(s.ownVTEP(), pipeline.VTEP(o.Active()[0].Prefix))
+	hop, err := s.Path.NextHop(s.ownVTEP(), tenant.TunnelAddress(o.Active()[0].Prefix))
 	if err != nil {
 		s.drop("encap", dropreason.NoRoute, err.Error(), "FIB")
 		return nil
 	}
 	s.step("encap", "to "+choices(o)+", next hop "+describeHop(hop),
-		fmt.Sprintf("VXLAN in VNI %d, identity %d; offload %d of node %s", v.VNI, v.Identity, o.ID, o.Node))
+		fmt.Sprintf("VXLAN in VNI %d, identity %d; offload %d of node %s", s.response.Vni, identity, o.ID, o.Node))
 	return nil
 }
 
@@ -79,43 +76,13 @@ func (r *run) front(o tenant.Offload) error {
 			pre.Denied = append(pre.Denied, reason.Direction.String())
 		}
 	}
-	hop, err := r.Path.NextHop(pipeline.VTEP(r.Prefix), pipeline.VTEP(o.Prefix))
+	hop, err := r.Path.NextHop(tenant.TunnelAddress(r.Prefix), tenant.TunnelAddress(o.Prefix))
 	if err != nil {
 		r.drop("encap", dropreason.NoRoute, err.Error(), "FIB")
 		return nil
 	}
 	r.step("nsh", "what the rules say to backend "+o.Node+", next hop "+describeHop(hop),
-		fmt.Sprintf("VXLAN-GPE to %v, offload %d, epoch %d", pipeline.VTEP(o.Prefix), o.ID, o.Epoch))
+		fmt.Sprintf("VXLAN-GPE to %v, offload %d, epoch %d", tenant.TunnelAddress(o.Prefix), o.ID, o.Epoch))
 	r.response.Pre, r.response.Verdict, r.response.Next = pre, Sent, o.Prefix.String()
 	return nil
-}
-
-// judged adds the decisions of the policies for some directions. It reports whether all allow the packet, and this node
-// goes on with it.
-func (s *stages) judged(directions ...policy.Direction) (allowed bool, err error) {
-	if s.pre == nil {
-		for _, e := range s.table.Entries {
-			b, is := e.(pipeline.Backend)
-			if !is || !b.Asks || b.VNI != pipeline.VNI(s.response.Vni) {
-				continue
-			}
-			if o, known := s.Core.OffloadOf(s.response.Source.Tenant, b.Offload); known && len(o.Active()) > 0 {
-				s.offerTo(o)
-				s.step("nsh", "a question to "+choices(o)+": what do the rules say",
-					fmt.Sprintf("offload %d, epoch %d", o.ID, o.Epoch))
-				return false, nil
-			}
-		}
-		return s.policies(directions...)
-	}
-	because := fmt.Sprintf("by what frontend %s says, with policies of revision %d, and the session here", s.pre.Frontend,
-		s.pre.Revision)
-	for _, d := range directions {
-		if slices.Contains(s.pre.Denied, d.String()) {
-			s.drop("policy", dropreason.PolicyDenied, d.String()+" denied", because)
-			return false, nil
-		}
-		s.step("policy", d.String()+" allowed", because)
-	}
-	return true, nil
 }

@@ -131,7 +131,7 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	was := *h
 	h.set(n.config.Underlay, t)
 	err := n.reconcile(ctx, h)
-	if errors.Is(err, endpoint.ErrExhausted) { // before the switch was changed
+	if errors.Is(err, endpoint.ErrExhausted) || errors.Is(err, network.ErrConflict) { // before the switch was changed
 		if *h = was; !known {
 			delete(n.tenants, t.Name)
 			n.keepRelays(t.Name, h)

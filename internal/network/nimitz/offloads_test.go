@@ -1,9 +1,13 @@
 package nimitz
 
 import (
+	"errors"
+	"fmt"
+	"maps"
 	"net/netip"
 	"testing"
 
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -67,5 +71,38 @@ func TestOffloadEntries(t *testing.T) {
 				t.Errorf("phase %s, node %d: %d entries, want %d", phase, own, len(got), len(want))
 			}
 		}
+	}
+}
+
+// TestSwitchRefusesOffloads: a tenant whose offloads the switch refuses stays as it was, and an update that fits is
+// applied.
+func TestSwitchRefusesOffloads(t *testing.T) {
+	s := &tableSwitch{has: map[any]pipeline.Entry{}, ports: map[pipeline.Port]string{}}
+	node := plan.Node(1)
+	n := New(Config{Plan: plan, Node: node, Switch: s, SharesLoad: true})
+	put := func(offloads ...tenant.Offload) error {
+		green := tenantOf(7, overlay("10.0.0.0/16", 24))
+		green.Offloads = offloads
+		return n.PutTenant(t.Context(), green)
+	}
+	offload := func(id uint32) tenant.Offload {
+		return tenant.Offload{ID: id, Prefix: plan.Node(2), Phase: tenant.OffloadActive, Frontends: []tenant.Frontend{
+			{Prefix: plan.Node(3)},
+		}}
+	}
+	if err := errors.Join(put(offload(1)), n.Repair(t.Context(), nil, nil)); err != nil {
+		t.Fatal(err)
+	}
+	before := maps.Clone(s.has)
+	s.fail = fmt.Errorf("%w: no room", network.ErrConflict)
+	if err := put(offload(1), offload(2)); !errors.Is(err, network.ErrConflict) {
+		t.Fatalf("the refusal is %v", err)
+	}
+	s.fail = nil
+	if err := put(offload(1)); err != nil || !maps.Equal(s.has, before) {
+		t.Errorf("%v; the switch has %v, want %v", err, s.has, before)
+	}
+	if err := put(offload(1), offload(2)); err != nil || len(s.has) != len(before)+1 {
+		t.Errorf("%v; the switch has %v", err, s.has)
 	}
 }

@@ -23,6 +23,14 @@ type policies struct {
 	changedOverrides *[]store.Event                               // in the current batch
 }
 
+// Blocks counts the CIDRs in a tenant's policies. The caller holds the lock.
+func (p *policies) Blocks(tenant string) (n int) {
+	for _, is := range p.read[tenant] {
+		n += is.Blocks()
+	}
+	return n
+}
+
 type PolicyName struct{ kind, namespace, name string }
 
 func PolicyNameOf(p *pilasterv1.Policy) PolicyName { return PolicyName{p.Kind, p.Namespace, p.Name} }
@@ -153,6 +161,13 @@ func (m *Cache) PolicyInputs(
 		}
 	}
 	return all, apps, of
+}
+
+// BlocksOf counts the CIDRs in a tenant's policies.
+func (m *Cache) BlocksOf(tenant string) int {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	return m.Policies.Blocks(tenant)
 }
 
 // HasPolicy reports whether the tenant has this policy with the same document.

@@ -196,7 +196,7 @@ func (m *Cache) NextLoad(now time.Time, load *pilasterv1.NodeLoad) (next time.Du
 	member := m.takesPart(load.Node)
 	next, measure = rareLoad, m.OffloadAuto || member
 	switch {
-	case member || m.OffloadAuto && busy(load):
+	case member || m.OffloadAuto && Busy(load):
 		next = oftenLoad
 	case m.OffloadAuto:
 		next = autoLoad
@@ -227,7 +227,8 @@ func (m *Cache) takesPart(node string) bool {
 	return false
 }
 
-func busy(l *pilasterv1.NodeLoad) bool {
+// Busy reports whether a node reports often: it may need an offload soon.
+func Busy(l *pilasterv1.NodeLoad) bool {
 	total := l.Own
 	for _, f := range l.Fronting {
 		total += f.Load

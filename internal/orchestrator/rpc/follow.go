@@ -304,14 +304,14 @@ func checkOffloaded(reports []*pilasterv1.Hosting) error {
 			}
 		}
 	}
-	if addresses > MaxOffloaded {
+	if addresses > tenant.MaxOffloaded {
 		return connect.NewError(
 			connect.CodeInvalidArgument,
 			fmt.Errorf(
 				"the node has %d addresses of offloaded containers, and the maximum is %d; nothing was changed: stop "+
 					"an offload",
 				addresses,
-				MaxOffloaded,
+				tenant.MaxOffloaded,
 			),
 		)
 	}

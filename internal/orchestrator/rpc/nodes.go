@@ -33,7 +33,6 @@ const (
 	MaxTenants   = 65_535  // as many as tenant ids in a node's datapath
 	MaxApps      = 1 << 18 // of all tenants
 	MaxOverrides = 4096    // of all tenants
-	MaxOffloaded = 8192    // addresses of offloaded containers, of all tenants
 )
 
 // NodeService serves agents. The certificate determines the node, and a node acts only as itself.

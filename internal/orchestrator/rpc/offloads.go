@@ -42,10 +42,8 @@ func (s *OperatorService) StartOffload(
 			is.Lack = err.Error() // the store may have a better reason to refuse
 		}
 	}
-	gain, estimate := s.modelledGain(of, is.Count)
-	if gain > 0 && gain < 1 && !m.Force {
-		is.Loss = estimate
-	}
+	gain, estimate := s.estimate(of, is.Count)
+	is.Loss = loss(gain, estimate, m.Force)
 	made, err := s.Store.StartOffload(ctx, is)
 	if err != nil {
 		return nil, err
@@ -151,7 +149,7 @@ func checkLoad(l *pilasterv1.NodeLoad) error {
 		return errors.New("the report of the node's load has values out of range; nothing was recorded")
 	}
 	for _, t := range l.Tenants {
-		if !valid(t.Load, maxLoad) || !valid(t.Gain, maxLoad) || !valid(t.Moved, 1) {
+		if !valid(t.Load, maxLoad) {
 			return fmt.Errorf("the load of tenant %.64q is out of range; nothing was recorded", t.Tenant)
 		}
 		if err := tenant.CheckName(t.Tenant); err != nil {

@@ -66,11 +66,11 @@ func (s *Store) StartOffload(ctx context.Context, is Offloading) (*pilasterv1.Of
 		if len(is.Frontends) < is.Count {
 			return refuse(
 				Refused,
-				"%s for %s of node %s; nothing was changed: use fewer (1, 2, 4 or %d), or connect more nodes with "+
-					"network %s and a build with offloads; the Edge Switch cannot be one",
-				cmp.Or(is.Lack, "too few nodes fit"),
-				humanize.Of(is.Count, "frontend", "frontends"),
+				"node %s cannot have %s: %s; nothing was changed: use fewer (1, 2, 4 or %d), or connect more nodes "+
+					"with network %s and a build with offloads; the Edge Switch cannot be one",
 				is.Node,
+				humanize.Of(is.Count, "frontend", "frontends"),
+				cmp.Or(is.Lack, "too few nodes fit"),
 				tenant.MaxActive,
 				found.Network,
 			)

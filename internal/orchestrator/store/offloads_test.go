@@ -152,11 +152,18 @@ func testStartOffload(t *testing.T, etcd *clientv3.Client) {
 		refused(t, err, c.reason, c.want, "")
 	}
 	_, err := s.StartOffload(ctx, store.Offloading{Tenant: "green", Node: "n1", Count: 4, Frontends: []string{"n2"}})
-	refused(t, err, store.Refused, "too few nodes fit for 4 frontends of node n1")
+	refused(t, err, store.Refused, "node n1 cannot have 4 frontends: too few nodes fit")
 	dry := store.Offloading{Tenant: "green", Node: "n1", Count: 1, Frontends: []string{"n2"}, DryRun: true}
 	if made, err := s.StartOffload(ctx, dry); err != nil || made.Id != 0 || len(made.Frontends) != 1 {
 		t.Errorf("dry run: %v, %v; want one frontend and no id", made, err)
 	}
+	dry.Loss = "gain 0.5"
+	if _, err := s.StartOffload(ctx, dry); err != nil {
+		t.Errorf("dry run of a loss: %v", err)
+	}
+	dry.DryRun = false
+	_, err = s.StartOffload(ctx, dry)
+	refused(t, err, store.Refused, "the offload would be a loss: gain 0.5; nothing was changed: use --force")
 	wantOffloads(t, etcd, "green")
 
 	before := rawTenant(t, etcd, "green").Changes
