@@ -284,6 +284,11 @@ func TestOffload(t *testing.T) {
 	if err != nil || len(tried.Msg.Prefixes) != 1 || phaseOf(tried.Msg.Offload.Offload) != "preparing n3-, n4-" {
 		t.Fatalf("dry run: got %v, %v; want frontends n3 and n4 of the same rack, and one container", tried, err)
 	}
+	w.s.offloads.mu.Lock()
+	if w.s.offloads.result.Next != 0 {
+		t.Error("the controller runs without offloads")
+	}
+	w.s.offloads.mu.Unlock()
 	start.DryRun = false
 	if _, err := w.op.StartOffload(t.Context(), connect.NewRequest(start)); err != nil {
 		t.Fatal(err)
