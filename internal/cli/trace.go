@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -201,6 +202,8 @@ type traceJob struct {
 	nodeWith func(prefix string) string // names a node; nil if no names are known
 	// frontend returns a node that looks up the rules of an offload; nil if only the nodes above are asked.
 	frontend func(prefix string) traceNode
+	// sourcePort is that of a TCP or UDP probe, by which it differs from other packets of the same ends; 0 without one.
+	sourcePort uint32
 }
 
 type traceNode struct {
@@ -328,6 +331,10 @@ func (j *traceJob) live(ctx context.Context, t trace.Trace, parts []*pilasterv1.
 		}
 	}()
 	ready := make(chan error, len(j.nodes))
+	probes := j.wait == 0 && parts[0].Source.GetEndpointId() != 0
+	if probes && j.ask.Port != 0 {
+		j.sourcePort = 20_000 + rand.Uint32N(10_000) // kernels choose higher ones for connections
+	}
 	sources, destinations := trace.Addresses(parts...)
 	for i, n := range j.nodes {
 		followers.Go(func() {
@@ -346,7 +353,7 @@ func (j *traceJob) live(ctx context.Context, t trace.Trace, parts []*pilasterv1.
 		return t, err
 	}
 	answers, wait := make(chan probed, 1), time.Duration(j.wait)
-	if wait == 0 && parts[0].Source.GetEndpointId() != 0 {
+	if probes {
 		wait = probeWait
 		go func() { answers <- j.probe(ctx, t) }()
 	} else {
@@ -378,6 +385,9 @@ func (j *traceJob) follow(ctx context.Context, n traceNode, node string, ask *pi
 	}
 	ready <- nil
 	for stream.Receive() {
+		if p := stream.Msg().Event.GetSourcePort(); j.sourcePort != 0 && p != 0 && p != j.sourcePort {
+			continue // another connection's
+		}
 		select {
 		case events <- trace.Observed{Node: node, PacketEvent: stream.Msg().Event}:
 		case <-ctx.Done():
@@ -407,7 +417,7 @@ type probed struct {
 func (j *traceJob) probe(ctx context.Context, t trace.Trace) (p probed) {
 	resp, err := j.nodes[0].client.SendProbe(ctx, connect.NewRequest(&pilasterv1.SendProbeRequest{
 		Source: t.Source.Address, Destination: t.Destination.Address, Protocol: uint32(j.ask.Protocol),
-		Port: uint32(j.ask.Port), Tenant: t.Source.Tenant,
+		Port: uint32(j.ask.Port), Tenant: t.Source.Tenant, SourcePort: j.sourcePort,
 	}))
 	if connect.CodeOf(err) == connect.CodeUnavailable && !connect.IsWireError(err) {
 		err = lostStream(t.Source.Node, err)

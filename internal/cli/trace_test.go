@@ -84,6 +84,8 @@ func TestTrace(t *testing.T) {
 	}
 	drop := &pilasterv1.PacketEvent{Time: 2000, Packet: 1, Point: "drop", Hook: "container", Drop: "no-route",
 		Source: tracedFrom, Destination: tracedTo}
+	others := &pilasterv1.PacketEvent{Time: 500, Packet: 9, Point: "drop", Hook: "container", Drop: "no-route",
+		Source: tracedFrom, Destination: tracedTo, SourcePort: 40_000, DestinationPort: 80}
 	sent := partOf("sent")
 	sent.Next = "fd70:696c:6100:2::/64"
 	for name, c := range map[string]struct {
@@ -102,6 +104,8 @@ func TestTrace(t *testing.T) {
 		"delivered, no answer": {traceAgent{part: partOf("delivered"),
 			events: []*pilasterv1.PacketEvent{entered, leaves("web")}}, "", ExitDone,
 			"delivered 2.0 µs after the first step; no answer"},
+		"beside another connection": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{others,
+			entered, leaves("web")}, answer: "connected"}, "tcp/80", ExitDone, "delivered 2.0 µs after the first step"},
 		"of an own packet": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{entered,
 			leaves("web")}}, "tcp/80 --wait 10s", ExitDone, "delivered 2.0 µs after the first step\n"},
 		"dropped": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{entered, drop}}, "",

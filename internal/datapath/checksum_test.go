@@ -72,8 +72,8 @@ func newVXLANWire(t *testing.T) *wire {
 	}
 	for _, n := range w.nodes {
 		must(t, n.ns.WaitUp(t.Context(), "outer"))
-		n.open(t, joined)
 	}
+	openAll(t, joined, w.nodes[:]...)
 	return w
 }
 

@@ -90,9 +90,11 @@ func newFrontWire(t testing.TB) *frontWire {
 			}))
 		}
 	}
-	for i, n := range w.nodes {
+	for _, n := range w.nodes {
 		must(t, n.ns.WaitUp(t.Context(), "eth0"))
-		n.open(t, endpoint.Veth)
+	}
+	openAll(t, endpoint.Veth, w.nodes...)
+	for i, n := range w.nodes {
 		s, err := n.datapath.Nimitz()
 		must(t, err)
 		w.switches = append(w.switches, s)
@@ -612,9 +614,9 @@ func TestFrontendProbe(t *testing.T) {
 		}
 	}
 	w.offload(t, true, hot)
-	o := pipeline.Offload{ID: frontOffload, VNI: 7, Epoch: frontEpoch}
+	o := dpapi.Probe{Offload: frontOffload, VNI: 7, Epoch: frontEpoch}
 	backend := w.nodes[ofBackend].datapath
-	answered := func(from int, o pipeline.Offload, to int) bool {
+	answered := func(from int, o dpapi.Probe, to int) bool {
 		t.Helper()
 		d := w.nodes[from].datapath
 		before := w.sent(t, to)[6]

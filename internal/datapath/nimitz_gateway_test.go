@@ -53,9 +53,7 @@ func newUnderlayWire(t testing.TB) *underlayWire {
 	}
 	w.hostAddr = joinRouter(t, router, w.host, 3, netip.Prefix{})
 	checkSources(t, router)
-	for _, n := range w.nodes {
-		n.open(t, endpoint.Veth)
-	}
+	openAll(t, endpoint.Veth, w.nodes[:]...)
 	w.mesh(t)
 	for i, n := range w.nodes {
 		must(t, n.ns.Do(func() error { return w.openGateway(t, i) }))

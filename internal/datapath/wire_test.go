@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -106,8 +107,8 @@ func newWireWith(t testing.TB, kind string, direct bool) *wire {
 	w := newLink(t)
 	for _, n := range w.nodes {
 		n.direct = direct
-		n.open(t, kind)
 	}
+	openAll(t, kind, w.nodes[:]...)
 	return w
 }
 
@@ -162,20 +163,46 @@ func (n *testNode) configure(t testing.TB, peer *testNode) {
 
 func (n *testNode) open(t testing.TB, kind string) {
 	t.Helper()
+	openAll(t, kind, n)
+}
+
+// openAll loads the programs of several nodes at the same time: that takes most of these tests' time.
+func openAll(t testing.TB, kind string, nodes ...*testNode) {
+	t.Helper()
+	results := make(chan error)
+	for _, n := range nodes {
+		pins := bpffs(t)
+		go func() { results <- n.load(t.Context(), kind, pins) }()
+	}
+	var err error
+	for range nodes {
+		err = errors.Join(err, <-results)
+	}
+	for _, n := range nodes {
+		if n.datapath != nil {
+			t.Cleanup(func() { n.datapath.Close() })
+		}
+	}
+	must(t, err)
+}
+
+func (n *testNode) load(ctx context.Context, kind, pins string) error {
 	plan := address.DefaultPlan()
 	plan.Identifiers = true
 	plan.Base = netip.PrefixFrom(n.prefix.Addr(), plan.Base.Bits()).Masked() // that of its region
-	must(t, n.ns.Do(func() (err error) {
+	err := n.ns.Do(func() (err error) {
 		n.datapath, err = Open(Config{
 			Uplink: "eth0", NodePrefix: n.prefix, Plan: plan, MaxEndpoints: 100,
-			BPFFS: bpffs(t), Log: slog.New(slog.DiscardHandler), Device: kind, VTEP4: n.vtep4, DirectTunnel: n.direct,
+			BPFFS: pins, Log: slog.New(slog.DiscardHandler), Device: kind, VTEP4: n.vtep4, DirectTunnel: n.direct,
 			MTUReserve: n.reserve, MaxSessions: n.room,
 		})
 		return err
-	}))
-	_, err := n.datapath.restoreAll(t.Context(), nil)
-	must(t, err)
-	t.Cleanup(func() { n.datapath.Close() })
+	})
+	if err != nil {
+		return err
+	}
+	_, err = n.datapath.restoreAll(ctx, nil)
+	return err
 }
 
 // bpffs returns a folder with its own bpffs, so that tests share no pins.

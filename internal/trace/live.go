@@ -40,8 +40,12 @@ func (t Trace) FromEvents(events []Observed) Trace {
 	events = slices.Clone(events)
 	slices.SortStableFunc(events, func(a, b Observed) int { return cmp.Compare(a.Time, b.Time) })
 	l := live{tables: tables, packets: map[string]uint64{}, entered: map[string]uint64{}}
+	port := t.sourcePort(events)
 	for _, e := range events {
 		t.LostEvents = max(t.LostEvents, e.LostEvents)
+		if e.SourcePort != 0 && e.SourcePort != port {
+			continue
+		}
 		at := e.Node
 		if e.Hook == "switch" {
 			at += " " + e.Hook // Open vSwitch delivers a copy
@@ -72,6 +76,19 @@ func (t Trace) FromEvents(events []Observed) Trace {
 		t.Elsewhere = ""
 	}
 	return t
+}
+
+// sourcePort returns the source port of the packet to show: of the first one at the sender's node, if that was asked.
+// Other connections may have the same ends. Without ports it is 0.
+func (t Trace) sourcePort(events []Observed) uint32 {
+	i := slices.IndexFunc(events, func(e Observed) bool { return e.SourcePort != 0 && e.Node == t.Source.Node })
+	if i < 0 {
+		i = slices.IndexFunc(events, func(e Observed) bool { return e.SourcePort != 0 })
+	}
+	if i < 0 {
+		return 0
+	}
+	return events[i].SourcePort
 }
 
 // live turns events into steps.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"pilaster.io/pilaster/internal/tenant"
@@ -144,11 +145,15 @@ func (t Trace) unseen() string {
 // shown are the characters that an address may have without being shortened.
 const shown = 21
 
-// short shortens an IPv6 address: a plaintext address to its last groups, which have node, tenant, app and index; any
-// other to the first and the last group.
+// short shortens an IPv6 address: a plaintext address to its last groups, which have node, tenant, app and index; that
+// of an end to the first and the last group. Others are shown in full: they begin with a locator, or come from NAT.
 func (t Trace) short(a netip.Addr) string {
 	text := a.String()
 	if a.Is4() || len(text) <= shown {
+		return text
+	}
+	ends := []string{t.Source.Address, t.Source.Plaintext, t.Destination.Address, t.Destination.Plaintext}
+	if !slices.Contains(ends, text) {
 		return text
 	}
 	groups := strings.Split(text, ":")

@@ -2,9 +2,13 @@ package trace
 
 import (
 	"encoding/json"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"text/tabwriter"
+
+	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 )
@@ -218,6 +222,38 @@ dropped: policy-denied
 		got.Elsewhere = ""
 		if !fits(text(got), c.want) {
 			t.Errorf("%s:\n%s\nwant%s", name, text(got), c.want)
+		}
+	}
+}
+
+// TestOtherConnections: packets of other connections between the same ends are not shown, also if the receiver's node
+// has one first.
+func TestOtherConnections(t *testing.T) {
+	tables := Merge(sender(), receiver())
+	mine, others := observed(), observed()
+	for i := range mine {
+		probe, other := proto.CloneOf(mine[i].PacketEvent), proto.CloneOf(others[i].PacketEvent)
+		probe.SourcePort, other.SourcePort = 20_001, 40_000
+		other.Packet += 100
+		if other.Time -= 4000; others[i].Node != tables.Source.Node {
+			other.Time -= 1000
+		}
+		mine[i].PacketEvent, others[i].PacketEvent = probe, other
+	}
+	want := text(tables.FromEvents(mine))
+	early := slices.DeleteFunc(others, func(o Observed) bool { return o.Node == tables.Source.Node })
+	if got := text(tables.FromEvents(append(early, mine...))); got != want {
+		t.Errorf("with another connection:\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestShort: addresses that are not those of the ends are shown in full, because they begin with a locator.
+func TestShort(t *testing.T) {
+	tables := Merge(sender(), receiver())
+	const located = "fd70:696c:6100:12:3456:789a:bcde:f012"
+	for address, want := range map[string]string{seenA: "fcb1:…:77a2", plainA: "…:2:0:100:100:2a", located: located} {
+		if got := tables.short(netip.MustParseAddr(address)); got != want {
+			t.Errorf("%s is shown as %s, want %s", address, got, want)
 		}
 	}
 }

@@ -20,12 +20,24 @@ import (
 	"pilaster.io/pilaster/internal/lab"
 )
 
-// cut drops all packets from and to a node on the fabric, until restore is called.
-func (b *bed) cut(node string) (restore func()) {
+// cut drops all packets from and to nodes on the fabric, of all of them from the same moment on, until restore is
+// called.
+func (b *bed) cut(nodes ...string) (restore func()) {
 	b.Helper()
+	is, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	must(b.T, err)
+	defer is.Close()
 	drop, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, License: "GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, // TC_ACT_SHOT
+		Instructions: asm.Instructions{
+			asm.StoreImm(asm.RFP, -4, 0, asm.Word),
+			asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -4),
+			asm.LoadMapPtr(asm.R1, is.FD()), asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, "pass"),
+			asm.LoadMem(asm.R1, asm.R0, 0, asm.Word), asm.JEq.Imm(asm.R1, 0, "pass"),
+			asm.Mov.Imm(asm.R0, 2), asm.Return(), // TC_ACT_SHOT
+			asm.Mov.Imm(asm.R0, -1).WithSymbol("pass"), asm.Return(), // TCX_NEXT
+		},
 	})
 	must(b.T, err)
 	defer drop.Close()
@@ -34,19 +46,22 @@ func (b *bed) cut(node string) (restore func()) {
 	defer router.Close()
 	var attached []link.Link
 	must(b.T, router.Do(func() error {
-		device, err := net.InterfaceByName(node)
-		if err != nil {
-			return err
-		}
-		for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-			l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: drop, Attach: at})
+		for _, node := range nodes {
+			device, err := net.InterfaceByName(node)
 			if err != nil {
 				return err
 			}
-			attached = append(attached, l)
+			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+				l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: drop, Attach: at})
+				if err != nil {
+					return err
+				}
+				attached = append(attached, l)
+			}
 		}
 		return nil
 	}))
+	must(b.T, is.Put(uint32(0), uint32(1)))
 	once := sync.OnceFunc(func() {
 		for _, l := range attached {
 			if err := l.Close(); err != nil {
@@ -86,6 +101,17 @@ func (b *bed) status() (is *pilasterv1.OffloadStatus, active []string) {
 	return is, active
 }
 
+// idle returns a frontend that packets are sent to, and that has no clients.
+func (b *bed) idle() string {
+	b.Helper()
+	_, active := b.status()
+	active = slices.DeleteFunc(active, func(node string) bool { return node == "n2" || node == "n6" })
+	if len(active) == 0 {
+		b.Fatal("only nodes with clients are frontends")
+	}
+	return active[0]
+}
+
 // until waits as long as a busy machine may take, and returns the time.
 func (b *bed) until(what string, is func() bool) time.Duration {
 	b.Helper()
@@ -108,15 +134,17 @@ func TestLostFrontend(t *testing.T) {
 	b.startWith("n3", "n4")
 	var took []time.Duration
 	for range setting(t, "OFFLOAD_CUTS", 2) {
-		restore := b.cut("n4")
+		_, active := b.status()
+		node := active[0]
+		restore := b.cut(node)
 		took = append(took, b.until("the cut is reported", func() bool {
 			is, active := b.status()
-			return slices.Contains(is.LostFrontends, "n4") || !slices.Contains(active, "n4")
+			return slices.Contains(is.LostFrontends, node) || !slices.Contains(active, node)
 		}))
 		restore()
 		again := b.until("the end of the cut is reported", func() bool {
 			is, _ := b.status()
-			return !slices.Contains(is.LostFrontends, "n4")
+			return !slices.Contains(is.LostFrontends, node)
 		})
 		t.Logf("reported after %v, its end after %v", took[len(took)-1], again)
 	}
@@ -166,11 +194,12 @@ func TestFailover(t *testing.T) {
 	b.startWith("n2", "n3", "n4", "n5")
 	turns := setting(t, "OFFLOAD_FAILOVERS", 1)
 	for turn := range turns {
+		node := b.idle()
 		begin := time.Now()
-		restore := b.cut("n4")
+		restore := b.cut(node)
 		replaced := b.until("no packet is sent to the frontend that was cut off", func() bool {
-			_, active := b.status()
-			return !slices.Contains(active, "n4")
+			_, now := b.status()
+			return !slices.Contains(now, node)
 		})
 		t.Logf("turn %d: replaced after %v", turn, replaced)
 		if turns >= 5 && replaced > 500*time.Millisecond {
@@ -190,10 +219,7 @@ func TestFailover(t *testing.T) {
 	}
 
 	_, before := b.status()
-	var restore []func()
-	for _, node := range before {
-		restore = append(restore, b.cut(node))
-	}
+	restore := b.cut(before...)
 	b.until("all frontends are reported as lost", func() bool {
 		is, _ := b.status()
 		return len(is.LostFrontends) == len(before)
@@ -206,9 +232,7 @@ func TestFailover(t *testing.T) {
 		}
 		return time.Now().After(end) && len(is.Problems) > 0
 	})
-	for _, again := range restore {
-		again()
-	}
+	restore()
 	b.until("they answer again", func() bool {
 		is, _ := b.status()
 		return len(is.LostFrontends) == 0

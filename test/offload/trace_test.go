@@ -34,7 +34,7 @@ func TestTrace(t *testing.T) {
 	must(t, b.AddContainer(b.ctx, lab.Container{
 		Name: beside, Node: "n1", Tenant: "green", Labels: map[string]string{"app": "client"},
 	}))
-	b.start()
+	b.start("n2", "n3", "n4", "n5") // near is on a frontend, far is not
 	b.await(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE)
 	const atBackend = ", n1 nsh, n1 forwarding, n1 policy"
 	for _, c := range []struct{ from, protocol, want string }{

@@ -81,6 +81,9 @@ func TestRegionsGuide(t *testing.T) {
 // TestTraceGuide runs docs/howto/trace.md and compares the output.
 func TestTraceGuide(t *testing.T) { follow(t, "../../docs/howto/trace.md", "hop", 2, 8) }
 
+// TestOffloadGuide runs the lab part of docs/howto/offload.md and compares the output.
+func TestOffloadGuide(t *testing.T) { follow(t, "../../docs/howto/offload.md", "share", 2, 9) }
+
 // follow runs a guide with its own lab, and compares the output. called is the lab's name in the guide; the test
 // replaces it by a unique name.
 func follow(t *testing.T, page, called string, leastFiles, leastSteps int) {

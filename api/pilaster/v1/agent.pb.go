@@ -4028,7 +4028,8 @@ type SendProbeRequest struct {
 	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"` // as the container sees it
 	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`      // 1, 6, 17 or 58
 	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
-	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"` // on network nimitz, if several tenants on this node have the source address
+	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                            // on network nimitz, if several tenants on this node have the source address
+	SourcePort    uint32                 `protobuf:"varint,6,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"` // of TCP and UDP; 0: any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4096,6 +4097,13 @@ func (x *SendProbeRequest) GetTenant() string {
 		return x.Tenant
 	}
 	return ""
+}
+
+func (x *SendProbeRequest) GetSourcePort() uint32 {
+	if x != nil {
+		return x.SourcePort
+	}
+	return 0
 }
 
 type SendProbeResponse struct {
@@ -4949,13 +4957,15 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"endpointId\x12\x10\n" +
 	"\x03vni\x18\x15 \x01(\rR\x03vni\x12\x1f\n" +
 	"\vlost_events\x18\x16 \x01(\x04R\n" +
-	"lostEvents\"\x94\x01\n" +
+	"lostEvents\"\xb5\x01\n" +
 	"\x10SendProbeRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
-	"\x06tenant\x18\x05 \x01(\tR\x06tenant\"Y\n" +
+	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x1f\n" +
+	"\vsource_port\x18\x06 \x01(\rR\n" +
+	"sourcePort\"Y\n" +
 	"\x11SendProbeResponse\x12\x1a\n" +
 	"\banswered\x18\x01 \x01(\bR\banswered\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\tR\x06answer\x12\x10\n" +

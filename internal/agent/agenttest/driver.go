@@ -50,6 +50,7 @@ type Driver struct {
 	Emit         chan dpapi.Event
 	VXLAN        *Switch // its part of network nimitz
 	Policies     map[string]dpapi.TenantPolicies
+	RuleRoom     int // entries that a table of rules takes of a tenant; 0: any number
 	Hits         map[uint32]uint64
 }
 
@@ -288,6 +289,9 @@ func (d *Driver) SetPolicies(t dpapi.TenantPolicies) error {
 	}
 	d.Mu.Lock()
 	defer d.Mu.Unlock()
+	if n := t.Tables.Largest(); d.RuleRoom > 0 && n > d.RuleRoom {
+		return fmt.Errorf("no room for %d entries", n)
+	}
 	if d.Policies[t.Tenant] = t; len(t.Tables.Subjects)+len(t.Overrides) == 0 {
 		delete(d.Policies, t.Tenant)
 	}

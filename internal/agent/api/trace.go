@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 
 	"connectrpc.com/connect"
@@ -101,12 +102,16 @@ func (s *Service) SendProbe(
 	if err == nil {
 		err = checkPort(req.Msg.Protocol, req.Msg.Port)
 	}
+	if err == nil && req.Msg.SourcePort > math.MaxUint16 {
+		err = connect.NewError(connect.CodeInvalidArgument,
+			fmt.Errorf("source port %d: choose at most 65535", req.Msg.SourcePort))
+	}
 	if err != nil {
 		return nil, err
 	}
 	response, err := t.SendProbe(ctx, trace.Probe{
 		Source: ends[0], Destination: ends[1], Protocol: uint8(req.Msg.Protocol), Port: uint16(req.Msg.Port),
-		Tenant: req.Msg.Tenant,
+		SourcePort: uint16(req.Msg.SourcePort), Tenant: req.Msg.Tenant,
 	})
 	if err != nil {
 		return nil, toConnect(err)

@@ -3,6 +3,7 @@ package control
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -112,4 +113,56 @@ func TestOffloadOfANode(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestOffloadOfAFullNode: a node without room for a tenant's rules gets an offload, and with it the
+// policies that it could not enforce are in force. It does not get the rules back while it has no room.
+func TestOffloadOfAFullNode(t *testing.T) {
+	c := newCluster(t)
+	c.createNimitz("green", 24)
+	driver := agenttest.NewDriver()
+	driver.RuleRoom = 1
+	back, front := c.boot(t.TempDir(), "n1", driver), c.boot(t.TempDir(), "n2", agenttest.NewDriver())
+	for _, m := range []*member{back, front} {
+		m.until(connected)
+	}
+	back.addOf("green", "c1")
+	if _, err := c.op.ApplyPolicies(t.Context(), connect.NewRequest(&pilasterv1.ApplyPoliciesRequest{
+		Tenant: "green", Documents: []string{agenttest.WebFromDB},
+	})); err != nil {
+		t.Fatal(err)
+	}
+	until := func(phase pilasterv1.OffloadPhase, atBack string, refused bool) {
+		t.Helper()
+		agenttest.Eventually(t, func() error {
+			resp, err := c.op.ListOffloads(t.Context(), connect.NewRequest(&pilasterv1.ListOffloadsRequest{}))
+			if err != nil {
+				return err
+			}
+			var is pilasterv1.OffloadPhase
+			for _, o := range resp.Msg.Offloads {
+				is = o.Offload.Phase
+			}
+			without := func(problem string) bool { return strings.Contains(problem, "is not in force") }
+			if is != phase || back.rulesOf("green") != atBack ||
+				slices.ContainsFunc(back.Problems(), without) != refused {
+				return fmt.Errorf("phase %v, rules %s, problems %q; want %v, %s, refused %v", is, back.rulesOf("green"),
+					back.Problems(), phase, atBack, refused)
+			}
+			return nil
+		})
+	}
+	until(pilasterv1.OffloadPhase_OFFLOAD_PHASE_UNSPECIFIED, "none", true)
+	if _, err := c.op.StartOffload(t.Context(), connect.NewRequest(&pilasterv1.StartOffloadRequest{
+		Tenant: "green", Node: "n1", Frontends: []string{"n2"}, Force: true,
+	})); err != nil {
+		t.Fatal(err)
+	}
+	until(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, "denies", false)
+	if _, err := c.op.StopOffload(t.Context(), connect.NewRequest(&pilasterv1.StopOffloadRequest{
+		Tenant: "green", Node: "n1",
+	})); err != nil {
+		t.Fatal(err)
+	}
+	until(pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING, "denies", true)
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/agent"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -22,7 +22,7 @@ const (
 
 // Probing sends probes to the programs of frontends.
 type Probing interface {
-	Probe(o pipeline.Offload, frontend netip.Prefix) error
+	Probe(p dpapi.Probe, frontend netip.Prefix) error
 	ProbeAnswered(offload uint32, frontend netip.Prefix) (ago time.Duration, ok bool, err error)
 }
 
@@ -149,8 +149,8 @@ func (p *Prober) probeOne(role agent.Role, f tenant.Frontend) (*sight, error) {
 		s.missed++
 	}
 	s.sent, s.due = time.Now(), !s.answered.IsZero() || role.Phase.Fronted() && !f.Draining
-	offload := pipeline.Offload{ID: role.ID, VNI: pipeline.VNI(role.TenantID), Epoch: role.Epoch}
-	if failed := p.path.Probe(offload, f.Prefix); failed != nil {
+	next := dpapi.Probe{Offload: role.ID, VNI: uint32(role.TenantID), Epoch: role.Epoch}
+	if failed := p.path.Probe(next, f.Prefix); failed != nil {
 		err = failed
 	}
 	return s, err

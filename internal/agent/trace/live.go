@@ -128,6 +128,7 @@ type Probe struct {
 	Source, Destination netip.Addr // as the container sees them
 	Protocol            uint8      // ICMP, ICMPv6, TCP or UDP
 	Port                uint16
+	SourcePort          uint16 // 0: any
 	Tenant              string // needed if several tenants on this node have the source
 }
 
@@ -201,9 +202,9 @@ func isSilence(err error) bool {
 
 // dial opens a TCP connection or sends an empty datagram, in the thread's namespace. It returns the kind of the answer.
 func (p Probe) dial(ctx context.Context) (answer string, err error) {
-	network, local := "tcp", net.Addr(&net.TCPAddr{IP: p.Source.AsSlice()})
+	network, local := "tcp", net.Addr(&net.TCPAddr{IP: p.Source.AsSlice(), Port: int(p.SourcePort)})
 	if p.Protocol == syscall.IPPROTO_UDP {
-		network, local = "udp", &net.UDPAddr{IP: p.Source.AsSlice()}
+		network, local = "udp", &net.UDPAddr{IP: p.Source.AsSlice(), Port: int(p.SourcePort)}
 	}
 	d := net.Dialer{LocalAddr: local, FallbackDelay: -1}
 	conn, err := d.DialContext(ctx, network, net.JoinHostPort(p.Destination.String(), strconv.Itoa(int(p.Port))))
