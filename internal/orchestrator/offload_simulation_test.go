@@ -257,7 +257,6 @@ func TestOffloadSimulation(t *testing.T) {
 	w.all = false
 	w.run("whole again", time.Minute, func() bool { return w.whole() && !w.s.offloads.inDoubt() })
 
-	changes := w.changes(offload.Kinds...)
 	w.demand = func(int) float64 { return 0.1 }
 	down := w.run("returned", time.Minute, func() bool { return len(w.offloads()) == 0 })
 	if starts, stops := w.changes(offload.Start), w.changes(offload.Stop); starts != hot || stops != hot {
@@ -274,7 +273,7 @@ func TestOffloadSimulation(t *testing.T) {
 		}
 		a.mu.Unlock()
 	}
-	changes = w.changes(offload.Kinds...)
+	changes := w.changes(offload.Kinds...)
 	if most := (changes + 10*hot) * (1 + tenant.MaxFrontends); updates > most {
 		t.Errorf("nodes received %d updates for %d changes, want at most %d", updates, changes, most)
 	}

@@ -469,7 +469,6 @@ func TestAutomaticOffload(t *testing.T) {
 		o := w.s.cache.Tenants["green"].Offloads
 		return len(o) == 1 && o[0].Wanted == 8
 	})
-	is, _ = w.list()
 	hot.Own, hot.Tenants[0].Load = 0.1, 0.05
 	w.load(1, hot)
 	w.load(4, &pilasterv1.NodeLoad{Budget: 1, Own: 0.1})
