@@ -34,7 +34,7 @@ func BenchmarkOffloadStep(b *testing.B) {
 		}},
 	}})
 	c.Apply(batch)
-	o := newOffloads(nil, c, offload.DefaultLimits(), slog.New(slog.DiscardHandler), func(offload.Kind) {})
+	o := newOffloads(new(store.Store), c, offload.DefaultLimits(), slog.New(slog.DiscardHandler), func(offload.Kind) {})
 	for b.Loop() {
 		if o.step(b.Context()); len(o.result.Changes) > 0 {
 			b.Fatal(o.result.Changes)
