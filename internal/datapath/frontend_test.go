@@ -648,6 +648,29 @@ func TestFrontendProbe(t *testing.T) {
 	if answered(ofBackend, o, ofSender) {
 		t.Error("a node that is no frontend answers")
 	}
+
+	stop, closed := make(chan struct{}), make(chan error, 1)
+	go func() {
+		var err error
+		for err == nil {
+			select {
+			case <-stop:
+				closed <- nil
+				return
+			default:
+				err = backend.CloseProbes()
+			}
+		}
+		closed <- err
+	}()
+	for range 2000 {
+		if err := backend.Probe(o, w.nodes[ofFront1].prefix); err != nil {
+			t.Errorf("while the socket is closed again and again: %v", err)
+			break
+		}
+	}
+	close(stop)
+	must(t, <-closed)
 }
 
 // TestFrontendWork: what a frontend is charged for an offload is counted: messages, runs and time of the programs that

@@ -26,13 +26,8 @@ const (
 
 // Probe sends a probe to the program of a frontend. The frontend's agent need not run.
 func (d *Hooks) Probe(o pipeline.Offload, frontend netip.Prefix) error {
-	s, err := d.probing.socket(d)
-	if err != nil {
-		return fmt.Errorf("probe a frontend: %w", err)
-	}
 	to := pipeline.VTEP(frontend)
-	if err := unix.Sendto(s, probe(o, pipeline.VTEP(d.NodePrefix), to), 0,
-		&unix.SockaddrInet6{Addr: to.As16()}); err != nil {
+	if err := d.probing.send(d, probe(o, pipeline.VTEP(d.NodePrefix), to), to); err != nil {
 		return fmt.Errorf("probe frontend %v: %w", to, err)
 	}
 	return nil
@@ -45,23 +40,28 @@ type probing struct {
 	open bool
 }
 
-func (p *probing) socket(d *Hooks) (int, error) {
+// send sends a packet. The lock is held until it is sent: once the socket is closed, its number may be another file's.
+func (p *probing) send(d *Hooks, b []byte, to netip.Addr) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.open {
-		return p.fd, nil
-	}
-	return p.fd, d.Node.Do(func() error {
-		s, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
-		if err != nil {
+	if !p.open {
+		if err := d.Node.Do(func() (err error) { p.fd, err = probeSocket(d.AcceptMark); return err }); err != nil {
 			return err
 		}
-		if err := unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_MARK, int(d.AcceptMark)); err != nil {
-			return errors.Join(err, unix.Close(s))
-		}
-		p.fd, p.open = s, true
-		return nil
-	})
+		p.open = true
+	}
+	return unix.Sendto(p.fd, b, 0, &unix.SockaddrInet6{Addr: to.As16()})
+}
+
+func probeSocket(mark uint32) (int, error) {
+	s, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
+		return -1, errors.Join(err, unix.Close(s))
+	}
+	return s, nil
 }
 
 // CloseProbes closes the socket of probes. The next probe opens it again.
