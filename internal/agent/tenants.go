@@ -87,6 +87,7 @@ type hosted struct {
 	requested      bool                     // the whole state was requested on the stream
 	applied        uint64                   // the tenant's changes that this process has applied
 	lostFrontends  []string                 // of its offload by this node: they do not answer; sorted
+	answering      []string                 // of these frontends: they have answered since they were last lost; sorted
 	mappingsListed chan struct{}            // closed when its mappings were delivered; nil if no ADD has to wait
 }
 
