@@ -57,6 +57,7 @@ type Datapath struct {
 	networkMaps      map[string]*ebpf.Map
 	networkConstants map[string][]byte
 	traced           []func() (*ebpf.CollectionSpec, error) // object files of networks, with tracing
+	standInWork      standInWork
 
 	portUsers portUsers
 
