@@ -273,8 +273,9 @@ func (c *Core) offloadProblems() (problems []string) {
 	}
 	if addresses > tenant.MaxOffloaded {
 		problems = append(problems, fmt.Sprintf(
-			"the offloaded containers of this node have %d addresses, and frontends serve %d at most: packets to the "+
-				"others are dropped\n  stop an offload of this node, or move containers to other nodes",
+			"the offloaded containers of this node have %d addresses, and frontends know %d at most: packets to the "+
+				"others take a detour by this node, which asks a frontend about each\n  stop an offload of this node, "+
+				"or move containers to other nodes",
 			addresses, tenant.MaxOffloaded))
 	}
 	return problems
