@@ -633,6 +633,11 @@ func TestFrontendProbe(t *testing.T) {
 	if answered(ofBackend, o, ofFront2) {
 		t.Error("a frontend without rules answers")
 	}
+	answers := backend.Objects.NimProbesV2
+	if n, err := bpfobj.MapKeys[bpfobj.PilasterProbeKey](answers); err != nil || len(n) != 2 ||
+		answers.MaxEntries() < maxOffloads*tenant.MaxFrontends {
+		t.Errorf("%d frontends may answer, of %d, %v; the offload has 2", len(n), answers.MaxEntries(), err)
+	}
 	w.nodes[ofFront2].rules(t, false)
 	if !answered(ofBackend, o, ofFront1) || !answered(ofBackend, o, ofFront2) {
 		t.Error("a frontend does not answer")
@@ -671,6 +676,15 @@ func TestFrontendProbe(t *testing.T) {
 	}
 	close(stop)
 	must(t, <-closed)
+
+	entries, err := w.switches[ofBackend].Entries(t.Context())
+	must(t, err)
+	must(t, w.switches[ofBackend].Apply(t.Context(), slices.DeleteFunc(entries, func(e pipeline.Entry) bool {
+		return e.Stage() != pipeline.Sharing
+	}), nil))
+	if n, err := bpfobj.MapKeys[bpfobj.PilasterProbeKey](answers); err != nil || len(n) > 0 {
+		t.Errorf("after the end %d frontends may answer, %v", len(n), err)
+	}
 }
 
 // TestFrontendWork: what a frontend is charged for an offload is counted: messages, runs and time of the programs that

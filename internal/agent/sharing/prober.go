@@ -3,6 +3,7 @@ package sharing
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -192,6 +193,19 @@ func (p *Prober) probeOne(s *sight) error {
 	}
 	s.sent, s.due = time.Now(), !s.answered.IsZero() || s.used
 	return cmp.Or(p.path.Probe(s.offload, s.prefix), err)
+}
+
+// Problems says if frontends are probed less often than they should be.
+func (p *Prober) Problems() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(p.seen)
+	if n <= maxProbes {
+		return nil
+	}
+	return []string{fmt.Sprintf("the offloads of this node have %d frontends, and %d are probed in %v: one that fails "+
+		"is found after %v\n  stop offloads of this node, or start them with fewer frontends",
+		n, maxProbes, probeEvery, lostAfter*probeEvery*time.Duration((n+maxProbes-1)/maxProbes))}
 }
 
 // Answers returns, by tenant and frontend of this node's offloads, how long ago it has last answered a probe; a

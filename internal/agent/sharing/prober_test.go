@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +21,7 @@ import (
 type backend struct {
 	roles     []agent.Role
 	changed   chan struct{}
+	prober    *Prober
 	lost      map[string][]string
 	answering map[string][]string
 	reported  time.Time
@@ -83,7 +85,8 @@ func TestProber(t *testing.T) {
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				go NewProber(b, b, slog.New(slog.DiscardHandler)).Run(ctx)
+				b.prober = NewProber(b, b, slog.New(slog.DiscardHandler))
+				go b.prober.Run(ctx)
 				synctest.Wait()
 				test(t, b, func(d time.Duration, want ...string) {
 					t.Helper()
@@ -188,6 +191,14 @@ func TestProber(t *testing.T) {
 		last := all[len(all)-1]
 		b.silent[last.Prefix] = true
 		after(time.Second, last.Node)
+		if p := b.prober.Problems(); len(p) != 1 || !strings.Contains(p[0], "after 600ms") {
+			t.Errorf("problems %q", p)
+		}
+		begin(b, role(tenant.OffloadActive, all[maxProbes:]...))
+		after(time.Second, last.Node)
+		if p := b.prober.Problems(); len(p) > 0 {
+			t.Errorf("not too many: %q", p)
+		}
 	})
 	run("one lost probe", func(t *testing.T, b *backend, after func(time.Duration, ...string)) {
 		begin(b, role(tenant.OffloadActive, first))

@@ -106,17 +106,40 @@ func probe(o pipeline.Offload, from, to netip.Addr) []byte {
 func (d *Hooks) ProbeAnswered(offload uint32, frontend netip.Prefix) (ago time.Duration, ok bool, err error) {
 	var at uint64
 	key := bpfobj.PilasterProbeKey{Frontend: bpfobj.ToAddr(frontend.Addr()).Hi, Offload: offload}
-	switch err := d.Objects.NimProbesV1.Lookup(key, &at); {
+	switch err := d.Objects.NimProbesV2.Lookup(key, &at); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return 0, false, nil
 	case err != nil:
 		return 0, false, fmt.Errorf("read the answers of frontends: %w", err)
+	case at == 0:
+		return 0, false, nil
 	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return 0, false, err
 	}
 	return time.Duration(now.Nano() - int64(at)), true, nil
+}
+
+// awaitAnswers makes the entries for answers of these frontends, and removes those of others.
+func (d *Hooks) awaitAnswers(of map[bpfobj.PilasterProbeKey]bool) error {
+	m, awaited := d.Objects.NimProbesV2, map[bpfobj.PilasterProbeKey]uint64{}
+	err := bpfobj.ReadEntries(m, awaited)
+	if err == nil {
+		err = bpfobj.DeleteOthers(m, of)
+	}
+	if err != nil {
+		return fmt.Errorf("remove the answers of former frontends: %w", err)
+	}
+	for key := range of {
+		if _, there := awaited[key]; there {
+			continue
+		}
+		if err := m.Put(key, uint64(0)); err != nil {
+			return fmt.Errorf("await the answers of a frontend: %w", err)
+		}
+	}
+	return nil
 }
 
 // Messages counts the messages that this node has sent, by offload, by kind. The counters of an offload begin when this
