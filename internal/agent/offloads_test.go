@@ -197,9 +197,20 @@ func TestRulesOfABackend(t *testing.T) {
 		`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"more"},
 		"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"ports":[{"port":1,"endPort":99},{"port":200}]}]}}`,
 	)))
-	if more := b.RulesOf("green"); more <= alone {
+	more := b.RulesOf("green")
+	if more <= alone {
 		t.Errorf("with more policies %d entries are needed, with fewer %d", more, alone)
 	}
+	k := b.greenWith(4, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode))
+	k.Apps = slices.Clone(k.Apps)
+	for id := range address.AppID(20) {
+		k.Apps = append(k.Apps, agent.App{ID: 10 + id, Labels: map[string]string{"app": "db", "n": fmt.Sprint(id)}})
+	}
+	b.mustApply(k)
+	if apps := b.RulesOf("green"); apps <= more {
+		t.Errorf("with more apps %d entries are needed, with fewer %d", apps, more)
+	}
+	b.wantRules("with more apps", "denies")
 }
 
 // TestLostFrontends (NZ6): a backend reports at once which frontends do not answer, until they do, and only while it is

@@ -22,7 +22,7 @@ type compileInputs struct {
 	overrides map[netip.Addr]address.AppID
 
 	atDestination bool // policy is applied at the destination, also to packets of other nodes' containers
-	offloaded     bool // frontends look the rules up: this node has none, and apps and subjects are not needed
+	offloaded     bool // frontends look the rules up: this node has none, and subjects are not needed
 }
 
 func (s compileInputs) equal(o compileInputs) bool {
@@ -63,13 +63,14 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 	all := slices.Collect(maps.Values(p.parsed))
 	if around.offloaded {
 		// Packets with a frontend's verdict need no rules, but are counted here; those without one must not pass.
-		if p.index, p.indexed = nil, nil; len(all) > 0 {
+		if len(all) > 0 {
 			next.Tables = policy.Isolating()
 			next.Tables.Names, err = policy.Names(name, all)
 		}
-		if p.rules == 0 {
-			p.rules = m.count(name, all)
+		if p.rules == 0 || !sameApps(p.indexed, around.apps) {
+			p.rules = count(name, all, around.apps)
 		}
+		p.index, p.indexed = nil, around.apps
 		return next, around, err
 	}
 	if p.index == nil || !sameApps(p.indexed, around.apps) {
@@ -84,8 +85,7 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 
 // count returns how many entries policies need on a frontend; 0 if they cannot be compiled. A backend that has started
 // without its rules tells the orchestrator by it how much room they need when they return.
-func (m *Manager) count(name string, all []policy.Policy) int {
-	_, apps, _ := m.config.Tenants.PolicyInputs(name)
+func count(name string, all []policy.Policy, apps map[address.AppID]map[string]string) int {
 	tables, err := policy.NewIndex(apps).Compile(name, all, slices.Sorted(maps.Keys(apps)))
 	if err != nil {
 		return 0
@@ -117,7 +117,7 @@ func (m *Manager) compileInputs(name string, p *tenantPolicy) (s compileInputs, 
 	}
 	s.atDestination = known.PolicyAtReceiver()
 	if s.offloaded {
-		s.apps, s.subjects = nil, nil
+		s.subjects = nil
 		return s, nil
 	}
 	if s.atDestination {
