@@ -22,14 +22,14 @@ type compileInputs struct {
 	overrides map[netip.Addr]address.AppID
 
 	atDestination bool // policy is applied at the destination, also to packets of other nodes' containers
-	offloaded     bool // frontends look the rules up: this node has none, and subjects are not needed
+	offloaded     bool // frontends look the rules up: this node has none, and the result depends on no app
 }
 
 func (s compileInputs) equal(o compileInputs) bool {
 	return s.atDestination == o.atDestination && s.offloaded == o.offloaded &&
 		slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) &&
 		maps.Equal(s.overrides, o.overrides) &&
-		sameApps(s.apps, o.apps)
+		(s.offloaded || sameApps(s.apps, o.apps))
 }
 
 func sameApps(a, b map[address.AppID]map[string]string) bool {
@@ -67,10 +67,7 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 			next.Tables = policy.Isolating()
 			next.Tables.Names, err = policy.Names(name, all)
 		}
-		if p.rules == 0 || !sameApps(p.indexed, around.apps) {
-			p.rules = count(name, all, around.apps)
-		}
-		p.index, p.indexed = nil, around.apps
+		p.recount(name, around.apps)
 		return next, around, err
 	}
 	if p.index == nil || !sameApps(p.indexed, around.apps) {
@@ -83,14 +80,17 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 	return next, around, err
 }
 
-// count returns how many entries policies need on a frontend; 0 if they cannot be compiled. A backend that has started
-// without its rules tells the orchestrator by it how much room they need when they return.
-func count(name string, all []policy.Policy, apps map[address.AppID]map[string]string) int {
-	tables, err := policy.NewIndex(apps).Compile(name, all, slices.Sorted(maps.Keys(apps)))
-	if err != nil {
-		return 0
+// recount counts how many entries the policies need on a frontend, if policies or apps have changed; 0 if they cannot be
+// compiled. A backend tells the orchestrator by it how much room they need when they return.
+func (p *tenantPolicy) recount(name string, apps map[address.AppID]map[string]string) {
+	if p.index = nil; p.rules > 0 && sameApps(p.indexed, apps) {
+		return
 	}
-	return tables.Largest()
+	p.rules, p.indexed = 0, apps
+	all := slices.Collect(maps.Values(p.parsed))
+	if tables, err := policy.NewIndex(apps).Compile(name, all, slices.Sorted(maps.Keys(apps))); err == nil {
+		p.rules = tables.Largest()
+	}
 }
 
 // compileInputs returns the current inputs.
