@@ -237,7 +237,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 	/* Tunnel packets pass only between this region and another one, and to a container that has moved. Packets from
 	 * the gateway do not go back. */
 	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && !j->fronts &&
-	     (own_vtep4 || (in_base(&r->vtep) == !j->remote_edge && !(r->ifindex & ROUTE_RELAYS && may_relay(j))))) ||
+	     (own_vtep4 || in_base(&r->vtep) == !j->remote_edge) && !(r->ifindex & ROUTE_RELAYS && may_relay(j))) ||
 	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 	/* On the underlay an overlay address is unknown, or belongs to another host. */
