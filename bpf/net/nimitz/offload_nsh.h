@@ -78,6 +78,7 @@ static __always_inline int nsh_send(struct __sk_buff *skb, struct offload_scratc
 	s->msg.length = sizeof(s->msg) - 4;
 	s->msg.version = OFFLOAD_VERSION;
 	s->msg.epoch = bpf_htonl(o->epoch);
+	s->msg.relayed = bpf_htons(s->j.relayed);
 	t->src.hi = own_node;
 	t->src.lo = t->dst.lo = VTEP_HOST;
 	t->dst.hi = to;
@@ -104,13 +105,14 @@ static __noinline int offload_pass_on(struct __sk_buff *skb, struct offload_scra
 	struct addr vtep = {.lo = VTEP_HOST};
 	struct nimitz_node *node;
 	__u32 zero = 0;
-	int why;
+	int why = 0;
 
 	node = bpf_map_lookup_elem(&nim_node_v1, &zero);
 	if (!s || !o || !node)
 		return TC_ACT_SHOT;
 	vtep.hi = o->backend;
-	why = s->j.from == PORT_VXLAN ? check_egress(skb, &s->j, node->vxlan) : 0;
+	if (s->j.from == PORT_VXLAN)
+		why = may_relay(&s->j) ? check_egress(skb, &s->j, node->vxlan) : REASON_NO_ROUTE;
 	return why ? drop(skb, why, HOOK_TUNNEL) : tunnel_xmit(skb, &s->j, &vtep, node->vxlan);
 }
 
@@ -309,6 +311,7 @@ static __always_inline int offload_resume(struct __sk_buff *skb, struct offload_
 		return TC_ACT_SHOT;
 	j.from = bpf_ntohl(s->msg.from);
 	j.identity = bpf_ntohl(s->msg.apps) & GBP_IDENTITY;
+	j.relayed = bpf_ntohs(s->msg.relayed);
 	j.has_pre = 1;
 	d->carried.pre = s->msg.pre;
 	d->carried.vni = vni;

@@ -297,7 +297,8 @@ type PilasterOffloadMsg struct {
 	Apps       uint32
 	From       uint32
 	Pre        PilasterPreActions
-	Zeros      uint32
+	Zeros      uint16
+	Relayed    uint16
 }
 
 type PilasterPeerKey struct {
@@ -400,7 +401,7 @@ type PilasterRoute struct {
 	Bits    uint32
 	Port    uint32
 	Ifindex uint32
-	Flags   uint32
+	Outside uint32
 	Vtep    PilasterAddr
 }
 
