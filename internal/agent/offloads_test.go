@@ -230,9 +230,20 @@ func TestRulesOfABackend(t *testing.T) {
 		`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"more"},
 		"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"ports":[{"port":1,"endPort":99},{"port":200}]}]}}`,
 	)))
-	if more := b.RulesOf("green"); more <= alone {
+	more := b.RulesOf("green")
+	if more <= alone {
 		t.Errorf("with more policies %d entries are needed, with fewer %d", more, alone)
 	}
+	k := b.greenWith(4, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode))
+	k.Apps = slices.Clone(k.Apps)
+	for id := range address.AppID(20) {
+		k.Apps = append(k.Apps, agent.App{ID: 10 + id, Labels: map[string]string{"app": "db", "n": fmt.Sprint(id)}})
+	}
+	b.mustApply(k)
+	if apps := b.RulesOf("green"); apps <= more {
+		t.Errorf("with more apps %d entries are needed, with fewer %d", apps, more)
+	}
+	b.wantRules("with more apps", "denies")
 }
 
 // TestLostFrontends (NZ6): a backend reports at once which frontends do not answer, until they do, and only while it is
@@ -250,22 +261,27 @@ func TestLostFrontends(t *testing.T) {
 	if len(b.OffloadsChanged()) == 0 || len(b.LoadDue()) == 0 {
 		t.Error("a change of offloads is not signalled")
 	}
-	for _, want := range [][]string{{"frontend2"}, {"frontend1", "frontend2"}, nil, {"frontend1"}} {
+	both := []string{"frontend1", "frontend2"}
+	for _, want := range []struct{ lost, answering []string }{
+		{nil, both[:1]}, {both[1:], both[:1]}, {both, nil}, {both, both[:1]}, {nil, both[:1]}, {both[:1], nil},
+	} {
 		b.isSignalled()
-		b.SetLostFrontends("green", want)
-		if !b.isSignalled() || !slices.Equal(b.hosting().GetLostFrontends(), want) {
-			t.Errorf("%q are reported as lost, want %q", b.hosting().GetLostFrontends(), want)
+		b.SetFrontends("green", want.lost, want.answering)
+		if is := b.hosting(); !b.isSignalled() || !slices.Equal(is.GetLostFrontends(), want.lost) ||
+			!slices.Equal(is.GetAnsweringFrontends(), want.answering) {
+			t.Errorf("the report is %v, want %q", is, want)
 		}
-		if b.SetLostFrontends("green", want); b.isSignalled() {
+		if b.SetFrontends("green", want.lost, want.answering); b.isSignalled() {
 			t.Error("a report that says nothing new")
 		}
-		if roles := b.Roles(); len(roles) != 1 || !slices.Equal(roles[0].Lost, want) {
+		if roles := b.Roles(); len(roles) != 1 || !slices.Equal(roles[0].Lost, want.lost) {
 			t.Errorf("the roles are %+v", roles)
 		}
 	}
+	b.SetFrontends("green", both[:1], both[1:])
 	b.mustApply(b.greenWith(3))
-	if lost := b.hosting().GetLostFrontends(); lost != nil {
-		t.Errorf("without an offload %q are reported as lost", lost)
+	if is := b.hosting(); is.GetLostFrontends() != nil || is.GetAnsweringFrontends() != nil {
+		t.Errorf("without an offload %v is reported", is)
 	}
 }
 

@@ -196,6 +196,10 @@ func (m *Manager) Renew(name string) error {
 		return nil
 	}
 	if around, err := m.compileInputs(name, p); err == nil && p.isSettled() && around.equal(p.inputs) {
+		if around.offloaded {
+			p.recount(name, around.apps)
+			m.publish(name, p)
+		}
 		return nil
 	}
 	if err := m.enforce(name, p); err != nil {
