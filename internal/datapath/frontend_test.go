@@ -614,9 +614,9 @@ func TestFrontendProbe(t *testing.T) {
 		}
 	}
 	w.offload(t, true, hot)
-	o := pipeline.Offload{ID: frontOffload, VNI: 7, Epoch: frontEpoch}
+	o := dpapi.Probe{Offload: frontOffload, VNI: 7, Epoch: frontEpoch}
 	backend := w.nodes[ofBackend].datapath
-	answered := func(from int, o pipeline.Offload, to int) bool {
+	answered := func(from int, o dpapi.Probe, to int) bool {
 		t.Helper()
 		d := w.nodes[from].datapath
 		before := w.sent(t, to)[6]

@@ -4,14 +4,12 @@ import (
 	"io"
 	"net/netip"
 	"time"
-
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // Sharing is a driver of a node that can take part in offloads.
 type Sharing interface {
 	// Probe sends a probe to the program of an offload's frontend, from this node, its backend.
-	Probe(o pipeline.Offload, frontend netip.Prefix) error
+	Probe(p Probe, frontend netip.Prefix) error
 	// ProbeAnswered returns how long ago a frontend's program has last answered a probe; false if it never has.
 	ProbeAnswered(offload uint32, frontend netip.Prefix) (ago time.Duration, ok bool, err error)
 	// Messages counts the messages that this node has sent, by offload, by kind.
@@ -29,7 +27,10 @@ type Sharing interface {
 	TenantSessions() (used map[uint32]int, capacity int, err error)
 }
 
-// Messages counts messages of an offload by kind, enum offload_kind of bpf/net/nimitz/offload.h.
+// Probe identifies the offload of a probe.
+type Probe struct{ Offload, VNI, Epoch uint32 }
+
+// Messages counts messages of an offload by kind: enum offload_kind of the programs.
 type Messages [8]uint64
 
 // Kinds of messages.

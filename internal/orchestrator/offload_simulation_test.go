@@ -45,7 +45,8 @@ func newHotWorld(t *testing.T, nodes, hot int) *hotWorld {
 	} {
 		*d /= 10
 	}
-	c.offload.FallBackFor, c.offload.MinGain = 3*time.Second, 1
+	c.offload.FallBackFor = 3 * time.Second
+	c.offload.MinGain = 0.1 // the tenants have few policies
 	w := &hotWorld{T: t, s: start(t, c), hot: hot, dead: map[string]bool{}, part: map[string]bool{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -192,7 +193,7 @@ func (w *hotWorld) whole() bool {
 	return len(all) == w.hot
 }
 
-// TestOffloadSimulation: an orchestrator and simulated agents that use its protocol. OFFLOAD_NODES is the number of
+// TestOffloadSimulation: an orchestrator and simulated agents with its protocol. OFFLOAD_NODES is the number of
 // nodes, of which OFFLOAD_HOT have a hot tenant. Ramps up and down, noise, crashes and a mass failure: each offload
 // begins and ends once, and nodes without part in one receive nothing.
 func TestOffloadSimulation(t *testing.T) {
@@ -256,7 +257,6 @@ func TestOffloadSimulation(t *testing.T) {
 	w.all = false
 	w.run("whole again", time.Minute, func() bool { return w.whole() && !w.s.offloads.inDoubt() })
 
-	changes := w.changes(offload.Kinds...)
 	w.demand = func(int) float64 { return 0.1 }
 	down := w.run("returned", time.Minute, func() bool { return len(w.offloads()) == 0 })
 	if starts, stops := w.changes(offload.Start), w.changes(offload.Stop); starts != hot || stops != hot {
@@ -273,7 +273,7 @@ func TestOffloadSimulation(t *testing.T) {
 		}
 		a.mu.Unlock()
 	}
-	changes = w.changes(offload.Kinds...)
+	changes := w.changes(offload.Kinds...)
 	if most := (changes + 10*hot) * (1 + tenant.MaxFrontends); updates > most {
 		t.Errorf("nodes received %d updates for %d changes, want at most %d", updates, changes, most)
 	}

@@ -20,7 +20,8 @@ func BenchmarkOffloadStep(b *testing.B) {
 		name := testNode(n).Name
 		batch.Events = append(batch.Events,
 			store.Event{Node: &pilasterv1.Node{
-				Name: name, Prefix: fmt.Sprintf("fd00:0:0:%x::/64", n), Offloads: true, Enforces: []string{tenant.Nimitz},
+				Name: name, Prefix: fmt.Sprintf("fd00:0:0:%x::/64", n), Offloads: true,
+				Enforces: []string{tenant.Nimitz},
 			}},
 			store.Event{Session: &store.NodeSession{Node: name, Session: store.Session{Orchestrator: "other"}}},
 			store.Event{Hosting: &pilasterv1.Hosting{Tenant: "red", Node: name, AppliedChanges: 5}})

@@ -284,6 +284,11 @@ func TestOffload(t *testing.T) {
 	if err != nil || len(tried.Msg.Prefixes) != 1 || phaseOf(tried.Msg.Offload.Offload) != "preparing n3-, n4-" {
 		t.Fatalf("dry run: got %v, %v; want frontends n3 and n4 of the same rack, and one container", tried, err)
 	}
+	w.s.offloads.mu.Lock()
+	if w.s.offloads.result.Next != 0 {
+		t.Error("the controller runs without offloads")
+	}
+	w.s.offloads.mu.Unlock()
 	start.DryRun = false
 	if _, err := w.op.StartOffload(t.Context(), connect.NewRequest(start)); err != nil {
 		t.Fatal(err)
@@ -464,7 +469,6 @@ func TestAutomaticOffload(t *testing.T) {
 		o := w.s.cache.Tenants["green"].Offloads
 		return len(o) == 1 && o[0].Wanted == 8
 	})
-	is, _ = w.list()
 	hot.Own, hot.Tenants[0].Load = 0.1, 0.05
 	w.load(1, hot)
 	w.load(4, &pilasterv1.NodeLoad{Budget: 1, Own: 0.1})

@@ -50,9 +50,8 @@ func (c closer) Close() error {
 }
 
 func container(name string, device int) endpoint.Record {
-	return endpoint.Record{
-		Tenant: name, TenantID: address.TenantID(len(name)), Device: endpoint.Device{HostIfindex: device},
-	}
+	id := address.TenantID(len(name))
+	return endpoint.Record{Tenant: name, TenantID: id, Device: endpoint.Device{HostIfindex: device}}
 }
 
 func mustLoad(t *testing.T, m *Meter, measure bool) *pilasterv1.NodeLoad {

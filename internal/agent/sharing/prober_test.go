@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/agent"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -41,9 +41,9 @@ func (b *backend) SetFrontends(name string, lost, answering []string) {
 	}
 }
 
-func (b *backend) Probe(o pipeline.Offload, frontend netip.Prefix) error {
-	if o.ID != 7 || o.VNI != 5 || o.Epoch != 9 {
-		return fmt.Errorf("probe of %+v", o)
+func (b *backend) Probe(p dpapi.Probe, frontend netip.Prefix) error {
+	if p != (dpapi.Probe{Offload: 7, VNI: 5, Epoch: 9}) {
+		return fmt.Errorf("probe of %+v", p)
 	}
 	b.sent++
 	if b.fail == nil && !b.silent[frontend] {

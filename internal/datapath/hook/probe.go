@@ -25,9 +25,9 @@ const (
 )
 
 // Probe sends a probe to the program of a frontend. The frontend's agent need not run.
-func (d *Hooks) Probe(o pipeline.Offload, frontend netip.Prefix) error {
+func (d *Hooks) Probe(p dpapi.Probe, frontend netip.Prefix) error {
 	to := pipeline.VTEP(frontend)
-	if err := d.probing.send(d, probe(o, pipeline.VTEP(d.NodePrefix), to), to); err != nil {
+	if err := d.probing.send(d, probe(p, pipeline.VTEP(d.NodePrefix), to), to); err != nil {
 		return fmt.Errorf("probe frontend %v: %w", to, err)
 	}
 	return nil
@@ -76,11 +76,11 @@ func (d *Hooks) CloseProbes() error {
 }
 
 // probe returns the IPv6 packet of a probe: UDP, VXLAN-GPE, NSH, an empty frame.
-func probe(o pipeline.Offload, from, to netip.Addr) []byte {
+func probe(p dpapi.Probe, from, to netip.Addr) []byte {
 	var message bpfobj.PilasterOffloadMsg
 	message.Class, message.Type = binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, nshClass)), 1
 	message.Length, message.Version, message.Kind = uint8(binary.Size(message)-4), 1, probeKind
-	message.Epoch = binary.NativeEndian.Uint32(binary.BigEndian.AppendUint32(nil, o.Epoch))
+	message.Epoch = binary.NativeEndian.Uint32(binary.BigEndian.AppendUint32(nil, p.Epoch))
 	nsh := 8 + binary.Size(message)
 	length := 8 + 8 + nsh + 14 + 40
 	b := binary.BigEndian.AppendUint32(nil, 6<<28)
@@ -91,8 +91,8 @@ func probe(o pipeline.Offload, from, to netip.Addr) []byte {
 		b = binary.BigEndian.AppendUint16(b, v)
 	}
 	for _, v := range []uint32{
-		0x0c000004, uint32(o.VNI) << 8, // VXLAN-GPE: a VNI, and NSH next
-		nshTTL<<22 | uint32(nsh/4)<<16 | 2<<8 | 3, o.ID<<8 | indexToFrontend,
+		0x0c000004, p.VNI << 8, // VXLAN-GPE: a VNI, and NSH next
+		nshTTL<<22 | uint32(nsh/4)<<16 | 2<<8 | 3, p.Offload<<8 | indexToFrontend,
 	} {
 		b = binary.BigEndian.AppendUint32(b, v)
 	}
