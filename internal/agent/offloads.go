@@ -238,7 +238,7 @@ func (t *Tenants) reportOffloads(h *hosted, to *pilasterv1.Hosting, room int) in
 		return room
 	}
 	if h.synced && h.mappingsListed == nil {
-		to.AppliedChanges = h.applied
+		to.AppliedChanges, to.PoliciesRevision = h.applied, h.policies
 	}
 	if !isBackend(h.Tenant, t.node) {
 		return room

@@ -166,6 +166,39 @@ func TestFrontendHostsWithoutContainers(t *testing.T) {
 	b.CheckClean()
 }
 
+// TestPoliciesRevision: a node of an offload reports up to which revision the tenant's policies are in force, which
+// changes with them only.
+func TestPoliciesRevision(t *testing.T) {
+	b := newBedOfTwo(t)
+	b.mustSetTransit("green")
+	b.mustApply(b.greenWith(2, offload(tenant.OffloadPreparing, farNode, agenttest.NodePrefix)))
+	overrides := map[netip.Addr]address.AppID{netip.MustParseAddr("10.0.0.1"): 1}
+	another := agenttest.MorePolicies("green", agenttest.Document("b", agenttest.WebFromDB))
+	for i, c := range []struct {
+		update policies.Update
+		want   int64
+	}{
+		{policies.Update{Tenant: "green", Documents: webFromDB.Documents}, 0}, // there may be others
+		{webFromDB, 11},
+		{another, 12},
+		{policies.Update{Tenant: "green", Overrides: overrides}, 12},
+		{policies.Update{Tenant: "green", Removed: another.Documents}, 14},
+	} {
+		c.update.Revision = int64(10 + i)
+		before := b.hosting().GetPoliciesRevision()
+		b.isSignalled()
+		b.MustApplyPolicies(c.update)
+		got := b.hosting().GetPoliciesRevision()
+		if signalled := b.isSignalled(); got != c.want || got != before && !signalled {
+			t.Errorf("update %d: revision %d is reported, want %d; signalled: %v", i, got, c.want, signalled)
+		}
+	}
+	b.mustApply(b.greenWith(3))
+	if r := b.hosting().GetPoliciesRevision(); r != 0 {
+		t.Errorf("revision %d is reported without offloads", r)
+	}
+}
+
 // TestRulesOfABackend: a backend reports how many entries its policies need, also without its rules, and after a start
 // without them.
 func TestRulesOfABackend(t *testing.T) {

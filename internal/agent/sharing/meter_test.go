@@ -128,7 +128,7 @@ func TestMeter(t *testing.T) {
 		if load := mustLoad(t, m, true); load.Own != 0 || !load.Measured {
 			t.Errorf("an idle period: %v", load)
 		}
-		if load := mustLoad(t, m, false); is.counting != 0 || load.Own != 0 {
+		if load := mustLoad(t, m, false); is.counting != 0 || load.Own != 0 || load.Measured {
 			t.Errorf("not wanted any more: counting %d, %v", is.counting, load)
 		}
 		is.work.Total += time.Hour
