@@ -39,7 +39,7 @@ func benchmarkOffloadStep(b *testing.B, hosts int) {
 		batch.Events = append(batch.Events,
 			store.Event{Node: &pilasterv1.Node{
 				Name: name, Prefix: fmt.Sprintf("fd00:0:0:%x::/64", n), Offloads: true,
-				Enforces: []string{tenant.Nimitz},
+				Enforces:   []string{tenant.Nimitz},
 				MtuReserve: tenant.OffloadOverhead,
 			}},
 			store.Event{Session: &store.NodeSession{Node: name, Session: store.Session{Orchestrator: "other"}}},
