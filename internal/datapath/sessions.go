@@ -209,8 +209,8 @@ func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 // sweepEvery is the least time between two passes of TenantSessions over the table, 10 ms for one of default size.
 const sweepEvery = 10 * time.Second
 
-// TenantSessions returns the number of sessions of each tenant, by its id or VNI. It frees expired ones first, unless it
-// has done so a short time ago.
+// TenantSessions returns the number of sessions of each tenant, by its id or VNI. It frees expired ones first, unless
+// it has done so a short time ago.
 func (d *Datapath) TenantSessions() (used map[uint32]int, capacity int, err error) {
 	if err := d.sweepIfDue(); err != nil {
 		return nil, 0, fmt.Errorf("free expired sessions: %w", err)

@@ -80,8 +80,8 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 	return next, around, err
 }
 
-// recount counts how many entries the policies need on a frontend, if policies or apps have changed; 0 if they cannot be
-// compiled. A backend tells the orchestrator by it how much room they need when they return.
+// recount counts how many entries the policies need on a frontend, if policies or apps have changed; 0 if they cannot
+// be compiled. A backend tells the orchestrator by it how much room they need when they return.
 func (p *tenantPolicy) recount(name string, apps map[address.AppID]map[string]string) {
 	if p.index = nil; p.rules > 0 && sameApps(p.indexed, apps) {
 		return

@@ -188,7 +188,7 @@ func (m *Meter) split(load *pilasterv1.NodeLoad, was, now sample) {
 	slices.SortFunc(load.Fronting, func(a, b *pilasterv1.FrontingLoad) int {
 		return strings.Compare(a.Tenant+" "+a.Backend, b.Tenant+" "+b.Backend)
 	})
-	load.Own, load.Measured = own/period, true
+	load.Own = own / period
 	sent, sessions := map[string]float64{}, map[string]float64{}
 	for _, r := range m.node.Endpoints() {
 		sent[r.Tenant] += float64(since(now.packets[r.Device.HostIfindex], was.packets[r.Device.HostIfindex]))

@@ -109,8 +109,7 @@ func TestMeter(t *testing.T) {
 		load := mustLoad(t, m, true)
 		b1, b2 := .3*2+.75*4+.375*1, .1*2+.125*1
 		if !load.Measured || len(load.Fronting) != 2 || load.Fronting[0].Backend != "b1" ||
-			load.Fronting[1].Backend != "b2" ||
-			load.Fronting[0].Tenant != "red" {
+			load.Fronting[1].Backend != "b2" || load.Fronting[0].Tenant != "red" {
 			t.Fatalf("load as a frontend is %v", load.Fronting)
 		}
 		near("the load for b1", load.Fronting[0].Load, b1/20)

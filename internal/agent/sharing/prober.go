@@ -66,7 +66,7 @@ type probed struct {
 type sight struct {
 	tenant, node string
 	prefix       netip.Prefix
-	offload      dpapi.Probe
+	probe        dpapi.Probe
 	used         bool      // packets are sent to it
 	since        time.Time // when it became a frontend
 	sent         time.Time // the last probe; zero before the first one
@@ -105,8 +105,8 @@ func (p *Prober) Run(ctx context.Context) {
 	}
 }
 
-// probe reads the answers, sends a probe to each frontend that is due, and reports what has changed. It returns the time
-// until the next round; 0 if there are no frontends.
+// probe reads the answers, sends a probe to each frontend that is due, and reports what has changed. It returns the
+// time until the next round; 0 if there are no frontends.
 func (p *Prober) probe(round uint64) (next time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,7 +170,7 @@ func (p *Prober) see(role agent.Role, f tenant.Frontend) *sight {
 		p.seen[key] = s
 	}
 	s.tenant, s.node, s.prefix = role.Tenant, f.Node, f.Prefix
-	s.offload = dpapi.Probe{Offload: role.ID, VNI: uint32(role.TenantID), Epoch: role.Epoch}
+	s.probe = dpapi.Probe{Offload: role.ID, VNI: uint32(role.TenantID), Epoch: role.Epoch}
 	s.used = role.Phase.Fronted() && !f.Draining
 	return s
 }
@@ -185,14 +185,14 @@ func (s *sight) every() time.Duration {
 
 // probeOne counts whether the last probe was answered, and sends the next one.
 func (p *Prober) probeOne(s *sight) error {
-	ago, ok, err := p.path.ProbeAnswered(s.offload.Offload, s.prefix)
+	ago, ok, err := p.path.ProbeAnswered(s.probe.Offload, s.prefix)
 	if at := time.Now().Add(-ago); ok && !s.sent.IsZero() && !at.Before(s.sent) {
 		s.answered, s.missed = at, 0
 	} else if s.due {
 		s.missed++
 	}
 	s.sent, s.due = time.Now(), !s.answered.IsZero() || s.used
-	return cmp.Or(p.path.Probe(s.offload, s.prefix), err)
+	return cmp.Or(p.path.Probe(s.probe, s.prefix), err)
 }
 
 // Problems says if frontends are probed less often than they should be.
