@@ -75,8 +75,8 @@ func (r *streamMappings) handleEvent(ctx context.Context, event *pilasterv1.Foll
 			err := m.handleUpdate(ctx, n)
 			switch {
 			case err != nil && !m.gone.IsZero():
-				r.link.config.Log.Warn("a change of the mappings of a tenant without containers here failed; packets to "+
-					"containers that have moved may be lost", "tenant", name, "error", err)
+				r.link.config.Log.Warn("applying changes of a former tenant's mappings failed; packets to containers "+
+					"that have moved may be lost", "tenant", name, "error", err)
 			case err != nil && m.pulled:
 				r.link.config.Log.Error("applying changes of a tenant's mappings failed; subscribing again", "tenant",
 					name, "error", err)
