@@ -160,7 +160,7 @@ func (n *Network) DeleteTenant(ctx context.Context, t tenant.Tenant) error {
 	return nil
 }
 
-// Replace sets all mappings of a tenant. Of a tenant that is not hosted here any more, it is the mappings of addresses to
+// Replace sets all mappings of a tenant. Of a tenant that is not hosted here any more, it sets those of addresses to
 // which this node forwards.
 func (n *Network) Replace(ctx context.Context, name string, all []network.Mapping) error {
 	n.mu.Lock()
@@ -188,8 +188,8 @@ func (n *Network) HasMappings(name string) bool {
 	return ok && h.synced
 }
 
-// Apply changes the mappings: removals, by prefix alone, before additions. Like Replace, it forwards to an address whose
-// mapping arrives after the tenant's last container has left.
+// Apply changes the mappings: removals, by prefix alone, before additions. As in Replace, a mapping may arrive after the
+// tenant's last container has left.
 func (n *Network) Apply(ctx context.Context, name string, add, remove []network.Mapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
