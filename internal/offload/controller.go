@@ -423,7 +423,8 @@ func (s *step) preparing(r *Record, age time.Duration) {
 			s.avoid[pair{r.Key(), n}] = s.now.Add(s.limits.Avoid)
 		}
 		s.change(r, Change{Kind: Stop, Phase: tenant.OffloadEnding},
-			"undone: %s did not load the rules or do not answer, for %v", orNone(some(missing)), s.limits.Load)
+			"undone: in %v these nodes have not loaded the rules, or do not answer: %s", s.limits.Load,
+			orNone(some(missing)))
 	}
 }
 
