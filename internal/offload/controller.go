@@ -446,8 +446,8 @@ func (s *step) preparing(r *Record, age time.Duration) {
 			s.history[r.Key()] = returned{past.times, past.undone + 1, s.now, r.Epoch}
 		}
 		s.change(r, Change{Kind: Stop, Phase: tenant.OffloadEnding},
-			"undone: %s did not load the rules, or did not answer the backend's probes, for %v",
-			orNone(some(missing)), s.limits.Load)
+			"undone: in %v these nodes did not load the rules, or did not answer the backend's probes: %s",
+			s.limits.Load, orNone(some(missing)))
 	}
 }
 

@@ -218,7 +218,8 @@ func TestNotEnforced(t *testing.T) {
 	w.offload(k, 4, tenant.OffloadPreparing)
 	w.node("f1").Tenants["red"] = Hosted{Unenforced: "no room"}
 	w.only(w.run(8000*time.Millisecond, 50*time.Millisecond), Activate)
-	if last := w.only(w.step(50*time.Millisecond), Stop); !strings.Contains(last.Reason, "undone: f1 did not load") {
+	const undone = "undone: in 8s these nodes did not load the rules, or did not answer the backend's probes: f1"
+	if last := w.only(w.step(50*time.Millisecond), Stop); last.Reason != undone {
 		t.Error(last.Reason)
 	}
 }
@@ -229,7 +230,7 @@ func TestUnheard(t *testing.T) {
 	w.offload(k, 4, tenant.OffloadPreparing)
 	w.unheard["f1"] = true
 	w.only(w.run(8000*time.Millisecond, 50*time.Millisecond), Activate)
-	if last := w.only(w.step(50*time.Millisecond), Stop); !strings.Contains(last.Reason, "undone: f1 did not load") {
+	if last := w.only(w.step(50*time.Millisecond), Stop); !strings.HasSuffix(last.Reason, "probes: f1") {
 		t.Error(last.Reason)
 	}
 	w, k = small(t, 6, 0.2)

@@ -503,8 +503,8 @@ func (s *step) observe() {
 		blind = blind || of[0] == of[1]
 	}
 	if s.result.InDoubt = 2*gone > total && (backends > 1 || blind); s.result.InDoubt {
-		s.problem(Key{}, "backends report %d of %d frontends as lost; more than half at once: none is removed", gone,
-			total)
+		s.problem(Key{}, "backends report %d of %d frontends as lost; more than half at once: none is removed; if "+
+			"the nodes are dead, `pilaster offload stop` gives the rules back", gone, total)
 	}
 }
 

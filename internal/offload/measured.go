@@ -20,36 +20,33 @@ var measured = Times{
 // meanwhile is included. The rule set is that of the benchmark.
 var measuredLookups = []struct {
 	blocks int // at least
-	set    string
 	ns     float64
 }{
-	{100_000, "wide", 20_000},
-	{1000, "blocks-10000", 1000},
-	{0, "labels-1000", 500},
+	{100_000, 20_000}, // wide
+	{1000, 1000},      // blocks-10000
+	{0, 500},          // labels-1000
 }
 
 // Model is an estimate for a tenant from times that were measured on another machine.
 type Model struct {
 	Estimate
-	set    string // the rule set of the benchmark that is like the tenant's
 	blocks int
 }
 
 // Modelled returns the model for a tenant with a number of CIDRs in its policies.
 func Modelled(blocks int) Model {
-	m := Model{Estimate{measured}, "", blocks}
+	m := Model{Estimate{measured}, blocks}
 	for _, like := range measuredLookups {
 		if blocks >= like.blocks {
-			m.Lookup, m.set = like.ns, like.set
+			m.Lookup = like.ns
 			break
 		}
 	}
 	return m
 }
 
-// Text says what the gain of n frontends is, and what that is based on.
+// Text says in two lines what the gain of n frontends is, and what that is based on.
 func (m Model) Text(n int) string {
-	return fmt.Sprintf("gain %.2f with %s: a model, from times measured on another machine for rule set %s of "+
-		"`pilaster bench offload`, which is like this tenant's %s", m.Gain(n), humanize.Of(n, "frontend", "frontends"),
-		m.set, humanize.Of(m.blocks, "CIDR", "CIDRs"))
+	return fmt.Sprintf("gain %.2f with %s (a model, from times of another machine)\ncounted: %s in the policies",
+		m.Gain(n), humanize.Of(n, "frontend", "frontends"), humanize.Of(m.blocks, "CIDR", "CIDRs"))
 }

@@ -10,20 +10,20 @@ func TestModelled(t *testing.T) {
 	for _, c := range []struct {
 		blocks, n int
 		low, high float64
-		set       string
+		counted   string
 	}{
-		{0, 4, 0.5, 1.2, "labels-1000"},
-		{999, 8, 0.5, 1.2, "labels-1000"},
-		{1000, 4, 0.5, 1.5, "blocks-10000"},
-		{100_000, 1, 0.5, 1.2, "wide"},
-		{262_144, 4, 1.5, 4, "wide"},
+		{0, 4, 0.5, 1.2, "0 CIDRs"},
+		{999, 8, 0.5, 1.2, "999 CIDRs"},
+		{1000, 4, 0.5, 1.5, "1,000 CIDRs"},
+		{100_000, 1, 0.5, 1.2, "100,000 CIDRs"},
+		{262_144, 4, 1.5, 4, "262,144 CIDRs"},
 	} {
 		m := Modelled(c.blocks)
 		gain, text := m.Gain(c.n), m.Text(c.n)
-		if gain <= c.low || gain >= c.high || !strings.Contains(text, c.set) ||
-			!strings.Contains(text, "on another machine") {
-			t.Errorf("%d CIDRs, %d frontends: %v, %s; want %v to %v by set %s",
-				c.blocks, c.n, gain, text, c.low, c.high, c.set)
+		if gain <= c.low || gain >= c.high || !strings.Contains(text, "\ncounted: "+c.counted) ||
+			!strings.Contains(text, "of another machine") {
+			t.Errorf("%d CIDRs, %d frontends: %v, %s; want %v to %v with %s",
+				c.blocks, c.n, gain, text, c.low, c.high, c.counted)
 		}
 	}
 }

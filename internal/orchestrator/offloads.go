@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/offload"
@@ -25,6 +26,8 @@ const (
 	offloadRetry   = time.Second          // of a change after an error of the store
 	offloadWrites  = 8                    // at once
 	offloadRefused = time.Minute          // what the store refused to start is not tried again
+	offloadEnded   = time.Minute          // for which the reason of an end is known
+	offloadChanges = 5                    // of an offload that are known
 )
 
 // offloads runs the controller of offloads with what the cache has, and writes its changes to the store. Several
@@ -43,7 +46,8 @@ type offloads struct {
 	lags       map[frontendOf]*frontendLag
 	refused    map[offload.Key]refusal
 	retry      map[offload.Key]time.Time
-	last       map[offload.Key]string // the last change that this process made, and why
+	changes    map[offload.Key]offloadHistory // that this process made
+	ended      map[offload.Key]endedOffload
 	result     offload.Result
 	names      []string // of all nodes, sorted
 }
@@ -57,6 +61,27 @@ type seenRecord struct {
 // refusal is why the store refused to start an offload.
 type refusal struct {
 	text  string
+	until time.Time
+}
+
+// offloadHistory has the last changes of an offload, and why the controller stopped it.
+type offloadHistory struct {
+	id      uint32
+	changes []*pilasterv1.OffloadChange
+	stopped string
+}
+
+// with returns the history after a change.
+func (h offloadHistory) with(now time.Time, c offload.Change) offloadHistory {
+	h.changes = append(slices.Clone(h.changes), &pilasterv1.OffloadChange{
+		At: timestamppb.New(now), Text: string(c.Kind) + ": " + c.Reason,
+	})
+	h.changes = h.changes[max(0, len(h.changes)-offloadChanges):]
+	return h
+}
+
+type endedOffload struct {
+	*pilasterv1.EndedOffload
 	until time.Time
 }
 
@@ -80,7 +105,8 @@ func newOffloads(
 	return &offloads{
 		store: s, cache: c, log: log, counted: counted, change: s.ChangeOffload, controller: offload.New(limits),
 		records: map[offload.Key]seenRecord{}, lags: map[frontendOf]*frontendLag{}, refused: map[offload.Key]refusal{},
-		last: map[offload.Key]string{}, retry: map[offload.Key]time.Time{},
+		changes: map[offload.Key]offloadHistory{}, ended: map[offload.Key]endedOffload{},
+		retry: map[offload.Key]time.Time{},
 	}
 }
 
@@ -162,7 +188,10 @@ func (o *offloads) apply(ctx context.Context, now time.Time, c offload.Change) (
 	if c.Kind == offload.Start {
 		applied, err = o.start(ctx, now, c)
 	} else {
-		applied, err = o.change(ctx, c)
+		undo := o.note(now, c) // first, so that who sees the change knows its reason
+		if applied, err = o.change(ctx, c); err != nil || !applied {
+			undo()
+		}
 	}
 	if err != nil || !applied {
 		return err
@@ -170,10 +199,35 @@ func (o *offloads) apply(ctx context.Context, now time.Time, c offload.Change) (
 	o.counted(c.Kind)
 	o.log.Info("an offload changed", "tenant", c.Tenant, "node", c.Node, "change", c.Kind, "phase", c.Phase, "reason",
 		c.Reason)
+	return nil
+}
+
+// note remembers a change of an offload, and returns what forgets it again.
+func (o *offloads) note(now time.Time, c offload.Change) (undo func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.last[c.Key] = string(c.Kind) + ": " + c.Reason
-	return nil
+	is, had := o.records[c.Key], o.changes[c.Key]
+	h := offloadHistory{id: is.ID}
+	if had.id == is.ID {
+		h = had
+	}
+	if c.Kind == offload.Stop || c.Kind == offload.End && is.Phase != tenant.OffloadEnding {
+		h.stopped = c.Reason
+	}
+	o.changes[c.Key] = h.with(now, c)
+	if c.Kind == offload.End {
+		o.ended[c.Key] = endedOffload{&pilasterv1.EndedOffload{
+			Tenant: c.Tenant, Node: c.Node, Id: is.ID, Reason: h.stopped,
+		}, now.Add(offloadEnded)}
+	}
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.changes[c.Key] = had
+		if e, ended := o.ended[c.Key]; ended && e.Id == is.ID {
+			delete(o.ended, c.Key)
+		}
+	}
 }
 
 // start starts an offload. What the store refuses is not tried again for a while; the controller then says why.
@@ -182,10 +236,16 @@ func (o *offloads) start(ctx context.Context, now time.Time, c offload.Change) (
 	for _, f := range c.Frontends {
 		is.Frontends = append(is.Frontends, f.Node)
 	}
-	_, err = o.store.StartOffload(ctx, is)
+	made, err := o.store.StartOffload(ctx, is)
+	if err == nil {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.changes[c.Key] = offloadHistory{id: made.Id}.with(now, c)
+		return true, nil
+	}
 	var refused *store.Error
 	if !errors.As(err, &refused) || refused.Reason == store.Unavailable {
-		return err == nil, err
+		return false, err
 	}
 	if refused.Reason != store.Exists { // another orchestrator started it
 		o.mu.Lock()
@@ -199,7 +259,8 @@ func (o *offloads) start(ctx context.Context, now time.Time, c offload.Change) (
 func (o *offloads) forget(now time.Time) {
 	maps.DeleteFunc(o.retry, func(_ offload.Key, at time.Time) bool { return !now.Before(at) })
 	maps.DeleteFunc(o.refused, func(_ offload.Key, r refusal) bool { return !now.Before(r.until) })
-	maps.DeleteFunc(o.last, func(k offload.Key, _ string) bool { _, is := o.records[k]; return !is })
+	maps.DeleteFunc(o.changes, func(k offload.Key, h offloadHistory) bool { return o.records[k].ID != h.id })
+	maps.DeleteFunc(o.ended, func(_ offload.Key, e endedOffload) bool { return !now.Before(e.until) })
 	frontends := map[frontendOf]bool{}
 	for k, r := range o.records {
 		for _, f := range r.Frontends {
@@ -421,7 +482,10 @@ func (o *offloads) Describe(all []*pilasterv1.OffloadStatus) (problems []string)
 	}
 	for _, s := range all {
 		k := offload.Key{Tenant: s.Tenant, Node: s.Offload.GetNode()}
-		s.Problems, s.LastChange = of[k], o.last[k]
+		s.Problems = of[k]
+		if h := o.changes[k]; len(h.changes) > 0 && h.id == s.Offload.GetId() {
+			s.Changes, s.LastChange = h.changes, h.changes[len(h.changes)-1].Text
+		}
 		r, known := o.records[k]
 		if !known || r.Since != s.Offload.Since { // it has just changed
 			continue
@@ -434,6 +498,31 @@ func (o *offloads) Describe(all []*pilasterv1.OffloadStatus) (problems []string)
 		}
 	}
 	return problems
+}
+
+// Ended returns the offloads that this process ended in the last minute.
+func (o *offloads) Ended() (all []*pilasterv1.EndedOffload) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, e := range o.ended {
+		if time.Now().Before(e.until) {
+			all = append(all, e.EndedOffload)
+		}
+	}
+	return all
+}
+
+// Doubt says that most frontends are reported as lost, so that no offload should start; it is empty if they are not.
+func (o *offloads) Doubt() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.cache.Mu.RLock()
+	defer o.cache.Mu.RUnlock()
+	i := slices.IndexFunc(o.result.Problems, func(p offload.Problem) bool { return p.Key == offload.Key{} })
+	if !o.result.InDoubt || len(o.cache.Offloaded) == 0 || i < 0 { // without offloads the last result is old
+		return ""
+	}
+	return o.result.Problems[i].Text
 }
 
 // phases counts the offloads by phase.

@@ -389,7 +389,8 @@ func TestFailover(t *testing.T) {
 	}
 	w.reaches("active n2, n4") // n3 has drained
 	w.agents[1].change(t, func() { w.agents[1].lost = []string{"n2", "n4"} })
-	const doubt = "backends report 2 of 2 frontends as lost; more than half at once: none is removed"
+	const doubt = "backends report 2 of 2 frontends as lost; more than half at once: none is removed; if the " +
+		"nodes are dead, `pilaster offload stop` gives the rules back"
 	until(t, doubt, func() bool {
 		_, all := w.list()
 		return slices.Contains(all.Problems, doubt)
@@ -397,12 +398,46 @@ func TestFailover(t *testing.T) {
 	if text := metricsOf(t, w.s); !strings.Contains(text, "pilaster_orchestrator_offloads_in_doubt{} 1\n") {
 		t.Errorf("not in doubt:\n%s", text)
 	}
+	other := &pilasterv1.StartOffloadRequest{Tenant: "green", Node: "n2", Frontends: []string{"n5"}}
+	if _, err := w.op.StartOffload(t.Context(), connect.NewRequest(other)); connect.CodeOf(err) !=
+		connect.CodeFailedPrecondition || !strings.Contains(err.Error(), doubt+"; no offload starts meanwhile") {
+		t.Errorf("start in doubt: got %v, want the reason", err)
+	}
 	is, _ = w.list()
 	if got := phaseOf(is.Offload); got != "active n2, n4" {
 		t.Errorf("in doubt: %s, want active n2, n4", got)
 	}
 	w.stop(false)
 	w.reaches("removed")
+}
+
+// TestUndone: a frontend that does not load the rules is the reason of the end, which is known afterwards. An offload
+// that an operator stopped has no such reason.
+func TestUndone(t *testing.T) {
+	t.Parallel()
+	c := testConfig(t)
+	c.offload = offload.DefaultLimits()
+	c.offload.Load = 300 * time.Millisecond
+	w := newOffloading(t, start(t, c), "", "", "")
+	w.agents[2].change(t, func() { w.agents[2].mute = true })
+	w.start(1, "removed")
+	_, all := w.list()
+	if len(all.Ended) != 1 || all.Ended[0].Id == 0 || all.Ended[0].Tenant+" "+all.Ended[0].Node != "green n1" ||
+		all.Ended[0].Reason != "undone: in 300ms these nodes did not load the rules, or "+
+			"did not answer the backend's probes: n2" {
+		t.Errorf("ended: got %v, want the offload of n1 and n2 as the reason", all.Ended)
+	}
+	w.agents[2].change(t, func() { w.agents[2].mute = false })
+	w.start(1, "active n3") // n2 was replaced just now
+	is, _ := w.list()
+	if n := len(is.Changes); n != 3 || is.Changes[n-1].Text != is.LastChange || is.Changes[n-1].At == nil {
+		t.Errorf("changes: got %v, want those of this offload, with times", is.Changes)
+	}
+	w.stop(false)
+	w.reaches("removed")
+	if _, all := w.list(); len(all.Ended) != 1 || all.Ended[0].Reason != "" {
+		t.Errorf("ended: got %v, want no reason of the controller", all.Ended)
+	}
 }
 
 // TestStopNow: packets go to the backend at once. A node that has no stream, and may send to the frontends still, is

@@ -3677,6 +3677,7 @@ type ListOffloadsResponse struct {
 	Offloads      []*OffloadStatus       `protobuf:"bytes,1,rep,name=offloads,proto3" json:"offloads,omitempty"`    // by tenant and node
 	Automatic     bool                   `protobuf:"varint,2,opt,name=automatic,proto3" json:"automatic,omitempty"` // offloads start and end by load
 	Problems      []string               `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"`    // of the cluster and of nodes; an offload's own are in its status
+	Ended         []*EndedOffload        `protobuf:"bytes,4,rep,name=ended,proto3" json:"ended,omitempty"`          // in the last minute, by this orchestrator's controller
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3732,6 +3733,82 @@ func (x *ListOffloadsResponse) GetProblems() []string {
 	return nil
 }
 
+func (x *ListOffloadsResponse) GetEnded() []*EndedOffload {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+// EndedOffload is an offload that no longer exists.
+type EndedOffload struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"` // why the controller ended it; empty if an operator or another orchestrator stopped it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndedOffload) Reset() {
+	*x = EndedOffload{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndedOffload) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndedOffload) ProtoMessage() {}
+
+func (x *EndedOffload) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndedOffload.ProtoReflect.Descriptor instead.
+func (*EndedOffload) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *EndedOffload) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *EndedOffload) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *EndedOffload) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *EndedOffload) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type SetOffloadAutoRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	On            bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
@@ -3741,7 +3818,7 @@ type SetOffloadAutoRequest struct {
 
 func (x *SetOffloadAutoRequest) Reset() {
 	*x = SetOffloadAutoRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3753,7 +3830,7 @@ func (x *SetOffloadAutoRequest) String() string {
 func (*SetOffloadAutoRequest) ProtoMessage() {}
 
 func (x *SetOffloadAutoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[64]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3766,7 +3843,7 @@ func (x *SetOffloadAutoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetOffloadAutoRequest.ProtoReflect.Descriptor instead.
 func (*SetOffloadAutoRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{64}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SetOffloadAutoRequest) GetOn() bool {
@@ -3784,7 +3861,7 @@ type SetOffloadAutoResponse struct {
 
 func (x *SetOffloadAutoResponse) Reset() {
 	*x = SetOffloadAutoResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3796,7 +3873,7 @@ func (x *SetOffloadAutoResponse) String() string {
 func (*SetOffloadAutoResponse) ProtoMessage() {}
 
 func (x *SetOffloadAutoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[65]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3809,7 +3886,7 @@ func (x *SetOffloadAutoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetOffloadAutoResponse.ProtoReflect.Descriptor instead.
 func (*SetOffloadAutoResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{65}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{66}
 }
 
 type StopOffloadRequest struct {
@@ -3823,7 +3900,7 @@ type StopOffloadRequest struct {
 
 func (x *StopOffloadRequest) Reset() {
 	*x = StopOffloadRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3835,7 +3912,7 @@ func (x *StopOffloadRequest) String() string {
 func (*StopOffloadRequest) ProtoMessage() {}
 
 func (x *StopOffloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[66]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3848,7 +3925,7 @@ func (x *StopOffloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopOffloadRequest.ProtoReflect.Descriptor instead.
 func (*StopOffloadRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{66}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *StopOffloadRequest) GetTenant() string {
@@ -3881,7 +3958,7 @@ type StopOffloadResponse struct {
 
 func (x *StopOffloadResponse) Reset() {
 	*x = StopOffloadResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3893,7 +3970,7 @@ func (x *StopOffloadResponse) String() string {
 func (*StopOffloadResponse) ProtoMessage() {}
 
 func (x *StopOffloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[67]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3906,7 +3983,7 @@ func (x *StopOffloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopOffloadResponse.ProtoReflect.Descriptor instead.
 func (*StopOffloadResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{67}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *StopOffloadResponse) GetOffload() *OffloadStatus {
@@ -3924,13 +4001,14 @@ type OffloadStatus struct {
 	LostFrontends []string               `protobuf:"bytes,4,rep,name=lost_frontends,json=lostFrontends,proto3" json:"lost_frontends,omitempty"` // whose programs do not answer the backend's probes
 	Problems      []string               `protobuf:"bytes,5,rep,name=problems,proto3" json:"problems,omitempty"`
 	LastChange    string                 `protobuf:"bytes,6,opt,name=last_change,json=lastChange,proto3" json:"last_change,omitempty"` // what this orchestrator's controller changed last, and why
+	Changes       []*OffloadChange       `protobuf:"bytes,7,rep,name=changes,proto3" json:"changes,omitempty"`                         // the last of this orchestrator's controller, oldest first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OffloadStatus) Reset() {
 	*x = OffloadStatus{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3942,7 +4020,7 @@ func (x *OffloadStatus) String() string {
 func (*OffloadStatus) ProtoMessage() {}
 
 func (x *OffloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[68]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3955,7 +4033,7 @@ func (x *OffloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffloadStatus.ProtoReflect.Descriptor instead.
 func (*OffloadStatus) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{68}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *OffloadStatus) GetTenant() string {
@@ -4000,6 +4078,65 @@ func (x *OffloadStatus) GetLastChange() string {
 	return ""
 }
 
+func (x *OffloadStatus) GetChanges() []*OffloadChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+type OffloadChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"` // what it changed, and why
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OffloadChange) Reset() {
+	*x = OffloadChange{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OffloadChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OffloadChange) ProtoMessage() {}
+
+func (x *OffloadChange) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OffloadChange.ProtoReflect.Descriptor instead.
+func (*OffloadChange) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *OffloadChange) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *OffloadChange) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 type AwaitedNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -4010,7 +4147,7 @@ type AwaitedNode struct {
 
 func (x *AwaitedNode) Reset() {
 	*x = AwaitedNode{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4022,7 +4159,7 @@ func (x *AwaitedNode) String() string {
 func (*AwaitedNode) ProtoMessage() {}
 
 func (x *AwaitedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[69]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4035,7 +4172,7 @@ func (x *AwaitedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AwaitedNode.ProtoReflect.Descriptor instead.
 func (*AwaitedNode) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{69}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *AwaitedNode) GetNode() string {
@@ -4064,7 +4201,7 @@ type ApplyPoliciesRequest struct {
 
 func (x *ApplyPoliciesRequest) Reset() {
 	*x = ApplyPoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4076,7 +4213,7 @@ func (x *ApplyPoliciesRequest) String() string {
 func (*ApplyPoliciesRequest) ProtoMessage() {}
 
 func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[70]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4089,7 +4226,7 @@ func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{70}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ApplyPoliciesRequest) GetTenant() string {
@@ -4129,7 +4266,7 @@ type ApplyPoliciesResponse struct {
 
 func (x *ApplyPoliciesResponse) Reset() {
 	*x = ApplyPoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4141,7 +4278,7 @@ func (x *ApplyPoliciesResponse) String() string {
 func (*ApplyPoliciesResponse) ProtoMessage() {}
 
 func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[71]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4154,7 +4291,7 @@ func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{71}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ApplyPoliciesResponse) GetPolicies() []*AppliedPolicy {
@@ -4175,7 +4312,7 @@ type AppliedPolicy struct {
 
 func (x *AppliedPolicy) Reset() {
 	*x = AppliedPolicy{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4187,7 +4324,7 @@ func (x *AppliedPolicy) String() string {
 func (*AppliedPolicy) ProtoMessage() {}
 
 func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4200,7 +4337,7 @@ func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppliedPolicy.ProtoReflect.Descriptor instead.
 func (*AppliedPolicy) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *AppliedPolicy) GetPolicy() *Policy {
@@ -4233,7 +4370,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4245,7 +4382,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4258,7 +4395,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{73}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListPoliciesRequest) GetTenant() string {
@@ -4279,7 +4416,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4291,7 +4428,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4304,7 +4441,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{74}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -4330,7 +4467,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4342,7 +4479,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4355,7 +4492,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{75}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *GetPolicyRequest) GetPolicy() *Policy {
@@ -4374,7 +4511,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4386,7 +4523,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4399,7 +4536,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{76}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -4420,7 +4557,7 @@ type DeletePoliciesRequest struct {
 
 func (x *DeletePoliciesRequest) Reset() {
 	*x = DeletePoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4432,7 +4569,7 @@ func (x *DeletePoliciesRequest) String() string {
 func (*DeletePoliciesRequest) ProtoMessage() {}
 
 func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4445,7 +4582,7 @@ func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{77}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DeletePoliciesRequest) GetTenant() string {
@@ -4478,7 +4615,7 @@ type DeletePoliciesResponse struct {
 
 func (x *DeletePoliciesResponse) Reset() {
 	*x = DeletePoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4490,7 +4627,7 @@ func (x *DeletePoliciesResponse) String() string {
 func (*DeletePoliciesResponse) ProtoMessage() {}
 
 func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4503,7 +4640,7 @@ func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{78}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *DeletePoliciesResponse) GetPolicies() []*Policy {
@@ -4522,7 +4659,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4534,7 +4671,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4547,7 +4684,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{79}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -4567,7 +4704,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4579,7 +4716,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4592,7 +4729,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{80}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -4617,7 +4754,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4629,7 +4766,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4642,7 +4779,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{81}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{83}
 }
 
 type ListNodesResponse struct {
@@ -4654,7 +4791,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4666,7 +4803,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4679,7 +4816,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{82}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -4699,7 +4836,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[83]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4711,7 +4848,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[83]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4724,7 +4861,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{83}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -4749,7 +4886,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[84]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4761,7 +4898,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[84]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4774,7 +4911,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{84}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{86}
 }
 
 type ClusterStatusRequest struct {
@@ -4785,7 +4922,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[85]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4797,7 +4934,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[85]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4810,7 +4947,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{85}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{87}
 }
 
 type ClusterStatusResponse struct {
@@ -4831,7 +4968,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[86]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4843,7 +4980,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[86]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4856,7 +4993,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{86}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -5169,11 +5306,17 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\bestimate\x18\x04 \x01(\tR\bestimate\"A\n" +
 	"\x13ListOffloadsRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
-	"\x04node\x18\x02 \x01(\tR\x04node\"\x88\x01\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\"\xb9\x01\n" +
 	"\x14ListOffloadsResponse\x126\n" +
 	"\boffloads\x18\x01 \x03(\v2\x1a.pilaster.v1.OffloadStatusR\boffloads\x12\x1c\n" +
 	"\tautomatic\x18\x02 \x01(\bR\tautomatic\x12\x1a\n" +
-	"\bproblems\x18\x03 \x03(\tR\bproblems\"'\n" +
+	"\bproblems\x18\x03 \x03(\tR\bproblems\x12/\n" +
+	"\x05ended\x18\x04 \x03(\v2\x19.pilaster.v1.EndedOffloadR\x05ended\"b\n" +
+	"\fEndedOffload\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\rR\x02id\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"'\n" +
 	"\x15SetOffloadAutoRequest\x12\x0e\n" +
 	"\x02on\x18\x01 \x01(\bR\x02on\"\x18\n" +
 	"\x16SetOffloadAutoResponse\"R\n" +
@@ -5182,7 +5325,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x10\n" +
 	"\x03now\x18\x03 \x01(\bR\x03now\"K\n" +
 	"\x13StopOffloadResponse\x124\n" +
-	"\aoffload\x18\x01 \x01(\v2\x1a.pilaster.v1.OffloadStatusR\aoffload\"\xef\x01\n" +
+	"\aoffload\x18\x01 \x01(\v2\x1a.pilaster.v1.OffloadStatusR\aoffload\"\xa5\x02\n" +
 	"\rOffloadStatus\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12.\n" +
 	"\aoffload\x18\x02 \x01(\v2\x14.pilaster.v1.OffloadR\aoffload\x122\n" +
@@ -5190,7 +5333,11 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x0elost_frontends\x18\x04 \x03(\tR\rlostFrontends\x12\x1a\n" +
 	"\bproblems\x18\x05 \x03(\tR\bproblems\x12\x1f\n" +
 	"\vlast_change\x18\x06 \x01(\tR\n" +
-	"lastChange\"9\n" +
+	"lastChange\x124\n" +
+	"\achanges\x18\a \x03(\v2\x1a.pilaster.v1.OffloadChangeR\achanges\"O\n" +
+	"\rOffloadChange\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"9\n" +
 	"\vAwaitedNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"{\n" +
@@ -5309,7 +5456,7 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_orchestrator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(PolicyChange)(0),                 // 0: pilaster.v1.PolicyChange
 	(*AllocateRequest)(nil),           // 1: pilaster.v1.AllocateRequest
@@ -5376,204 +5523,209 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*StartOffloadResponse)(nil),      // 62: pilaster.v1.StartOffloadResponse
 	(*ListOffloadsRequest)(nil),       // 63: pilaster.v1.ListOffloadsRequest
 	(*ListOffloadsResponse)(nil),      // 64: pilaster.v1.ListOffloadsResponse
-	(*SetOffloadAutoRequest)(nil),     // 65: pilaster.v1.SetOffloadAutoRequest
-	(*SetOffloadAutoResponse)(nil),    // 66: pilaster.v1.SetOffloadAutoResponse
-	(*StopOffloadRequest)(nil),        // 67: pilaster.v1.StopOffloadRequest
-	(*StopOffloadResponse)(nil),       // 68: pilaster.v1.StopOffloadResponse
-	(*OffloadStatus)(nil),             // 69: pilaster.v1.OffloadStatus
-	(*AwaitedNode)(nil),               // 70: pilaster.v1.AwaitedNode
-	(*ApplyPoliciesRequest)(nil),      // 71: pilaster.v1.ApplyPoliciesRequest
-	(*ApplyPoliciesResponse)(nil),     // 72: pilaster.v1.ApplyPoliciesResponse
-	(*AppliedPolicy)(nil),             // 73: pilaster.v1.AppliedPolicy
-	(*ListPoliciesRequest)(nil),       // 74: pilaster.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 75: pilaster.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),          // 76: pilaster.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),         // 77: pilaster.v1.GetPolicyResponse
-	(*DeletePoliciesRequest)(nil),     // 78: pilaster.v1.DeletePoliciesRequest
-	(*DeletePoliciesResponse)(nil),    // 79: pilaster.v1.DeletePoliciesResponse
-	(*GetNodeRequest)(nil),            // 80: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),           // 81: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),          // 82: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),         // 83: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),         // 84: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),        // 85: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),      // 86: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil),     // 87: pilaster.v1.ClusterStatusResponse
-	nil,                               // 88: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Mapping)(nil),                   // 89: pilaster.v1.Mapping
-	(*Tenant)(nil),                    // 90: pilaster.v1.Tenant
-	(*App)(nil),                       // 91: pilaster.v1.App
-	(*Node)(nil),                      // 92: pilaster.v1.Node
-	(*Plan)(nil),                      // 93: pilaster.v1.Plan
-	(*NodeLoad)(nil),                  // 94: pilaster.v1.NodeLoad
-	(*Hosting)(nil),                   // 95: pilaster.v1.Hosting
-	(*Policy)(nil),                    // 96: pilaster.v1.Policy
-	(*Override)(nil),                  // 97: pilaster.v1.Override
-	(*Region)(nil),                    // 98: pilaster.v1.Region
-	(Addressing)(0),                   // 99: pilaster.v1.Addressing
-	(*Overlay)(nil),                   // 100: pilaster.v1.Overlay
-	(*Service)(nil),                   // 101: pilaster.v1.Service
-	(*Publication)(nil),               // 102: pilaster.v1.Publication
-	(*Offload)(nil),                   // 103: pilaster.v1.Offload
-	(*timestamppb.Timestamp)(nil),     // 104: google.protobuf.Timestamp
+	(*EndedOffload)(nil),              // 65: pilaster.v1.EndedOffload
+	(*SetOffloadAutoRequest)(nil),     // 66: pilaster.v1.SetOffloadAutoRequest
+	(*SetOffloadAutoResponse)(nil),    // 67: pilaster.v1.SetOffloadAutoResponse
+	(*StopOffloadRequest)(nil),        // 68: pilaster.v1.StopOffloadRequest
+	(*StopOffloadResponse)(nil),       // 69: pilaster.v1.StopOffloadResponse
+	(*OffloadStatus)(nil),             // 70: pilaster.v1.OffloadStatus
+	(*OffloadChange)(nil),             // 71: pilaster.v1.OffloadChange
+	(*AwaitedNode)(nil),               // 72: pilaster.v1.AwaitedNode
+	(*ApplyPoliciesRequest)(nil),      // 73: pilaster.v1.ApplyPoliciesRequest
+	(*ApplyPoliciesResponse)(nil),     // 74: pilaster.v1.ApplyPoliciesResponse
+	(*AppliedPolicy)(nil),             // 75: pilaster.v1.AppliedPolicy
+	(*ListPoliciesRequest)(nil),       // 76: pilaster.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 77: pilaster.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),          // 78: pilaster.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),         // 79: pilaster.v1.GetPolicyResponse
+	(*DeletePoliciesRequest)(nil),     // 80: pilaster.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),    // 81: pilaster.v1.DeletePoliciesResponse
+	(*GetNodeRequest)(nil),            // 82: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),           // 83: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),          // 84: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 85: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),         // 86: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),        // 87: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),      // 88: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil),     // 89: pilaster.v1.ClusterStatusResponse
+	nil,                               // 90: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Mapping)(nil),                   // 91: pilaster.v1.Mapping
+	(*Tenant)(nil),                    // 92: pilaster.v1.Tenant
+	(*App)(nil),                       // 93: pilaster.v1.App
+	(*Node)(nil),                      // 94: pilaster.v1.Node
+	(*Plan)(nil),                      // 95: pilaster.v1.Plan
+	(*NodeLoad)(nil),                  // 96: pilaster.v1.NodeLoad
+	(*Hosting)(nil),                   // 97: pilaster.v1.Hosting
+	(*Policy)(nil),                    // 98: pilaster.v1.Policy
+	(*Override)(nil),                  // 99: pilaster.v1.Override
+	(*Region)(nil),                    // 100: pilaster.v1.Region
+	(Addressing)(0),                   // 101: pilaster.v1.Addressing
+	(*Overlay)(nil),                   // 102: pilaster.v1.Overlay
+	(*Service)(nil),                   // 103: pilaster.v1.Service
+	(*Publication)(nil),               // 104: pilaster.v1.Publication
+	(*Offload)(nil),                   // 105: pilaster.v1.Offload
+	(*timestamppb.Timestamp)(nil),     // 106: google.protobuf.Timestamp
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
-	89,  // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
-	89,  // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
+	91,  // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
+	91,  // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
 	12,  // 2: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	90,  // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	91,  // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	89,  // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
-	92,  // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	93,  // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	94,  // 8: pilaster.v1.ReportLoadRequest.load:type_name -> pilaster.v1.NodeLoad
-	88,  // 9: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	90,  // 10: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	91,  // 11: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	95,  // 12: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	92,  // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	93,  // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	91,  // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
+	94,  // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	95,  // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	96,  // 8: pilaster.v1.ReportLoadRequest.load:type_name -> pilaster.v1.NodeLoad
+	90,  // 9: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	92,  // 10: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	93,  // 11: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	97,  // 12: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
 	19,  // 13: pilaster.v1.FollowRequest.subscribe:type_name -> pilaster.v1.Subscriptions
 	19,  // 14: pilaster.v1.FollowRequest.unsubscribe:type_name -> pilaster.v1.Subscriptions
 	22,  // 15: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
 	23,  // 16: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
 	24,  // 17: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
 	21,  // 18: pilaster.v1.FollowResponse.refusals:type_name -> pilaster.v1.Refusals
-	92,  // 19: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	90,  // 20: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	91,  // 21: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	96,  // 22: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
-	97,  // 23: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
-	92,  // 24: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	90,  // 25: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	91,  // 26: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	89,  // 27: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
-	89,  // 28: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
-	96,  // 29: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
-	96,  // 30: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
-	97,  // 31: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
-	97,  // 32: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
-	98,  // 33: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
-	98,  // 34: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
-	98,  // 35: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
-	98,  // 36: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
-	98,  // 37: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
-	99,  // 38: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	100, // 39: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
-	90,  // 40: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	90,  // 41: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	91,  // 42: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	95,  // 43: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	90,  // 44: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	95,  // 45: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
-	99,  // 46: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	90,  // 47: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	90,  // 48: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	101, // 49: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
-	101, // 50: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
-	101, // 51: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
-	102, // 52: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
-	102, // 53: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
-	102, // 54: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
-	69,  // 55: pilaster.v1.StartOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
-	69,  // 56: pilaster.v1.ListOffloadsResponse.offloads:type_name -> pilaster.v1.OffloadStatus
-	69,  // 57: pilaster.v1.StopOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
-	103, // 58: pilaster.v1.OffloadStatus.offload:type_name -> pilaster.v1.Offload
-	70,  // 59: pilaster.v1.OffloadStatus.awaited:type_name -> pilaster.v1.AwaitedNode
-	73,  // 60: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
-	96,  // 61: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
-	0,   // 62: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
-	96,  // 63: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	95,  // 64: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
-	96,  // 65: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
-	96,  // 66: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
-	96,  // 67: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
-	96,  // 68: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	92,  // 69: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	92,  // 70: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	93,  // 71: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	104, // 72: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	7,   // 73: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	9,   // 74: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	11,  // 75: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	16,  // 76: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	14,  // 77: pilaster.v1.NodeService.ReportLoad:input_type -> pilaster.v1.ReportLoadRequest
-	18,  // 78: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	1,   // 79: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	3,   // 80: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	5,   // 81: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	37,  // 82: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	39,  // 83: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	41,  // 84: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	45,  // 85: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	47,  // 86: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	43,  // 87: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	49,  // 88: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
-	51,  // 89: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
-	53,  // 90: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
-	55,  // 91: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
-	57,  // 92: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
-	59,  // 93: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
-	61,  // 94: pilaster.v1.OperatorService.StartOffload:input_type -> pilaster.v1.StartOffloadRequest
-	63,  // 95: pilaster.v1.OperatorService.ListOffloads:input_type -> pilaster.v1.ListOffloadsRequest
-	67,  // 96: pilaster.v1.OperatorService.StopOffload:input_type -> pilaster.v1.StopOffloadRequest
-	65,  // 97: pilaster.v1.OperatorService.SetOffloadAuto:input_type -> pilaster.v1.SetOffloadAutoRequest
-	71,  // 98: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
-	74,  // 99: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
-	76,  // 100: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
-	78,  // 101: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
-	80,  // 102: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	82,  // 103: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	84,  // 104: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	86,  // 105: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	33,  // 106: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	35,  // 107: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	25,  // 108: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
-	27,  // 109: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
-	29,  // 110: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
-	31,  // 111: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
-	8,   // 112: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	10,  // 113: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	13,  // 114: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	17,  // 115: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	15,  // 116: pilaster.v1.NodeService.ReportLoad:output_type -> pilaster.v1.ReportLoadResponse
-	20,  // 117: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	2,   // 118: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	4,   // 119: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	6,   // 120: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	38,  // 121: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	40,  // 122: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	42,  // 123: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	46,  // 124: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	48,  // 125: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	44,  // 126: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	50,  // 127: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
-	52,  // 128: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
-	54,  // 129: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
-	56,  // 130: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
-	58,  // 131: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
-	60,  // 132: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
-	62,  // 133: pilaster.v1.OperatorService.StartOffload:output_type -> pilaster.v1.StartOffloadResponse
-	64,  // 134: pilaster.v1.OperatorService.ListOffloads:output_type -> pilaster.v1.ListOffloadsResponse
-	68,  // 135: pilaster.v1.OperatorService.StopOffload:output_type -> pilaster.v1.StopOffloadResponse
-	66,  // 136: pilaster.v1.OperatorService.SetOffloadAuto:output_type -> pilaster.v1.SetOffloadAutoResponse
-	72,  // 137: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
-	75,  // 138: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
-	77,  // 139: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
-	79,  // 140: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
-	81,  // 141: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	83,  // 142: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	85,  // 143: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	87,  // 144: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	34,  // 145: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	36,  // 146: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	26,  // 147: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
-	28,  // 148: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
-	30,  // 149: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
-	32,  // 150: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
-	112, // [112:151] is the sub-list for method output_type
-	73,  // [73:112] is the sub-list for method input_type
-	73,  // [73:73] is the sub-list for extension type_name
-	73,  // [73:73] is the sub-list for extension extendee
-	0,   // [0:73] is the sub-list for field type_name
+	94,  // 19: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	92,  // 20: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	93,  // 21: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	98,  // 22: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
+	99,  // 23: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
+	94,  // 24: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	92,  // 25: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	93,  // 26: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	91,  // 27: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	91,  // 28: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	98,  // 29: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
+	98,  // 30: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
+	99,  // 31: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
+	99,  // 32: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
+	100, // 33: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
+	100, // 34: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
+	100, // 35: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
+	100, // 36: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
+	100, // 37: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
+	101, // 38: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	102, // 39: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	92,  // 40: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	92,  // 41: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	93,  // 42: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	97,  // 43: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	92,  // 44: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	97,  // 45: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
+	101, // 46: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	92,  // 47: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	92,  // 48: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	103, // 49: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
+	103, // 50: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
+	103, // 51: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
+	104, // 52: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
+	104, // 53: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
+	104, // 54: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
+	70,  // 55: pilaster.v1.StartOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
+	70,  // 56: pilaster.v1.ListOffloadsResponse.offloads:type_name -> pilaster.v1.OffloadStatus
+	65,  // 57: pilaster.v1.ListOffloadsResponse.ended:type_name -> pilaster.v1.EndedOffload
+	70,  // 58: pilaster.v1.StopOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
+	105, // 59: pilaster.v1.OffloadStatus.offload:type_name -> pilaster.v1.Offload
+	72,  // 60: pilaster.v1.OffloadStatus.awaited:type_name -> pilaster.v1.AwaitedNode
+	71,  // 61: pilaster.v1.OffloadStatus.changes:type_name -> pilaster.v1.OffloadChange
+	106, // 62: pilaster.v1.OffloadChange.at:type_name -> google.protobuf.Timestamp
+	75,  // 63: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
+	98,  // 64: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
+	0,   // 65: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
+	98,  // 66: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	97,  // 67: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
+	98,  // 68: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
+	98,  // 69: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
+	98,  // 70: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
+	98,  // 71: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	94,  // 72: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	94,  // 73: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	95,  // 74: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	106, // 75: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	7,   // 76: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	9,   // 77: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	11,  // 78: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	16,  // 79: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	14,  // 80: pilaster.v1.NodeService.ReportLoad:input_type -> pilaster.v1.ReportLoadRequest
+	18,  // 81: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	1,   // 82: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	3,   // 83: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	5,   // 84: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	37,  // 85: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	39,  // 86: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	41,  // 87: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	45,  // 88: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	47,  // 89: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	43,  // 90: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
+	49,  // 91: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
+	51,  // 92: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
+	53,  // 93: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
+	55,  // 94: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
+	57,  // 95: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
+	59,  // 96: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
+	61,  // 97: pilaster.v1.OperatorService.StartOffload:input_type -> pilaster.v1.StartOffloadRequest
+	63,  // 98: pilaster.v1.OperatorService.ListOffloads:input_type -> pilaster.v1.ListOffloadsRequest
+	68,  // 99: pilaster.v1.OperatorService.StopOffload:input_type -> pilaster.v1.StopOffloadRequest
+	66,  // 100: pilaster.v1.OperatorService.SetOffloadAuto:input_type -> pilaster.v1.SetOffloadAutoRequest
+	73,  // 101: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
+	76,  // 102: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
+	78,  // 103: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
+	80,  // 104: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
+	82,  // 105: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	84,  // 106: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	86,  // 107: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	88,  // 108: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	33,  // 109: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	35,  // 110: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	25,  // 111: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	27,  // 112: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	29,  // 113: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	31,  // 114: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	8,   // 115: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	10,  // 116: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	13,  // 117: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	17,  // 118: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	15,  // 119: pilaster.v1.NodeService.ReportLoad:output_type -> pilaster.v1.ReportLoadResponse
+	20,  // 120: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	2,   // 121: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	4,   // 122: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	6,   // 123: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	38,  // 124: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	40,  // 125: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	42,  // 126: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	46,  // 127: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	48,  // 128: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	44,  // 129: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	50,  // 130: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
+	52,  // 131: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
+	54,  // 132: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	56,  // 133: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
+	58,  // 134: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
+	60,  // 135: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
+	62,  // 136: pilaster.v1.OperatorService.StartOffload:output_type -> pilaster.v1.StartOffloadResponse
+	64,  // 137: pilaster.v1.OperatorService.ListOffloads:output_type -> pilaster.v1.ListOffloadsResponse
+	69,  // 138: pilaster.v1.OperatorService.StopOffload:output_type -> pilaster.v1.StopOffloadResponse
+	67,  // 139: pilaster.v1.OperatorService.SetOffloadAuto:output_type -> pilaster.v1.SetOffloadAutoResponse
+	74,  // 140: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
+	77,  // 141: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
+	79,  // 142: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
+	81,  // 143: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
+	83,  // 144: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	85,  // 145: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	87,  // 146: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	89,  // 147: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	34,  // 148: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	36,  // 149: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	26,  // 150: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	28,  // 151: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	30,  // 152: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	32,  // 153: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	115, // [115:154] is the sub-list for method output_type
+	76,  // [76:115] is the sub-list for method input_type
+	76,  // [76:76] is the sub-list for extension type_name
+	76,  // [76:76] is the sub-list for extension extendee
+	0,   // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -5593,7 +5745,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   88,
+			NumMessages:   90,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -28,13 +28,13 @@ func TestEstimate(t *testing.T) {
 		}}
 	}
 	s.Cache.Apply(store.Batch{Whole: true, Revision: 1, Events: []store.Event{policy("a", 700), policy("b", 300)}})
-	gain, text := s.estimate(&pilasterv1.Tenant{Name: "green"}, 4)
+	gain, text := s.estimate(&pilasterv1.Tenant{Name: "green"}, "n1", 4)
 	if want := offload.Modelled(1000).Gain(4); gain != want || !strings.Contains(text, "1,000 CIDRs") ||
 		strings.Contains(text, "the tenant has") {
 		t.Errorf("got gain %v, %s; want that of 1,000 CIDRs, %v", gain, text, want)
 	}
-	_, text = s.estimate(&pilasterv1.Tenant{Name: "green", Services: []*pilasterv1.Service{{}}}, 4)
-	if want := "the tenant has 1 service or publication by the gateway"; !strings.HasSuffix(text, want) {
+	_, text = s.estimate(&pilasterv1.Tenant{Name: "green", Services: []*pilasterv1.Service{{}}}, "n1", 4)
+	if want := "containers of n1, and by the gateway, where the tenant has 1 service or publication"; !strings.HasSuffix(text, want) {
 		t.Errorf("got %q, want suffix %q", text, want)
 	}
 }

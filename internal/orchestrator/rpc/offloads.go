@@ -25,6 +25,10 @@ type Offloads interface {
 	Choose(tenant, node string, n int) ([]string, error)
 	// Describe adds to offloads what is known about them, and returns the problems of the cluster and of nodes.
 	Describe([]*pilasterv1.OffloadStatus) (problems []string)
+	// Ended returns the offloads that it ended in the last minute.
+	Ended() []*pilasterv1.EndedOffload
+	// Doubt says that most frontends are reported as lost; it is empty if they are not.
+	Doubt() string
 }
 
 func (s *OperatorService) StartOffload(
@@ -37,13 +41,22 @@ func (s *OperatorService) StartOffload(
 	if err != nil {
 		return nil, err
 	}
+	if doubt := s.Offloads.Doubt(); doubt != "" && !m.Force && !m.DryRun {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf(
+			"%s; no offload starts meanwhile, and nothing was changed: use --force to start it all the same", doubt))
+	}
 	if is.Count = len(is.Frontends); is.Count == 0 {
 		is.Count = int(m.Count)
 		if is.Frontends, err = s.Offloads.Choose(m.Tenant, m.Node, min(is.Count, tenant.MaxActive)); err != nil {
 			is.Lack = err.Error() // the store may have a better reason to refuse
+			for is.Fit = min(is.Count, tenant.MaxActive) / 2; is.Fit > 0; is.Fit /= 2 {
+				if _, err := s.Offloads.Choose(m.Tenant, m.Node, is.Fit); err == nil {
+					break
+				}
+			}
 		}
 	}
-	gain, estimate := s.estimate(of, is.Count)
+	gain, estimate := s.estimate(of, m.Node, is.Count)
 	is.Loss = loss(gain, estimate, m.Force)
 	made, err := s.Store.StartOffload(ctx, is)
 	if err != nil {
@@ -69,6 +82,10 @@ func (s *OperatorService) ListOffloads(
 	if err != nil {
 		return nil, err
 	}
+	if node := req.Msg.Node; node != "" && s.Cache.Node(node) == nil {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf(
+			"there is no node %q; `pilaster node list` lists the nodes", node))
+	}
 	for _, t := range tenants {
 		for _, o := range t.Offloads {
 			if req.Msg.Node == "" || o.Node == req.Msg.Node {
@@ -77,6 +94,7 @@ func (s *OperatorService) ListOffloads(
 		}
 	}
 	resp.Problems = s.Offloads.Describe(resp.Offloads)
+	resp.Ended = s.Offloads.Ended()
 	resp.Automatic = s.Cache.AutomaticOffloads()
 	return connect.NewResponse(&resp), nil
 }

@@ -31,6 +31,7 @@ type Offloading struct {
 	Count     int      // of frontends: 1, 2, 4 or 8
 	Frontends []string // names of nodes that can be frontends, at most Count
 	Lack      string   // why there are fewer frontends than Count
+	Fit       int      // largest number of frontends for which enough nodes fit, then
 	Loss      string   // why the offload would be a loss, to refuse it; empty if it may start
 	Automatic bool     // the controller starts it
 	DryRun    bool     // only check
@@ -51,6 +52,10 @@ func (s *Store) StartOffload(ctx context.Context, is Offloading) (*pilasterv1.Of
 		if err := t.loadTenant(is.Tenant, found); err != nil {
 			return err
 		}
+		prefix, err := t.offloadNode(is.Node)
+		if err != nil {
+			return err
+		}
 		if err := t.mayOffload(found, is.Node); err != nil {
 			return err
 		}
@@ -58,20 +63,20 @@ func (s *Store) StartOffload(ctx context.Context, is Offloading) (*pilasterv1.Of
 			Node: is.Node, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_PREPARING, Since: found.Changes + 1,
 			Automatic: is.Automatic, Wanted: uint32(is.Count),
 		}
-		prefix, err := t.offloadNode(is.Node)
-		if err != nil {
-			return err
-		}
 		made.Prefix = prefix.String()
 		if len(is.Frontends) < is.Count {
+			fewer := ""
+			if is.Fit > 0 {
+				fewer = fmt.Sprintf("use --frontends %d, or ", is.Fit)
+			}
 			return refuse(
 				Refused,
-				"node %s cannot have %s: %s; nothing was changed: use fewer (1, 2, 4 or %d), or connect more nodes "+
-					"with network %s and a build with offloads; the Edge Switch cannot be one",
+				"node %s cannot have %s: %s; nothing was changed: %sconnect more nodes with network %s and a build "+
+					"with offloads",
 				is.Node,
 				humanize.Of(is.Count, "frontend", "frontends"),
 				cmp.Or(is.Lack, "too few nodes fit"),
-				tenant.MaxActive,
+				fewer,
 				found.Network,
 			)
 		}
@@ -366,6 +371,9 @@ func (s *Store) StopOffload(ctx context.Context, name, node string, now bool) (*
 		}
 		i := slices.IndexFunc(found.Offloads, func(o *pilasterv1.Offload) bool { return o.Node == node })
 		if i < 0 {
+			if _, err := t.liveNode(node); err != nil {
+				return err
+			}
 			return refuse(
 				NotFound,
 				"the containers of tenant %s on node %q are not offloaded; `pilaster offload list` lists the offloads",
