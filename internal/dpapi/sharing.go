@@ -4,14 +4,12 @@ import (
 	"io"
 	"net/netip"
 	"time"
-
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // Sharing is a driver of a node that can take part in offloads.
 type Sharing interface {
 	// Probe sends a probe to the program of an offload's frontend, from this node, its backend.
-	Probe(o pipeline.Offload, frontend netip.Prefix) error
+	Probe(p Probe, frontend netip.Prefix) error
 	// ProbeAnswered returns how long ago a frontend's program has last answered a probe; false if it never has.
 	ProbeAnswered(offload uint32, frontend netip.Prefix) (ago time.Duration, ok bool, err error)
 	// Messages counts the messages that this node has sent, by offload, by kind.
@@ -24,12 +22,15 @@ type Sharing interface {
 	// DevicePackets returns how many packets each device of this node has received, by number: of a container's device,
 	// those that the container sent.
 	DevicePackets() (map[int]uint64, error)
-	// TenantSessions returns the number of sessions by the tenant's id or VNI; those that expired count until their
-	// place is needed.
+	// TenantSessions returns the number of sessions by the tenant's id or VNI; those that expired in the last 10 s may
+	// count.
 	TenantSessions() (used map[uint32]int, capacity int, err error)
 }
 
-// Messages counts messages of an offload by kind, enum offload_kind of bpf/net/nimitz/offload.h.
+// Probe identifies the offload of a probe.
+type Probe struct{ Offload, VNI, Epoch uint32 }
+
+// Messages counts messages of an offload by kind: enum offload_kind of the programs.
 type Messages [8]uint64
 
 // Kinds of messages.

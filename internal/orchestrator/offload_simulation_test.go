@@ -31,6 +31,8 @@ type hotWorld struct {
 	part   map[string]bool // nodes that are or were frontends
 	all    bool            // no backend sees a frontend
 	demand func(hot int) float64
+
+	reported bool // the first time, all nodes do
 }
 
 const movedPart = 0.5
@@ -45,7 +47,8 @@ func newHotWorld(t *testing.T, nodes, hot int) *hotWorld {
 	} {
 		*d /= 10
 	}
-	c.offload.FallBackFor, c.offload.MinGain = 3*time.Second, 1
+	c.offload.FallBackFor = 3 * time.Second
+	c.offload.MinGain = 0.1 // the tenants have few policies
 	w := &hotWorld{T: t, s: start(t, c), hot: hot, dead: map[string]bool{}, part: map[string]bool{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -93,7 +96,7 @@ func (w *hotWorld) report() {
 	loads := map[string]*pilasterv1.NodeLoad{}
 	load := func(node string) *pilasterv1.NodeLoad {
 		if loads[node] == nil {
-			loads[node] = &pilasterv1.NodeLoad{Budget: 1, Own: 0.05, Rules: 100, RulesCapacity: 10_000}
+			loads[node] = &pilasterv1.NodeLoad{Measured: true, Budget: 1, Own: 0.05, Rules: 100, RulesCapacity: 10_000}
 		}
 		return loads[node]
 	}
@@ -129,6 +132,9 @@ func (w *hotWorld) report() {
 		}
 	}
 	for i, a := range w.agents {
+		if !w.reported {
+			load(a.name) // else it is no frontend
+		}
 		if l := loads[a.name]; l != nil && !w.dead[a.name] {
 			req := connect.NewRequest(&pilasterv1.ReportLoadRequest{Load: l})
 			if _, err := w.agents[i].client.ReportLoad(w.Context(), req); err != nil {
@@ -136,6 +142,7 @@ func (w *hotWorld) report() {
 			}
 		}
 	}
+	w.reported = true
 }
 
 // run reports in steps until a condition holds, and returns how long that took.
@@ -192,7 +199,7 @@ func (w *hotWorld) whole() bool {
 	return len(all) == w.hot
 }
 
-// TestOffloadSimulation: an orchestrator and simulated agents that use its protocol. OFFLOAD_NODES is the number of
+// TestOffloadSimulation: an orchestrator and simulated agents with its protocol. OFFLOAD_NODES is the number of
 // nodes, of which OFFLOAD_HOT have a hot tenant. Ramps up and down, noise, crashes and a mass failure: each offload
 // begins and ends once, and nodes without part in one receive nothing.
 func TestOffloadSimulation(t *testing.T) {
@@ -256,7 +263,6 @@ func TestOffloadSimulation(t *testing.T) {
 	w.all = false
 	w.run("whole again", time.Minute, func() bool { return w.whole() && !w.s.offloads.inDoubt() })
 
-	changes := w.changes(offload.Kinds...)
 	w.demand = func(int) float64 { return 0.1 }
 	down := w.run("returned", time.Minute, func() bool { return len(w.offloads()) == 0 })
 	if starts, stops := w.changes(offload.Start), w.changes(offload.Stop); starts != hot || stops != hot {
@@ -273,7 +279,7 @@ func TestOffloadSimulation(t *testing.T) {
 		}
 		a.mu.Unlock()
 	}
-	changes = w.changes(offload.Kinds...)
+	changes := w.changes(offload.Kinds...)
 	if most := (changes + 10*hot) * (1 + tenant.MaxFrontends); updates > most {
 		t.Errorf("nodes received %d updates for %d changes, want at most %d", updates, changes, most)
 	}

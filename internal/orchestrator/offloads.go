@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
@@ -20,7 +22,8 @@ import (
 
 const (
 	offloadBatch   = 5 * time.Millisecond // at least, between two steps, so that one reads reports of several nodes
-	offloadRetry   = time.Second          // after an error of the store
+	offloadRetry   = time.Second          // of a change after an error of the store
+	offloadWrites  = 8                    // at once
 	offloadRefused = time.Minute          // what the store refused to start is not tried again
 )
 
@@ -31,13 +34,15 @@ type offloads struct {
 	store   *store.Store
 	cache   *cache.Cache
 	log     *slog.Logger
-	counted func(offload.Kind) // counts a change
+	counted func(offload.Kind)                                              // counts a change
+	change  func(context.Context, offload.Change) (applied bool, err error) // of a record, in the store
 
 	mu         sync.Mutex // of what follows
 	controller *offload.Controller
 	records    map[offload.Key]seenRecord
 	lags       map[frontendOf]*frontendLag
 	refused    map[offload.Key]refusal
+	retry      map[offload.Key]time.Time
 	last       map[offload.Key]string // the last change that this process made, and why
 	result     offload.Result
 	names      []string // of all nodes, sorted
@@ -59,9 +64,10 @@ type frontendOf struct{ tenant, node string }
 
 // frontendLag is what a frontend lacks.
 type frontendLag struct {
-	since  time.Time // when this process saw a change that the node does not have; zero if it has all
-	target uint64    // the tenant's changes at that time
-	has    int64     // revision of what the node had when it was last connected
+	since    time.Time // when this process saw a change that the node does not have; zero if it has all
+	changes  uint64    // of the tenant at that time
+	policies int64     // revision of their last change at that time
+	has      int64     // revision of what the node was sent when it was last connected
 }
 
 func newOffloads(
@@ -72,9 +78,9 @@ func newOffloads(
 	counted func(offload.Kind),
 ) *offloads {
 	return &offloads{
-		store: s, cache: c, log: log, counted: counted, controller: offload.New(limits),
+		store: s, cache: c, log: log, counted: counted, change: s.ChangeOffload, controller: offload.New(limits),
 		records: map[offload.Key]seenRecord{}, lags: map[frontendOf]*frontendLag{}, refused: map[offload.Key]refusal{},
-		last: map[offload.Key]string{},
+		last: map[offload.Key]string{}, retry: map[offload.Key]time.Time{},
 	}
 }
 
@@ -85,10 +91,10 @@ func (o *offloads) run(ctx context.Context) {
 		return len(o.cache.Offloaded) > 0 || o.cache.OffloadAuto || o.cache.OffloadRevision > seen
 	}
 	for o.cache.Await(ctx, needed) == nil && ctx.Err() == nil {
-		var next, pause time.Duration
+		var next time.Duration
 		began := time.Now()
-		seen, next, pause = o.step(ctx)
-		pause = max(pause, offloadBatch, time.Since(began)) // at most half of a CPU
+		seen, next = o.step(ctx)
+		pause := max(offloadBatch, time.Since(began)) // at most half of a CPU
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -99,9 +105,8 @@ func (o *offloads) run(ctx context.Context) {
 	}
 }
 
-// step performs one step. It returns the revision of the reports that it used, when the next step is due, and how long
-// to wait first.
-func (o *offloads) step(ctx context.Context) (seen int64, next, pause time.Duration) {
+// step performs one step. It returns the revision of the reports that it used, and when the next step is due.
+func (o *offloads) step(ctx context.Context) (seen int64, next time.Duration) {
 	now := time.Now()
 	o.mu.Lock()
 	in, seen := o.input(now, "")
@@ -109,19 +114,44 @@ func (o *offloads) step(ctx context.Context) (seen int64, next, pause time.Durat
 	result := o.controller.Step(now, in)
 	o.result = result
 	o.mu.Unlock()
-	for _, c := range result.Changes {
-		if err := o.apply(ctx, now, c); err != nil && ctx.Err() == nil {
-			o.log.Warn("a change of an offload failed; retrying", "tenant", c.Tenant, "node", c.Node, "change", c.Kind,
-				"reason", c.Reason, "error", err)
-			pause = offloadRetry
+	o.applyAll(ctx, now, result.Changes)
+	return seen, result.Next
+}
+
+// applyAll writes changes, those of lost frontends first. One that fails is tried again after a time, in which it does
+// not delay those of other offloads.
+func (o *offloads) applyAll(ctx context.Context, now time.Time, changes []offload.Change) {
+	waits := func(c offload.Change) bool { return now.Before(o.retry[c.Key]) }
+	changes = slices.DeleteFunc(slices.Clone(changes), waits)
+	slices.SortStableFunc(changes, func(a, b offload.Change) int {
+		if a.Urgent == b.Urgent {
+			return 0
+		} else if a.Urgent {
+			return -1
 		}
+		return 1
+	})
+	var writes errgroup.Group
+	writes.SetLimit(offloadWrites)
+	for _, c := range changes {
+		writes.Go(func() error {
+			err := o.apply(ctx, now, c)
+			if err != nil && ctx.Err() == nil {
+				o.log.Warn("a change of an offload failed; retrying", "tenant", c.Tenant, "node", c.Node, "change",
+					c.Kind, "reason", c.Reason, "error", err)
+				o.mu.Lock()
+				o.retry[c.Key] = time.Now().Add(offloadRetry)
+				o.mu.Unlock()
+			}
+			return nil
+		})
 	}
-	if len(result.Changes) > 0 { // otherwise the next step would decide the same
+	writes.Wait()
+	if len(changes) > 0 { // otherwise the next step would decide the same
 		wait, cancel := context.WithTimeout(ctx, offloadRetry)
 		defer cancel()
 		_ = o.cache.Await(wait, func() bool { return o.cache.Revision >= o.store.Revision() })
 	}
-	return seen, result.Next, pause
 }
 
 // apply writes a change to the store.
@@ -132,7 +162,7 @@ func (o *offloads) apply(ctx context.Context, now time.Time, c offload.Change) (
 	if c.Kind == offload.Start {
 		applied, err = o.start(ctx, now, c)
 	} else {
-		applied, err = o.store.ChangeOffload(ctx, c)
+		applied, err = o.change(ctx, c)
 	}
 	if err != nil || !applied {
 		return err
@@ -167,6 +197,7 @@ func (o *offloads) start(ctx context.Context, now time.Time, c offload.Change) (
 
 // forget deletes what belongs to offloads that are gone.
 func (o *offloads) forget(now time.Time) {
+	maps.DeleteFunc(o.retry, func(_ offload.Key, at time.Time) bool { return !now.Before(at) })
 	maps.DeleteFunc(o.refused, func(_ offload.Key, r refusal) bool { return !now.Before(r.until) })
 	maps.DeleteFunc(o.last, func(k offload.Key, _ string) bool { _, is := o.records[k]; return !is })
 	frontends := map[frontendOf]bool{}
@@ -179,7 +210,7 @@ func (o *offloads) forget(now time.Time) {
 }
 
 // input returns what the controller decides by, and the revision of the last report about offloads. It has the reports
-// about tenants with offloads, and about one more tenant.
+// about tenants with offloads, about those of busy nodes, which may get one, and about one more tenant.
 func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int64) {
 	c := o.cache
 	c.Mu.RLock()
@@ -188,14 +219,18 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 	o.sortNodes()
 	index := make(map[string]int, len(o.names))
 	in.Nodes = make([]offload.Node, 0, len(o.names))
+	fronts, members := map[frontendOf]bool{}, map[string]bool{}
+	for i := range in.Records {
+		members[in.Records[i].Node] = true
+		for _, f := range in.Records[i].Frontends {
+			fronts[frontendOf{in.Records[i].Tenant, f.Node}], members[f.Node] = true, true
+		}
+	}
 	for i, name := range o.names {
 		index[name] = i
 		in.Nodes = append(in.Nodes, o.node(name))
-	}
-	fronts := map[frontendOf]bool{}
-	for i := range in.Records {
-		for _, f := range in.Records[i].Frontends {
-			fronts[frontendOf{in.Records[i].Tenant, f.Node}] = true
+		if load, is := c.Loads[name]; is && c.IsFresh(now, load, members[name]) {
+			setLoad(&in.Nodes[i], load.NodeLoad)
 		}
 	}
 	hosted := func(name, node string) (h offload.Hosted, n *offload.Node) {
@@ -208,19 +243,30 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 		}
 		return n.Tenants[name], n
 	}
-	of := slices.AppendSeq(make([]string, 0, len(c.Offloaded)+1), maps.Keys(c.Offloaded))
-	if _, is := c.Offloaded[also]; also != "" && !is {
-		of = append(of, also)
+	of := map[string]bool{} // tenants whose nodes matter
+	for name := range c.Offloaded {
+		of[name] = true
 	}
-	for _, name := range of {
+	if also != "" {
+		of[also] = true
+	}
+	for node, load := range c.Loads {
+		if cache.Busy(load.NodeLoad) && c.IsFresh(now, load, members[node]) {
+			for _, l := range load.Tenants {
+				of[l.Tenant] = true
+			}
+		}
+	}
+	for name := range of {
 		for node, is := range c.Hosting[name] {
 			h, n := hosted(name, node)
 			if n == nil {
 				continue
 			}
-			h.Applied, h.Unenforced, h.Lost = is.AppliedChanges, is.Unenforced, is.LostFrontends
+			h.Applied, h.Unenforced = is.AppliedChanges, is.Unenforced
+			h.Lost, h.Answering = is.LostFrontends, is.AnsweringFrontends
 			if k := (frontendOf{name, node}); fronts[k] {
-				h.Lag = o.lag(now, k, is.AppliedChanges, n.Connected)
+				h.Lag = o.lag(now, k, is, n.Connected)
 			} else {
 				h.Containers = 1 // as store.hasContainers: nodes with only subnets count, too
 			}
@@ -229,6 +275,9 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 	}
 	models := map[string]offload.Model{} // of tenants on busy nodes
 	for node, load := range c.Loads {
+		if !c.IsFresh(now, load, members[node]) {
+			continue
+		}
 		for _, l := range load.Tenants {
 			h, n := hosted(l.Tenant, node)
 			if n == nil {
@@ -285,23 +334,25 @@ func (o *offloads) sortNodes() {
 	}
 }
 
-// node returns what is known of a node, without its tenants. The caller holds the lock of the cache.
+// node returns what is known of a node, without its tenants and load. The caller holds the lock of the cache.
 func (o *offloads) node(name string) offload.Node {
 	is := o.cache.Nodes[name]
 	n := offload.Node{Name: name, Rack: is.Rack, Connected: o.cache.Connected(name), Offloads: is.Offloads}
 	n.Prefix, _ = netip.ParsePrefix(is.Prefix)
 	enforces := func(network string) bool { return tenant.NetworkHas(network, tenant.Offloads) }
+	has := slices.ContainsFunc(is.Enforces, enforces)
+	n.NoReserve = has && is.MtuReserve < tenant.OffloadOverhead
 	switch {
 	case is.Edge:
 		n.Unfit = "with the Edge Switch"
-	case !slices.ContainsFunc(is.Enforces, enforces):
+	case !has:
 		n.Unfit = "without policies on network " + tenant.NetworksWith(tenant.Offloads)
 	}
-	load, reported := o.cache.Loads[name]
-	if !reported {
-		return n
-	}
-	n.Budget, n.Own = load.Budget, load.Own
+	return n
+}
+
+func setLoad(n *offload.Node, load *pilasterv1.NodeLoad) {
+	n.Measured, n.Budget, n.Own = load.Measured, load.Budget, load.Own
 	n.Rules = offload.Table{Used: int(load.Rules), Capacity: int(load.RulesCapacity)}
 	n.Sessions = offload.Table{Used: int(load.Sessions), Capacity: int(load.SessionsCapacity)}
 	if len(load.Fronting) > 0 {
@@ -310,13 +361,16 @@ func (o *offloads) node(name string) offload.Node {
 	for _, f := range load.Fronting {
 		n.Fronting[offload.Key{Tenant: f.Tenant, Node: f.Backend}] = f.Load
 	}
-	return n
 }
 
-// lag returns for how long a frontend has lacked a change of a tenant, of its apps or of its policies. A node that is
-// not connected has what it had when its stream ended. The caller holds the lock of the cache.
-func (o *offloads) lag(now time.Time, k frontendOf, applied uint64, connected bool) time.Duration {
-	changes, revision := o.cache.Tenants[k.tenant].GetChanges(), o.cache.Offloaded[k.tenant]
+// lag returns for how long a frontend has lacked a change of a tenant or of its policies, by its report. A node that is
+// not connected also lacks the apps that began since. The caller holds the lock of the cache.
+func (o *offloads) lag(now time.Time, k frontendOf, is *pilasterv1.Hosting, connected bool) time.Duration {
+	changes, policies := o.cache.Tenants[k.tenant].GetChanges(), o.cache.Policies.Changed(k.tenant)
+	revision := o.cache.Offloaded[k.tenant]
+	has := func(changes uint64, policies int64) bool {
+		return is.AppliedChanges >= changes && is.PoliciesRevision >= policies
+	}
 	l := o.lags[k]
 	if l == nil {
 		l = &frontendLag{has: revision}
@@ -326,11 +380,11 @@ func (o *offloads) lag(now time.Time, k frontendOf, applied uint64, connected bo
 		l.has = revision
 	}
 	switch {
-	case connected && applied >= changes, !connected && l.has == revision:
+	case has(changes, policies) && l.has == revision:
 		l.since = time.Time{}
 		return 0
-	case l.since.IsZero(), connected && applied >= l.target: // it has the change, and lacks a later one
-		l.since, l.target = now, changes
+	case l.since.IsZero(), connected && has(l.changes, l.policies): // it has the change, and lacks a later one
+		l.since, l.changes, l.policies = now, changes, policies
 	}
 	return now.Sub(l.since)
 }

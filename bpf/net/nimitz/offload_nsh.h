@@ -21,7 +21,8 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } nim_sent_v2 SEC(".maps");
 
-/* When a frontend has last answered a probe. */
+/* When a frontend has last answered a probe; 0: never. The agent makes the entries, one for each frontend that the
+ * backend accepts messages of. */
 struct probe_key {
 	__u64 frontend; /* the /64 */
 	__u32 offload;
@@ -29,11 +30,12 @@ struct probe_key {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct probe_key);
-	__type(value, __u64);	   /* CLOCK_MONOTONIC, ns */
-	__uint(max_entries, 1024); /* a node is the backend of few offloads */
-} nim_probes_v1 SEC(".maps");
+	__type(value, __u64);	/* CLOCK_MONOTONIC, ns */
+	__uint(max_entries, 1); /* set at load */
+} nim_probes_v2 SEC(".maps");
 
 static __always_inline void count_sent(const struct offload_scratch *s)
 {
@@ -404,9 +406,10 @@ static __always_inline int offload_in(struct __sk_buff *skb)
 		return offload_answer(skb, s, o);
 	if (s->msg.kind == OFFLOAD_ALIVE) {
 		struct probe_key key = {.frontend = t->src.hi, .offload = s->j.offload};
-		__u64 now = bpf_ktime_get_ns();
+		__u64 *at = bpf_map_lookup_elem(&nim_probes_v2, &key);
 
-		bpf_map_update_elem(&nim_probes_v1, &key, &now, BPF_ANY);
+		if (at)
+			*at = bpf_ktime_get_ns();
 		return TC_ACT_SHOT; /* consumed */
 	}
 	if (result) /* segments of UDP, which only the kernel's device can pull */

@@ -33,7 +33,6 @@ import (
 	"pilaster.io/pilaster/internal/cniclient"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
-	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
@@ -407,7 +406,7 @@ func TestKinds(t *testing.T) {
 // sharingPath is the packet path of a node that can be in offloads.
 type sharingPath struct{ dpapi.Sharing }
 
-func (sharingPath) Probe(pipeline.Offload, netip.Prefix) error { return nil }
+func (sharingPath) Probe(dpapi.Probe, netip.Prefix) error { return nil }
 
 func (sharingPath) ProbeAnswered(uint32, netip.Prefix) (time.Duration, bool, error) {
 	return 0, true, nil
@@ -460,7 +459,7 @@ func TestStatusOfOffloads(t *testing.T) {
 	})
 	cancel()
 	<-probing
-	b.SetLostFrontends("blue", []string{"n2"})
+	b.SetFrontends("blue", []string{"n2"}, nil)
 	if _, err := is.Meter.Load(false); err != nil {
 		t.Fatal(err)
 	}

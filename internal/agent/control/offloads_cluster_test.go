@@ -144,7 +144,8 @@ func TestOffloadOfAFullNode(t *testing.T) {
 				is = o.Offload.Phase
 			}
 			without := func(problem string) bool { return strings.Contains(problem, "is not in force") }
-			if is != phase || back.rulesOf("green") != atBack || slices.ContainsFunc(back.Problems(), without) != refused {
+			if is != phase || back.rulesOf("green") != atBack ||
+				slices.ContainsFunc(back.Problems(), without) != refused {
 				return fmt.Errorf("phase %v, rules %s, problems %q; want %v, %s, refused %v", is, back.rulesOf("green"),
 					back.Problems(), phase, atBack, refused)
 			}
