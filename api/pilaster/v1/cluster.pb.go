@@ -721,7 +721,7 @@ type NodeLoad struct {
 	SessionsCapacity uint32                 `protobuf:"varint,7,opt,name=sessions_capacity,json=sessionsCapacity,proto3" json:"sessions_capacity,omitempty"`
 	Tenants          []*TenantLoad          `protobuf:"bytes,8,rep,name=tenants,proto3" json:"tenants,omitempty"`     // with containers there, sorted
 	Fronting         []*FrontingLoad        `protobuf:"bytes,9,rep,name=fronting,proto3" json:"fronting,omitempty"`   // by tenant and backend
-	Measured         bool                   `protobuf:"varint,10,opt,name=measured,proto3" json:"measured,omitempty"` // the packet loads: own, and those of tenants and of fronting; if not, these are 0
+	Measured         bool                   `protobuf:"varint,10,opt,name=measured,proto3" json:"measured,omitempty"` // the packet loads: own, of tenants and of fronting; if not, they are 0
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
