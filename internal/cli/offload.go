@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -15,6 +17,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -33,6 +36,7 @@ type offloadView struct {
 	Awaited    []awaitedView  `json:"awaited,omitempty"`  // nodes without which the next step does not begin
 	Problems   []string       `json:"problems,omitempty"` // why it does not have what it should have
 	LastChange string         `json:"lastChange,omitempty"`
+	Changes    []changeView   `json:"changes,omitempty"`  // the last, of this orchestrator
 	DryRun     bool           `json:"dryRun,omitempty"`   // nothing was changed
 	Gain       float64        `json:"gain,omitempty"`     // of start: estimated; 0: unknown
 	Estimate   string         `json:"estimate,omitempty"` // of start: what it is based on
@@ -56,6 +60,12 @@ type frontendView struct {
 type offloadedApp struct {
 	Addresses []netip.Addr `json:"addresses"`
 	App       uint32       `json:"app"`
+}
+
+// changeView is a change of an offload.
+type changeView struct {
+	At   time.Time `json:"at"`
+	Text string    `json:"text"` // what changed, and why
 }
 
 // awaitedView is a node that has not confirmed a step.
@@ -95,6 +105,9 @@ func viewOffload(s *pilasterv1.OffloadStatus) offloadView {
 		}
 		v.Containers = append(v.Containers, c)
 	}
+	for _, c := range s.GetChanges() {
+		v.Changes = append(v.Changes, changeView{c.GetAt().AsTime(), c.Text})
+	}
 	for _, a := range s.GetAwaited() {
 		v.Awaited = append(v.Awaited, awaitedView{a.Node, a.Reason})
 	}
@@ -132,12 +145,53 @@ func (v offloadView) containers() string {
 	return orNone(strings.Join(all, ", "))
 }
 
-// progress describes the phase, and which nodes it waits for.
+// progress describes the phase, which nodes it waits for, and problems.
 func (v offloadView) progress() string {
-	if len(v.Awaited) == 0 {
-		return v.Phase
+	text := v.Phase
+	if len(v.Awaited) > 0 {
+		text += ": waiting for " + v.awaited()
 	}
-	return v.Phase + ": waiting for " + v.awaited()
+	for _, p := range v.Problems {
+		text += "; problem: " + p
+	}
+	return text
+}
+
+// problems lists the problems, with the frontends that do not answer.
+func (v offloadView) problems() string {
+	all := slices.Clone(v.Problems)
+	var lost []string
+	for _, f := range v.Frontends {
+		if f.Lost {
+			lost = append(lost, f.Node)
+		}
+	}
+	if lost != nil {
+		all = append(all, "no answer from "+strings.Join(lost, ", "))
+	}
+	return orNone(strings.Join(all, "; "))
+}
+
+// command is a command line about the offload.
+func (v offloadView) command(verb string) string {
+	return fmt.Sprintf("`pilaster offload %s %s --node %s`", verb, v.Tenant, v.Node)
+}
+
+// stopped is why the controller stopped the offload, empty if it did not.
+func (v offloadView) stopped() string {
+	reason, _ := strings.CutPrefix(v.LastChange, string(offload.Stop)+": ")
+	if reason == v.LastChange {
+		return ""
+	}
+	return reason
+}
+
+// interrupted returns the error of a command whose user ended it; other errors it returns as they are.
+func (v offloadView) interrupted(ctx context.Context, err error) error {
+	if err == nil || !errors.Is(ctx.Err(), context.Canceled) {
+		return err
+	}
+	return fmt.Errorf("interrupted; the offload goes on: %s shows it, %s ends it", v.command("get"), v.command("stop"))
 }
 
 func (v offloadView) awaited() string {
@@ -174,7 +228,7 @@ func newOffloadStart(env Env) *cobra.Command {
 	var dryRun, force bool
 	count, wait := 4, 30*time.Second
 	cmd := &cobra.Command{
-		Use:   "start TENANT",
+		Use:   "start TENANT --node NODE",
 		Short: "Start an offload, and wait until it is active",
 		Long: `Start an offload, and wait until it is active.
 
@@ -193,7 +247,11 @@ up. Use --force to free room for rules on the node, or to try an offload.`,
 			"--frontends 2\n  pilaster offload start green --node n1 --frontend n2 --frontend n3",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			req, err := offloading(args[0], node, count, frontends, cmd.Flags().Changed("frontend"), dryRun)
+			named := cmd.Flags().Changed("frontend")
+			if named && cmd.Flags().Changed("frontends") {
+				return usage("use --frontend or --frontends, not both")
+			}
+			req, err := offloading(args[0], node, count, frontends, named, dryRun)
 			if err != nil {
 				return err
 			}
@@ -201,11 +259,17 @@ up. Use --force to free room for rules on the node, or to try an offload.`,
 			client := socket.client()
 			resp, err := client.StartOffload(cmd.Context(), connect.NewRequest(req))
 			if err != nil {
-				return err
+				return offloadView{Tenant: args[0], Node: node}.interrupted(cmd.Context(), err)
+			}
+			if req.Count == 1 {
+				fmt.Fprintln(env.Stderr, "warning: a single frontend that fails is not replaced while it is the only "+
+					"frontend of the cluster, because that is more than half; use two or more")
 			}
 			v := viewOffload(resp.Msg.Offload)
 			if !dryRun && wait > 0 {
-				v, err = awaitOffload(cmd.Context(), client, v, string(tenant.OffloadActive), wait, env.Stderr)
+				v, err = awaitOffload(cmd.Context(), client, v, awaiting{
+					phase: string(tenant.OffloadActive), wait: wait, progress: env.Stderr,
+				})
 				if err != nil {
 					return err
 				}
@@ -230,14 +294,16 @@ up. Use --force to free room for rules on the node, or to try an offload.`,
 	_ = cmd.RegisterFlagCompletionFunc(
 		"frontend",
 		func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-			return names(socket.nodes)(c, nil, typed)
+			all, directive := names(socket.nodes)(c, nil, typed)
+			used := func(n string) bool { return n == node || slices.Contains(frontends, n) }
+			return slices.DeleteFunc(all, used), directive
 		},
 	)
-	cmd.MarkFlagsMutuallyExclusive("frontends", "frontend")
 	f.BoolVar(&dryRun, "dry-run", false,
 		"only check, and print the frontends, the containers and the estimated gain; change nothing")
 	f.BoolVar(&force, "force", false, "start the offload also if the estimate is a loss")
 	f.Var((*atMost)(&wait), "wait", "how long to wait until the offload is active; 0: do not wait")
+	_ = cmd.RegisterFlagCompletionFunc("wait", cobra.NoFileCompletions)
 	return cmd
 }
 
@@ -263,7 +329,7 @@ func offloading(
 }
 
 func (v offloadView) printStarted(w io.Writer) {
-	goes := orNone(strings.Join(v.Prefixes, ", "))
+	what, goes := "prefixes", orNone(strings.Join(v.Prefixes, ", "))
 	switch {
 	case v.DryRun:
 		fmt.Fprintf(w, "nothing was changed; the offload of tenant %s on node %s would have:\n", v.Tenant, v.Node)
@@ -274,7 +340,7 @@ func (v offloadView) printStarted(w io.Writer) {
 			v.Tenant,
 			v.Node,
 		)
-		goes = v.containers()
+		what, goes = "containers", v.containers()
 	default:
 		fmt.Fprintf(w, "the offload of tenant %s on node %s has started; its phase is %s\n", v.Tenant, v.Node, v.Phase)
 	}
@@ -282,14 +348,22 @@ func (v offloadView) printStarted(w io.Writer) {
 	for _, f := range v.Frontends {
 		names = append(names, f.Node)
 	}
-	fmt.Fprintf(w, "frontends\t%s\ncontainers\t%s\n", strings.Join(names, ", "), goes)
+	fmt.Fprintf(w, "frontends\t%s\n%s\t%s\n", strings.Join(names, ", "), what, goes)
 	if !v.DryRun {
 		return
 	}
-	fmt.Fprintf(w, "estimate\t%s\n", orNone(v.Estimate))
+	fmt.Fprintf(w, "estimate\t%s\n", orNone(strings.ReplaceAll(v.Estimate, "\n", "\n\t")))
 	if v.Gain > 0 && v.Gain < 1 {
 		fmt.Fprintln(w, "this is a loss, so a start needs --force")
 	}
+}
+
+// awaiting is what a command waits for.
+type awaiting struct {
+	phase    string // active or ended
+	now      bool   // of stop: without waiting for the backend's rules
+	wait     time.Duration
+	progress io.Writer
 }
 
 // awaitOffload waits until an offload has a phase, prints the progress, and returns the offload. After the phase ended
@@ -298,67 +372,90 @@ func awaitOffload(
 	ctx context.Context,
 	client pilasterv1connect.OperatorServiceClient,
 	v offloadView,
-	phase string,
-	wait time.Duration,
-	progress io.Writer,
+	until awaiting,
 ) (offloadView, error) {
 	last := ""
-	for end := time.Now().Add(wait); ; {
+	for end := time.Now().Add(until.wait); ; {
 		resp, err := client.ListOffloads(
-			ctx, connect.NewRequest(&pilasterv1.ListOffloadsRequest{Tenant: v.Tenant, Node: v.Node}))
+			ctx, connect.NewRequest(&pilasterv1.ListOffloadsRequest{Tenant: v.Tenant}))
 		if err != nil {
-			return v, fmt.Errorf(
-				"%w\n  the step has started and the nodes continue it; `pilaster offload get %s --node %s` shows the "+
-					"progress",
-				err,
-				v.Tenant,
-				v.Node,
-			)
+			return v, v.interrupted(ctx, fmt.Errorf(
+				"%w\n  the step has started and the nodes continue it; %s shows the progress", err, v.command("get")))
 		}
-		had := v
-		v.Phase, v.Awaited = phaseEnded, nil
+		had, reason := v, ""
+		v.Phase, v.Awaited, v.Frontends = phaseEnded, nil, slices.Clone(v.Frontends)
+		for i := range v.Frontends {
+			v.Frontends[i].Active = false
+		}
 		for _, s := range resp.Msg.Offloads {
 			if s.Offload.Id == had.ID {
 				v = viewOffload(s)
+				reason = v.stopped()
+			}
+		}
+		for _, e := range resp.Msg.Ended {
+			if e.Id == had.ID {
+				reason = e.Reason
 			}
 		}
 		switch {
-		case v.Phase == phase:
+		case v.Phase == until.phase:
 			return v, nil
-		case v.Phase == phaseEnded || phase != phaseEnded && v.ends():
-			return v, fmt.Errorf(
-				"the offload of tenant %s on node %s was stopped meanwhile; its phase is %s",
-				v.Tenant,
-				v.Node,
-				v.Phase,
-			)
+		case v.Phase == phaseEnded || until.phase != phaseEnded && v.ends():
+			return v, fmt.Errorf("the offload of tenant %s on node %s has been stopped (phase %s): %s", v.Tenant, v.Node,
+				v.Phase, cmp.Or(reason, "by another command, or by another orchestrator"))
 		}
 		if now := v.progress(); now != last {
-			fmt.Fprintln(progress, now)
+			fmt.Fprintln(until.progress, now)
 			last = now
 		}
 		if time.Now().After(end) {
-			return v, fmt.Errorf(
-				"the offload of tenant %s on node %s is in phase %s after %v, and waits for %s\n  packets flow, and "+
-					"the nodes continue: `pilaster offload get %s --node %s` shows the progress; connect nodes that "+
-					"are disconnected, or run `pilaster offload stop %s --node %s`",
-				v.Tenant,
-				v.Node,
-				v.Phase,
-				wait,
-				orNone(v.awaited()),
-				v.Tenant,
-				v.Node,
-				v.Tenant,
-				v.Node,
-			)
+			return v, fmt.Errorf("the offload of tenant %s on node %s is in phase %s after %v%s\n  %s", v.Tenant, v.Node,
+				v.Phase, until.wait, v.obstacles(), v.advice(until))
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
-			return v, ctx.Err()
+			return v, v.interrupted(ctx, ctx.Err())
 		}
 	}
+}
+
+// obstacles says what the next step waits for.
+func (v offloadView) obstacles() string {
+	text := ""
+	if len(v.Awaited) > 0 {
+		text = ", and waits for " + v.awaited()
+	}
+	for _, p := range v.Problems {
+		text += "; problem: " + p
+	}
+	return text
+}
+
+// advice says what happens to packets and what to do when a command has waited in vain.
+func (v offloadView) advice(until awaiting) string {
+	var slow []string
+	for _, a := range v.Awaited {
+		slow = append(slow, a.Node)
+	}
+	nodes, get := cmp.Or(strings.Join(slow, ", "), "a node"), v.command("get")+" shows the progress"
+	switch {
+	case until.phase != phaseEnded && v.Phase == string(tenant.OffloadPreparing):
+		return fmt.Sprintf("packets go to %s as before; if %s does not load the rules within %v, the start is undone: %s",
+			v.Node, nodes, offload.DefaultLimits().Load, get)
+	case until.phase != phaseEnded:
+		return fmt.Sprintf("packets flow, and the nodes continue: %s; connect nodes that are disconnected, or run %s",
+			get, v.command("stop"))
+	case until.now:
+		return fmt.Sprintf("packets go to %s, which drops those that it cannot judge until its agent runs and has loaded "+
+			"the rules; the nodes continue: %s", v.Node, get)
+	case v.Phase == string(tenant.OffloadReturning):
+		return fmt.Sprintf("packets go to the frontends until %s has loaded its rules: %s. If it cannot load them, or the "+
+			"frontends fail, add --now to the command: packets go to %s at once, and it drops those that it cannot judge "+
+			"until it has its rules", v.Node, get, v.Node)
+	}
+	return fmt.Sprintf("packets go to %s, and the nodes continue: %s", v.Node, get)
 }
 
 // ends reports whether the offload has been stopped.
@@ -402,7 +499,7 @@ func (all offloadsView) text(w io.Writer) {
 	fmt.Fprintln(w, "TENANT\tNODE\tPHASE\tSTARTED\tCONTAINERS\tFRONTENDS\tPROBLEMS")
 	for _, v := range all.Offloads {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", v.Tenant, v.Node, v.Phase, v.startedBy(), len(v.Containers),
-			v.frontends(), orNone(strings.Join(v.Problems, "; ")))
+			v.frontends(), v.problems())
 	}
 	if all.Automatic {
 		fmt.Fprintln(w, "\noffloads start and end by the nodes' loads: `pilaster offload auto off` ends that")
@@ -424,7 +521,7 @@ func newOffloadGet(env Env) *cobra.Command {
 	var out output
 	var node string
 	cmd := &cobra.Command{
-		Use:     "get TENANT",
+		Use:     "get TENANT --node NODE",
 		Short:   "Show an offload, and which nodes its next step waits for",
 		Example: "  pilaster offload get green --node n1",
 		Args:    cobra.ExactArgs(1),
@@ -458,8 +555,8 @@ func newOffloadGet(env Env) *cobra.Command {
 					v.wanted(),
 					v.containers(),
 				)
-				if v.LastChange != "" {
-					fmt.Fprintf(w, "last change\t%s\n", v.LastChange)
+				for _, c := range v.Changes {
+					fmt.Fprintf(w, "change\t%s %s\n", moment(c.At), c.Text)
 				}
 				for _, p := range v.Problems {
 					fmt.Fprintf(w, "problem\t%s\n", p)
@@ -473,7 +570,7 @@ func newOffloadGet(env Env) *cobra.Command {
 	socket.bind(cmd)
 	out.bind(cmd)
 	cmd.ValidArgsFunction = names(socket.offloaded)
-	namedFlag(cmd, &node, "node", "node of the containers", socket.nodes)
+	bindBackend(cmd, &node, &socket)
 	_ = cmd.MarkFlagRequired("node")
 	return cmd
 }
@@ -485,7 +582,7 @@ func newOffloadStop(env Env) *cobra.Command {
 	var now bool
 	wait := 30 * time.Second
 	cmd := &cobra.Command{
-		Use:   "stop TENANT",
+		Use:   "stop TENANT --node NODE",
 		Short: "Stop an offload, and wait until it has ended",
 		Long: `Stop an offload, and wait until it has ended.
 
@@ -501,11 +598,12 @@ cannot be reached by the orchestrator, or if the frontends fail.`,
 				connect.NewRequest(&pilasterv1.StopOffloadRequest{Tenant: args[0], Node: node, Now: now}),
 			)
 			if err != nil {
-				return err
+				return offloadView{Tenant: args[0], Node: node}.interrupted(cmd.Context(), err)
 			}
 			v := viewOffload(resp.Msg.Offload)
 			if wait > 0 {
-				if v, err = awaitOffload(cmd.Context(), client, v, phaseEnded, wait, env.Stderr); err != nil {
+				until := awaiting{phase: phaseEnded, now: now, wait: wait, progress: env.Stderr}
+				if v, err = awaitOffload(cmd.Context(), client, v, until); err != nil {
 					return err
 				}
 			}
@@ -528,10 +626,11 @@ cannot be reached by the orchestrator, or if the frontends fail.`,
 	socket.bind(cmd)
 	out.bind(cmd)
 	cmd.ValidArgsFunction = names(socket.offloaded)
-	namedFlag(cmd, &node, "node", "node of the containers", socket.nodes)
+	bindBackend(cmd, &node, &socket)
 	_ = cmd.MarkFlagRequired("node")
 	cmd.Flags().BoolVar(&now, "now", false, "do not wait until the node has its rules")
 	cmd.Flags().Var((*atMost)(&wait), "wait", "how long to wait until the offload has ended; 0: do not wait")
+	_ = cmd.RegisterFlagCompletionFunc("wait", cobra.NoFileCompletions)
 	return cmd
 }
 
@@ -545,7 +644,7 @@ func (v offloadView) wanted() string {
 func newOffloadAuto(env Env) *cobra.Command {
 	var socket orchestratorSocket
 	cmd := &cobra.Command{
-		Use:   "auto on|off",
+		Use:   "auto [on|off]",
 		Short: "Let offloads start and end by the nodes' loads, or not",
 		Long: `Let offloads start and end by the nodes' loads, or not.
 
@@ -555,11 +654,24 @@ table for 3 s gets an offload of the tenant that needs most, if the estimate is 
 with its rules for a minute, they return. Offloads that an operator started do not end by themselves.
 
 After "off", offloads that have started stay: ` + "`pilaster offload stop`" + ` ends them. In either case a
-frontend that fails is replaced.`,
+frontend that fails is replaced. Without an argument, the command shows the state.`,
 		Example:   "  pilaster offload auto on\n  pilaster offload list",
-		Args:      cobra.ExactArgs(1),
+		Args:      cobra.MaximumNArgs(1),
 		ValidArgs: []string{"on", "off"},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				resp, err := socket.client().ListOffloads(
+					cmd.Context(), connect.NewRequest(&pilasterv1.ListOffloadsRequest{}))
+				if err != nil {
+					return err
+				}
+				state := "off: offloads start and end by command only"
+				if resp.Msg.Automatic {
+					state = "on: offloads start and end by the nodes' loads"
+				}
+				fmt.Fprintln(env.Stdout, state)
+				return nil
+			}
 			on := args[0] == "on"
 			if !on && args[0] != "off" {
 				return usage("offload auto is on or off, not %q", args[0])
@@ -590,4 +702,26 @@ func (s *orchestratorSocket) offloaded(ctx context.Context) (all []string, err e
 		}
 	}
 	return slices.Compact(all), err
+}
+
+// bindBackend adds the flag --node of a command about an offload. It completes nodes with offloads of the tenant.
+func bindBackend(cmd *cobra.Command, node *string, socket *orchestratorSocket) {
+	cmd.Flags().Var((*filled)(node), "node", "node of the containers")
+	_ = cmd.RegisterFlagCompletionFunc(
+		"node",
+		func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return names(func(ctx context.Context) (all []string, err error) {
+				req := &pilasterv1.ListOffloadsRequest{Tenant: strings.Join(args, "")}
+				resp, err := socket.client().ListOffloads(ctx, connect.NewRequest(req))
+				if err != nil {
+					return nil, err
+				}
+				for _, o := range resp.Msg.Offloads {
+					all = append(all, o.Offload.GetNode())
+				}
+				slices.Sort(all)
+				return slices.Compact(all), nil
+			})(c, nil, typed)
+		},
+	)
 }

@@ -9,10 +9,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/orchestrator"
@@ -115,7 +117,7 @@ func TestOffloadCommands(t *testing.T) {
 		{ExitUsage, "1, 2, 4 or 8 frontends, not 3", "start green --node n1 --frontends 3"},
 		{ExitUsage, "1, 2, 4 or 8 frontends, not 0", "start green --node n1 --frontends 0"},
 		{ExitUsage, "--frontend is empty", "start green --node n1 --frontend="},
-		{ExitUsage, "[frontend frontends]", "start green --node n1 --frontend n2 --frontends 1"},
+		{ExitUsage, "use --frontend or --frontends, not both", "start green --node n1 --frontend n2 --frontends 1"},
 		{ExitUsage, "its own frontend", "start green --node n1 --frontend n1"},
 		{ExitUsage, "use a duration", "start green --node n1 --wait x"},
 		{ExitUsage, "tenant name", "start Green --node n1"},
@@ -123,7 +125,12 @@ func TestOffloadCommands(t *testing.T) {
 		{ExitFailed, `no tenant "red"`, "start red --node n1"},
 		{ExitFailed, `no tenant "red"`, "list --tenant red"},
 		{ExitFailed, "only tenants on network nimitz", "start blue --node n1 --frontends 1"},
-		{ExitFailed, "node n1 cannot have 4 frontends: 2 nodes fit, 4 are needed; nothing", "start green --node n1"},
+		{ExitFailed, "node n1 cannot have 4 frontends: 2 nodes fit, 4 are needed; nothing was changed: use --frontends 2, or",
+			"start green --node n1"},
+		{ExitFailed, `there is no node "n9"`, "start green --node n9 --frontends 1"},
+		{ExitFailed, `there is no node "n9"`, "stop green --node n9"},
+		{ExitFailed, `there is no node "n9"`, "get green --node n9"},
+		{ExitFailed, `there is no node "n9"`, "list --node n9"},
 		{ExitFailed, "no containers of tenant green", "start green --node n2 --frontends 1"},
 		{ExitFailed, `no node "n9"`, "start green --node n1 --frontend n9"},
 		{ExitFailed, "are not offloaded", "get green --node n1"},
@@ -133,10 +140,10 @@ func TestOffloadCommands(t *testing.T) {
 	}
 	model := offload.Modelled(0)
 	gain, estimate := model.Gain(2), model.Text(2)
+	counted := strings.ReplaceAll(estimate, "\n", "\n            ")
 	prints(t, "nothing was changed; the offload of tenant green on node n1 would have:\n"+
-		"frontends    n2, n3\ncontainers   10.0.1.0/24\nestimate     "+estimate+
-		"; it is for packets from other nodes: those between containers of the node and by the gateway cost more "+
-		"than without an offload\n", append(two, "--dry-run")...)
+		"frontends   n2, n3\nprefixes    10.0.1.0/24\nestimate    "+counted+
+		"\n            not counted: packets between containers of n1, and by the gateway\n", append(two, "--dry-run")...)
 	if v := ask[offloadView](t, append(two, "--dry-run")...); v.Gain != gain {
 		t.Errorf("dry run: gain %v, want %v", v.Gain, gain)
 	}
@@ -157,7 +164,9 @@ func TestOffloadCommands(t *testing.T) {
 		t.Errorf("offload get: %+v, want an active offload with one container and two frontends", v)
 	}
 	r := command(t, "offload", "get", "green", "--node", "n1")
-	for _, line := range []string{"phase         active\n", "wanted        2 active\n", "last change   advance: "} {
+	for _, line := range []string{
+		"phase        active\n", "wanted       2 active\n", "Z advance: all nodes send to the frontends\n",
+	} {
 		if !strings.Contains(r.stdout, line) {
 			t.Errorf("offload get: %s, want %q", r.stdout, line)
 		}
@@ -174,6 +183,10 @@ func TestOffloadCommands(t *testing.T) {
 		"offload start": required + "blue\ngreen\n", "offload stop": required + "green\n:",
 		"offload get":                required + "green\n:",
 		"offload start green --node": "n1\nn2\nn3\n", "offload start green --frontend": "n1\nn2\nn3\n",
+		"offload start green --node n1 --frontend n2 --frontend": "n3\n:4",
+		"offload start green --wait":                             ":4",
+		"offload get green --node":                               "n1\n:4", "offload stop green --node": "n1\n:4",
+		"offload get blue --node":         ":4",
 		"offload start green --frontends": "1\n2\n4\n8\n", "offload list --tenant": "blue\ngreen\n",
 		"offload auto": "on\noff\n",
 	} {
@@ -195,20 +208,27 @@ func TestOffloadCommands(t *testing.T) {
 	if v := ask[offloadsView](t, "offload", "list"); !v.Automatic {
 		t.Errorf("offload list after auto on: %+v", v)
 	}
+	prints(t, "on: offloads start and end by the nodes' loads\n", "offload", "auto")
 	prints(t, "offloads start and end by command only\n", "offload", "auto", "off")
+	prints(t, "off: offloads start and end by command only\n", "offload", "auto")
 
 	// A frontend that does not load the rules.
 	<-joinOffloader(t, s, 4)
 	waits := command(t, strings.Fields("offload start green --node n1 --frontend n4 --wait 300ms --force")...)
 	const for4 = "n4 (does not have the tenant yet)"
 	if waits.code != ExitFailed || !strings.Contains(waits.stderr, "preparing: waiting for "+for4+"\n") ||
-		!strings.Contains(waits.stderr, "is in phase preparing after 300ms, and waits for "+for4+"\n  packets flow") {
+		!strings.Contains(waits.stderr, "is in phase preparing after 300ms, and waits for "+for4+
+			"\n  packets go to n1 as before; if n4 does not load the rules within 8s, the start is undone") ||
+		!strings.Contains(waits.stderr, "warning: a single frontend that fails is not replaced") {
 		t.Errorf("offload start: %+v, want the node that it waits for", waits)
 	}
-	if r := command(t, "offload", "get", "green", "--node", "n1"); !strings.Contains(r.stdout, "waits for     "+for4) {
+	if r := command(t, "offload", "get", "green", "--node", "n1"); !strings.Contains(r.stdout, "waits for    "+for4) {
 		t.Errorf("offload get: %s, want the node that it waits for", r.stdout)
 	}
-	prints(t, "the offload of tenant green on node n1 has ended\n", "offload", "stop", "green", "--node", "n1")
+	stopped := ask[offloadView](t, "offload", "stop", "green", "--node", "n1")
+	if stopped.Phase != phaseEnded || !slices.Equal(stopped.Frontends, []frontendView{{Node: "n4"}}) {
+		t.Errorf("offload stop: %+v, want an ended offload without active frontends", stopped)
+	}
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
 	refused(t, ExitUnreachable, "/nonexistent", "offload", "list")
 }
@@ -227,8 +247,84 @@ func TestOffloadThatWaits(t *testing.T) {
 	if got, want := v.progress(), "preparing: waiting for n3 (has not confirmed)"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
+	if got, want := v.problems(), "no answer from n2"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
 	if got, want := v.frontends(), "n2 (not active, does not answer), n3"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// offloadLister answers ListOffloads.
+type offloadLister struct {
+	pilasterv1connect.OperatorServiceClient
+	answer *pilasterv1.ListOffloadsResponse
+	err    error
+}
+
+func (l offloadLister) ListOffloads(
+	context.Context,
+	*connect.Request[pilasterv1.ListOffloadsRequest],
+) (*connect.Response[pilasterv1.ListOffloadsResponse], error) {
+	return connect.NewResponse(l.answer), l.err
+}
+
+// TestOffloadInVain: a command that does not reach its phase says why, what happens to packets, and what to do.
+func TestOffloadInVain(t *testing.T) {
+	is := func(phase pilasterv1.OffloadPhase, more func(*pilasterv1.OffloadStatus)) *pilasterv1.ListOffloadsResponse {
+		s := &pilasterv1.OffloadStatus{Tenant: "green", Offload: &pilasterv1.Offload{Node: "n1", Id: 7, Phase: phase}}
+		if more != nil {
+			more(s)
+		}
+		return &pilasterv1.ListOffloadsResponse{Offloads: []*pilasterv1.OffloadStatus{s}}
+	}
+	const (
+		dual      = pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL
+		returning = pilasterv1.OffloadPhase_OFFLOAD_PHASE_RETURNING
+		ending    = pilasterv1.OffloadPhase_OFFLOAD_PHASE_ENDING
+	)
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, c := range map[string]struct {
+		ctx    context.Context
+		until  awaiting
+		answer *pilasterv1.ListOffloadsResponse
+		says   string
+	}{
+		"undone": {t.Context(), awaiting{phase: "active"}, is(ending, func(s *pilasterv1.OffloadStatus) {
+			s.LastChange = "stop: undone: n2"
+		}), "has been stopped (phase ending): undone: n2"},
+		"undone and gone": {t.Context(), awaiting{phase: "active"}, &pilasterv1.ListOffloadsResponse{
+			Ended: []*pilasterv1.EndedOffload{{Id: 6, Reason: "other"}, {Id: 7, Reason: "undone: n2"}},
+		}, "has been stopped (phase ended): undone: n2"},
+		"stopped by a command": {t.Context(), awaiting{phase: "active"}, &pilasterv1.ListOffloadsResponse{},
+			"has been stopped (phase ended): by another command"},
+		"problem": {t.Context(), awaiting{phase: "active"}, is(dual, func(s *pilasterv1.OffloadStatus) {
+			s.Problems = []string{"most frontends are in doubt"}
+		}), "is in phase dual after 0s; problem: most frontends are in doubt\n  packets flow"},
+		"stop": {t.Context(), awaiting{phase: "ended"}, is(returning, nil), "add --now to the command: packets go to n1 at " +
+			"once, and it drops those that it cannot judge until it has its rules"},
+		"stop now": {t.Context(), awaiting{phase: "ended", now: true}, is(ending, nil),
+			"packets go to n1, which drops those that it cannot judge until its agent runs and has loaded the rules"},
+		"interrupted": {cancelled, awaiting{phase: "active", wait: time.Hour}, is(dual, nil),
+			"interrupted; the offload goes on: `pilaster offload get green --node n1` shows it, `pilaster offload stop " +
+				"green --node n1` ends it"},
+	} {
+		var progress strings.Builder
+		c.until.progress = &progress
+		v := offloadView{Tenant: "green", Node: "n1", ID: 7}
+		_, err := awaitOffload(c.ctx, offloadLister{answer: c.answer}, v, c.until)
+		if err == nil || !strings.Contains(err.Error(), c.says) || exitCode(err) != ExitFailed {
+			t.Errorf("%s: got %v, want %q", name, err, c.says)
+		}
+		if name == "problem" && progress.String() != "dual; problem: most frontends are in doubt\n" {
+			t.Errorf("progress: got %q, want the problem", progress.String())
+		}
+	}
+	_, err := awaitOffload(cancelled, offloadLister{err: connect.NewError(connect.CodeCanceled, context.Canceled)},
+		offloadView{Tenant: "green", Node: "n1", ID: 7}, awaiting{phase: "active"})
+	if err == nil || !strings.HasPrefix(err.Error(), "interrupted; ") || exitCode(err) != ExitFailed {
+		t.Errorf("interrupted call: got %v", err)
 	}
 }
 
