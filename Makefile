@@ -276,8 +276,9 @@ packets: ## PACKETS=1000000 random packets of network ila, and as many forged on
 
 offload: export OFFLOAD_ACTIVATIONS     := $(or $(ACTIVATIONS),200)
 offload: export OFFLOAD_KILLS           := $(or $(KILLS),50)
-offload: export OFFLOAD_FAILOVERS       := $(or $(FAILOVERS),20)
-offload: export OFFLOAD_CUTS            := $(or $(FAILOVERS),20)
+offload: export OFFLOAD_FAILOVERS       := $(or $(FAILOVERS),8)
+offload: export OFFLOAD_FAILOVER_MS     := 500
+offload: export OFFLOAD_CUTS            := $(or $(FAILOVERS),8)
 offload: export OFFLOAD_RULES           := 1000
 offload: export OFFLOAD_CONNECTIONS     := 2000
 offload: export PILASTER_TEST_PACKETS   := $(or $(PACKETS),1000000)

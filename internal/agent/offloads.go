@@ -59,8 +59,11 @@ func (c *Core) OffloadsChanged() <-chan struct{} { return c.offloadsChanged }
 // LoadDue receives a value after a change of Roles: the orchestrator then wants the node's load.
 func (c *Core) LoadDue() <-chan struct{} { return c.loadDue }
 
-// SetLostFrontends reports to the orchestrator which frontends of a tenant's offload do not answer this node's probes.
-func (c *Core) SetLostFrontends(name string, nodes []string) { c.tenants.setLostFrontends(name, nodes) }
+// SetFrontends reports to the orchestrator which frontends of a tenant's offload do not answer this node's probes, and
+// which have answered since they were last lost.
+func (c *Core) SetFrontends(name string, lost, answering []string) {
+	c.tenants.setFrontends(name, lost, answering)
+}
 
 // RuleTable returns how full the fullest table of rules is.
 func (c *Core) RuleTable() (fullest dpapi.Entries) {
@@ -218,13 +221,15 @@ func (t *Tenants) signalContainers(name string) {
 	}
 }
 
-func (t *Tenants) setLostFrontends(name string, nodes []string) {
+func (t *Tenants) setFrontends(name string, lost, answering []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if h := t.m[name]; h != nil && !slices.Equal(h.lostFrontends, nodes) {
-		h.lostFrontends = nodes
-		t.signal()
+	h := t.m[name]
+	if h == nil || slices.Equal(h.lostFrontends, lost) && slices.Equal(h.answering, answering) {
+		return
 	}
+	h.lostFrontends, h.answering = lost, answering
+	t.signal()
 }
 
 func (t *Tenants) lostFrontends(name string) []string {
@@ -244,12 +249,12 @@ func (t *Tenants) reportOffloads(h *hosted, to *pilasterv1.Hosting, room int) in
 		return room
 	}
 	if h.synced && h.mappingsListed == nil {
-		to.AppliedChanges = h.applied
+		to.AppliedChanges, to.PoliciesRevision = h.applied, h.policies
 	}
 	if !isBackend(h.Tenant, t.node) {
 		return room
 	}
-	to.LostFrontends = h.lostFrontends
+	to.LostFrontends, to.AnsweringFrontends = h.lostFrontends, h.answering
 	for _, e := range t.containers(h.Tenant.Name) {
 		if len(e.Addresses) > room {
 			return 0 // none after it either, so that containers keep their frontends when a smaller one comes
@@ -279,8 +284,9 @@ func (c *Core) offloadProblems() (problems []string) {
 	}
 	if addresses > tenant.MaxOffloaded {
 		problems = append(problems, fmt.Sprintf(
-			"the offloaded containers of this node have %d addresses, and frontends serve %d at most: packets to the "+
-				"others are dropped\n  stop an offload of this node, or move containers to other nodes",
+			"the offloaded containers of this node have %d addresses, and frontends know %d at most: packets to the "+
+				"others take a detour by this node, which asks a frontend about each\n  stop an offload of this node, "+
+				"or move containers to other nodes",
 			addresses, tenant.MaxOffloaded))
 	}
 	return problems

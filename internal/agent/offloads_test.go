@@ -166,6 +166,39 @@ func TestFrontendHostsWithoutContainers(t *testing.T) {
 	b.CheckClean()
 }
 
+// TestPoliciesRevision: a node of an offload reports up to which revision the tenant's policies are in force, which
+// changes with them only.
+func TestPoliciesRevision(t *testing.T) {
+	b := newBedOfTwo(t)
+	b.mustSetTransit("green")
+	b.mustApply(b.greenWith(2, offload(tenant.OffloadPreparing, farNode, agenttest.NodePrefix)))
+	overrides := map[netip.Addr]address.AppID{netip.MustParseAddr("10.0.0.1"): 1}
+	another := agenttest.MorePolicies("green", agenttest.Document("b", agenttest.WebFromDB))
+	for i, c := range []struct {
+		update policies.Update
+		want   int64
+	}{
+		{policies.Update{Tenant: "green", Documents: webFromDB.Documents}, 0}, // there may be others
+		{webFromDB, 11},
+		{another, 12},
+		{policies.Update{Tenant: "green", Overrides: overrides}, 12},
+		{policies.Update{Tenant: "green", Removed: another.Documents}, 14},
+	} {
+		c.update.Revision = int64(10 + i)
+		before := b.hosting().GetPoliciesRevision()
+		b.isSignalled()
+		b.MustApplyPolicies(c.update)
+		got := b.hosting().GetPoliciesRevision()
+		if signalled := b.isSignalled(); got != c.want || got != before && !signalled {
+			t.Errorf("update %d: revision %d is reported, want %d; signalled: %v", i, got, c.want, signalled)
+		}
+	}
+	b.mustApply(b.greenWith(3))
+	if r := b.hosting().GetPoliciesRevision(); r != 0 {
+		t.Errorf("revision %d is reported without offloads", r)
+	}
+}
+
 // TestRulesOfABackend: a backend reports how many entries its policies need, also without its rules, and after a start
 // without them.
 func TestRulesOfABackend(t *testing.T) {
@@ -197,9 +230,20 @@ func TestRulesOfABackend(t *testing.T) {
 		`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"more"},
 		"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"ports":[{"port":1,"endPort":99},{"port":200}]}]}}`,
 	)))
-	if more := b.RulesOf("green"); more <= alone {
+	more := b.RulesOf("green")
+	if more <= alone {
 		t.Errorf("with more policies %d entries are needed, with fewer %d", more, alone)
 	}
+	k := b.greenWith(4, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode))
+	k.Apps = slices.Clone(k.Apps)
+	for id := range address.AppID(20) {
+		k.Apps = append(k.Apps, agent.App{ID: 10 + id, Labels: map[string]string{"app": "db", "n": fmt.Sprint(id)}})
+	}
+	b.mustApply(k)
+	if apps := b.RulesOf("green"); apps <= more {
+		t.Errorf("with more apps %d entries are needed, with fewer %d", apps, more)
+	}
+	b.wantRules("with more apps", "denies")
 }
 
 // TestLostFrontends (NZ6): a backend reports at once which frontends do not answer, until they do, and only while it is
@@ -217,22 +261,27 @@ func TestLostFrontends(t *testing.T) {
 	if len(b.OffloadsChanged()) == 0 || len(b.LoadDue()) == 0 {
 		t.Error("a change of offloads is not signalled")
 	}
-	for _, want := range [][]string{{"frontend2"}, {"frontend1", "frontend2"}, nil, {"frontend1"}} {
+	both := []string{"frontend1", "frontend2"}
+	for _, want := range []struct{ lost, answering []string }{
+		{nil, both[:1]}, {both[1:], both[:1]}, {both, nil}, {both, both[:1]}, {nil, both[:1]}, {both[:1], nil},
+	} {
 		b.isSignalled()
-		b.SetLostFrontends("green", want)
-		if !b.isSignalled() || !slices.Equal(b.hosting().GetLostFrontends(), want) {
-			t.Errorf("%q are reported as lost, want %q", b.hosting().GetLostFrontends(), want)
+		b.SetFrontends("green", want.lost, want.answering)
+		if is := b.hosting(); !b.isSignalled() || !slices.Equal(is.GetLostFrontends(), want.lost) ||
+			!slices.Equal(is.GetAnsweringFrontends(), want.answering) {
+			t.Errorf("the report is %v, want %q", is, want)
 		}
-		if b.SetLostFrontends("green", want); b.isSignalled() {
+		if b.SetFrontends("green", want.lost, want.answering); b.isSignalled() {
 			t.Error("a report that says nothing new")
 		}
-		if roles := b.Roles(); len(roles) != 1 || !slices.Equal(roles[0].Lost, want) {
+		if roles := b.Roles(); len(roles) != 1 || !slices.Equal(roles[0].Lost, want.lost) {
 			t.Errorf("the roles are %+v", roles)
 		}
 	}
+	b.SetFrontends("green", both[:1], both[1:])
 	b.mustApply(b.greenWith(3))
-	if lost := b.hosting().GetLostFrontends(); lost != nil {
-		t.Errorf("without an offload %q are reported as lost", lost)
+	if is := b.hosting(); is.GetLostFrontends() != nil || is.GetAnsweringFrontends() != nil {
+		t.Errorf("without an offload %v is reported", is)
 	}
 }
 

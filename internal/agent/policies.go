@@ -214,6 +214,17 @@ func (t *Tenants) SetSynced(name string, synced bool) {
 	}
 }
 
+// SetPoliciesRevision sets the revision of the store up to which a tenant's policies are in force, unless the report
+// says why they are not.
+func (t *Tenants) SetPoliciesRevision(name string, revision int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.m[name]; h != nil && h.policies != revision {
+		h.policies = revision
+		t.signalOffloads(h)
+	}
+}
+
 // SetPolicyProblem reports to the orchestrator why a tenant's last policy update is not in force here, or, with nil,
 // that it is.
 func (t *Tenants) SetPolicyProblem(name string, why error) {

@@ -86,7 +86,9 @@ type hosted struct {
 	ackedRound     uint64                   // the last acknowledged round of retiring apps
 	requested      bool                     // the whole state was requested on the stream
 	applied        uint64                   // the tenant's changes that this process has applied
+	policies       int64                    // revision of the policies that this process has applied; see setApplied
 	lostFrontends  []string                 // of its offload by this node: they do not answer; sorted
+	answering      []string                 // of these frontends: they have answered since they were last lost; sorted
 	mappingsListed chan struct{}            // closed when its mappings were delivered; nil if no ADD has to wait
 }
 

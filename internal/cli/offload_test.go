@@ -70,8 +70,13 @@ func joinOffloader(t *testing.T, s *orchestrator.Server, n int) (following <-cha
 				continue
 			}
 			for _, of := range append(r.GetSnapshot().GetTenants(), r.GetDelta().GetTenants()...) {
-				h := &pilasterv1.Hosting{Tenant: of.Name, AppliedChanges: of.Changes}
+				h := &pilasterv1.Hosting{Tenant: of.Name, AppliedChanges: of.Changes, PoliciesRevision: r.Revision}
 				if n == 1 {
+					for _, o := range of.Offloads {
+						for _, f := range o.Frontends {
+							h.AnsweringFrontends = append(h.AnsweringFrontends, f.Node)
+						}
+					}
 					h.Holds = []uint32{1}
 					h.Offloaded = []*pilasterv1.OffloadedEndpoint{{Addresses: [][]byte{{10, 0, 1, 2}}, App: 1}}
 				}

@@ -46,7 +46,8 @@ A tenant is on one network:
 ` + tenant.About() + `
 
 On network ` + withCIDRs + `, a tenant has one CIDR, or one of each family. Each node that hosts the tenant gets a
-subnet of each CIDR. With --no-node-cidrs, each container gets an address instead.`,
+subnet of each CIDR. With --no-node-cidrs, each container gets an address instead; address
+keys need that, because with a subnet an address stays on its node.`,
 		Example: "  pilaster tenant create blue\n  pilaster tenant create red --addressing clear\n" +
 			"  pilaster tenant create green --network " + tenant.Networks(tenant.OwnCIDRs)[0] +
 			" --cidr 10.0.0.0/16 --cidr fd12:3456::/48",

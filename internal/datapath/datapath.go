@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -57,6 +58,10 @@ type Datapath struct {
 	networkMaps      map[string]*ebpf.Map
 	networkConstants map[string][]byte
 	traced           []func() (*ebpf.CollectionSpec, error) // object files of networks, with tracing
+	standInWork      standInWork
+
+	sweptMu sync.Mutex
+	swept   time.Time // when TenantSessions last freed expired sessions
 
 	portUsers portUsers
 

@@ -1,9 +1,11 @@
 package datapath
 
 import (
+	"net"
 	"net/netip"
 	"testing"
 
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
@@ -61,13 +63,44 @@ func TestFrontendsMoved(t *testing.T) {
 	reach("to the backend", near, hot)
 	reach("to the backend", far, hot)
 
-	var other []pipeline.Entry
-	for _, a := range hot.record.Attachments {
-		other = append(other, pipeline.Fronted{VNI: 7, Address: a.Address, Offload: frontOffload + 1, App: 1})
+	fronted := func(offload uint32, nodes ...int) {
+		t.Helper()
+		var all []pipeline.Entry
+		for _, a := range hot.record.Attachments {
+			all = append(all, pipeline.Fronted{VNI: 7, Address: a.Address, Offload: offload, App: 1})
+		}
+		for _, i := range nodes {
+			must(t, w.switches[i].Apply(t.Context(), nil, all))
+		}
 	}
 	tell(ofFront2, hot, ofBackend, frontOffload, true)
-	for _, i := range []int{ofFront1, ofFront2} {
-		must(t, w.switches[i].Apply(t.Context(), nil, other))
-	}
+	fronted(frontOffload+1, ofFront1, ofFront2)
 	reach("of another offload", far, hot)
+
+	// Nodes that disagree pass a packet on twice, then one drops it.
+	tell(ofSender, hot, ofFront2, 0, false)
+	tell(ofBackend, hot, ofFront2, 0, true)
+	circulates := func(when string, messages uint64, at int) {
+		t.Helper()
+		for family := range 2 {
+			from, to := far.of(family), hot.of(family)
+			before, sent := w.nodes[at].drops(t), w.sent(t, ofFront2)
+			must(t, from.ns.Do(func() error {
+				conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to.seen(), 80)))
+				if err != nil {
+					return err
+				}
+				defer conn.Close()
+				_, err = conn.Write([]byte("once"))
+				return err
+			}))
+			w.nodes[at].dropped(t, when, before, dropreason.NoRoute)
+			if n := w.sent(t, ofFront2)[1] - sent[1]; n != messages {
+				t.Errorf("%s: %d messages with pre-actions, want %d", when, n, messages)
+			}
+		}
+	}
+	circulates("backend and frontend return it as it is", 0, ofFront2)
+	fronted(frontOffload, ofFront2)
+	circulates("the frontend returns it with pre-actions", 3, ofBackend)
 }

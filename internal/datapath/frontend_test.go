@@ -633,6 +633,11 @@ func TestFrontendProbe(t *testing.T) {
 	if answered(ofBackend, o, ofFront2) {
 		t.Error("a frontend without rules answers")
 	}
+	answers := backend.Objects.NimProbesV2
+	if n, err := bpfobj.MapKeys[bpfobj.PilasterProbeKey](answers); err != nil || len(n) != 2 ||
+		answers.MaxEntries() < maxOffloads*tenant.MaxFrontends {
+		t.Errorf("%d frontends may answer, of %d, %v; the offload has 2", len(n), answers.MaxEntries(), err)
+	}
 	w.nodes[ofFront2].rules(t, false)
 	if !answered(ofBackend, o, ofFront1) || !answered(ofBackend, o, ofFront2) {
 		t.Error("a frontend does not answer")
@@ -647,6 +652,38 @@ func TestFrontendProbe(t *testing.T) {
 	}
 	if answered(ofBackend, o, ofSender) {
 		t.Error("a node that is no frontend answers")
+	}
+
+	stop, closed := make(chan struct{}), make(chan error, 1)
+	go func() {
+		var err error
+		for err == nil {
+			select {
+			case <-stop:
+				closed <- nil
+				return
+			default:
+				err = backend.CloseProbes()
+			}
+		}
+		closed <- err
+	}()
+	for range 2000 {
+		if err := backend.Probe(o, w.nodes[ofFront1].prefix); err != nil {
+			t.Errorf("while the socket is closed again and again: %v", err)
+			break
+		}
+	}
+	close(stop)
+	must(t, <-closed)
+
+	entries, err := w.switches[ofBackend].Entries(t.Context())
+	must(t, err)
+	must(t, w.switches[ofBackend].Apply(t.Context(), slices.DeleteFunc(entries, func(e pipeline.Entry) bool {
+		return e.Stage() != pipeline.Sharing
+	}), nil))
+	if n, err := bpfobj.MapKeys[bpfobj.PilasterProbeKey](answers); err != nil || len(n) > 0 {
+		t.Errorf("after the end %d frontends may answer, %v", len(n), err)
 	}
 }
 
@@ -676,30 +713,52 @@ func TestFrontendWork(t *testing.T) {
 		c.sent = w.sent(t, node)
 		return c
 	}
-	fronts := []int{ofFront1, ofFront2}
-	before := map[int]counted{ofSender: read(ofSender), ofFront1: read(ofFront1), ofFront2: read(ofFront2)}
-	for range 20 { // each one by the frontend of its port
-		if !connects(t, far.of(1), hot.of(1), 80) {
-			t.Fatal("port 80 is closed")
+	start := read(ofSender)
+	charged := func(when string, fronts ...int) {
+		t.Helper()
+		before := map[int]counted{}
+		for _, node := range fronts {
+			before[node] = read(node)
+		}
+		for range 20 { // each one by the frontend of its port
+			if !connects(t, far.of(1), hot.of(1), 80) {
+				t.Fatal("port 80 is closed")
+			}
+		}
+		for _, node := range fronts {
+			was, is := before[node], read(node)
+			passed := is.sent[dpapi.MessagePre] - was.sent[dpapi.MessagePre]
+			fabric, tunnel := is.work.FromFabric.Count-was.work.FromFabric.Count,
+				is.work.FromTunnel.Count-was.work.FromTunnel.Count
+			out := is.work.ToFabric.Count - was.work.ToFabric.Count
+			if passed == 0 || fabric < passed || tunnel < passed || out < passed {
+				t.Errorf("%s, node %d: %d packets to the backend, %d runs for packets of the fabric, %d of the "+
+					"tunnel, %d to the fabric", when, node, passed, fabric, tunnel, out)
+			}
+			spent := is.work.FromTunnel.Time - was.work.FromTunnel.Time
+			if total := is.work.Total - was.work.Total; spent <= 0 || total <= spent {
+				t.Errorf("%s, node %d: %v in all, %v for packets of the tunnel", when, node, total, spent)
+			}
 		}
 	}
-	for _, node := range fronts {
-		was, is := before[node], read(node)
-		passed := is.sent[dpapi.MessagePre] - was.sent[dpapi.MessagePre]
-		fabric, tunnel := is.work.FromFabric.Count-was.work.FromFabric.Count,
-			is.work.FromTunnel.Count-was.work.FromTunnel.Count
-		out := is.work.ToFabric.Count - was.work.ToFabric.Count
-		if passed == 0 || fabric < passed || tunnel < passed || out < passed {
-			t.Errorf("node %d: %d packets to the backend, %d runs for packets of the fabric, %d of the tunnel, %d "+
-				"to the fabric", node, passed, fabric, tunnel, out)
-		}
-		spent := is.work.FromTunnel.Time - was.work.FromTunnel.Time
-		if total := is.work.Total - was.work.Total; spent <= 0 || total <= spent {
-			t.Errorf("node %d: %v in all, %v for packets of the tunnel", node, total, spent)
-		}
+	charged("without a trace", ofFront1, ofFront2)
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	events, err := w.nodes[ofFront1].datapath.Follow(ctx, dpapi.PacketFilter{
+		Sources: []netip.Addr{hot.of(1).seen()}, Destinations: []netip.Addr{hot.of(1).seen()}, // no packet
+	})
+	must(t, err)
+	charged("while a trace runs", ofFront1)
+	during := read(ofFront1).work
+	end()
+	for range events {
 	}
+	if is := read(ofFront1).work; is.Total < during.Total || is.FromTunnel.Count < during.FromTunnel.Count {
+		t.Errorf("the end of a trace takes work back: %+v, during it %+v", is, during)
+	}
+	charged("after a trace", ofFront1)
 	index := far.record.Device.HostIfindex
-	if n := read(ofSender).packets[index] - before[ofSender].packets[index]; n < 60 {
+	if n := read(ofSender).packets[index] - start.packets[index]; n < 60 {
 		t.Errorf("%d packets of the container that began 20 connections", n)
 	}
 	used, capacity, err := w.nodes[ofBackend].datapath.TenantSessions()

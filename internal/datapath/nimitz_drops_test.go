@@ -206,7 +206,7 @@ func TestNimitzTunnels(t *testing.T) {
 	inner := packet.Packet{Source: far4, Destination: own4, Body: gram}.Frame(pipeline.InsideMAC, pipeline.OutsideMAC)
 	self, peer := pipeline.VTEP(b.prefix), pipeline.VTEP(packettest.There)
 	stranger, abroad := pipeline.VTEP(packettest.Stranger), pipeline.VTEP(packettest.Abroad)
-	right := outer{peer, self, pipeline.UDPPort, 7, 70}
+	right := outer{peer, self, pipeline.UDPPort, 7, 70, 0}
 	arrives := packettest.Result{Frame: inner}
 	arrives.To = 2
 	frame4 := packet.Packet{Source: there4, Destination: here4, Body: packet.UDP{DestinationPort: pipeline.UDPPort,

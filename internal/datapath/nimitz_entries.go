@@ -200,11 +200,8 @@ func encodeForeign(m *ebpf.Map, e pipeline.Foreign) (mapEntry, error) {
 	return newMapEntry(m, key, bpfobj.PilasterRemoteSender{Bits: key.Bits, Vni: uint32(e.VNI)}), nil
 }
 
-// Values of enum route_flags.
-const (
-	routeOutside = 1
-	routeRelays  = 2
-)
+// routeRelays is ROUTE_RELAYS.
+const routeRelays = 1 << 31
 
 func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
 	if err := valid(e.VNI, e.To.Addr()); err != nil {
@@ -217,12 +214,11 @@ func (n *Nimitz) encodeForward(e pipeline.Forward) (mapEntry, error) {
 		if !pipeline.IsVTEP(e.VTEP) && (!n.over4 || !e.VTEP.Is4()) {
 			return mapEntry{}, fmt.Errorf("%v is not a node's tunnel address", e.VTEP)
 		}
-		value.Vtep, value.Flags = bpfobj.ToAddr(e.VTEP), bpfobj.BoolToUint32(e.Outside)*routeOutside
-		value.Flags |= bpfobj.BoolToUint32(e.Relays) * routeRelays
+		value.Vtep, value.Outside = bpfobj.ToAddr(e.VTEP), bpfobj.BoolToUint32(e.Outside)
 		if e.VTEP.Is4() {
 			value.Vtep.Hi, value.Ifindex = macWords(e.MAC).Hi, uint32(e.Wire)
 		} else {
-			value.Ifindex = e.Offload
+			value.Ifindex = e.Offload | bpfobj.BoolToUint32(e.Relays)*routeRelays
 		}
 	case e.Port != 0 && e.Port != pipeline.Gateway:
 		index, there := n.ports[e.Port]
@@ -397,11 +393,11 @@ func decodeForward(key, value []byte) (pipeline.Entry, error) {
 	f := pipeline.Forward{VNI: vni, To: to, Port: pipeline.Port(v.Port)}
 	switch f.Port {
 	case pipeline.VXLAN:
-		f.VTEP, f.Outside, f.Relays = v.Vtep.Addr(), v.Flags&routeOutside != 0, v.Flags&routeRelays != 0
+		f.VTEP, f.Outside = v.Vtep.Addr(), v.Outside != 0
 		if a := (bpfobj.PilasterAddr{Lo: v.Vtep.Lo}).Addr(); a.Is4In6() {
 			f.VTEP, f.Wire, f.MAC = a.Unmap(), pipeline.VNI(v.Ifindex), macFrom(v.Vtep)
 		} else {
-			f.Offload = v.Ifindex
+			f.Offload, f.Relays = v.Ifindex&^routeRelays, v.Ifindex&routeRelays != 0
 		}
 	case 0, pipeline.Gateway:
 	default:

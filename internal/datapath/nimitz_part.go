@@ -14,6 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // maxPeers is the number of regions and of other prefixes that a node accepts tunnels from.
@@ -41,7 +42,7 @@ func nimitzPart() networkPart {
 				{bpfobj.PilasterMapNimBackendsV1, bpfobj.PinNimBackends, maxOffloads},
 				{bpfobj.PilasterMapNimFrontedV1, bpfobj.PinNimFronted, c.MaxMappings},
 				{bpfobj.PilasterMapNimSentV2, bpfobj.PinNimSent, maxOffloads},
-				{bpfobj.PilasterMapNimProbesV1, bpfobj.PinNimProbes, 0},
+				{bpfobj.PilasterMapNimProbesV2, bpfobj.PinNimProbes, maxOffloads * tenant.MaxFrontends},
 				{bpfobj.PilasterMapNimSharingV1, bpfobj.PinNimSharing, 0},
 			}
 		},

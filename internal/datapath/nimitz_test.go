@@ -117,10 +117,18 @@ type outer struct {
 	port     uint16
 	vni      pipeline.VNI
 	identity uint16
+	relayed  int
 }
+
+// relayed are the flags of packets that nodes pass on, by how often.
+var relayed = [pipeline.MaxRelays + 1]uint32{0, 0x400000, 0x480000}
 
 func (o outer) frame(to, from net.HardwareAddr, inner []byte) []byte {
 	payload := packet.VXLAN(uint32(o.vni), o.identity, inner)
+	if o.relayed > 0 {
+		flags := binary.BigEndian.Uint32(payload)
+		binary.BigEndian.PutUint32(payload, flags|relayed[o.relayed]|0x80000000)
+	}
 	body := packet.UDP{SourcePort: 55555, DestinationPort: o.port, Payload: payload}
 	return packet.Packet{Source: o.from, Destination: o.to, Body: body}.Frame(to, from)
 }
@@ -135,7 +143,8 @@ func untunnel(frame []byte) (o outer, inner []byte, err error) {
 		return o, nil, fmt.Errorf("no VXLAN: %+v", p)
 	}
 	flags := binary.BigEndian.Uint32(gram.Payload)
-	if flags&^0x8000ffff != 0x08000000 {
+	times := slices.Index(relayed[:], flags&0x480000)
+	if flags&^0x8048ffff != 0x08000000 || times < 0 {
 		return o, nil, fmt.Errorf("VXLAN flags %#x", flags)
 	}
 	o = outer{
@@ -144,6 +153,7 @@ func untunnel(frame []byte) (o outer, inner []byte, err error) {
 		gram.DestinationPort,
 		pipeline.VNI(binary.BigEndian.Uint32(gram.Payload[4:]) >> 8),
 		uint16(flags),
+		times,
 	}
 	return o, gram.Payload[8:], nil
 }
@@ -167,20 +177,20 @@ func (b *nimitzBench) send(t testing.TB, c packettest.Case) {
 	t.Helper()
 	frame := c.In()
 	if c.From == pipeline.VXLAN {
-		o := outer{c.Outer, pipeline.VTEP(b.prefix), pipeline.UDPPort, c.VNI, c.Identity}
+		o := outer{c.Outer, pipeline.VTEP(b.prefix), pipeline.UDPPort, c.VNI, c.Identity, c.Relayed}
 		frame = o.frame(b.hereMAC, b.farMAC, frame)
 	}
 	must(t, b.inject[c.From].Send(frame))
 }
 
 // dropped waits for a drop, and checks that there is one for this reason and no other.
-func (b *nimitzBench) dropped(t testing.TB, name string, before map[string]uint64, why dropreason.Reason) {
+func (n *testNode) dropped(t testing.TB, name string, before map[string]uint64, why dropreason.Reason) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
-	for len(b.counted(t, before)) == 0 && time.Now().Before(deadline) {
+	for len(n.counted(t, before)) == 0 && time.Now().Before(deadline) {
 		time.Sleep(time.Millisecond)
 	}
-	if got := b.counted(t, before); len(got) != 1 || got[why.String()] != 1 {
+	if got := n.counted(t, before); len(got) != 1 || got[why.String()] != 1 {
 		t.Errorf("%s: counted %v, want a drop for %v", name, got, why)
 	}
 }
@@ -192,7 +202,7 @@ func (b *nimitzBench) leaves(t testing.TB, name string, before map[string]uint64
 	defer cancel()
 	var around outer
 	if want.To == pipeline.VXLAN {
-		around = outer{pipeline.VTEP(b.prefix), want.VTEP, pipeline.UDPPort, want.VNI, want.Identity}
+		around = outer{pipeline.VTEP(b.prefix), want.VTEP, pipeline.UDPPort, want.VNI, want.Identity, want.Relayed}
 	}
 	var seen []string
 	for {
@@ -274,6 +284,14 @@ func TestNimitzMoved(t *testing.T) {
 		must(t, b.nimitz.Apply(t.Context(), nil, entries))
 		b.forwards(t, cases)
 		b.holds(t, slices.Concat(packettest.Entries(), entries))
+		for _, e := range entries {
+			f := e.(pipeline.Forward)
+			var route [8]uint32
+			must(t, b.nimitz.tables.NimForwardV1.Lookup(prefixKey(f.To, f.VNI), &route))
+			if route[3] != 0 {
+				t.Errorf("%v: older builds read %#x as outside", f, route[3])
+			}
+		}
 	}
 }
 

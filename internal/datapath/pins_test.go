@@ -14,7 +14,7 @@ func TestPinNames(t *testing.T) {
 	slices.Sort(got)
 	want := []string{
 		"nim_backends_v1", "nim_dnat_v1", "nim_foreign_v1", "nim_forward_v1", "nim_fronted_v1", "nim_node_v1",
-		"nim_offloads_v1", "nim_outside_v1", "nim_peers_v1", "nim_probes_v1", "nim_senders_v1", "nim_sent_v2",
+		"nim_offloads_v1", "nim_outside_v1", "nim_peers_v1", "nim_probes_v2", "nim_senders_v1", "nim_sent_v2",
 		"nim_sharing_v1", "nim_snat_v1",
 		"pil_drops_v1", "pil_events_v2", "pil_generation_v1", "pil_keys_v1", "pil_locals_v1", "pil_macs_v1",
 		"pil_networks_v1", "pil_ports_v1", "pil_session_counts_v1", "pil_session_tenants_v1",

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -205,8 +206,15 @@ func (d *Datapath) Sessions() (dpapi.Sessions, error) {
 	return s, nil
 }
 
-// TenantSessions returns the number of sessions of each tenant, by its id or VNI, with sessions that have expired.
+// sweepEvery is the least time between two passes of TenantSessions over the table, 10 ms for one of default size.
+const sweepEvery = 10 * time.Second
+
+// TenantSessions returns the number of sessions of each tenant, by its id or VNI. It frees expired ones first, unless
+// it has done so a short time ago.
 func (d *Datapath) TenantSessions() (used map[uint32]int, capacity int, err error) {
+	if err := d.sweepIfDue(); err != nil {
+		return nil, 0, fmt.Errorf("free expired sessions: %w", err)
+	}
 	counts := map[uint32]int64{}
 	if err := bpfobj.ReadEntries(d.Objects.PilSessionTenantsV1, counts); err != nil {
 		return nil, 0, fmt.Errorf("read the number of sessions of each tenant: %w", err)
@@ -216,6 +224,16 @@ func (d *Datapath) TenantSessions() (used map[uint32]int, capacity int, err erro
 		used[id] = int(max(0, n))
 	}
 	return used, int(d.Objects.PilSessionsV1.MaxEntries()) * slotsPerBucket, nil
+}
+
+func (d *Datapath) sweepIfDue() error {
+	d.sweptMu.Lock()
+	defer d.sweptMu.Unlock()
+	if time.Since(d.swept) < sweepEvery {
+		return nil
+	}
+	d.swept = time.Now()
+	return d.sweepSessions(0)
 }
 
 // largestUser returns who has the most sessions, and how many; among equals the lowest id.

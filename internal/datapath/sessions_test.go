@@ -623,6 +623,28 @@ func TestSessionsAreCounted(t *testing.T) {
 	}
 }
 
+// TestExpiredSessions: the sessions of tenants are counted without expired ones, which are looked for every 10 s.
+func TestExpiredSessions(t *testing.T) {
+	b := newSessionBench(t, 16*slotsPerBucket)
+	want := func(when string, want int) {
+		t.Helper()
+		used, capacity, err := b.datapath.TenantSessions()
+		if n := used[uint32(blue.Current().ID)]; err != nil || n != want || capacity != 16*slotsPerBucket {
+			t.Errorf("%s: %d of %d sessions, %v; want %d", when, n, capacity, err, want)
+		}
+	}
+	for _, port := range ports(1000, 5) {
+		b.begin(t, port, true)
+	}
+	want("before they expire", 5)
+	b.overAll(t)
+	b.begin(t, 2000, true)
+	b.datapath.swept = time.Now()
+	want("before the table is swept again", 6)
+	b.datapath.swept = time.Now().Add(-sweepEvery)
+	want("after that", 1)
+}
+
 // TestSessionsAge: a session's slot is free when it expires, without any cleanup.
 func TestSessionsAge(t *testing.T) {
 	b := newSessionBench(t, slotsPerBucket)

@@ -7,12 +7,14 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/follow"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/dropreason"
 )
@@ -141,10 +143,49 @@ var requests = []string{
 	bpfobj.PilasterProgPilWhy, bpfobj.PilasterProgPilTryAction, bpfobj.PilasterProgPilTryCipher,
 }
 
+// standInWork is what the programs of traces have done in the place of others.
+type standInWork struct {
+	mu    sync.Mutex
+	runs  map[*follow.Programs]bool
+	ended ProgStats
+}
+
+func (w *standInWork) begin(p *follow.Programs) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.runs == nil {
+		w.runs, w.ended = map[*follow.Programs]bool{}, ProgStats{}
+	}
+	w.runs[p] = true
+}
+
+func (w *standInWork) end(p *follow.Programs) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.runs, p)
+	return w.ended.addPrograms(p.Shared())
+}
+
+// addTo adds the work of all traces until now.
+func (w *standInWork) addTo(all ProgStats) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all.Add(w.ended)
+	for p := range w.runs {
+		if err := all.addPrograms(p.Shared()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Work returns what the programs have done for packets while the kernel counted. The kernel counts the time of a tail
 // call for the program that made it. The programs of networks with an object file of their own are not included.
 func (d *Datapath) Work() (w dpapi.Work, err error) {
 	all, err := d.ProgramStats()
+	if err == nil {
+		err = d.standInWork.addTo(all)
+	}
 	if err != nil {
 		return w, err
 	}
@@ -182,17 +223,25 @@ func (d *Datapath) DevicePackets() (map[int]uint64, error) {
 
 // ProgStatsOf returns the statistics of programs, which are the fields of a struct that bpf2go made.
 func ProgStatsOf(objects any) (ProgStats, error) {
-	runs := ProgStats{}
+	all := map[string]*ebpf.Program{}
 	programs := reflect.ValueOf(objects)
 	for i := range programs.NumField() {
-		name := programs.Type().Field(i).Tag.Get("ebpf")
-		stats, err := programs.Field(i).Interface().(*ebpf.Program).Stats()
-		if err != nil {
-			return nil, fmt.Errorf("statistics of %s: %w", name, err)
-		}
-		runs[name] = ProgStat{Count: stats.RunCount, Time: stats.Runtime}
+		all[programs.Type().Field(i).Tag.Get("ebpf")] = programs.Field(i).Interface().(*ebpf.Program)
 	}
-	return runs, nil
+	runs := ProgStats{}
+	return runs, runs.addPrograms(all)
+}
+
+// addPrograms adds the statistics of programs by name.
+func (r ProgStats) addPrograms(all map[string]*ebpf.Program) error {
+	for name, program := range all {
+		stats, err := program.Stats()
+		if err != nil {
+			return fmt.Errorf("statistics of %s: %w", name, err)
+		}
+		r.Add(ProgStats{name: {Count: stats.RunCount, Time: stats.Runtime}})
+	}
+	return nil
 }
 
 // Add adds another node's statistics.

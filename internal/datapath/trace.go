@@ -73,6 +73,7 @@ func (d *Datapath) Follow(ctx context.Context, f dpapi.PacketFilter) (<-chan dpa
 	for _, id := range programs.IDs() {
 		d.StandIns.Store(id, true)
 	}
+	d.standInWork.begin(programs)
 	restore := func() error {
 		err := errors.Join(d.attachTraced(f), d.AttachUplinkPrograms())
 		isTracing := func(id ebpf.ProgramID) bool { return slices.Contains(programs.IDs(), id) }
@@ -82,7 +83,7 @@ func (d *Datapath) Follow(ctx context.Context, f dpapi.PacketFilter) (<-chan dpa
 		for _, id := range programs.IDs() {
 			d.StandIns.Delete(id)
 		}
-		return errors.Join(err, programs.Close())
+		return errors.Join(err, d.standInWork.end(programs), programs.Close())
 	}
 	err = errors.Join(d.attachTracedUplink(programs), d.withPrograms(programs).attachTraced(f))
 	own, objects := d.entryIDs(), programs.Objects(d.Objects)

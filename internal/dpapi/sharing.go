@@ -22,8 +22,8 @@ type Sharing interface {
 	// DevicePackets returns how many packets each device of this node has received, by number: of a container's device,
 	// those that the container sent.
 	DevicePackets() (map[int]uint64, error)
-	// TenantSessions returns the number of sessions by the tenant's id or VNI; those that expired count until their
-	// place is needed.
+	// TenantSessions returns the number of sessions by the tenant's id or VNI; those that expired in the last 10 s may
+	// count.
 	TenantSessions() (used map[uint32]int, capacity int, err error)
 }
 

@@ -40,10 +40,14 @@ type Limits struct {
 	Away     time.Duration // at the end, nodes that are not connected are awaited for so long
 }
 
+// MinShare is DefaultLimits().MinShare. A tenant with less of a node's packet budget and of its rule table need not be
+// known.
+const MinShare = 0.05
+
 // DefaultLimits are those of the paper where it has them.
 func DefaultLimits() Limits {
 	return Limits{
-		OffloadAt: 0.7, OffloadFor: 3 * time.Second, MinShare: 0.05, MinGain: 1.2,
+		OffloadAt: 0.7, OffloadFor: 3 * time.Second, MinShare: MinShare, MinGain: 1.2,
 		ScaleAt: 0.4, ScaleFor: 3 * time.Second, ChooseAt: 0.3,
 		FallBackBelow: 0.5, FallBackFor: time.Minute, MaxDoublings: 6, Forget: 6 * time.Hour,
 		Dwell: 10 * time.Second, Avoid: 10 * time.Minute, Confirm: 50 * time.Millisecond, GoodFor: 5 * time.Second,
@@ -100,6 +104,8 @@ type Node struct {
 	Connected bool
 	Offloads  bool              // it can take part in offloads
 	Unfit     string            // why it cannot become a frontend; empty if it can
+	NoReserve bool              // it leaves containers an MTU too large for those of offloaded tenants
+	Measured  bool              // its packet load is known: of Own, Fronting and Hosted.Load
 	Budget    float64           // its CPUs for packets; 0 counts as 1
 	Own       float64           // packet load of its own containers, as a part of the budget
 	Fronting  map[Key]float64   // packet load as a frontend, by offload
@@ -130,6 +136,7 @@ type Hosted struct {
 	Unenforced string        // why the node does not enforce the tenant's policies; empty if it does
 	Lag        time.Duration // age of the oldest change of the tenant's policies that the node has not acknowledged
 	Lost       []string      // of a backend: frontends that do not answer its probes
+	Answering  []string      // of a backend: frontends that have answered since they were last lost
 
 	Load    float64 // part of Node.Own that the tenant's containers cause
 	Rules   int     // entries that its policies need on a node
@@ -172,6 +179,7 @@ type Change struct {
 	Phase     tenant.OffloadPhase // afterwards; empty for End
 	Frontends []tenant.Frontend   // afterwards
 	Want      int                 // afterwards
+	Urgent    bool                // packets are lost until then
 	Reason    string
 }
 
@@ -185,7 +193,7 @@ type Problem struct {
 type Result struct {
 	Changes  []Change
 	Problems []Problem
-	InDoubt  bool          // more than half of all frontends are reported as lost: none is removed
+	InDoubt  bool          // see observe: none is removed
 	Next     time.Duration // the next step is due then, or when a report arrives
 }
 
@@ -211,11 +219,11 @@ type timer struct {
 	round uint64
 }
 
-// returned counts the automatic returns of an offload.
+// returned counts the automatic returns of an offload, and since the last one the starts that were undone.
 type returned struct {
-	times int
-	at    time.Time
-	epoch uint32
+	times, undone int
+	at            time.Time // of the last one
+	epoch         uint32    // of that offload
 }
 
 // Controller decides about offloads. Its memory has times only: since when something lasts, and until when something
@@ -253,6 +261,10 @@ type step struct {
 	served  map[string]int     // number of offloads that a node is frontend of
 	wants   map[Key]int        // of the offloads
 	result  Result
+
+	able     []*Node        // by sift: nodes that can be frontends of some offload
+	unfit    []string       // by index: why a node cannot; nil before sift
+	refusals map[string]int // number of nodes by this text
 }
 
 // Step decides what to change now. It returns at most one change an offload. Call it at each report, and after
@@ -352,6 +364,12 @@ func (s *step) acked(node string, r *Record) bool {
 	return n != nil && n.lacks(r, true) == ""
 }
 
+// answers reports whether a frontend has answered the backend's probes: the packets of both reach each other.
+func (s *step) answers(node string, r *Record) bool {
+	be := s.node(r.Node)
+	return be != nil && slices.Contains(be.Tenants[r.Tenant].Answering, node)
+}
+
 // decide takes one record a step further.
 func (s *step) decide(r *Record) {
 	be := s.node(r.Node)
@@ -371,6 +389,14 @@ func (s *step) decide(r *Record) {
 	case tenant.OffloadPreparing:
 		s.preparing(r, age)
 	case tenant.OffloadDual:
+		silent := func(f tenant.Frontend) bool { return s.lost(r.Key(), f.Node) }
+		if active := r.Active(); len(active) > 0 && !slices.ContainsFunc(active, func(f tenant.Frontend) bool {
+			return !silent(f)
+		}) {
+			s.change(r, Change{Kind: Stop, Phase: tenant.OffloadEnding, Urgent: true},
+				"%s do not answer the backend's probes, and the backend still has its rules", some(nodesOf(active)))
+			return
+		}
 		if !s.maintain(r, be) {
 			s.dual(r, age)
 		}
@@ -403,15 +429,9 @@ func (s *step) preparing(r *Record, age time.Duration) {
 	for _, a := range Awaited(r, s.in.Nodes) {
 		missing = append(missing, a.Node)
 	}
-	active := r.Active()
-	for _, f := range active {
-		if s.lost(r.Key(), f.Node) && !slices.Contains(missing, f.Node) {
-			missing = append(missing, f.Node)
-		}
-	}
 	switch {
-	case len(missing) == 0 && len(active) > 0:
-		s.change(r, Change{Kind: Advance, Phase: tenant.OffloadDual}, "all frontends have loaded the rules")
+	case len(missing) == 0 && len(r.Active()) > 0:
+		s.change(r, Change{Kind: Advance, Phase: tenant.OffloadDual}, "all frontends have loaded the rules and answer")
 	case len(missing) == 0 && len(r.Frontends) > 0:
 		all := slices.Clone(r.Frontends)
 		for i := range powerOfTwo(min(len(all), r.want())) {
@@ -422,9 +442,12 @@ func (s *step) preparing(r *Record, age time.Duration) {
 		for _, n := range missing {
 			s.avoid[pair{r.Key(), n}] = s.now.Add(s.limits.Avoid)
 		}
+		if past := s.history[r.Key()]; r.Automatic && past.epoch != r.Epoch {
+			s.history[r.Key()] = returned{past.times, past.undone + 1, s.now, r.Epoch}
+		}
 		s.change(r, Change{Kind: Stop, Phase: tenant.OffloadEnding},
-			"undone: in %v these nodes have not loaded the rules, or do not answer: %s", s.limits.Load,
-			orNone(some(missing)))
+			"undone: in %v these nodes did not load the rules, or did not answer the backend's probes: %s",
+			s.limits.Load, orNone(some(missing)))
 	}
 }
 
@@ -480,10 +503,10 @@ func StopPhase(p tenant.OffloadPhase) tenant.OffloadPhase {
 // fallBack returns the rules if the backend would have room for them.
 func (s *step) fallBack(r *Record, be *Node) {
 	name := condition{"cool", r.Node, r.Tenant}
-	after, known := be.load(), be.Connected
+	after, known := be.load(), be.Connected && be.Measured
 	for _, f := range r.Frontends {
 		fe := s.node(f.Node)
-		if fe == nil || !fe.Connected { // its load is unknown
+		if fe == nil || !fe.Connected || !fe.Measured { // its load is unknown
 			known = false
 			break
 		}
@@ -500,7 +523,7 @@ func (s *step) fallBack(r *Record, be *Node) {
 	if !s.lasting(cool, name, hold) || s.now.Sub(r.Changed) < s.limits.Dwell {
 		return
 	}
-	s.history[r.Key()] = returned{earlier + 1, s.now, r.Epoch}
+	s.history[r.Key()] = returned{times: earlier + 1, at: s.now, epoch: r.Epoch}
 	s.change(r, Change{Kind: Stop, Phase: StopPhase(r.Phase)},
 		"with its rules the backend would be at %s of its packet budget and %s of its rule table, for %v",
 		percent(after), percent(rules), hold)
@@ -514,9 +537,18 @@ func (s *step) start() {
 			busy[r.Node] = true
 		}
 	}
+	var small []string // any node may get containers of the tenant later
+	for i := range s.in.Nodes {
+		if n := &s.in.Nodes[i]; n.Connected && n.NoReserve {
+			small = append(small, n.Name)
+		}
+	}
 	for i := range s.in.Nodes {
 		n := &s.in.Nodes[i]
 		load, rules := n.load(), n.Rules.load()
+		if !n.Measured {
+			load = 0
+		}
 		hot := n.Connected && n.Offloads && max(load, rules) >= s.limits.OffloadAt
 		if hot && busy[n.Name] {
 			hot = false // its load changes now; the time counts anew afterwards
@@ -536,7 +568,12 @@ func (s *step) start() {
 		}
 		s.since[name].from = s.now // the next one, or another try
 		why := fmt.Sprintf("packet load %s, rule table %s for %v", percent(load), percent(rules), s.limits.OffloadFor)
-		if text := s.relieve(n, load >= s.limits.OffloadAt, why); text != "" {
+		text := fmt.Sprintf("start the agents of all nodes with --mtu-reserve %d; not so: %s", tenant.OffloadOverhead,
+			some(small))
+		if small == nil {
+			text = s.relieve(n, load >= s.limits.OffloadAt, why)
+		}
+		if text != "" {
 			s.refused[n.Name] = why + "; no offload: " + text
 			s.problem(Key{"", n.Name}, "%s", s.refused[n.Name])
 		} else {
@@ -564,6 +601,8 @@ func (s *step) relieve(n *Node, packets bool, why string) string {
 			reasons = append(reasons, name+": "+h.Refusal)
 		case packets && h.Gain < s.limits.MinGain:
 			reasons = append(reasons, fmt.Sprintf("%s: the estimated gain is %.1f", name, h.Gain))
+		case past.undone > 0 && s.now.Sub(past.at) < s.limits.Dwell<<min(past.undone, s.limits.MaxDoublings):
+			reasons = append(reasons, fmt.Sprintf("%s: the start was undone just now, %d times", name, past.undone))
 		case past.times > 0 && s.now.Sub(past.at) < s.limits.Dwell:
 			reasons = append(reasons, name+": returned just now")
 		default:
@@ -575,7 +614,7 @@ func (s *step) relieve(n *Node, packets bool, why string) string {
 	})
 	for _, c := range all {
 		k := Key{c.tenant, n.Name}
-		d := demand{DefaultFrontends, DefaultFrontends, s.expected(k, n, DefaultFrontends)}
+		d := demand{DefaultFrontends, DefaultFrontends, s.expected(k, n, DefaultFrontends), true}
 		chosen, text := s.choose(k, n, d, nil)
 		if text != "" {
 			reasons = append(reasons, c.tenant+": "+text)

@@ -218,10 +218,60 @@ func TestNotEnforced(t *testing.T) {
 	w.offload(k, 4, tenant.OffloadPreparing)
 	w.node("f1").Tenants["red"] = Hosted{Unenforced: "no room"}
 	w.only(w.run(8000*time.Millisecond, 50*time.Millisecond), Activate)
-	const undone = "undone: in 8s these nodes have not loaded the rules, or do not answer: f1"
+	const undone = "undone: in 8s these nodes did not load the rules, or did not answer the backend's probes: f1"
 	if last := w.only(w.step(50*time.Millisecond), Stop); last.Reason != undone {
 		t.Error(last.Reason)
 	}
+}
+
+// TestUnheard: packets are sent only to frontends that have answered the backend.
+func TestUnheard(t *testing.T) {
+	w, k := small(t, 6, 0.2)
+	w.offload(k, 4, tenant.OffloadPreparing)
+	w.unheard["f1"] = true
+	w.only(w.run(8000*time.Millisecond, 50*time.Millisecond), Activate)
+	if last := w.only(w.step(50*time.Millisecond), Stop); !strings.HasSuffix(last.Reason, "probes: f1") {
+		t.Error(last.Reason)
+	}
+	w, k = small(t, 6, 0.2)
+	w.offload(k, 4, tenant.OffloadActive)
+	w.dead["f1"], w.unheard["f5"] = true, true
+	w.run(7*time.Second, 50*time.Millisecond)
+	w.wantActive(k, "f2", "f3")
+	w.mute["be"] = true // which of them answer now is not known
+	w.run(7*time.Second, 50*time.Millisecond)
+	w.wantActive(k, "f2", "f3")
+	if r := w.record(k); contains(r.Frontends, "f6") {
+		t.Errorf("f5 is replaced: %+v", r)
+	}
+	w.mute["be"] = false
+	w.run(3*time.Second, 50*time.Millisecond)
+	w.wantActive(k, "f2", "f3", "f4", "f6")
+}
+
+// TestSilentInDual: if no frontend answers in phase dual, packets go back to the backend, which has its rules.
+func TestSilentInDual(t *testing.T) {
+	w, k := small(t, 9, 0.2)
+	w.offload(k, 4, tenant.OffloadDual)
+	w.silence("f1", "f2", "f3")
+	for _, c := range w.run(200*time.Millisecond, 20*time.Millisecond) {
+		if c.Kind == Stop {
+			t.Errorf("with one frontend: %+v", c)
+		}
+	}
+	w, k = small(t, 9, 0.2)
+	w.offload(k, 4, tenant.OffloadDual)
+	w.silence("f1", "f2", "f3", "f4")
+	w.step(time.Millisecond)
+	changes := w.run(60*time.Millisecond, 60*time.Millisecond, Stop)
+	if len(changes) == 0 || changes[0].Phase != tenant.OffloadEnding || !w.last.InDoubt {
+		t.Errorf("%+v", changes)
+	}
+}
+
+// silence makes frontends answer no backend; those that were silent do again.
+func (w *world) silence(nodes ...string) {
+	w.silent = func(_, fe string) bool { return slices.Contains(nodes, fe) }
 }
 
 func TestReturnWithoutContainers(t *testing.T) {
@@ -282,6 +332,13 @@ func TestChoice(t *testing.T) {
 		},
 		"policies behind": {
 			func(w *world) { host(w.node("f1")); lag(w, 1001*time.Millisecond, "f1") }, "f2 f3",
+		},
+		"an unknown load": {func(w *world) { w.node("f1").Measured, w.node("f1").Own = false, 0 }, "f1 f2"},
+		"an unknown load, with auto": {
+			func(w *world) { w.in.Auto, w.node("f1").Measured, w.node("f1").Own = true, false, 0 }, "f2 f3",
+		},
+		"unknown loads, with auto": {
+			func(w *world) { w.in.Auto, w.node("f1").Measured, w.node("f3").Measured = true, false, false }, "f2 f1",
 		},
 		"none fits": {func(w *world) {
 			w.node("f1").Connected, w.node("f2").Own = false, 0.5
@@ -449,7 +506,7 @@ func lag(w *world, by time.Duration, nodes ...string) {
 // do not arrive at once.
 func TestMassFailure(t *testing.T) {
 	for name, c := range map[string]struct {
-		dead  int // of 8 frontends of two backends
+		lost  int // of 8 frontends of two backends
 		after time.Duration
 		doubt bool
 	}{
@@ -472,8 +529,8 @@ func TestMassFailure(t *testing.T) {
 			for _, k := range keys {
 				all = append(all, nodesOf(w.offload(k, 4, tenant.OffloadActive).Active())...)
 			}
-			for _, n := range all[:c.dead] {
-				w.dead[n] = true
+			for i := range c.lost {
+				w.silence(all[:i+1]...)
 				w.step(c.after)
 			}
 			changes := w.run(10*time.Second, 20*time.Millisecond)
@@ -481,33 +538,60 @@ func TestMassFailure(t *testing.T) {
 				t.Errorf("in doubt %v, want %v; changes %+v", w.last.InDoubt, c.doubt, changes)
 			}
 			if c.doubt {
-				w.wantProblem(fmt.Sprintf("%d of 8 frontends as lost; more than half at once: none is removed", c.dead))
-				clear(w.dead)
+				w.wantProblem(fmt.Sprintf("%d of 8 frontends as lost; more than half at once: none is removed", c.lost))
+				w.silence()
 				w.only(w.run(time.Minute, time.Second))
 			}
 		})
 	}
 }
 
-// TestDoubtWhileDraining: a frontend that was lost before the mass failure is not removed in it, nothing else begins.
-func TestDoubtWhileDraining(t *testing.T) {
-	w, k := small(t, 12, 0.2)
-	w.offload(k, 8, tenant.OffloadActive)
-	w.dead["f1"] = true
-	w.only(w.run(200*time.Millisecond, 50*time.Millisecond), Drain, Activate)
-	for i := range 6 {
-		w.dead[fmt.Sprint("f", i+1)] = true
+// TestCrashes: lost frontends that are not connected are no doubtful ones, so an offload survives the crash of a rack
+// that has all of its frontends.
+func TestCrashes(t *testing.T) {
+	w, k := small(t, 8, 0.2)
+	w.offload(k, 4, tenant.OffloadActive)
+	for _, n := range []string{"f1", "f2", "f3", "f4"} {
+		w.dead[n] = true
 	}
-	w.addEndpoint("blue", "f9", 100, constant(0.9)) // nor does an offload begin
+	w.run(time.Second, 50*time.Millisecond)
+	w.wantActive(k, "f5", "f6", "f7", "f8")
+}
+
+// TestDoubtOfOneBackend: a backend that one frontend answers is able to probe.
+func TestDoubtOfOneBackend(t *testing.T) {
+	w, k := small(t, 8, 0.2)
+	w.offload(k, 4, tenant.OffloadActive)
+	w.silence("f1", "f2", "f3")
+	w.run(time.Second, 50*time.Millisecond)
+	if w.last.InDoubt {
+		t.Error("in doubt")
+	}
+	w.wantActive(k, "f4", "f5", "f6", "f7")
+}
+
+// TestDoubtWhileDraining: in a mass failure, none is removed, added or started, but one that was added before and
+// answers takes the place of a lost one.
+func TestDoubtWhileDraining(t *testing.T) {
+	w, k := small(t, 9, 0.2)
+	w.base[0] = constant(0.35)
+	w.addNode("be2", "a", 1, constant(0.35))
+	green := w.addEndpoint("green", "be2", 1000, constant(0.2))
+	w.offload(k, 4, tenant.OffloadActive)
+	w.offload(green, 4, tenant.OffloadActive)
+	w.unheard["f9"] = true
+	w.silence("f1")
+	w.only(w.run(200*time.Millisecond, 50*time.Millisecond), Drain)
+	w.wantActive(k, "f2", "f3")
+	w.silence("f1", "f2", "f3", "f5", "f6", "f7")
+	w.addEndpoint("blue", "be2", 100, constant(0.9))
 	w.in.Auto = true
-	w.only(w.run(time.Minute, 50*time.Millisecond))
+	w.only(w.run(5*time.Second, 50*time.Millisecond), Activate)
 	w.wantProblem("6 of 9 frontends")
-	w.in.Auto, w.endpoints[1].demand = false, constant(0)
-	delete(w.dead, "f6")
-	delete(w.dead, "f5")
-	// Three others replace f2, f3 and f4. The lost ones are not kept: there may be at most 16 frontends.
-	// f6 is needed for eight, and is used again after 5 s.
-	w.only(w.run(6*time.Second, 50*time.Millisecond), Drain, Remove, Activate)
+	w.wantActive(k, "f2", "f4")
+	clear(w.unheard)
+	w.only(w.run(time.Minute, 50*time.Millisecond), Activate)
+	w.wantActive(k, "f4", "f9")
 }
 
 // TestTwoBackends: what one offload is about to need counts for the next, in the same step and later.
@@ -618,7 +702,11 @@ func TestAutomatic(t *testing.T) {
 		"refused":     {func(_ *Node, h *Hosted) { h.Refusal = "no policies" }, "red: no policies"},
 		"nothing big": {func(be *Node, h *Hosted) { h.Containers = 0 }, "no tenant without one needs 5 % or more"},
 		"sessions":    {func(be *Node, _ *Hosted) { be.Sessions = Table{7000, 10_000} }, "session table is at 70 %"},
-		"no room":     {func(_ *Node, h *Hosted) { h.Rules = 5000 }, "5 without twice the room for 5000 rules"},
+		"no reserve": {
+			func(be *Node, _ *Hosted) { be.NoReserve = true },
+			"no offload: start the agents of all nodes with --mtu-reserve 96; not so: be",
+		},
+		"no room": {func(_ *Node, h *Hosted) { h.Rules = 5000 }, "5 without twice the room for 5000 rules"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, _ := ready(t, 5, 0.65)
@@ -715,6 +803,44 @@ func TestAutomatic(t *testing.T) {
 		w.only(w.run(10*time.Minute, time.Second))
 		w.mute["f1"] = false
 		w.only(w.run(62*time.Second, time.Second, Stop), Stop)
+	})
+	t.Run("no start by an unknown load, nor on nodes with one", func(t *testing.T) {
+		w, _ := ready(t, 5, 0.9)
+		w.node("be").Measured = false
+		w.only(w.run(10*time.Second, time.Second))
+		w.node("be").Measured = true
+		w.node("f1").Measured, w.node("f2").Measured = false, false
+		w.only(w.run(10*time.Second, time.Second))
+		w.wantProblem("3 nodes fit, 4 are needed; the others: 2 whose load is not known")
+	})
+	for _, unknown := range []string{"be", "f1"} {
+		t.Run("no fallback while the load is unknown of "+unknown, func(t *testing.T) {
+			w, k := ready(t, 5, 0.1)
+			w.offload(k, 4, tenant.OffloadActive)
+			w.record(k).Automatic = true
+			w.node(unknown).Measured = false
+			w.only(w.run(10*time.Minute, time.Second))
+			w.node(unknown).Measured = true
+			w.only(w.run(62*time.Second, time.Second, Stop), Stop)
+		})
+	}
+	t.Run("after a start that was undone, the next ones wait, each for twice as long", func(t *testing.T) {
+		w, k := ready(t, 30, 0.9)
+		w.silent = func(string, string) bool { return true } // no frontend answers
+		var starts []time.Duration
+		for range 4 {
+			w.run(10*time.Minute, 100*time.Millisecond, Start)
+			starts = append(starts, w.now.Sub(w.start))
+		}
+		for i := 1; i < len(starts); i++ { // 8 s until it is undone
+			least := 8*time.Second + w.limits.Dwell<<i
+			if waited := starts[i] - starts[i-1]; waited < least || waited > least+5*time.Second {
+				t.Errorf("start %d came after %v, want %v to 5 s more", i, waited, least)
+			}
+		}
+		if h := w.c.history[k]; h.times != 0 || h.undone != 3 {
+			t.Errorf("%+v", h)
+		}
 	})
 	t.Run("repeated before it is stored, a fallback counts once", func(t *testing.T) {
 		w, k := ready(t, 5, 0.1)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/bits"
 	"slices"
@@ -23,15 +24,19 @@ const (
 	replace                 // it works, but another should take its place
 	unfit                   // draining: it did not load the rules in time
 	lost                    // it does not answer, or has left the cluster
+	doubtful                // active: it does not answer, and so do most
 )
 
 // assess returns the state of a record's frontend, and why it is not good.
-func (s *step) assess(r *Record, f tenant.Frontend, lagging bool) (state, string) {
+func (s *step) assess(r *Record, be *Node, f tenant.Frontend, lagging bool) (state, string) {
 	fe, k := s.node(f.Node), r.Key()
 	if fe == nil || !fe.Offloads {
 		return lost, f.Node + " has left the cluster or has no offloads"
 	}
-	if s.lost(k, f.Node) && (f.Draining || !s.result.InDoubt) {
+	if s.lost(k, f.Node) {
+		if !f.Draining && s.result.InDoubt && fe.Connected {
+			return doubtful, f.Node + " does not answer the backend's probes"
+		}
 		return lost, f.Node + " does not answer the backend's probes"
 	}
 	if f.Draining {
@@ -41,6 +46,10 @@ func (s *step) assess(r *Record, f tenant.Frontend, lagging bool) (state, string
 			return unfit, fmt.Sprintf("%s has not loaded the rules in %v", f.Node, s.limits.Load)
 		case !s.acked(f.Node, r):
 			return loading, f.Node + " loads the rules"
+		case !s.answers(f.Node, r) && be.Connected && s.now.Sub(r.Changed) >= s.limits.Load:
+			return unfit, fmt.Sprintf("%s has not answered the backend's probes for %v", f.Node, s.limits.Load)
+		case !s.answers(f.Node, r):
+			return loading, f.Node + " has not answered the backend's probes yet"
 		case !sight.lastLost.IsZero() && s.now.Sub(sight.lastLost) < s.goodFor(sight):
 			return recovering, f.Node + " was lost just now"
 		}
@@ -67,17 +76,16 @@ func (s *step) goodFor(g *sight) time.Duration {
 //
 // A lost frontend goes at once. If no other is ready, half as many remain active, because their number is a power of
 // two; the others of them keep their rules as a reserve. One that only should be replaced stays until another is ready.
+// If most are lost, nothing changes but that: an active one that is lost makes room for another that is ready and
+// answers.
 func (s *step) maintain(r *Record, be *Node) bool {
-	if s.result.InDoubt {
-		return false
-	}
 	want, age, lagging := r.want(), s.now.Sub(r.Changed), s.lagging(r)
 	states, reasons := make([]state, len(r.Frontends)), []string{}
-	var active, ready, soft []tenant.Frontend
+	var active, ready, soft, doubted []tenant.Frontend
 	coming := 0
 	for i, f := range r.Frontends {
 		var why string
-		states[i], why = s.assess(r, f, lagging)
+		states[i], why = s.assess(r, be, f, lagging)
 		switch st := states[i]; {
 		case st == good && !f.Draining:
 			active = append(active, f)
@@ -85,6 +93,8 @@ func (s *step) maintain(r *Record, be *Node) bool {
 			ready = append(ready, f)
 		case st == loading || st == recovering:
 			coming++
+		case st == doubtful:
+			doubted, reasons = append(doubted, f), append(reasons, why)
 		case !f.Draining:
 			reasons = append(reasons, why)
 			if st == replace {
@@ -92,8 +102,11 @@ func (s *step) maintain(r *Record, be *Node) bool {
 			}
 		}
 	}
-	use := slices.Concat(active, ready, soft)
+	use := slices.Concat(active, ready, soft, doubted)
 	use = use[:powerOfTwo(min(len(use), want))]
+	if s.result.InDoubt {
+		return len(doubted) > 0 && len(use) == len(r.Active()) && s.exchange(r, use, nil, reasons)
+	}
 	missing := want - len(active) - len(ready) - coming
 	if len(active)+len(soft) >= want && age < s.limits.Dwell {
 		missing = 0 // nothing is lost
@@ -101,14 +114,14 @@ func (s *step) maintain(r *Record, be *Node) bool {
 	var added []tenant.Frontend
 	if missing > 0 {
 		var why string
-		d := demand{min(missing, tenant.MaxFrontends-len(r.Frontends)), 1, s.share(be, r)}
+		d := demand{min(missing, tenant.MaxFrontends-len(r.Frontends)), 1, s.share(be, r), false}
 		if added, why = s.choose(r.Key(), be, d, r.Frontends); why != "" {
 			s.problem(r.Key(), "%d of %d frontends: %s", len(active)+len(soft), want, why)
 		}
 	}
 	if len(use) == 0 && coming == 0 && len(added) == 0 && r.Phase != tenant.OffloadReturning {
-		s.change(r, Change{Kind: Stop, Phase: StopPhase(r.Phase)}, "no frontend is left (%s), and no other fits",
-			strings.Join(reasons, "; "))
+		s.change(r, Change{Kind: Stop, Phase: StopPhase(r.Phase), Urgent: true},
+			"no frontend is left (%s), and no other fits", strings.Join(reasons, "; "))
 		return true
 	}
 	return s.exchange(r, use, added, reasons) || s.clean(r, states, len(active) >= want)
@@ -116,7 +129,7 @@ func (s *step) maintain(r *Record, be *Node) bool {
 
 // exchange emits the change to other active frontends, and of frontends that are added.
 func (s *step) exchange(r *Record, use, added []tenant.Frontend, reasons []string) bool {
-	kind, names := Add, []string{}
+	kind, names, urgent := Add, []string{}, false
 	all := slices.Clone(r.Frontends)
 	for i, f := range all {
 		used := len(use) == 0 && !f.Draining || contains(use, f.Node) // without any, they stay until others are ready
@@ -126,6 +139,7 @@ func (s *step) exchange(r *Record, use, added []tenant.Frontend, reasons []strin
 			kind = Drain
 		}
 		all[i].Draining = !used
+		urgent = urgent || !used && !f.Draining && s.lost(r.Key(), f.Node)
 	}
 	if slices.Equal(all, r.Frontends) && len(added) == 0 {
 		return false
@@ -137,7 +151,7 @@ func (s *step) exchange(r *Record, use, added []tenant.Frontend, reasons []strin
 	if len(added) > 0 {
 		reason = join(reason, "added "+some(nodesOf(added)))
 	}
-	s.change(r, Change{Kind: kind, Frontends: append(all, added...)}, "%s",
+	s.change(r, Change{Kind: kind, Frontends: append(all, added...), Urgent: urgent}, "%s",
 		join(reason, fmt.Sprintf("%d active", len(activeOf(all)))))
 	return true
 }
@@ -209,7 +223,7 @@ func (s *step) scaleOut(r *Record, be *Node) bool {
 		s.problem(r.Key(), "frontend %s is at %s; %d frontends are the most", busy.Name, percent(busy.load()), want)
 		return false
 	}
-	added, why := s.choose(r.Key(), be, demand{want, want, s.share(be, r) / 2}, r.Frontends)
+	added, why := s.choose(r.Key(), be, demand{want, want, s.share(be, r) / 2, true}, r.Frontends)
 	if why != "" {
 		s.problem(r.Key(), "frontend %s is at %s; not scaled out: %s", busy.Name, percent(busy.load()), why)
 		return false
@@ -242,7 +256,7 @@ func (c *Controller) Choose(now time.Time, in Input, k Key, n int) ([]tenant.Fro
 	if be == nil {
 		return nil, fmt.Errorf("node %s is unknown", k.Node)
 	}
-	chosen, why := s.choose(k, be, demand{n, n, s.expected(k, be, n)}, nil)
+	chosen, why := s.choose(k, be, demand{n, n, s.expected(k, be, n), false}, nil)
 	if why != "" {
 		return nil, errors.New(why)
 	}
@@ -253,36 +267,46 @@ func (c *Controller) Choose(now time.Time, in Input, k Key, n int) ([]tenant.Fro
 type demand struct {
 	count, least int     // of nodes; with fewer than least, none
 	share        float64 // load that each gets, in CPUs
+	measured     bool    // only nodes whose load is known
 }
 
 // choose returns nodes as draining frontends, and why there are fewer than asked for (Nezha §4.2.1, B.1): of the
 // backend's rack first, then those that have the tenant's rules already, then alike in CPUs, then with the least load,
-// then those that are frontends of the fewest offloads: most loads are unknown while nothing needs them.
+// then those that are frontends of the fewest offloads: most loads are unknown while nothing needs them. While all
+// nodes should measure their loads, those with unknown loads are the last choice.
 func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chosen []tenant.Frontend, why string) {
 	type fit struct {
-		node        *Node
-		away, alien bool
-		unlike      int
-		load        float64
+		node                 *Node
+		unknown, away, alien bool
+		unlike               int
+		load                 float64
 	}
 	var all []fit
-	refused := map[string]int{}
-	for i := range s.in.Nodes {
-		fe := &s.in.Nodes[i]
+	s.sift()
+	refused := maps.Clone(s.refusals)
+	for _, name := range append(nodesOf(except), be.Name) {
+		if i, known := s.index[name]; known && s.unfit[i] != "" {
+			if refused[s.unfit[i]]--; refused[s.unfit[i]] == 0 {
+				delete(refused, s.unfit[i])
+			}
+		}
+	}
+	for _, fe := range s.able {
 		if fe.Name == be.Name || contains(except, fe.Name) {
 			continue
 		}
-		if why := s.refuse(k, be, fe, d.share); why != "" {
+		if why := s.refuse(k, be, fe, d); why != "" {
 			refused[why]++
 			continue
 		}
 		all = append(all, fit{
-			fe, be.Rack == "" || fe.Rack != be.Rack, !s.has(k.Tenant, fe),
+			fe, s.in.Auto && !fe.Measured, be.Rack == "" || fe.Rack != be.Rack, !s.has(k.Tenant, fe),
 			int(math.Abs(math.Round(math.Log2(fe.budget() / be.budget())))), fe.load() + s.loads[fe.Name],
 		})
 	}
 	slices.SortFunc(all, func(a, b fit) int {
-		return cmp.Or(number(a.away)-number(b.away), number(a.alien)-number(b.alien), a.unlike-b.unlike,
+		return cmp.Or(number(a.unknown)-number(b.unknown), number(a.away)-number(b.away),
+			number(a.alien)-number(b.alien), a.unlike-b.unlike,
 			cmp.Compare(a.load, b.load), s.served[a.node.Name]-s.served[b.node.Name],
 			strings.Compare(a.node.Name, b.node.Name))
 	})
@@ -307,25 +331,49 @@ func (s *step) choose(k Key, be *Node, d demand, except []tenant.Frontend) (chos
 	return chosen, why
 }
 
-// refuse says why a node cannot be a frontend; nodes with equal texts are counted.
-func (s *step) refuse(k Key, be, fe *Node, share float64) string {
+// sift finds the nodes that can be frontends of some offload, once in a step.
+func (s *step) sift() {
+	if s.unfit != nil {
+		return
+	}
+	s.unfit, s.refusals = make([]string, len(s.in.Nodes)), map[string]int{}
+	own := "with own load above " + percent(s.limits.ChooseAt)
+	load := "whose load would be above " + percent(s.limits.ScaleAt)
+	for i := range s.in.Nodes {
+		fe, why := &s.in.Nodes[i], ""
+		switch {
+		case !fe.Connected:
+			why = "not connected"
+		case !fe.Offloads:
+			why = "without offloads"
+		case fe.Unfit != "":
+			why = fe.Unfit
+		case s.suspect[fe.Name]:
+			why = "lost for a backend"
+		case fe.Own > s.limits.ChooseAt:
+			why = own
+		case fe.load() > s.limits.ScaleAt:
+			why = load
+		default:
+			s.able = append(s.able, fe)
+			continue
+		}
+		s.unfit[i] = why
+		s.refusals[why]++
+	}
+}
+
+// refuse says why a node that can be a frontend cannot be one of this offload; nodes with equal texts are counted.
+func (s *step) refuse(k Key, be, fe *Node, d demand) string {
 	h := fe.Tenants[k.Tenant]
 	switch rules := s.need(k.Tenant, be, fe); {
-	case !fe.Connected:
-		return "not connected"
-	case !fe.Offloads:
-		return "without offloads"
-	case fe.Unfit != "":
-		return fe.Unfit
-	case s.suspect[fe.Name]:
-		return "lost for a backend"
 	case s.now.Before(s.avoid[pair{k, fe.Name}]):
 		return "replaced just now"
 	case h.Lag > s.limits.Lag || h.Unenforced != "":
 		return "with policies that are behind"
-	case fe.Own > s.limits.ChooseAt:
-		return "with own load above " + percent(s.limits.ChooseAt)
-	case fe.load()+s.loads[fe.Name]+share/fe.budget() > s.limits.ScaleAt:
+	case d.measured && !fe.Measured:
+		return "whose load is not known"
+	case fe.load()+s.loads[fe.Name]+d.share/fe.budget() > s.limits.ScaleAt:
 		return "whose load would be above " + percent(s.limits.ScaleAt)
 	case fe.Rules.Capacity > 0 && rules > max(0, fe.Rules.free()-s.rules[fe.Name])/2: // else its room is unknown
 		return fmt.Sprintf("without twice the room for %d rules", rules)
@@ -401,9 +449,14 @@ func (s *step) share(be *Node, r *Record) float64 {
 	return s.expected(r.Key(), be, r.want())
 }
 
-// observe notes which frontends the backends report as lost.
+// observe notes which frontends the backends report as lost, and whether that can be.
+//
+// If it is more than half of all, the cause is more likely the network or the probes (Nezha C.2). But a lost frontend
+// without a stream is gone, whatever happens to the probes: it does not count. And a backend that some frontend answers
+// is able to probe, so the doubt needs two backends that lost some, or one that lost all.
 func (s *step) observe() {
 	total, gone := 0, 0
+	counts := map[string][2]int{} // by backend: its frontends that are lost, and all
 	for i := range s.in.Records {
 		r := &s.in.Records[i]
 		k, be := r.Key(), s.node(r.Node)
@@ -422,12 +475,16 @@ func (s *step) observe() {
 			if be == nil || !be.Connected || r.Phase == tenant.OffloadEnding {
 				continue
 			}
-			total++
-			if !slices.Contains(be.Tenants[r.Tenant].Lost, f.Node) {
+			missed, fe := slices.Contains(be.Tenants[r.Tenant].Lost, f.Node), s.node(f.Node)
+			if !missed || fe != nil && fe.Connected {
+				of := counts[r.Node]
+				counts[r.Node] = [2]int{of[0] + number(missed), of[1] + 1}
+				total, gone = total+1, gone+number(missed)
+			}
+			if !missed {
 				g.lostSince = time.Time{}
 				continue
 			}
-			gone++
 			s.suspect[f.Node] = true
 			if g.lostSince.IsZero() {
 				if s.now.Sub(g.lastLost) > s.limits.Avoid {
@@ -440,9 +497,14 @@ func (s *step) observe() {
 			s.wake(max(s.limits.Confirm, time.Millisecond))
 		}
 	}
-	if s.result.InDoubt = 2*gone > total; s.result.InDoubt {
-		s.problem(Key{}, "backends report %d of %d frontends as lost; more than half at once: none is removed; if the "+
-			"nodes are dead, `pilaster offload stop` gives the rules back", gone, total)
+	backends, blind := 0, false
+	for _, of := range counts {
+		backends += min(of[0], 1)
+		blind = blind || of[0] == of[1]
+	}
+	if s.result.InDoubt = 2*gone > total && (backends > 1 || blind); s.result.InDoubt {
+		s.problem(Key{}, "backends report %d of %d frontends as lost; more than half at once: none is removed; if "+
+			"the nodes are dead, `pilaster offload stop` gives the rules back", gone, total)
 	}
 }
 

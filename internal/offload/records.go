@@ -60,6 +60,10 @@ func Awaited(r *Record, nodes []Node) (all []AwaitedNode) {
 	for _, f := range r.Active() {
 		frontend[f.Node] = true
 	}
+	var answering []string
+	if i := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == r.Node }); i >= 0 {
+		answering = nodes[i].Tenants[r.Tenant].Answering
+	}
 	for i := range nodes {
 		n := &nodes[i]
 		_, hosts := n.Tenants[r.Tenant]
@@ -79,7 +83,11 @@ func Awaited(r *Record, nodes []Node) (all []AwaitedNode) {
 		if !awaited {
 			continue
 		}
-		if why := n.lacks(r, rules); why != "" {
+		why := n.lacks(r, rules)
+		if why == "" && fronts && r.Phase == tenant.OffloadPreparing && !slices.Contains(answering, n.Name) {
+			why = "has not answered the backend's probes"
+		}
+		if why != "" {
 			all = append(all, AwaitedNode{n.Name, why, backend || fronts, n.Connected})
 		}
 	}

@@ -55,14 +55,15 @@ func TestLeave(t *testing.T) {
 }
 
 // TestAwaited: "8" is the last acknowledged change; "?" is a disconnected node, "!" one that does not enforce the
-// policies. n1 is the backend.
+// policies. n1 is the backend, and the frontend after "+" answers it.
 func TestAwaited(t *testing.T) {
 	for _, c := range []struct{ is, reports, want string }{
 		{"preparing f1- f2-", "n1=7 f1=7", "n1: has not confirmed, needed"},
 		{"preparing f1- f2-", "n1=8! f1=7", ""}, // without room for its rules
 		{"preparing f1 f2", "n1=8 f1=8! f2=8?", "f1: does not enforce the policies: no room, needed; " +
 			"f2: is not connected, needed"},
-		{"preparing f1 f2-", "n1=8 f1=8 f2=7 n9=7", ""},
+		{"preparing f1 f2-", "n1=8+f1 f1=8 f2=7 n9=7", ""},
+		{"preparing f1 f2", "n1=8+f2 f1=8 f2=8", "f1: has not answered the backend's probes, needed"},
 		{"preparing f1", "n1=8", "f1: has left the cluster, needed"},
 		{"preparing f1", "n1=8 f1", "f1: does not have the tenant yet, needed"},
 		{"dual f1", "n1=8! f1=8 n8=7 n9=7?", "n8: has not confirmed"},
@@ -85,6 +86,9 @@ func TestAwaited(t *testing.T) {
 			if hosts {
 				h := Hosted{}
 				fmt.Sscan(state, &h.Applied)
+				if _, answering, is := strings.Cut(state, "+"); is {
+					h.Answering = []string{answering}
+				}
 				if strings.Contains(state, "!") {
 					h.Unenforced = "no room"
 				}

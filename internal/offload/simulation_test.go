@@ -40,6 +40,7 @@ type world struct {
 	dead      map[string]bool // neither program nor agent work
 	mute      map[string]bool // the agent does not work
 	silent    func(be, fe string) bool
+	unheard   map[string]bool // frontends that have never answered, and are not lost
 	changes   uint64
 	ids       uint32
 	log       []logged
@@ -57,7 +58,7 @@ func newWorld(tb testing.TB, limits Limits) *world {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	return &world{
 		TB: tb, limits: limits, c: New(limits), start: start, now: start, index: map[string]int{},
-		dead: map[string]bool{}, mute: map[string]bool{},
+		dead: map[string]bool{}, mute: map[string]bool{}, unheard: map[string]bool{},
 	}
 }
 
@@ -65,7 +66,7 @@ func (w *world) addNode(name, rack string, budget float64, base func(time.Durati
 	w.index[name] = len(w.in.Nodes)
 	n := len(w.in.Nodes) + 1
 	w.in.Nodes = append(w.in.Nodes, Node{
-		Name: name, Rack: rack, Connected: true, Offloads: true, Budget: budget,
+		Name: name, Rack: rack, Connected: true, Offloads: true, Measured: true, Budget: budget,
 		Prefix: netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 6: byte(n >> 8), 7: byte(n)}), 64),
 		Rules:  Table{1000, 10_000}, Sessions: Table{100, 10_000},
 		Fronting: map[Key]float64{}, Tenants: map[string]Hosted{},
@@ -117,6 +118,9 @@ func (w *world) report() {
 		be := w.node(e.Node)
 		h, d := be.Tenants[e.Tenant], e.demand(at)
 		h.Load, h.Lost = d, nil
+		if be.Connected {
+			h.Answering = nil
+		}
 		if r := w.record(e.Key); r != nil {
 			if r.Phase.Fronted() {
 				h.Load = d * atBackend
@@ -129,6 +133,8 @@ func (w *world) report() {
 			for _, f := range r.Frontends {
 				if w.dead[f.Node] || w.silent != nil && w.silent(e.Node, f.Node) {
 					h.Lost = append(h.Lost, f.Node)
+				} else if be.Connected && !w.unheard[f.Node] {
+					h.Answering = append(h.Answering, f.Node)
 				}
 			}
 		}

@@ -31,6 +31,8 @@ type hotWorld struct {
 	part   map[string]bool // nodes that are or were frontends
 	all    bool            // no backend sees a frontend
 	demand func(hot int) float64
+
+	reported bool // the first time, all nodes do
 }
 
 const movedPart = 0.5
@@ -94,7 +96,7 @@ func (w *hotWorld) report() {
 	loads := map[string]*pilasterv1.NodeLoad{}
 	load := func(node string) *pilasterv1.NodeLoad {
 		if loads[node] == nil {
-			loads[node] = &pilasterv1.NodeLoad{Budget: 1, Own: 0.05, Rules: 100, RulesCapacity: 10_000}
+			loads[node] = &pilasterv1.NodeLoad{Measured: true, Budget: 1, Own: 0.05, Rules: 100, RulesCapacity: 10_000}
 		}
 		return loads[node]
 	}
@@ -130,6 +132,9 @@ func (w *hotWorld) report() {
 		}
 	}
 	for i, a := range w.agents {
+		if !w.reported {
+			load(a.name) // else it is no frontend
+		}
 		if l := loads[a.name]; l != nil && !w.dead[a.name] {
 			req := connect.NewRequest(&pilasterv1.ReportLoadRequest{Load: l})
 			if _, err := w.agents[i].client.ReportLoad(w.Context(), req); err != nil {
@@ -137,6 +142,7 @@ func (w *hotWorld) report() {
 			}
 		}
 	}
+	w.reported = true
 }
 
 // run reports in steps until a condition holds, and returns how long that took.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
@@ -22,7 +23,8 @@ import (
 
 const (
 	offloadBatch   = 5 * time.Millisecond // at least, between two steps, so that one reads reports of several nodes
-	offloadRetry   = time.Second          // after an error of the store
+	offloadRetry   = time.Second          // of a change after an error of the store
+	offloadWrites  = 8                    // at once
 	offloadRefused = time.Minute          // what the store refused to start is not tried again
 	offloadEnded   = time.Minute          // for which the reason of an end is known
 	offloadChanges = 5                    // of an offload that are known
@@ -35,13 +37,15 @@ type offloads struct {
 	store   *store.Store
 	cache   *cache.Cache
 	log     *slog.Logger
-	counted func(offload.Kind) // counts a change
+	counted func(offload.Kind)                                              // counts a change
+	change  func(context.Context, offload.Change) (applied bool, err error) // of a record, in the store
 
 	mu         sync.Mutex // of what follows
 	controller *offload.Controller
 	records    map[offload.Key]seenRecord
 	lags       map[frontendOf]*frontendLag
 	refused    map[offload.Key]refusal
+	retry      map[offload.Key]time.Time
 	changes    map[offload.Key]offloadHistory // that this process made
 	ended      map[offload.Key]endedOffload
 	result     offload.Result
@@ -85,9 +89,10 @@ type frontendOf struct{ tenant, node string }
 
 // frontendLag is what a frontend lacks.
 type frontendLag struct {
-	since  time.Time // when this process saw a change that the node does not have; zero if it has all
-	target uint64    // the tenant's changes at that time
-	has    int64     // revision of what the node had when it was last connected
+	since    time.Time // when this process saw a change that the node does not have; zero if it has all
+	changes  uint64    // of the tenant at that time
+	policies int64     // revision of their last change at that time
+	has      int64     // revision of what the node was sent when it was last connected
 }
 
 func newOffloads(
@@ -98,9 +103,10 @@ func newOffloads(
 	counted func(offload.Kind),
 ) *offloads {
 	return &offloads{
-		store: s, cache: c, log: log, counted: counted, controller: offload.New(limits),
+		store: s, cache: c, log: log, counted: counted, change: s.ChangeOffload, controller: offload.New(limits),
 		records: map[offload.Key]seenRecord{}, lags: map[frontendOf]*frontendLag{}, refused: map[offload.Key]refusal{},
 		changes: map[offload.Key]offloadHistory{}, ended: map[offload.Key]endedOffload{},
+		retry: map[offload.Key]time.Time{},
 	}
 }
 
@@ -111,10 +117,10 @@ func (o *offloads) run(ctx context.Context) {
 		return len(o.cache.Offloaded) > 0 || o.cache.OffloadAuto || o.cache.OffloadRevision > seen
 	}
 	for o.cache.Await(ctx, needed) == nil && ctx.Err() == nil {
-		var next, pause time.Duration
+		var next time.Duration
 		began := time.Now()
-		seen, next, pause = o.step(ctx)
-		pause = max(pause, offloadBatch, time.Since(began)) // at most half of a CPU
+		seen, next = o.step(ctx)
+		pause := max(offloadBatch, time.Since(began)) // at most half of a CPU
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -125,9 +131,8 @@ func (o *offloads) run(ctx context.Context) {
 	}
 }
 
-// step performs one step. It returns the revision of the reports that it used, when the next step is due, and how long
-// to wait first.
-func (o *offloads) step(ctx context.Context) (seen int64, next, pause time.Duration) {
+// step performs one step. It returns the revision of the reports that it used, and when the next step is due.
+func (o *offloads) step(ctx context.Context) (seen int64, next time.Duration) {
 	now := time.Now()
 	o.mu.Lock()
 	in, seen := o.input(now, "")
@@ -135,19 +140,44 @@ func (o *offloads) step(ctx context.Context) (seen int64, next, pause time.Durat
 	result := o.controller.Step(now, in)
 	o.result = result
 	o.mu.Unlock()
-	for _, c := range result.Changes {
-		if err := o.apply(ctx, now, c); err != nil && ctx.Err() == nil {
-			o.log.Warn("a change of an offload failed; retrying", "tenant", c.Tenant, "node", c.Node, "change", c.Kind,
-				"reason", c.Reason, "error", err)
-			pause = offloadRetry
+	o.applyAll(ctx, now, result.Changes)
+	return seen, result.Next
+}
+
+// applyAll writes changes, those of lost frontends first. One that fails is tried again after a time, in which it does
+// not delay those of other offloads.
+func (o *offloads) applyAll(ctx context.Context, now time.Time, changes []offload.Change) {
+	waits := func(c offload.Change) bool { return now.Before(o.retry[c.Key]) }
+	changes = slices.DeleteFunc(slices.Clone(changes), waits)
+	slices.SortStableFunc(changes, func(a, b offload.Change) int {
+		if a.Urgent == b.Urgent {
+			return 0
+		} else if a.Urgent {
+			return -1
 		}
+		return 1
+	})
+	var writes errgroup.Group
+	writes.SetLimit(offloadWrites)
+	for _, c := range changes {
+		writes.Go(func() error {
+			err := o.apply(ctx, now, c)
+			if err != nil && ctx.Err() == nil {
+				o.log.Warn("a change of an offload failed; retrying", "tenant", c.Tenant, "node", c.Node, "change",
+					c.Kind, "reason", c.Reason, "error", err)
+				o.mu.Lock()
+				o.retry[c.Key] = time.Now().Add(offloadRetry)
+				o.mu.Unlock()
+			}
+			return nil
+		})
 	}
-	if len(result.Changes) > 0 { // otherwise the next step would decide the same
+	writes.Wait()
+	if len(changes) > 0 { // otherwise the next step would decide the same
 		wait, cancel := context.WithTimeout(ctx, offloadRetry)
 		defer cancel()
 		_ = o.cache.Await(wait, func() bool { return o.cache.Revision >= o.store.Revision() })
 	}
-	return seen, result.Next, pause
 }
 
 // apply writes a change to the store.
@@ -159,7 +189,7 @@ func (o *offloads) apply(ctx context.Context, now time.Time, c offload.Change) (
 		applied, err = o.start(ctx, now, c)
 	} else {
 		undo := o.note(now, c) // first, so that who sees the change knows its reason
-		if applied, err = o.store.ChangeOffload(ctx, c); err != nil || !applied {
+		if applied, err = o.change(ctx, c); err != nil || !applied {
 			undo()
 		}
 	}
@@ -176,7 +206,7 @@ func (o *offloads) apply(ctx context.Context, now time.Time, c offload.Change) (
 func (o *offloads) note(now time.Time, c offload.Change) (undo func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	is, had, ended := o.records[c.Key], o.changes[c.Key], o.ended
+	is, had := o.records[c.Key], o.changes[c.Key]
 	h := offloadHistory{id: is.ID}
 	if had.id == is.ID {
 		h = had
@@ -186,7 +216,6 @@ func (o *offloads) note(now time.Time, c offload.Change) (undo func()) {
 	}
 	o.changes[c.Key] = h.with(now, c)
 	if c.Kind == offload.End {
-		o.ended = maps.Clone(ended)
 		o.ended[c.Key] = endedOffload{&pilasterv1.EndedOffload{
 			Tenant: c.Tenant, Node: c.Node, Id: is.ID, Reason: h.stopped,
 		}, now.Add(offloadEnded)}
@@ -194,7 +223,10 @@ func (o *offloads) note(now time.Time, c offload.Change) (undo func()) {
 	return func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.changes[c.Key], o.ended = had, ended
+		o.changes[c.Key] = had
+		if e, ended := o.ended[c.Key]; ended && e.Id == is.ID {
+			delete(o.ended, c.Key)
+		}
 	}
 }
 
@@ -225,6 +257,7 @@ func (o *offloads) start(ctx context.Context, now time.Time, c offload.Change) (
 
 // forget deletes what belongs to offloads that are gone.
 func (o *offloads) forget(now time.Time) {
+	maps.DeleteFunc(o.retry, func(_ offload.Key, at time.Time) bool { return !now.Before(at) })
 	maps.DeleteFunc(o.refused, func(_ offload.Key, r refusal) bool { return !now.Before(r.until) })
 	maps.DeleteFunc(o.changes, func(k offload.Key, h offloadHistory) bool { return o.records[k].ID != h.id })
 	maps.DeleteFunc(o.ended, func(_ offload.Key, e endedOffload) bool { return !now.Before(e.until) })
@@ -238,7 +271,7 @@ func (o *offloads) forget(now time.Time) {
 }
 
 // input returns what the controller decides by, and the revision of the last report about offloads. It has the reports
-// about tenants with offloads, and about one more tenant.
+// about tenants with offloads, about those of busy nodes, which may get one, and about one more tenant.
 func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int64) {
 	c := o.cache
 	c.Mu.RLock()
@@ -247,14 +280,18 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 	o.sortNodes()
 	index := make(map[string]int, len(o.names))
 	in.Nodes = make([]offload.Node, 0, len(o.names))
+	fronts, members := map[frontendOf]bool{}, map[string]bool{}
+	for i := range in.Records {
+		members[in.Records[i].Node] = true
+		for _, f := range in.Records[i].Frontends {
+			fronts[frontendOf{in.Records[i].Tenant, f.Node}], members[f.Node] = true, true
+		}
+	}
 	for i, name := range o.names {
 		index[name] = i
 		in.Nodes = append(in.Nodes, o.node(name))
-	}
-	fronts := map[frontendOf]bool{}
-	for i := range in.Records {
-		for _, f := range in.Records[i].Frontends {
-			fronts[frontendOf{in.Records[i].Tenant, f.Node}] = true
+		if load, is := c.Loads[name]; is && c.IsFresh(now, load, members[name]) {
+			setLoad(&in.Nodes[i], load.NodeLoad)
 		}
 	}
 	hosted := func(name, node string) (h offload.Hosted, n *offload.Node) {
@@ -267,19 +304,30 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 		}
 		return n.Tenants[name], n
 	}
-	of := slices.AppendSeq(make([]string, 0, len(c.Offloaded)+1), maps.Keys(c.Offloaded))
-	if _, is := c.Offloaded[also]; also != "" && !is {
-		of = append(of, also)
+	of := map[string]bool{} // tenants whose nodes matter
+	for name := range c.Offloaded {
+		of[name] = true
 	}
-	for _, name := range of {
+	if also != "" {
+		of[also] = true
+	}
+	for node, load := range c.Loads {
+		if cache.Busy(load.NodeLoad) && c.IsFresh(now, load, members[node]) {
+			for _, l := range load.Tenants {
+				of[l.Tenant] = true
+			}
+		}
+	}
+	for name := range of {
 		for node, is := range c.Hosting[name] {
 			h, n := hosted(name, node)
 			if n == nil {
 				continue
 			}
-			h.Applied, h.Unenforced, h.Lost = is.AppliedChanges, is.Unenforced, is.LostFrontends
+			h.Applied, h.Unenforced = is.AppliedChanges, is.Unenforced
+			h.Lost, h.Answering = is.LostFrontends, is.AnsweringFrontends
 			if k := (frontendOf{name, node}); fronts[k] {
-				h.Lag = o.lag(now, k, is.AppliedChanges, n.Connected)
+				h.Lag = o.lag(now, k, is, n.Connected)
 			} else {
 				h.Containers = 1 // as store.hasContainers: nodes with only subnets count, too
 			}
@@ -288,6 +336,9 @@ func (o *offloads) input(now time.Time, also string) (in offload.Input, seen int
 	}
 	models := map[string]offload.Model{} // of tenants on busy nodes
 	for node, load := range c.Loads {
+		if !c.IsFresh(now, load, members[node]) {
+			continue
+		}
 		for _, l := range load.Tenants {
 			h, n := hosted(l.Tenant, node)
 			if n == nil {
@@ -344,23 +395,25 @@ func (o *offloads) sortNodes() {
 	}
 }
 
-// node returns what is known of a node, without its tenants. The caller holds the lock of the cache.
+// node returns what is known of a node, without its tenants and load. The caller holds the lock of the cache.
 func (o *offloads) node(name string) offload.Node {
 	is := o.cache.Nodes[name]
 	n := offload.Node{Name: name, Rack: is.Rack, Connected: o.cache.Connected(name), Offloads: is.Offloads}
 	n.Prefix, _ = netip.ParsePrefix(is.Prefix)
 	enforces := func(network string) bool { return tenant.NetworkHas(network, tenant.Offloads) }
+	has := slices.ContainsFunc(is.Enforces, enforces)
+	n.NoReserve = has && is.MtuReserve < tenant.OffloadOverhead
 	switch {
 	case is.Edge:
 		n.Unfit = "with the Edge Switch"
-	case !slices.ContainsFunc(is.Enforces, enforces):
+	case !has:
 		n.Unfit = "without policies on network " + tenant.NetworksWith(tenant.Offloads)
 	}
-	load, reported := o.cache.Loads[name]
-	if !reported {
-		return n
-	}
-	n.Budget, n.Own = load.Budget, load.Own
+	return n
+}
+
+func setLoad(n *offload.Node, load *pilasterv1.NodeLoad) {
+	n.Measured, n.Budget, n.Own = load.Measured, load.Budget, load.Own
 	n.Rules = offload.Table{Used: int(load.Rules), Capacity: int(load.RulesCapacity)}
 	n.Sessions = offload.Table{Used: int(load.Sessions), Capacity: int(load.SessionsCapacity)}
 	if len(load.Fronting) > 0 {
@@ -369,13 +422,16 @@ func (o *offloads) node(name string) offload.Node {
 	for _, f := range load.Fronting {
 		n.Fronting[offload.Key{Tenant: f.Tenant, Node: f.Backend}] = f.Load
 	}
-	return n
 }
 
-// lag returns for how long a frontend has lacked a change of a tenant, of its apps or of its policies. A node that is
-// not connected has what it had when its stream ended. The caller holds the lock of the cache.
-func (o *offloads) lag(now time.Time, k frontendOf, applied uint64, connected bool) time.Duration {
-	changes, revision := o.cache.Tenants[k.tenant].GetChanges(), o.cache.Offloaded[k.tenant]
+// lag returns for how long a frontend has lacked a change of a tenant or of its policies, by its report. A node that is
+// not connected also lacks the apps that began since. The caller holds the lock of the cache.
+func (o *offloads) lag(now time.Time, k frontendOf, is *pilasterv1.Hosting, connected bool) time.Duration {
+	changes, policies := o.cache.Tenants[k.tenant].GetChanges(), o.cache.Policies.Changed(k.tenant)
+	revision := o.cache.Offloaded[k.tenant]
+	has := func(changes uint64, policies int64) bool {
+		return is.AppliedChanges >= changes && is.PoliciesRevision >= policies
+	}
 	l := o.lags[k]
 	if l == nil {
 		l = &frontendLag{has: revision}
@@ -385,11 +441,11 @@ func (o *offloads) lag(now time.Time, k frontendOf, applied uint64, connected bo
 		l.has = revision
 	}
 	switch {
-	case connected && applied >= changes, !connected && l.has == revision:
+	case has(changes, policies) && l.has == revision:
 		l.since = time.Time{}
 		return 0
-	case l.since.IsZero(), connected && applied >= l.target: // it has the change, and lacks a later one
-		l.since, l.target = now, changes
+	case l.since.IsZero(), connected && has(l.changes, l.policies): // it has the change, and lacks a later one
+		l.since, l.changes, l.policies = now, changes, policies
 	}
 	return now.Sub(l.since)
 }

@@ -2,6 +2,7 @@ package orchestrator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -50,10 +51,14 @@ type offloadAgent struct {
 	stream   *connect.BidiStreamForClient[pilasterv1.FollowRequest, pilasterv1.FollowResponse]
 	hosts    map[string]bool
 	applied  map[string]uint64
+	policies map[string]int64
+	stale    bool // it applies no policies
 	sequence uint64
-	lost     []string // frontends that do not answer
-	mute     bool     // it acknowledges nothing
-	updates  int      // of tenants
+	lost     []string // frontends that do not answer; all others do
+
+	frontends map[string][]string // of its offloads, by tenant
+	mute      bool                // it acknowledges nothing
+	updates   int                 // of tenants
 }
 
 // report sends what the agent has. The caller holds the lock.
@@ -62,9 +67,15 @@ func (a *offloadAgent) report() error {
 	req := &pilasterv1.FollowRequest{HostedTenants: slices.Sorted(maps.Keys(a.hosts)), Sequence: a.sequence}
 	for _, name := range req.HostedTenants {
 		h := &pilasterv1.Hosting{Tenant: name, AppliedChanges: a.applied[name]}
+		if h.AppliedChanges > 0 {
+			h.PoliciesRevision = a.policies[name]
+		}
 		if own := a.own[name]; a.backend && own != nil && a.applied[name] > 0 {
 			h.Offloaded = []*pilasterv1.OffloadedEndpoint{{Addresses: [][]byte{own}, App: 1}}
 			h.LostFrontends = a.lost
+			h.AnsweringFrontends = slices.DeleteFunc(slices.Clone(a.frontends[name]), func(node string) bool {
+				return slices.Contains(a.lost, node)
+			})
 		}
 		req.Hosting = append(req.Hosting, h)
 	}
@@ -86,20 +97,31 @@ func (a *offloadAgent) change(t *testing.T, change func()) {
 func (a *offloadAgent) run(ctx context.Context) error {
 	a.mu.Lock()
 	a.stream, a.applied, a.sequence = a.client.Follow(ctx), map[string]uint64{}, 10
+	a.policies, a.frontends = map[string]int64{}, map[string][]string{}
 	err := a.report()
 	a.mu.Unlock()
 	for err == nil {
 		var r *pilasterv1.FollowResponse
 		if r, err = a.stream.Receive(); err == nil {
-			err = a.apply(append(r.GetSnapshot().GetTenants(), r.GetDelta().GetTenants()...))
+			err = a.apply(r)
 		}
 	}
 	return err
 }
 
-func (a *offloadAgent) apply(tenants []*pilasterv1.Tenant) error {
+func (a *offloadAgent) apply(r *pilasterv1.FollowResponse) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	tenants := append(r.GetSnapshot().GetTenants(), r.GetDelta().GetTenants()...)
+	changed := set(slices.Concat(r.GetSnapshot().GetWholePolicies(), r.GetDelta().GetWholePolicies()))
+	for _, p := range slices.Concat(r.GetDelta().GetPolicies(), r.GetDelta().GetEndedPolicies()) {
+		changed[p.Tenant] = true
+	}
+	for name := range changed {
+		if !a.stale {
+			a.policies[name] = r.Revision
+		}
+	}
 	for _, of := range tenants {
 		is, applied := "none", uint64(0)
 		a.hosts[of.Name] = a.own[of.Name] != nil
@@ -107,6 +129,12 @@ func (a *offloadAgent) apply(tenants []*pilasterv1.Tenant) error {
 		for _, o := range of.Offloads {
 			is = fmt.Sprintf("%s, containers: %d", phaseOf(o), len(o.Endpoints))
 			applied = of.Changes
+			if o.Node == a.name {
+				a.frontends[of.Name] = nil
+				for _, f := range o.Frontends {
+					a.frontends[of.Name] = append(a.frontends[of.Name], f.Node)
+				}
+			}
 			a.hosts[of.Name] = a.hosts[of.Name] || o.Node == a.name || slices.ContainsFunc(
 				o.Frontends, func(f *pilasterv1.Frontend) bool { return f.Node == a.name })
 		}
@@ -120,10 +148,18 @@ func (a *offloadAgent) apply(tenants []*pilasterv1.Tenant) error {
 			a.seen <- is
 		}
 	}
-	if len(tenants) == 0 {
+	if len(tenants)+len(changed) == 0 {
 		return nil
 	}
 	return a.report()
+}
+
+func set(names []string) map[string]bool {
+	all := map[string]bool{}
+	for _, name := range names {
+		all[name] = true
+	}
+	return all
 }
 
 // next waits until the agent has applied a state, and returns the states before it.
@@ -387,7 +423,8 @@ func TestUndone(t *testing.T) {
 	w.start(1, "removed")
 	_, all := w.list()
 	if len(all.Ended) != 1 || all.Ended[0].Id == 0 || all.Ended[0].Tenant+" "+all.Ended[0].Node != "green n1" ||
-		all.Ended[0].Reason != "undone: in 300ms these nodes have not loaded the rules, or do not answer: n2" {
+		all.Ended[0].Reason != "undone: in 300ms these nodes did not load the rules, or "+
+			"did not answer the backend's probes: n2" {
 		t.Errorf("ended: got %v, want the offload of n1 and n2 as the reason", all.Ended)
 	}
 	w.agents[2].change(t, func() { w.agents[2].mute = false })
@@ -433,7 +470,7 @@ func TestPoliciesBehind(t *testing.T) {
 	c := testConfig(t)
 	c.offload = offload.DefaultLimits()
 	c.offload.Dwell, c.offload.Load = 0, time.Second
-	w := newOffloading(t, start(t, c), "", "", "", "", "")
+	w := newOffloading(t, start(t, c), "", "", "", "", "", "")
 	w.start(1, "active n2")
 	w.agents[2].change(t, func() { w.agents[2].applied["green"], w.agents[2].mute = 0, true })
 	w.reaches("active n2-, n3")
@@ -441,6 +478,9 @@ func TestPoliciesBehind(t *testing.T) {
 	w.leave(3)
 	apply(t, w.s, "green", netpol("b", "  ingress: [{}]\n"))
 	w.reaches("active n4") // n2 has containers, so it is chosen first, and loads nothing
+	w.agents[4].change(t, func() { w.agents[4].stale = true })
+	apply(t, w.s, "green", netpol("c", "  ingress: [{}]\n"))
+	w.reaches("active n5") // n4 is connected, and acknowledges all but the policies
 }
 
 // TestLateRegistration: a node that registers again without offloads, as with another build, leaves them.
@@ -476,20 +516,25 @@ func TestAutomaticOffload(t *testing.T) {
 	}
 	apply(t, w.s, "green", netpol("blocks", "  ingress: [{from: ["+strings.Join(blocks, ", ")+"]}]\n"))
 	hot := &pilasterv1.NodeLoad{
-		Budget: 1, Own: 0.9, Rules: 10, RulesCapacity: 1000,
+		Measured: true, Budget: 1, Own: 0.9, Rules: 10, RulesCapacity: 1000,
 		Tenants: []*pilasterv1.TenantLoad{{Tenant: "green", Load: 0.8, Rules: 10}},
 	}
 	if r := w.load(1, hot); r.Measure || r.NextMs != 60_000 || w.s.cache.Loads["n1"].NodeLoad != nil {
 		t.Errorf("without auto: %v", r)
 	}
 	w.auto(true)
-	if r := w.load(3, &pilasterv1.NodeLoad{Budget: 1, Own: 0.35}); !r.Measure || r.NextMs != 10_000 {
+	for n := range w.agents {
+		if n > 1 && n != 3 {
+			w.load(n, &pilasterv1.NodeLoad{Measured: true, Budget: 1})
+		}
+	}
+	if r := w.load(3, &pilasterv1.NodeLoad{Measured: true, Budget: 1, Own: 0.35}); !r.Measure || r.NextMs != 10_000 {
 		t.Errorf("a node that is not busy: %v", r)
 	}
 	if r := w.load(1, hot); !r.Measure || r.NextMs != 1000 {
 		t.Errorf("a hot node: %v", r)
 	}
-	w.reaches("active n10, n2, n4, n5") // n3 has too much to do
+	w.reaches("active n2, n10, n4, n5") // n2 has the tenant, n3 too much to do
 	is, all := w.list()
 	if !is.Offload.Automatic || !all.Automatic || is.Offload.Wanted != 4 {
 		t.Errorf("got %v", all)
@@ -497,7 +542,8 @@ func TestAutomaticOffload(t *testing.T) {
 	hot.Own, hot.Tenants[0].Load = 0.5, 0.4
 	w.load(1, hot)
 	w.load(4, &pilasterv1.NodeLoad{
-		Budget: 1, Own: 0.1, Fronting: []*pilasterv1.FrontingLoad{{Tenant: "green", Backend: "n1", Load: 0.4}},
+		Measured: true, Budget: 1, Own: 0.1,
+		Fronting: []*pilasterv1.FrontingLoad{{Tenant: "green", Backend: "n1", Load: 0.4}},
 	})
 	w.await("8 frontends", func() bool {
 		o := w.s.cache.Tenants["green"].Offloads
@@ -505,7 +551,7 @@ func TestAutomaticOffload(t *testing.T) {
 	})
 	hot.Own, hot.Tenants[0].Load = 0.1, 0.05
 	w.load(1, hot)
-	w.load(4, &pilasterv1.NodeLoad{Budget: 1, Own: 0.1})
+	w.load(4, &pilasterv1.NodeLoad{Measured: true, Budget: 1, Own: 0.1})
 	w.reaches("removed")
 
 	w.auto(false)
@@ -552,6 +598,57 @@ func TestReportLoad(t *testing.T) {
 	}
 	if _, err := c.ReportLoad(t.Context(), connect.NewRequest(&pilasterv1.ReportLoadRequest{})); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestChangesOfManyOffloads: urgent changes are written first, at most eight at once, and one that fails delays no
+// other.
+func TestChangesOfManyOffloads(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig(t))
+	o := newOffloads(s.store, s.cache, offload.DefaultLimits(), s.config.Log, func(offload.Kind) {})
+	var changes []offload.Change
+	for i := range 3 * offloadWrites {
+		changes = append(changes, offload.Change{Key: offload.Key{Tenant: fmt.Sprint("t", i)}, Kind: offload.Drain,
+			Urgent: i >= 2*offloadWrites})
+	}
+	var mu sync.Mutex
+	var calls []offload.Change
+	var once sync.Once
+	full := make(chan struct{}) // as many calls at once as there may be
+	o.change = func(ctx context.Context, c offload.Change) (bool, error) {
+		mu.Lock()
+		if calls = append(calls, c); len(calls) == offloadWrites {
+			once.Do(func() { close(full) })
+		}
+		mu.Unlock()
+		select {
+		case <-full:
+		case <-ctx.Done():
+		}
+		if c.Tenant == "t0" {
+			return false, errors.New("it failed")
+		}
+		return true, ctx.Err()
+	}
+	o.applyAll(t.Context(), time.Now(), changes)
+	if len(calls) != len(changes) {
+		t.Fatalf("%d of %d changes", len(calls), len(changes))
+	}
+	for i, c := range calls[:offloadWrites] {
+		if !c.Urgent {
+			t.Errorf("change %d is that of %s, which is not urgent", i, c.Tenant)
+		}
+	}
+	calls = nil
+	o.applyAll(t.Context(), time.Now(), changes)
+	if len(calls) != len(changes)-1 {
+		t.Errorf("%d changes directly after a failure, want %d", len(calls), len(changes)-1)
+	}
+	calls = nil
+	o.applyAll(t.Context(), time.Now().Add(offloadRetry), changes)
+	if len(calls) != len(changes) {
+		t.Errorf("%d changes a second after a failure, want %d", len(calls), len(changes))
 	}
 }
 

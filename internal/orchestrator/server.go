@@ -18,6 +18,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/time/rate"
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
@@ -235,7 +236,8 @@ func (s *Server) serve() error {
 		Store: s.store, Cache: s.cache, Token: s.token, Timeout: s.config.timeout,
 		Now: s.config.Now, Log: s.config.Log,
 		Limiter: s.limiter, Lists: admission.ListRates(limits),
-		Later: func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
+		LoadWrites: rate.NewLimiter(rpc.LoadWrites, rpc.LoadWrites),
+		Later:      func(work func(context.Context)) { s.running.Go(func() { work(s.background) }) },
 	}, options))
 	s.nodes = nodes
 	s.handler = admission.Authenticate(s.config.Now, s.limiter, mux)

@@ -122,7 +122,21 @@ func frontends() []mutation {
 			old:   "if (!e || e->offload != j->offload)\n\t\treturn offload_pass_on(skb, s, o);",
 			new:   "if (!e)\n\t\treturn offload_pass_on(skb, s, o);",
 			test:  "TestFrontendsMoved",
-			cases: []string{"of another offload"},
+			cases: []string{"of another offload", "backend and frontend return it as it is"},
+		},
+		{
+			name:  "packets that the backend passed on",
+			old:   "j.relayed = bpf_ntohs(s->msg.relayed);",
+			new:   "",
+			test:  "TestFrontendsMoved",
+			cases: []string{"the frontend returns it with pre-actions"},
+		},
+		{
+			name:  "packets that the frontend passes on",
+			old:   "may_relay(&s->j) ? check_egress(skb, &s->j, node->vxlan) : REASON_NO_ROUTE;",
+			new:   "check_egress(skb, &s->j, node->vxlan);",
+			test:  "TestFrontendsMoved",
+			cases: []string{"backend and frontend return it as it is"},
 		},
 		{
 			name: "rules of who is asked",

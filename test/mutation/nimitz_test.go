@@ -40,6 +40,13 @@ func nimitzDirect() []mutation {
 			cases: both("from another cluster's VTEP", "a node abroad that is no Edge Switch"),
 		},
 		{
+			name:  "packets that were passed on",
+			old:   "if (j->relayed == GBP_TWICE)\n\t\treturn false;",
+			new:   "",
+			test:  "TestNimitzMoved",
+			cases: both("a late packet that was passed on twice"),
+		},
+		{
 			name: "peers of packets that pass no device",
 			old:  "why = check_peer(&t->src, j);\n\tif (why)\n\t\treturn why;",
 			new:  "why = check_peer(&t->src, j);\n\tif (why && 0)\n\t\treturn why;",
@@ -62,12 +69,12 @@ func nimitz() []mutation {
 		},
 		{
 			name: "containers that have moved",
-			old:  " && !(r->flags & ROUTE_RELAYS)",
-			new:  " && true",
+			old:  "r->ifindex & ROUTE_RELAYS && may_relay(j)",
+			new:  "0",
 			test: "TestNimitzMoved",
 			cases: both("a late packet, TCP", "a late packet, UDP", "a late packet, UDP without a checksum",
 				"a late packet, ICMP", "a late packet, another protocol", "a late packet, a first fragment",
-				"a late packet, a later fragment", "the last hop of a late packet"),
+				"a late packet, a later fragment", "the last hop of a late packet", "a late packet that was passed on"),
 		},
 		{
 			name:  "a relay does not return to a frontend",

@@ -381,15 +381,15 @@ func nimitzPolicy() []mutation {
 		},
 		{
 			name:  "egress by another node's gateway",
-			old:   "bool leaves = r->port == PORT_GATEWAY || r->flags & ROUTE_OUTSIDE;",
+			old:   "bool leaves = r->port == PORT_GATEWAY || r->outside;",
 			new:   "bool leaves = r->port == PORT_GATEWAY;",
 			test:  test,
 			cases: both("mail outside by another node", "mail to another region"),
 		},
 		{
 			name:  "egress by this node's gateway",
-			old:   "bool leaves = r->port == PORT_GATEWAY || r->flags & ROUTE_OUTSIDE;",
-			new:   "bool leaves = r->flags & ROUTE_OUTSIDE;",
+			old:   "bool leaves = r->port == PORT_GATEWAY || r->outside;",
+			new:   "bool leaves = r->outside;",
 			test:  test,
 			cases: both("mail to the service"),
 		},

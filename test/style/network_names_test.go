@@ -56,7 +56,7 @@ var namedNetworks = map[string]struct {
 	"internal/datapath/networks.go":          {6, "the list of the networks' parts of the data path"},
 	"internal/datapath/netpila.go":           {14, "a network's part of the data path"},
 	"internal/datapath/nimitz.go":            {30, "a network's part of the data path"},
-	"internal/datapath/nimitz_entries.go":    {6, "a network's part of the data path"},
+	"internal/datapath/nimitz_entries.go":    {4, "a network's part of the data path"},
 	"internal/datapath/nimitz_part.go":       {10, "a network's part of the data path"},
 	"bpf/trace.bpf.c":                        {11, "the entry programs of networks, with tracing"},
 	"bpf/trace_evpn.bpf.c":                   {6, "the entry programs of a network, with tracing"},

@@ -719,8 +719,9 @@ type NodeLoad struct {
 	RulesCapacity    uint32                 `protobuf:"varint,5,opt,name=rules_capacity,json=rulesCapacity,proto3" json:"rules_capacity,omitempty"`
 	Sessions         uint32                 `protobuf:"varint,6,opt,name=sessions,proto3" json:"sessions,omitempty"`
 	SessionsCapacity uint32                 `protobuf:"varint,7,opt,name=sessions_capacity,json=sessionsCapacity,proto3" json:"sessions_capacity,omitempty"`
-	Tenants          []*TenantLoad          `protobuf:"bytes,8,rep,name=tenants,proto3" json:"tenants,omitempty"`   // with containers there, sorted
-	Fronting         []*FrontingLoad        `protobuf:"bytes,9,rep,name=fronting,proto3" json:"fronting,omitempty"` // by tenant and backend
+	Tenants          []*TenantLoad          `protobuf:"bytes,8,rep,name=tenants,proto3" json:"tenants,omitempty"`     // with containers there, sorted
+	Fronting         []*FrontingLoad        `protobuf:"bytes,9,rep,name=fronting,proto3" json:"fronting,omitempty"`   // by tenant and backend
+	Measured         bool                   `protobuf:"varint,10,opt,name=measured,proto3" json:"measured,omitempty"` // the packet loads: own, of tenants and of fronting; if not, they are 0
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -816,6 +817,13 @@ func (x *NodeLoad) GetFronting() []*FrontingLoad {
 		return x.Fronting
 	}
 	return nil
+}
+
+func (x *NodeLoad) GetMeasured() bool {
+	if x != nil {
+		return x.Measured
+	}
+	return false
 }
 
 // TenantLoad is a tenant's part of a node's load.
@@ -1576,11 +1584,13 @@ type Hosting struct {
 	Unenforced string                 `protobuf:"bytes,11,opt,name=unenforced,proto3" json:"unenforced,omitempty"`                        // why the node does not enforce the tenant's current policies
 	// The tenant's changes that the node's packet path has, with the rules that the offloads demand of it. Reported while
 	// the tenant has offloads, by nodes with the tenant.
-	AppliedChanges uint64               `protobuf:"varint,12,opt,name=applied_changes,json=appliedChanges,proto3" json:"applied_changes,omitempty"`
-	Offloaded      []*OffloadedEndpoint `protobuf:"bytes,13,rep,name=offloaded,proto3" json:"offloaded,omitempty"`                              // of the tenant's containers there, while the node is a backend
-	LostFrontends  []string             `protobuf:"bytes,14,rep,name=lost_frontends,json=lostFrontends,proto3" json:"lost_frontends,omitempty"` // names of nodes whose program does not answer the backend's probes
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	AppliedChanges     uint64               `protobuf:"varint,12,opt,name=applied_changes,json=appliedChanges,proto3" json:"applied_changes,omitempty"`
+	Offloaded          []*OffloadedEndpoint `protobuf:"bytes,13,rep,name=offloaded,proto3" json:"offloaded,omitempty"`                                             // of the tenant's containers there, while the node is a backend
+	LostFrontends      []string             `protobuf:"bytes,14,rep,name=lost_frontends,json=lostFrontends,proto3" json:"lost_frontends,omitempty"`                // names of nodes whose program does not answer the backend's probes
+	AnsweringFrontends []string             `protobuf:"bytes,15,rep,name=answering_frontends,json=answeringFrontends,proto3" json:"answering_frontends,omitempty"` // names of nodes whose program has answered since it was last lost
+	PoliciesRevision   int64                `protobuf:"varint,16,opt,name=policies_revision,json=policiesRevision,proto3" json:"policies_revision,omitempty"`      // of the store, up to which the tenant's policies are in force; if it has offloads
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Hosting) Reset() {
@@ -1709,6 +1719,20 @@ func (x *Hosting) GetLostFrontends() []string {
 		return x.LostFrontends
 	}
 	return nil
+}
+
+func (x *Hosting) GetAnsweringFrontends() []string {
+	if x != nil {
+		return x.AnsweringFrontends
+	}
+	return nil
+}
+
+func (x *Hosting) GetPoliciesRevision() int64 {
+	if x != nil {
+		return x.PoliciesRevision
+	}
+	return 0
 }
 
 // OffloadedEndpoint tells frontends the app of a backend's container.
@@ -2210,7 +2234,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x05since\x18\a \x01(\x04R\x05since\x12\x1c\n" +
 	"\tautomatic\x18\b \x01(\bR\tautomatic\x124\n" +
 	"\achanged\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x12\x16\n" +
-	"\x06wanted\x18\v \x01(\rR\x06wanted\"\xb8\x02\n" +
+	"\x06wanted\x18\v \x01(\rR\x06wanted\"\xd4\x02\n" +
 	"\bNodeLoad\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
 	"\x06budget\x18\x02 \x01(\x01R\x06budget\x12\x10\n" +
@@ -2220,7 +2244,9 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\bsessions\x18\x06 \x01(\rR\bsessions\x12+\n" +
 	"\x11sessions_capacity\x18\a \x01(\rR\x10sessionsCapacity\x121\n" +
 	"\atenants\x18\b \x03(\v2\x17.pilaster.v1.TenantLoadR\atenants\x125\n" +
-	"\bfronting\x18\t \x03(\v2\x19.pilaster.v1.FrontingLoadR\bfronting\"N\n" +
+	"\bfronting\x18\t \x03(\v2\x19.pilaster.v1.FrontingLoadR\bfronting\x12\x1a\n" +
+	"\bmeasured\x18\n" +
+	" \x01(\bR\bmeasured\"N\n" +
 	"\n" +
 	"TenantLoad\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
@@ -2286,7 +2312,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	" \x01(\x04R\bsequence\x12\x16\n" +
 	"\x06origin\x18\v \x01(\tR\x06origin\x12\x1f\n" +
 	"\vaddress_key\x18\f \x01(\tR\n" +
-	"addressKey\"\xef\x03\n" +
+	"addressKey\"\xcd\x04\n" +
 	"\aHosting\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x18\n" +
@@ -2306,7 +2332,9 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"unenforced\x12'\n" +
 	"\x0fapplied_changes\x18\f \x01(\x04R\x0eappliedChanges\x12<\n" +
 	"\toffloaded\x18\r \x03(\v2\x1e.pilaster.v1.OffloadedEndpointR\toffloaded\x12%\n" +
-	"\x0elost_frontends\x18\x0e \x03(\tR\rlostFrontends\"C\n" +
+	"\x0elost_frontends\x18\x0e \x03(\tR\rlostFrontends\x12/\n" +
+	"\x13answering_frontends\x18\x0f \x03(\tR\x12answeringFrontends\x12+\n" +
+	"\x11policies_revision\x18\x10 \x01(\x03R\x10policiesRevision\"C\n" +
 	"\x11OffloadedEndpoint\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\fR\taddresses\x12\x10\n" +
 	"\x03app\x18\x02 \x01(\rR\x03app\"p\n" +

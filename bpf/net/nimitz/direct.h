@@ -33,6 +33,34 @@ static __always_inline struct direct_scratch *direct_scratch(void)
 	return bpf_map_lookup_elem(&nim_direct, &zero);
 }
 
+/* A packet that a node passes on to another one, because the container is there, has these flags in its group policy
+ * id: first the D bit, which says that the outer source is not the node of the inner one, then the A bit too. Nodes
+ * evaluate neither for anything else. While nodes disagree about where a container is, a packet is passed on twice at
+ * most: a frontend and the former node may both not know of a move. */
+#define GBP_FLAGS_AT 16
+#define GBP_ONCE     (GROUP_DONT_LEARN >> GBP_FLAGS_AT)
+#define GBP_TWICE    ((GROUP_DONT_LEARN | GROUP_POLICY_APPLIED) >> GBP_FLAGS_AT)
+
+static __always_inline __u32 gbp_of(const struct pkt_ctx *j)
+{
+	return over_ipv4 ? j->identity : j->identity | (__u32)j->relayed << GBP_FLAGS_AT;
+}
+
+static __always_inline void read_gbp(struct pkt_ctx *j, __u32 gbp)
+{
+	j->identity = gbp & GBP_IDENTITY;
+	j->relayed = gbp >> GBP_FLAGS_AT & GBP_TWICE;
+}
+
+/* may_relay reports whether a packet from another node may be passed on, and counts that. */
+static __always_inline bool may_relay(struct pkt_ctx *j)
+{
+	if (j->relayed == GBP_TWICE)
+		return false;
+	j->relayed = j->relayed ? GBP_TWICE : GBP_ONCE;
+	return true;
+}
+
 /* peer_flow returns the flow with the next hop to a peer, NULL if the packet has to pass the device. The device in the
  * key makes it different from those of containers' flows. */
 static __noinline struct flow *peer_flow(struct __sk_buff *skb, const struct addr *vtep, __u32 device)
@@ -80,9 +108,9 @@ static __noinline int direct_push(struct __sk_buff *skb, const struct pkt_ctx *j
 	t->src = f->src;
 	t->dst = f->dst;
 	t->vni = j->vni;
-	t->group = j->identity;
+	t->group = gbp_of(j);
 	t->dport = direct_port;
-	t->flags = TUNNEL_CSUM | (j->identity ? TUNNEL_GROUP : 0);
+	t->flags = TUNNEL_CSUM | (t->group ? TUNNEL_GROUP : 0);
 	t->tos = 0;
 	t->ttl = TUNNEL_HOPS;
 	t->next = NEXT_ETHERNET;
@@ -136,6 +164,6 @@ static __noinline int direct_decap(struct __sk_buff *skb, struct pkt_ctx *j)
 	if (why)
 		return why;
 	j->vni = t->vni;
-	j->identity = t->group & GBP_IDENTITY;
+	read_gbp(j, t->group);
 	return tunnel_pull(skb, t) ? REASON_MALFORMED : 0;
 }

@@ -24,7 +24,8 @@ struct pkt_ctx {
 	__u32 vni;
 	__u32 identity;
 	__u32 hook;
-	__u32 translated;  /* 1: src is valid in the underlay */
+	__u16 translated;  /* 1: src is valid in the underlay */
+	__u16 relayed;	   /* flags of the group policy id, see GBP_ONCE */
 	__u32 why;	   /* reason of a drop that its sender may get an ICMP error about */
 	__u32 mtu;	   /* of the egress device, if the packet is too long for it */
 	__u64 remote_edge; /* the /64 of the other region's Edge Switch that sent it, or 0; over IPv4 see evpn_decap */

@@ -71,7 +71,8 @@ struct offload_msg {
 	__be32 apps; /* of the container in the upper half, of its peer in the lower */
 	__be32 from; /* the port at the backend by which the packet came */
 	struct pre_actions pre;
-	__be32 zeros;
+	__be16 zeros;
+	__be16 relayed; /* of struct pkt_ctx */
 };
 _Static_assert(sizeof(struct offload_msg) == 88, "no implicit padding, a multiple of 4");
 

@@ -21,7 +21,8 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } nim_sent_v2 SEC(".maps");
 
-/* When a frontend has last answered a probe. */
+/* When a frontend has last answered a probe; 0: never. The agent makes the entries, one for each frontend that the
+ * backend accepts messages of. */
 struct probe_key {
 	__u64 frontend; /* the /64 */
 	__u32 offload;
@@ -29,11 +30,12 @@ struct probe_key {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct probe_key);
-	__type(value, __u64);	   /* CLOCK_MONOTONIC, ns */
-	__uint(max_entries, 1024); /* a node is the backend of few offloads */
-} nim_probes_v1 SEC(".maps");
+	__type(value, __u64);	/* CLOCK_MONOTONIC, ns */
+	__uint(max_entries, 1); /* set at load */
+} nim_probes_v2 SEC(".maps");
 
 static __always_inline void count_sent(const struct offload_scratch *s)
 {
@@ -76,6 +78,7 @@ static __always_inline int nsh_send(struct __sk_buff *skb, struct offload_scratc
 	s->msg.length = sizeof(s->msg) - 4;
 	s->msg.version = OFFLOAD_VERSION;
 	s->msg.epoch = bpf_htonl(o->epoch);
+	s->msg.relayed = bpf_htons(s->j.relayed);
 	t->src.hi = own_node;
 	t->src.lo = t->dst.lo = VTEP_HOST;
 	t->dst.hi = to;
@@ -102,13 +105,14 @@ static __noinline int offload_pass_on(struct __sk_buff *skb, struct offload_scra
 	struct addr vtep = {.lo = VTEP_HOST};
 	struct nimitz_node *node;
 	__u32 zero = 0;
-	int why;
+	int why = 0;
 
 	node = bpf_map_lookup_elem(&nim_node_v1, &zero);
 	if (!s || !o || !node)
 		return TC_ACT_SHOT;
 	vtep.hi = o->backend;
-	why = s->j.from == PORT_VXLAN ? check_egress(skb, &s->j, node->vxlan) : 0;
+	if (s->j.from == PORT_VXLAN)
+		why = may_relay(&s->j) ? check_egress(skb, &s->j, node->vxlan) : REASON_NO_ROUTE;
 	return why ? drop(skb, why, HOOK_TUNNEL) : tunnel_xmit(skb, &s->j, &vtep, node->vxlan);
 }
 
@@ -307,6 +311,7 @@ static __always_inline int offload_resume(struct __sk_buff *skb, struct offload_
 		return TC_ACT_SHOT;
 	j.from = bpf_ntohl(s->msg.from);
 	j.identity = bpf_ntohl(s->msg.apps) & GBP_IDENTITY;
+	j.relayed = bpf_ntohs(s->msg.relayed);
 	j.has_pre = 1;
 	d->carried.pre = s->msg.pre;
 	d->carried.vni = vni;
@@ -401,9 +406,10 @@ static __always_inline int offload_in(struct __sk_buff *skb)
 		return offload_answer(skb, s, o);
 	if (s->msg.kind == OFFLOAD_ALIVE) {
 		struct probe_key key = {.frontend = t->src.hi, .offload = s->j.offload};
-		__u64 now = bpf_ktime_get_ns();
+		__u64 *at = bpf_map_lookup_elem(&nim_probes_v2, &key);
 
-		bpf_map_update_elem(&nim_probes_v1, &key, &now, BPF_ANY);
+		if (at)
+			*at = bpf_ktime_get_ns();
 		return TC_ACT_SHOT; /* consumed */
 	}
 	if (result) /* segments of UDP, which only the kernel's device can pull */

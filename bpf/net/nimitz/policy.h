@@ -88,7 +88,7 @@ static __always_inline int nimitz_policy(struct __sk_buff *skb, const struct pac
 	if (!d)
 		return TC_ACT_SHOT;
 	if (j->from < FIRST_DEVICE && has_policies(vni)) {
-		bool leaves = r->port == PORT_GATEWAY || r->flags & ROUTE_OUTSIDE;
+		bool leaves = r->port == PORT_GATEWAY || r->outside;
 
 		set_session(d, from, &j->dst, j->from, vni);
 		d->ct.pkt.dir = TX;

@@ -27,7 +27,7 @@ static __noinline int decap(struct __sk_buff *skb, struct pkt_ctx *j)
 		return why;
 	j->vni = key.tunnel_id;
 	if (bpf_skb_get_tunnel_opt(skb, &policy, sizeof(policy)) > 0)
-		j->identity = policy.gbp & GBP_IDENTITY;
+		read_gbp(j, policy.gbp);
 	return 0;
 }
 
@@ -121,7 +121,7 @@ static __always_inline int dec_ttl(struct __sk_buff *skb, const struct pkt_ctx *
 static __always_inline int encap(struct __sk_buff *skb, const struct pkt_ctx *j, const struct addr *vtep)
 {
 	struct bpf_tunnel_key key = {.tunnel_id = j->vni, .tunnel_ttl = TUNNEL_HOPS};
-	struct vxlan_metadata policy = {.gbp = j->identity};
+	struct vxlan_metadata policy = {.gbp = gbp_of(j)};
 	struct addr own = {.hi = own_node, .lo = VTEP_HOST};
 
 	if (own_vtep4) {
@@ -227,18 +227,17 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 	if (r->port == PORT_NONE)
 		return drop(skb, REASON_NO_ENDPOINT, j->hook);
-	if (!over_ipv4 && r->port == PORT_VXLAN && r->ifindex) {
-		struct offload *o = lookup_offload(r->ifindex);
+	if (!over_ipv4 && r->port == PORT_VXLAN && offload_of(r)) {
+		struct offload *o = lookup_offload(offload_of(r));
 
-		j->offload = r->ifindex;
+		j->offload = offload_of(r);
 		/* Containers here use this frontend only while the other nodes use frontends. */
 		j->fronts = o && o->fronts && !j->has_pre && (j->from == PORT_VXLAN || o->frontends);
 	}
-	/* Tunnel packets pass only between this region and another one, and to a container that has moved; two nodes
-	 * that disagree about where it is return them until the hop limit is 0. Packets from the gateway do not go
-	 * back. */
+	/* Tunnel packets pass only between this region and another one, and to a container that has moved. Packets from
+	 * the gateway do not go back. */
 	if ((r->port == PORT_VXLAN && j->from == PORT_VXLAN && !j->fronts &&
-	     (own_vtep4 || (in_base(&r->vtep) == !j->remote_edge && !(r->flags & ROUTE_RELAYS)))) ||
+	     (own_vtep4 || in_base(&r->vtep) == !j->remote_edge) && !(r->ifindex & ROUTE_RELAYS && may_relay(j))) ||
 	    (r->port == PORT_GATEWAY && (j->from == PORT_GATEWAY || !node->gateway)))
 		return drop(skb, REASON_NO_ROUTE, j->hook);
 	/* On the underlay an overlay address is unknown, or belongs to another host. */
@@ -263,7 +262,7 @@ __noinline int nimitz_forward(struct __sk_buff *skb, const struct packet *p, str
 		if (own_vtep4) {
 			j->bridged = r->ifindex != 0;
 			j->vni = wire_vni(r, j->vni);
-			if (r->flags & ROUTE_OUTSIDE) /* identities mean nothing to other speakers */
+			if (r->outside) /* identities mean nothing to other speakers */
 				j->identity = 0;
 		}
 		j->why = check_egress(skb, j, node->vxlan);

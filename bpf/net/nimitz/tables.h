@@ -134,16 +134,21 @@ struct {
 struct route {
 	__u32 bits;
 	__u32 port;
-	__u32 ifindex;	  /* if the port is a container's; if it is VXLAN, the offload; else see wire_vni */
-	__u32 flags;	  /* if the port is VXLAN: enum route_flags */
+	__u32 ifindex;	  /* if the port is a container's; if it is VXLAN, see offload_of and wire_vni */
+	__u32 outside;	  /* 1: the port is VXLAN and no container of the region is there */
 	struct addr vtep; /* if the port is VXLAN; see mac_to and vtep4_of */
 };
 _Static_assert(sizeof(struct route) == 32, "no implicit padding");
 
-enum route_flags {
-	ROUTE_OUTSIDE = 1, /* no container of the region is there */
-	ROUTE_RELAYS = 2,  /* packets from other nodes go there too: the container has moved there from here */
-};
+/* In ifindex of a route to a node, which older builds ignore: packets from other nodes go there too, because the
+ * container has moved there from here. */
+#define ROUTE_RELAYS 0x80000000
+
+/* offload_of returns the offload of the node to which a route leads, or 0. */
+static __always_inline __u32 offload_of(const struct route *r)
+{
+	return r->ifindex & ~ROUTE_RELAYS;
+}
 
 /* mac_word returns a MAC, and two zeros behind it, as one word. */
 static __always_inline __u64 mac_word(const __u8 *mac)

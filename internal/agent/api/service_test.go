@@ -459,7 +459,7 @@ func TestStatusOfOffloads(t *testing.T) {
 	})
 	cancel()
 	<-probing
-	b.SetLostFrontends("blue", []string{"n2"})
+	b.SetFrontends("blue", []string{"n2"}, nil)
 	if _, err := is.Meter.Load(false); err != nil {
 		t.Fatal(err)
 	}

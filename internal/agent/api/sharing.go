@@ -29,6 +29,7 @@ func (s *Service) addOffloads(r *pilasterv1.StatusResponse, core *agent.Core) {
 	roles := core.Roles()
 	if is != nil {
 		r.Load = is.Meter.Last()
+		r.Problems = append(r.Problems, is.Prober.Problems()...)
 	}
 	if is != nil && len(roles) > 0 {
 		var err error

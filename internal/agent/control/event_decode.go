@@ -51,7 +51,7 @@ func policiesFromProto(event *pilasterv1.FollowResponse, received time.Time) ([]
 	of := func(tenant string) *policies.Update {
 		if by[tenant] == nil {
 			by[tenant] = &policies.Update{
-				Tenant: tenant, Received: received, Overrides: map[netip.Addr]address.AppID{},
+				Tenant: tenant, Revision: event.Revision, Received: received, Overrides: map[netip.Addr]address.AppID{},
 			}
 		}
 		return by[tenant]

@@ -9,10 +9,12 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/mobility"
 )
 
 // mappingSinks are the networks that receive a tenant's mappings: its own and the one that it leaves, if they use
@@ -65,11 +67,21 @@ type mappingList struct {
 	sinks  mappingSinks
 	stop   context.CancelFunc // ends the listing goroutine
 	pulled bool               // all networks subscribe to mappings: there is no list to deliver
+	gone   time.Time          // when the node was first seen not to host the tenant any more
 
 	mu       sync.Mutex
 	listed   bool
 	revision int64           // of the list
 	pending  []mappingUpdate // received before the list was delivered
+}
+
+// lately reports whether the node has hosted the tenant until lately. It then forwards to containers that have moved,
+// whose mappings may still be on their way.
+func (m *mappingList) lately() bool {
+	if m.gone.IsZero() {
+		m.gone = time.Now()
+	}
+	return time.Since(m.gone) < mobility.FormerTime
 }
 
 // maxPending is the number of changes kept while a list is outstanding.

@@ -61,8 +61,11 @@ func (r *streamMappings) handleEvent(ctx context.Context, event *pilasterv1.Foll
 	defer r.mu.Unlock()
 	names := r.tenantsToList(event)
 	for name, m := range r.m {
-		if to := r.sinksOf(name); !slices.Equal(m.sinks, to) {
+		if to := r.sinksOf(name); !slices.Equal(m.sinks, to) || !m.gone.IsZero() {
 			m.stop()
+			if len(to) == 0 && m.lately() {
+				continue
+			}
 			delete(r.m, name)
 			names = append(names, name)
 		}
@@ -71,6 +74,9 @@ func (r *streamMappings) handleEvent(ctx context.Context, event *pilasterv1.Foll
 		if m := r.m[name]; m != nil {
 			err := m.handleUpdate(ctx, n)
 			switch {
+			case err != nil && !m.gone.IsZero():
+				r.link.config.Log.Warn("applying changes of a former tenant's mappings failed; packets to containers "+
+					"that have moved may be lost", "tenant", name, "error", err)
 			case err != nil && m.pulled:
 				r.link.config.Log.Error("applying changes of a tenant's mappings failed; subscribing again", "tenant",
 					name, "error", err)

@@ -19,6 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
+	"pilaster.io/pilaster/internal/network/mobility"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -270,7 +271,8 @@ type mappedNetwork struct {
 	*recorder
 }
 
-// Every network of a tenant that uses mappings receives them, and a network added later receives all.
+// Every network of a tenant that uses mappings receives them, and a network added later receives all. A node that has
+// hosted the tenant until lately receives changes of containers that have moved.
 func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 	core := agenttest.New(t)
 	reader := newListerOf(t, core, func(int, string) (*pilasterv1.ListMappingsResponse, error) {
@@ -321,6 +323,14 @@ func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 	says("at a change", []string{all, all, more}, []string{all, more})
 	hears("second", "", delta, nil)
 	says("having left", []string{all, all, more}, []string{all, more, all})
+	late := map[string]mappingUpdate{"green": {revision: 7, add: mappingsTo("10.0.8.0/24")}}
+	hears("none", "", delta, nil)
+	hears("none", "", delta, late)
+	after := []string{all, more, all, "+10.0.8.0/24 -"}
+	says("hosting it no more", []string{all, all, more}, after)
+	reader.m["green"].gone = time.Now().Add(-2 * mobility.FormerTime)
+	hears("none", "", delta, late)
+	says("later", []string{all, all, more}, after)
 }
 
 // A limited number of changes waits for a list. Beyond the limit, the node requests the whole list again.

@@ -22,14 +22,14 @@ type compileInputs struct {
 	overrides map[netip.Addr]address.AppID
 
 	atDestination bool // policy is applied at the destination, also to packets of other nodes' containers
-	offloaded     bool // frontends look the rules up: this node has none, and apps and subjects are not needed
+	offloaded     bool // frontends look the rules up: this node has none, and the result depends on no app
 }
 
 func (s compileInputs) equal(o compileInputs) bool {
 	return s.atDestination == o.atDestination && s.offloaded == o.offloaded &&
 		slices.Equal(s.ids, o.ids) && slices.Equal(s.subjects, o.subjects) &&
 		maps.Equal(s.overrides, o.overrides) &&
-		sameApps(s.apps, o.apps)
+		(s.offloaded || sameApps(s.apps, o.apps))
 }
 
 func sameApps(a, b map[address.AppID]map[string]string) bool {
@@ -63,13 +63,11 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 	all := slices.Collect(maps.Values(p.parsed))
 	if around.offloaded {
 		// Packets with a frontend's verdict need no rules, but are counted here; those without one must not pass.
-		if p.index, p.indexed = nil, nil; len(all) > 0 {
+		if len(all) > 0 {
 			next.Tables = policy.Isolating()
 			next.Tables.Names, err = policy.Names(name, all)
 		}
-		if p.rules == 0 {
-			p.rules = m.count(name, all)
-		}
+		p.recount(name, around.apps)
 		return next, around, err
 	}
 	if p.index == nil || !sameApps(p.indexed, around.apps) {
@@ -82,15 +80,17 @@ func (m *Manager) compile(name string, p *tenantPolicy) (next dpapi.TenantPolici
 	return next, around, err
 }
 
-// count returns how many entries policies need on a frontend; 0 if they cannot be compiled. A backend that has started
-// without its rules tells the orchestrator by it how much room they need when they return.
-func (m *Manager) count(name string, all []policy.Policy) int {
-	_, apps, _ := m.config.Tenants.PolicyInputs(name)
-	tables, err := policy.NewIndex(apps).Compile(name, all, slices.Sorted(maps.Keys(apps)))
-	if err != nil {
-		return 0
+// recount counts how many entries the policies need on a frontend, if policies or apps have changed; 0 if they cannot
+// be compiled. A backend tells the orchestrator by it how much room they need when they return.
+func (p *tenantPolicy) recount(name string, apps map[address.AppID]map[string]string) {
+	if p.index = nil; p.rules > 0 && sameApps(p.indexed, apps) {
+		return
 	}
-	return tables.Largest()
+	p.rules, p.indexed = 0, apps
+	all := slices.Collect(maps.Values(p.parsed))
+	if tables, err := policy.NewIndex(apps).Compile(name, all, slices.Sorted(maps.Keys(apps))); err == nil {
+		p.rules = tables.Largest()
+	}
 }
 
 // compileInputs returns the current inputs.
@@ -117,7 +117,7 @@ func (m *Manager) compileInputs(name string, p *tenantPolicy) (s compileInputs, 
 	}
 	s.atDestination = known.PolicyAtReceiver()
 	if s.offloaded {
-		s.apps, s.subjects = nil, nil
+		s.subjects = nil
 		return s, nil
 	}
 	if s.atDestination {

@@ -60,6 +60,7 @@ type Tenants interface {
 	Lost(name string) error
 	SetHasPolicies(name string, has bool) error
 	SetSynced(name string, synced bool)
+	SetPoliciesRevision(name string, revision int64)
 	SetPolicyProblem(name string, why error)
 }
 
@@ -85,6 +86,9 @@ func (m *Manager) Apply(n Update) error {
 	}
 	if n.Whole {
 		m.config.Tenants.SetSynced(n.Tenant, true)
+	}
+	if n.Whole || len(n.Documents)+len(n.Removed) > 0 {
+		m.config.Tenants.SetPoliciesRevision(n.Tenant, n.Revision)
 	}
 	return nil
 }
@@ -192,6 +196,10 @@ func (m *Manager) Renew(name string) error {
 		return nil
 	}
 	if around, err := m.compileInputs(name, p); err == nil && p.isSettled() && around.equal(p.inputs) {
+		if around.offloaded {
+			p.recount(name, around.apps)
+			m.publish(name, p)
+		}
 		return nil
 	}
 	if err := m.enforce(name, p); err != nil {

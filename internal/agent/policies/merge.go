@@ -36,6 +36,7 @@ func mergeUpdates(updates []Update) Update {
 		Overrides: map[netip.Addr]address.AppID{},
 	}
 	for _, n := range updates {
+		all.Revision = max(all.Revision, n.Revision)
 		if n.Whole {
 			all.Whole = true
 			clear(documents)

@@ -38,6 +38,7 @@ func TestTogether(t *testing.T) {
 				Documents: names(),
 				Removed:   names(),
 				Overrides: map[netip.Addr]address.AppID{},
+				Revision:  int64(1 + len(news)),
 			}
 			for i := range byte(3) {
 				switch a := netip.AddrFrom4([4]byte{i}); r.IntN(4) {
@@ -65,6 +66,9 @@ func TestTogether(t *testing.T) {
 		all := MergeByTenant(news)
 		if len(all) != 1 {
 			t.Fatalf("%d of one tenant", len(all))
+		}
+		if all[0].Revision != int64(len(news)) {
+			t.Fatalf("revision %d of %d updates", all[0].Revision, len(news))
 		}
 		if is.apply(all[0]); !maps.Equal(is.documents, one.documents) || !maps.Equal(is.overrides, one.overrides) ||
 			len(is.parseErrors) != len(one.parseErrors) ||

@@ -86,6 +86,7 @@ func (p *tenantPolicy) isSynced() bool {
 // Update is an update of a tenant's policies and app overrides.
 type Update struct {
 	Tenant         string
+	Revision       int64 // of the store, up to which the policies are known with this update
 	Received       time.Time
 	Whole          bool // the update is complete: all other policies and overrides are removed
 	Documents      []Document

@@ -159,12 +159,13 @@ func (m *Meter) sample(sessions map[uint32]int) (s sample, err error) {
 	return s, err
 }
 
-// split writes the packet load between two samples.
+// split writes the packet load between two samples, unless no time has passed.
 func (m *Meter) split(load *pilasterv1.NodeLoad, was, now sample) {
 	period := now.at.Sub(was.at).Seconds() * m.budget
 	if period <= 0 {
 		return
 	}
+	load.Measured = true
 	total := seconds(now.work.Total - was.work.Total)
 	own := total
 	for _, r := range m.node.Roles() {

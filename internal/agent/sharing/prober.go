@@ -1,7 +1,9 @@
 package sharing
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -17,7 +19,11 @@ import (
 const (
 	probeEvery = 100 * time.Millisecond // NZ6
 	lostAfter  = 3                      // probes without an answer
-	maxProbes  = 1024                   // in one round, as many answers as the kernel's table has
+	maxProbes  = 1024                   // in one round; more frontends take turns
+
+	// A start waits for the first answers, which come once a frontend has loaded its rules.
+	probeNewEvery = 10 * time.Millisecond
+	newFor        = 2 * time.Second
 )
 
 // Probing sends probes to the programs of frontends.
@@ -31,15 +37,16 @@ type Backends interface {
 	Roles() []agent.Role
 	// OffloadsChanged receives a value after a change of Roles.
 	OffloadsChanged() <-chan struct{}
-	// SetLostFrontends reports to the orchestrator which frontends of a tenant's offload do not answer.
-	SetLostFrontends(tenant string, nodes []string)
+	// SetFrontends reports to the orchestrator which frontends of a tenant's offload do not answer, and which have
+	// answered since they were last lost.
+	SetFrontends(tenant string, lost, answering []string)
 }
 
 // Prober probes the frontends of this node's offloads.
 //
 // A frontend is reported as lost when three probes in a row have no answer, and as good with the next answer. The probe
 // of a frontend that has no rules yet is not answered. So a draining one, or one of an offload that begins, counts only
-// if it has answered before.
+// if it has answered before; until it has, it is probed more often for a short time.
 type Prober struct {
 	of   Backends
 	path Probing
@@ -58,6 +65,10 @@ type probed struct {
 // sight is what the backend knows of a frontend.
 type sight struct {
 	tenant, node string
+	prefix       netip.Prefix
+	probe        dpapi.Probe
+	used         bool      // packets are sent to it
+	since        time.Time // when it became a frontend
 	sent         time.Time // the last probe; zero before the first one
 	due          bool      // the last probe should be answered
 	answered     time.Time // the last answer; zero before the first one
@@ -72,12 +83,18 @@ func NewProber(of Backends, path Probing, log *slog.Logger) *Prober {
 
 // Run probes until ctx ends. Without an offload whose backend is this node, it waits for one.
 func (p *Prober) Run(ctx context.Context) {
-	ticks := time.NewTicker(probeEvery)
+	every := probeEvery
+	ticks := time.NewTicker(every)
 	defer ticks.Stop()
 	for round := uint64(1); ; round++ {
 		next := ticks.C
-		if !p.probe(round) {
+		switch wanted := p.probe(round); wanted {
+		case 0:
 			next = nil
+		case every:
+		default:
+			every = wanted
+			ticks.Reset(every)
 		}
 		select {
 		case <-next:
@@ -88,72 +105,107 @@ func (p *Prober) Run(ctx context.Context) {
 	}
 }
 
-// probe reads the answers, reports what is lost, and sends a probe to each frontend that is due. It returns false if
-// there are none.
-func (p *Prober) probe(round uint64) (any bool) {
+// probe reads the answers, sends a probe to each frontend that is due, and reports what has changed. It returns the
+// time until the next round; 0 if there are no frontends.
+func (p *Prober) probe(round uint64) (next time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	lost := map[string][]string{} // by tenant
-	var failed error
-	sent := 0
+	var due []*sight
 	for _, role := range p.of.Roles() {
 		if !role.Backend || role.Phase == tenant.OffloadEnding {
 			continue
 		}
-		lost[role.Tenant] = nil
 		for _, f := range role.Frontends {
-			if sent++; sent > maxProbes {
-				break
-			}
-			s, err := p.probeOne(role, f)
-			if err != nil {
-				failed = err
-			}
-			if s.round = round; s.missed >= lostAfter {
-				lost[role.Tenant] = append(lost[role.Tenant], f.Node)
+			s := p.see(role, f)
+			s.round, next = round, probeEvery
+			if s.sent.IsZero() || time.Since(s.sent) >= s.every()*9/10 { // if not, a change caused this round
+				due = append(due, s)
 			}
 		}
 	}
+	slices.SortStableFunc(due, func(a, b *sight) int { return a.sent.Compare(b.sent) })
+	var failed error
+	for _, s := range due[:min(len(due), maxProbes)] {
+		if err := p.probeOne(s); err != nil {
+			failed = err
+		}
+	}
+	type answers struct{ lost, answering []string }
+	tenants := map[string]*answers{}
 	for _, s := range p.seen {
-		if _, still := lost[s.tenant]; !still {
-			lost[s.tenant] = nil // the offload has ended
+		of := tenants[s.tenant]
+		if of == nil {
+			of = &answers{}
+			tenants[s.tenant] = of
+		}
+		switch {
+		case s.round != round: // it is no frontend any more
+		case s.missed >= lostAfter:
+			of.lost = append(of.lost, s.node)
+		case !s.answered.IsZero():
+			of.answering = append(of.answering, s.node)
+		default:
+			next = min(next, s.every())
 		}
 	}
 	maps.DeleteFunc(p.seen, func(_ probed, s *sight) bool { return s.round != round })
-	for name, nodes := range lost {
-		slices.Sort(nodes)
-		p.of.SetLostFrontends(name, nodes)
+	for name, of := range tenants {
+		slices.Sort(of.lost)
+		slices.Sort(of.answering)
+		p.of.SetFrontends(name, of.lost, of.answering)
 	}
 	if failed != nil && (p.failed == nil || p.failed.Error() != failed.Error()) {
 		p.log.Warn("probing a frontend failed; it counts as a probe without an answer", "error", failed)
 	}
 	p.failed = failed
-	return sent > 0
+	return next
 }
 
-// probeOne counts whether the last probe was answered, and sends the next one if it is time.
-func (p *Prober) probeOne(role agent.Role, f tenant.Frontend) (*sight, error) {
+// see returns what is known of a frontend, with its present part in the offload.
+func (p *Prober) see(role agent.Role, f tenant.Frontend) *sight {
 	key := probed{role.ID, f.Prefix}
 	s := p.seen[key]
 	if s == nil {
-		s = &sight{tenant: role.Tenant, node: f.Node}
+		s = &sight{since: time.Now()}
 		p.seen[key] = s
 	}
-	if !s.sent.IsZero() && time.Since(s.sent) < probeEvery*9/10 {
-		return s, nil // this round came because of a change
+	s.tenant, s.node, s.prefix = role.Tenant, f.Node, f.Prefix
+	s.probe = dpapi.Probe{Offload: role.ID, VNI: uint32(role.TenantID), Epoch: role.Epoch}
+	s.used = role.Phase.Fronted() && !f.Draining
+	return s
+}
+
+// every returns the time between two probes.
+func (s *sight) every() time.Duration {
+	if s.answered.IsZero() && !s.due && time.Since(s.since) < newFor {
+		return probeNewEvery
 	}
-	ago, ok, err := p.path.ProbeAnswered(role.ID, f.Prefix)
+	return probeEvery
+}
+
+// probeOne counts whether the last probe was answered, and sends the next one.
+func (p *Prober) probeOne(s *sight) error {
+	ago, ok, err := p.path.ProbeAnswered(s.probe.Offload, s.prefix)
 	if at := time.Now().Add(-ago); ok && !s.sent.IsZero() && !at.Before(s.sent) {
 		s.answered, s.missed = at, 0
 	} else if s.due {
 		s.missed++
 	}
-	s.sent, s.due = time.Now(), !s.answered.IsZero() || role.Phase.Fronted() && !f.Draining
-	next := dpapi.Probe{Offload: role.ID, VNI: uint32(role.TenantID), Epoch: role.Epoch}
-	if failed := p.path.Probe(next, f.Prefix); failed != nil {
-		err = failed
+	s.sent, s.due = time.Now(), !s.answered.IsZero() || s.used
+	return cmp.Or(p.path.Probe(s.probe, s.prefix), err)
+}
+
+// Problems says if frontends are probed less often than they should be.
+func (p *Prober) Problems() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(p.seen)
+	if n <= maxProbes {
+		return nil
 	}
-	return s, err
+	return []string{fmt.Sprintf("the offloads of this node have %d frontends, and %d are probed in %v: one that fails "+
+		"is found after %v\n  stop offloads of this node, or start them with fewer frontends",
+		n, maxProbes, probeEvery, lostAfter*probeEvery*time.Duration((n+maxProbes-1)/maxProbes))}
 }
 
 // Answers returns, by tenant and frontend of this node's offloads, how long ago it has last answered a probe; a

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,10 +19,12 @@ import (
 
 // backend is a node with offloads, and its packet path.
 type backend struct {
-	roles    []agent.Role
-	changed  chan struct{}
-	lost     map[string][]string
-	reported time.Time
+	roles     []agent.Role
+	changed   chan struct{}
+	prober    *Prober
+	lost      map[string][]string
+	answering map[string][]string
+	reported  time.Time
 
 	sent     int
 	silent   map[netip.Prefix]bool
@@ -32,9 +35,9 @@ type backend struct {
 func (b *backend) Roles() []agent.Role              { return b.roles }
 func (b *backend) OffloadsChanged() <-chan struct{} { return b.changed }
 
-func (b *backend) SetLostFrontends(name string, nodes []string) {
-	if !slices.Equal(b.lost[name], nodes) {
-		b.lost[name], b.reported = nodes, time.Now()
+func (b *backend) SetFrontends(name string, lost, answering []string) {
+	if !slices.Equal(b.lost[name], lost) || !slices.Equal(b.answering[name], answering) {
+		b.lost[name], b.answering[name], b.reported = lost, answering, time.Now()
 	}
 }
 
@@ -76,12 +79,14 @@ func TestProber(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := &backend{
-					changed: make(chan struct{}, 1), lost: map[string][]string{},
+					changed: make(chan struct{}, 1),
+					lost:    map[string][]string{}, answering: map[string][]string{},
 					silent: map[netip.Prefix]bool{}, answered: map[netip.Prefix]time.Time{},
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				go NewProber(b, b, slog.New(slog.DiscardHandler)).Run(ctx)
+				b.prober = NewProber(b, b, slog.New(slog.DiscardHandler))
+				go b.prober.Run(ctx)
 				synctest.Wait()
 				test(t, b, func(d time.Duration, want ...string) {
 					t.Helper()
@@ -133,6 +138,67 @@ func TestProber(t *testing.T) {
 		after(time.Second, "f1", "f2")
 		clear(b.silent)
 		after(210 * time.Millisecond)
+	})
+	answering := func(t *testing.T, b *backend, want ...string) {
+		t.Helper()
+		if !slices.Equal(b.answering["green"], want) {
+			t.Errorf("answering are %q, want %q", b.answering["green"], want)
+		}
+	}
+	run("who answers", func(t *testing.T, b *backend, after func(time.Duration, ...string)) {
+		b.silent[node(1)], b.silent[node(2)] = true, true
+		b.answered[node(1)] = time.Now().Add(-time.Millisecond) // of an agent before this one
+		draining := second
+		draining.Draining = true
+		begin(b, role(tenant.OffloadPreparing, first, draining))
+		after(500 * time.Millisecond)
+		answering(t, b)
+		clear(b.silent)
+		after(25 * time.Millisecond) // a start waits for it
+		answering(t, b, "f1", "f2")
+		sent := b.sent
+		if after(time.Minute); b.sent > sent+1300 {
+			t.Errorf("%d probes in a minute to two that answer, want 1200", b.sent-sent)
+		}
+		b.silent[node(2)] = true
+		after(150 * time.Millisecond)
+		answering(t, b, "f1", "f2")
+		after(time.Second, "f2")
+		answering(t, b, "f1")
+		clear(b.silent)
+		after(210 * time.Millisecond)
+		answering(t, b, "f1", "f2")
+		begin(b, role(tenant.OffloadActive, first))
+		answering(t, b, "f1")
+		begin(b, role(tenant.OffloadActive, first, second)) // again
+		answering(t, b, "f1")
+		after(210 * time.Millisecond)
+		answering(t, b, "f1", "f2")
+		begin(b, role(tenant.OffloadEnding, first, second))
+		answering(t, b)
+	})
+	run("many frontends", func(t *testing.T, b *backend, after func(time.Duration, ...string)) {
+		all := make([]tenant.Frontend, 2*maxProbes)
+		for i := range all {
+			all[i] = tenant.Frontend{Node: fmt.Sprintf("f%04d", i), Prefix: netip.PrefixFrom(
+				netip.AddrFrom16([16]byte{0xfd, 1, 6: byte(i >> 8), 7: byte(i)}), 64)}
+		}
+		begin(b, role(tenant.OffloadActive, all...))
+		after(time.Minute)
+		if len(b.answering["green"]) != len(all) || b.sent > 601*maxProbes {
+			t.Errorf("%d of %d frontends answer %d probes", len(b.answering["green"]), len(all), b.sent)
+		}
+		last := all[len(all)-1]
+		b.silent[last.Prefix] = true
+		after(time.Second, last.Node)
+		if p := b.prober.Problems(); len(p) != 1 || !strings.Contains(p[0], "after 600ms") {
+			t.Errorf("problems %q", p)
+		}
+		begin(b, role(tenant.OffloadActive, all[maxProbes:]...))
+		after(time.Second, last.Node)
+		if p := b.prober.Problems(); len(p) > 0 {
+			t.Errorf("not too many: %q", p)
+		}
 	})
 	run("one lost probe", func(t *testing.T, b *backend, after func(time.Duration, ...string)) {
 		begin(b, role(tenant.OffloadActive, first))

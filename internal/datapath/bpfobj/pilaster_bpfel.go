@@ -297,7 +297,8 @@ type PilasterOffloadMsg struct {
 	Apps       uint32
 	From       uint32
 	Pre        PilasterPreActions
-	Zeros      uint32
+	Zeros      uint16
+	Relayed    uint16
 }
 
 type PilasterPeerKey struct {
@@ -400,7 +401,7 @@ type PilasterRoute struct {
 	Bits    uint32
 	Port    uint32
 	Ifindex uint32
-	Flags   uint32
+	Outside uint32
 	Vtep    PilasterAddr
 }
 
@@ -548,7 +549,7 @@ const (
 	PilasterMapNimOffloadsV1       = "nim_offloads_v1"
 	PilasterMapNimOutsideV1        = "nim_outside_v1"
 	PilasterMapNimPeersV1          = "nim_peers_v1"
-	PilasterMapNimProbesV1         = "nim_probes_v1"
+	PilasterMapNimProbesV2         = "nim_probes_v2"
 	PilasterMapNimSendersV1        = "nim_senders_v1"
 	PilasterMapNimSentV2           = "nim_sent_v2"
 	PilasterMapNimSharingV1        = "nim_sharing_v1"
@@ -720,7 +721,7 @@ type PilasterMapSpecs struct {
 	NimOffloadsV1       *ebpf.MapSpec `ebpf:"nim_offloads_v1"`
 	NimOutsideV1        *ebpf.MapSpec `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.MapSpec `ebpf:"nim_peers_v1"`
-	NimProbesV1         *ebpf.MapSpec `ebpf:"nim_probes_v1"`
+	NimProbesV2         *ebpf.MapSpec `ebpf:"nim_probes_v2"`
 	NimSendersV1        *ebpf.MapSpec `ebpf:"nim_senders_v1"`
 	NimSentV2           *ebpf.MapSpec `ebpf:"nim_sent_v2"`
 	NimSharingV1        *ebpf.MapSpec `ebpf:"nim_sharing_v1"`
@@ -822,7 +823,7 @@ type PilasterMaps struct {
 	NimOffloadsV1       *ebpf.Map `ebpf:"nim_offloads_v1"`
 	NimOutsideV1        *ebpf.Map `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.Map `ebpf:"nim_peers_v1"`
-	NimProbesV1         *ebpf.Map `ebpf:"nim_probes_v1"`
+	NimProbesV2         *ebpf.Map `ebpf:"nim_probes_v2"`
 	NimSendersV1        *ebpf.Map `ebpf:"nim_senders_v1"`
 	NimSentV2           *ebpf.Map `ebpf:"nim_sent_v2"`
 	NimSharingV1        *ebpf.Map `ebpf:"nim_sharing_v1"`
@@ -870,7 +871,7 @@ func (m *PilasterMaps) Close() error {
 		m.NimOffloadsV1,
 		m.NimOutsideV1,
 		m.NimPeersV1,
-		m.NimProbesV1,
+		m.NimProbesV2,
 		m.NimSendersV1,
 		m.NimSentV2,
 		m.NimSharingV1,

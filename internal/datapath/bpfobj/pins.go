@@ -29,7 +29,7 @@ const (
 	PinNimBackends    = "nim_backends_v1"
 	PinNimFronted     = "nim_fronted_v1"
 	PinNimSent        = "nim_sent_v2"
-	PinNimProbes      = "nim_probes_v1"
+	PinNimProbes      = "nim_probes_v2"
 	PinNimSharing     = "nim_sharing_v1"
 	PinGeneration     = "pil_generation_v1"
 	PinDrops          = "pil_drops_v1"

@@ -129,6 +129,15 @@ func (p *Programs) Objects(of bpfobj.PilasterObjects) bpfobj.PilasterObjects {
 	return of
 }
 
+// Shared returns, by name, the programs that stand in for those of bpfobj that attached hooks run.
+func (p *Programs) Shared() map[string]*ebpf.Program {
+	return map[string]*ebpf.Program{
+		bpfobj.PilasterProgPilContainer: p.PilContainer, bpfobj.PilasterProgPilNimitz: p.PilNimitz,
+		bpfobj.PilasterProgPilUplinkIn: p.PilUplinkIn, bpfobj.PilasterProgPilUplinkOut: p.PilUplinkOut,
+		bpfobj.PilasterProgPilTunnelIn: p.PilTunnelIn, bpfobj.PilasterProgPilTapped: p.PilTapped,
+	}
+}
+
 // OfNetworks returns, by name, the programs that stand in for those of networks with object files of their own.
 func (p *Programs) OfNetworks() map[string]*ebpf.Program {
 	all := map[string]*ebpf.Program{objectProgPilIla: p.PilIla, objectProgPilIlaIn: p.PilIlaIn}
@@ -138,9 +147,7 @@ func (p *Programs) OfNetworks() map[string]*ebpf.Program {
 
 // IDs returns the ids of the programs.
 func (p *Programs) IDs() (ids []ebpf.ProgramID) {
-	for _, program := range slices.AppendSeq([]*ebpf.Program{
-		p.PilContainer, p.PilUplinkIn, p.PilUplinkOut, p.PilNimitz, p.PilTunnelIn, p.PilTapped,
-	}, maps.Values(p.OfNetworks())) {
+	for _, program := range slices.AppendSeq(slices.Collect(maps.Values(p.Shared())), maps.Values(p.OfNetworks())) {
 		if info, err := program.Info(); err == nil {
 			id, _ := info.ID()
 			ids = append(ids, id)

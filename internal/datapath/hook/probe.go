@@ -26,13 +26,8 @@ const (
 
 // Probe sends a probe to the program of a frontend. The frontend's agent need not run.
 func (d *Hooks) Probe(p dpapi.Probe, frontend netip.Prefix) error {
-	s, err := d.probing.socket(d)
-	if err != nil {
-		return fmt.Errorf("probe a frontend: %w", err)
-	}
 	to := pipeline.VTEP(frontend)
-	if err := unix.Sendto(s, probe(p, pipeline.VTEP(d.NodePrefix), to), 0,
-		&unix.SockaddrInet6{Addr: to.As16()}); err != nil {
+	if err := d.probing.send(d, probe(p, pipeline.VTEP(d.NodePrefix), to), to); err != nil {
 		return fmt.Errorf("probe frontend %v: %w", to, err)
 	}
 	return nil
@@ -45,23 +40,28 @@ type probing struct {
 	open bool
 }
 
-func (p *probing) socket(d *Hooks) (int, error) {
+// send sends a packet. The lock is held until it is sent: once the socket is closed, its number may be another file's.
+func (p *probing) send(d *Hooks, b []byte, to netip.Addr) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.open {
-		return p.fd, nil
-	}
-	return p.fd, d.Node.Do(func() error {
-		s, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
-		if err != nil {
+	if !p.open {
+		if err := d.Node.Do(func() (err error) { p.fd, err = probeSocket(d.AcceptMark); return err }); err != nil {
 			return err
 		}
-		if err := unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_MARK, int(d.AcceptMark)); err != nil {
-			return errors.Join(err, unix.Close(s))
-		}
-		p.fd, p.open = s, true
-		return nil
-	})
+		p.open = true
+	}
+	return unix.Sendto(p.fd, b, 0, &unix.SockaddrInet6{Addr: to.As16()})
+}
+
+func probeSocket(mark uint32) (int, error) {
+	s, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
+		return -1, errors.Join(err, unix.Close(s))
+	}
+	return s, nil
 }
 
 // CloseProbes closes the socket of probes. The next probe opens it again.
@@ -106,17 +106,40 @@ func probe(p dpapi.Probe, from, to netip.Addr) []byte {
 func (d *Hooks) ProbeAnswered(offload uint32, frontend netip.Prefix) (ago time.Duration, ok bool, err error) {
 	var at uint64
 	key := bpfobj.PilasterProbeKey{Frontend: bpfobj.ToAddr(frontend.Addr()).Hi, Offload: offload}
-	switch err := d.Objects.NimProbesV1.Lookup(key, &at); {
+	switch err := d.Objects.NimProbesV2.Lookup(key, &at); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return 0, false, nil
 	case err != nil:
 		return 0, false, fmt.Errorf("read the answers of frontends: %w", err)
+	case at == 0:
+		return 0, false, nil
 	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return 0, false, err
 	}
 	return time.Duration(now.Nano() - int64(at)), true, nil
+}
+
+// awaitAnswers makes the entries for answers of these frontends, and removes those of others.
+func (d *Hooks) awaitAnswers(of map[bpfobj.PilasterProbeKey]bool) error {
+	m, awaited := d.Objects.NimProbesV2, map[bpfobj.PilasterProbeKey]uint64{}
+	err := bpfobj.ReadEntries(m, awaited)
+	if err == nil {
+		err = bpfobj.DeleteOthers(m, of)
+	}
+	if err != nil {
+		return fmt.Errorf("remove the answers of former frontends: %w", err)
+	}
+	for key := range of {
+		if _, there := awaited[key]; there {
+			continue
+		}
+		if err := m.Put(key, uint64(0)); err != nil {
+			return fmt.Errorf("await the answers of a frontend: %w", err)
+		}
+	}
+	return nil
 }
 
 // Messages counts the messages that this node has sent, by offload, by kind. The counters of an offload begin when this

@@ -182,32 +182,44 @@ func (d *Hooks) AttachTunnelPrograms() error {
 
 // OffloadMember reports whether this node is the backend or a frontend of an offload.
 func (d *Hooks) OffloadMember() (bool, error) {
-	of, _, err := d.offloadRoles()
-	return len(of) > 0, err
+	roles, err := d.offloadRoles()
+	return len(roles.of) > 0, err
 }
 
-// offloadRoles returns the offloads of which this node is the backend or a frontend, and whether it is a backend.
-func (d *Hooks) offloadRoles() (of map[uint32]bool, backend bool, err error) {
+// offloadRoles are the offloads of which this node is the backend or a frontend.
+type offloadRoles struct {
+	of      map[uint32]bool // by id
+	backend bool            // of any
+	probed  map[bpfobj.PilasterProbeKey]bool
+}
+
+func (d *Hooks) offloadRoles() (roles offloadRoles, err error) {
 	own := bpfobj.ToAddr(d.NodePrefix.Addr()).Hi
-	of = map[uint32]bool{}
+	roles.of, roles.probed = map[uint32]bool{}, map[bpfobj.PilasterProbeKey]bool{}
 	err = bpfobj.ForEachEntry(d.Objects.NimOffloadsV1, func(id uint32, o bpfobj.PilasterOffload) {
 		if o.Backend == own || o.Fronts != 0 {
-			of[id], backend = true, backend || o.Backend == own
+			roles.of[id] = true
+		}
+		if o.Backend == own {
+			roles.backend = true
+			for _, frontend := range o.From[:o.Accepted] {
+				roles.probed[bpfobj.PilasterProbeKey{Frontend: frontend, Offload: id}] = true
+			}
 		}
 	})
 	if err != nil {
-		return nil, false, fmt.Errorf("read the offloads: %w", err)
+		return roles, fmt.Errorf("read the offloads: %w", err)
 	}
-	return of, backend, nil
+	return roles, nil
 }
 
 // AttachOffloads gives tunnel packets of the uplink to the program that the offloads in the kernel's tables demand. A
 // node that is a backend or a frontend accepts messages of the others, and leaves VXLAN to the kernel's device, because
 // a program cannot put a packet into a tunnel that a program has taken out of one.
 func (d *Hooks) AttachOffloads() error {
-	of, backend, err := d.offloadRoles()
+	roles, err := d.offloadRoles()
 	if err == nil {
-		err = d.countMessages(of)
+		err = errors.Join(d.countMessages(roles.of), d.awaitAnswers(roles.probed))
 	}
 	if err != nil {
 		return err
@@ -215,10 +227,10 @@ func (d *Hooks) AttachOffloads() error {
 	if err := d.Objects.PilUplinksV1.Put(UplinkOffloadOut, d.Objects.PilOffloadOut); err != nil {
 		return err
 	}
-	err = d.SetTunnelNode(func(v *bpfobj.PilasterNimitzNode) { v.Backends = bpfobj.BoolToUint32(backend) })
+	err = d.SetTunnelNode(func(v *bpfobj.PilasterNimitzNode) { v.Backends = bpfobj.BoolToUint32(roles.backend) })
 	switch {
 	case err != nil:
-	case len(of) > 0:
+	case len(roles.of) > 0:
 		// Messages pass no tunnel device, which would cut UDP segments that came in one piece from a virtual uplink.
 		if d.Uplink.Type() == "veth" {
 			err = d.Node.Do(func() error { return netns.SetFeature(d.UplinkName, "tx-udp-segmentation", false) })

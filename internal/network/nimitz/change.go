@@ -120,8 +120,8 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	}
 	h, known := n.tenants[t.Name]
 	if !known {
-		h = cmp.Or(n.leaving[t.Name], newHosted())
-		delete(n.leaving, t.Name)
+		h = cmp.Or(n.leaving[vniOf(t)], newHosted())
+		delete(n.leaving, vniOf(t))
 		h.sealed = n.sealed[t.Name]
 		if n.config.SharesLoad {
 			h.node = n.config.Node
@@ -134,7 +134,7 @@ func (n *Network) PutTenant(ctx context.Context, t tenant.Tenant) error {
 	if errors.Is(err, endpoint.ErrExhausted) || errors.Is(err, network.ErrConflict) { // before the switch was changed
 		if *h = was; !known {
 			delete(n.tenants, t.Name)
-			n.keepRelays(t.Name, h)
+			n.keepRelays(h)
 		}
 		n.renew(h)
 		n.renewRegion()
@@ -156,25 +156,27 @@ func (n *Network) DeleteTenant(ctx context.Context, t tenant.Tenant) error {
 		n.tenants[t.Name] = h
 		return err
 	}
-	n.keepRelays(t.Name, gone)
+	n.keepRelays(gone)
 	return nil
 }
 
-// Replace sets all mappings of a tenant. It ignores a tenant that is not hosted here.
+// Replace sets all mappings of a tenant. Of a tenant that is not hosted here any more, it sets those of addresses to
+// which this node forwards.
 func (n *Network) Replace(ctx context.Context, name string, all []network.Mapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	h, ok := n.tenants[name]
-	if !ok {
+	h := n.receiver(name)
+	if h == nil {
 		return nil
 	}
+	all = h.concerning(all)
 	change, err := n.differ(h).Replace(h.remote, all)
 	if err != nil {
 		return err
 	}
 	matches := h.allMatches()
 	h.place(change)
-	h.synced = true
+	h.synced = !h.former
 	return n.change(ctx, h, append(matches, h.allMatches()...))
 }
 
@@ -186,17 +188,19 @@ func (n *Network) HasMappings(name string) bool {
 	return ok && h.synced
 }
 
-// Apply changes the mappings: removals, by prefix alone, before additions.
+// Apply changes the mappings: removals, by prefix alone, before additions. As in Replace, the tenant's last container may
+// have left before.
 func (n *Network) Apply(ctx context.Context, name string, add, remove []network.Mapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	h, ok := n.tenants[name]
-	if !ok {
+	h := n.receiver(name)
+	if h == nil {
 		return nil
 	}
-	if !h.synced {
+	if !h.synced && !h.former {
 		return network.BeforeList(name)
 	}
+	add, remove = h.concerning(add), h.concerning(remove)
 	change, err := n.differ(h).Apply(add, remove)
 	if err != nil {
 		return err
@@ -292,10 +296,11 @@ func (n *Network) refill(ctx context.Context) error {
 
 // adopt takes over the switch's entries, each into its tenant.
 func (n *Network) adopt(there []pipeline.Entry) {
-	byVNI := map[pipeline.VNI]*hosted{}
-	for _, h := range append(slices.Collect(maps.Values(n.tenants)), n.region) {
+	byVNI := map[pipeline.VNI]*hosted{n.region.vni: n.region} // The region's entries have no VNI.
+	clear(n.region.installed)
+	for h := range n.known() {
 		clear(h.installed)
-		byVNI[h.vni] = h // The region's entries have no VNI.
+		byVNI[h.vni] = h
 	}
 	for _, e := range there {
 		of := n.region
@@ -311,6 +316,9 @@ func (n *Network) adopt(there []pipeline.Entry) {
 		case pipeline.SNAT:
 			of = byVNI[own.VNI]
 		case pipeline.Forward:
+			if byVNI[own.VNI] == nil && own.Relays {
+				byVNI[own.VNI] = n.adoptLeft(own.VNI)
+			}
 			of = byVNI[own.VNI]
 		case pipeline.Replication:
 			of = byVNI[own.VNI]

@@ -176,6 +176,7 @@ type node struct {
 	alone     bool
 	edge      bool
 	stays     bool // its switch cannot relay
+	late      bool // mappings have not arrived yet
 }
 
 func (n *node) Device() pipeline.Device { return pipeline.Device{Name: "gateway"} }
@@ -384,7 +385,7 @@ func (c *cluster) take(name string, n *node, key string) {
 
 func (c *cluster) tell(name string, add, remove []network.Mapping) error {
 	for _, n := range c.nodes {
-		if h := n.tenants[name]; h == nil || !h.synced {
+		if h := n.tenants[name]; n.late || h == nil || !h.synced {
 			continue
 		}
 		if err := n.Apply(c.t.Context(), name, add, remove); err != nil {

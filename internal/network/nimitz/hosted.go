@@ -8,6 +8,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network/mobility"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -22,6 +23,7 @@ type hosted struct {
 	remote   map[netip.Prefix]Place // by subnet or address elsewhere
 	synced   bool                   // the cluster has sent all mappings
 	sealed   bool                   // its containers here may neither send nor receive
+	former   bool                   // it has no containers here any more, see onlyRelays
 
 	relays map[netip.Prefix]time.Time // until when packets from other nodes are forwarded to an address elsewhere
 
@@ -51,9 +53,12 @@ func newHosted() *hosted {
 	}
 }
 
-// set stores the tenant's current state. The VNI is the tenant's oldest id, which stays when the tenant gets more ids.
+// vniOf returns the tenant's oldest id, which stays when the tenant gets more ids.
+func vniOf(t tenant.Tenant) pipeline.VNI { return pipeline.VNI(t.IDs[0].ID) }
+
+// set stores the tenant's current state.
 func (h *hosted) set(u Underlay, t tenant.Tenant) {
-	h.name, h.vni, h.overlays = t.Name, pipeline.VNI(t.IDs[0].ID), nil
+	h.name, h.vni, h.overlays, h.former = t.Name, vniOf(t), nil, false
 	h.segment = u.Segment(h.vni)
 	for _, o := range t.Overlays {
 		h.overlays = append(h.overlays, o.CIDR)
@@ -174,7 +179,7 @@ func (h *hosted) wanted(match any) pipeline.Entry {
 			m.Relays = h.relaysTo(m.To, p)
 			return m
 		}
-		if slices.Contains(h.overlays, m.To) {
+		if slices.Contains(h.overlays, m.To) && !h.former {
 			return m
 		}
 	}
@@ -211,15 +216,19 @@ func Allocated(overlays []netip.Prefix, to netip.Prefix) bool {
 	})
 }
 
-// adopt takes over an entry of the switch until the cluster sends mappings.
+// adopt takes over an entry of the switch until the cluster sends mappings. When it was written is unknown, so it
+// forwards to a container that has moved for the whole time again.
 func (h *hosted) adopt(u Underlay, e pipeline.Entry) {
 	h.installed[e.Match()] = e
 	if r, ok := e.(pipeline.Replication); ok && !h.synced {
 		h.remote[tenant.Broadcast] = Place{Replicas: r.Used()}
 	}
 	if f, ok := e.(pipeline.Forward); ok && f.Port == pipeline.VXLAN && !h.synced {
-		if p, valid := u.Adopt(h.overlays, f); valid {
+		if p, valid := u.Adopt(h.overlays, f); valid || h.former {
 			h.remote[f.To] = p
+		}
+		if f.Relays {
+			h.relays[f.To] = time.Now().Add(mobility.FormerTime)
 		}
 	}
 }

@@ -3,11 +3,15 @@ package nimitz
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/mobility"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 	"pilaster.io/pilaster/internal/tenant"
@@ -77,30 +81,64 @@ func (h *hosted) relaysTo(to netip.Prefix, p Place) bool {
 }
 
 // onlyRelays returns what is left of a tenant without containers here: the entries by which this node forwards to
-// containers that have moved.
+// containers that have moved. The mapping of the last one may arrive later.
 func (h *hosted) onlyRelays() *hosted {
 	left := newHosted()
-	left.vni, left.segment, left.installed = h.vni, h.segment, h.installed
-	for to, until := range h.relays {
+	left.name, left.vni, left.segment, left.overlays, left.former = h.name, h.vni, h.segment, h.overlays, true
+	left.installed, left.relays = h.installed, h.relays
+	for to := range h.relays {
 		if p, elsewhere := h.remote[to]; elsewhere {
-			left.relays[to], left.remote[to] = until, p
+			left.remote[to] = p
 		}
 	}
 	return left
 }
 
 // keepRelays keeps what is left of a tenant until forwarding ends.
-func (n *Network) keepRelays(name string, left *hosted) {
+func (n *Network) keepRelays(left *hosted) {
 	if len(left.relays) > 0 {
-		n.leaving[name] = left
+		n.leaving[left.vni] = left
 	}
 }
 
+// adoptLeft is keepRelays for entries that an earlier agent has left. The tenant's name is unknown, so later mappings
+// change nothing.
+func (n *Network) adoptLeft(vni pipeline.VNI) *hosted {
+	left := newHosted()
+	left.vni, left.segment, left.former = vni, n.config.Underlay.Segment(vni), true
+	n.leaving[vni] = left
+	return left
+}
+
+// receiver returns the tenant that receives mappings, nil if there is none.
+func (n *Network) receiver(name string) *hosted {
+	if h, ok := n.tenants[name]; ok {
+		return h
+	}
+	for _, h := range n.leaving {
+		if h.name == name {
+			return h
+		}
+	}
+	return nil
+}
+
+// concerning returns those mappings that the tenant needs here.
+func (h *hosted) concerning(all []network.Mapping) []network.Mapping {
+	if !h.former {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(m network.Mapping) bool {
+		_, left := h.relays[m.To]
+		return !left
+	})
+}
+
 // known yields the tenants with entries in the switch.
-func (n *Network) known() func(yield func(*hosted) bool) {
+func (n *Network) known() iter.Seq[*hosted] {
 	return func(yield func(*hosted) bool) {
-		for _, all := range []map[string]*hosted{n.tenants, n.leaving} {
-			for _, h := range all {
+		for _, all := range []iter.Seq[*hosted]{maps.Values(n.tenants), maps.Values(n.leaving)} {
+			for h := range all {
 				if !yield(h) {
 					return
 				}
@@ -137,7 +175,7 @@ func (n *Network) endRelays(ctx context.Context, now time.Time) error {
 				over[to] = until
 				matches = append(matches, pipeline.Forward{VNI: h.vni, To: to}.Match())
 				delete(h.relays, to)
-				if h.name == "" {
+				if h.former {
 					delete(h.remote, to)
 				}
 			}
@@ -149,10 +187,6 @@ func (n *Network) endRelays(ctx context.Context, now time.Time) error {
 			return err
 		}
 	}
-	for name, h := range n.leaving {
-		if len(h.relays) == 0 {
-			delete(n.leaving, name)
-		}
-	}
+	maps.DeleteFunc(n.leaving, func(_ pipeline.VNI, h *hosted) bool { return len(h.relays) == 0 })
 	return nil
 }

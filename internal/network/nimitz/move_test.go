@@ -3,6 +3,7 @@ package nimitz
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -108,6 +109,62 @@ func TestMove(t *testing.T) {
 	if len(to.sw.has) != 1 || len(to.leaving) != 0 {
 		t.Errorf("entries %v, leaving %v", to.sw.has, to.leaving)
 	}
+}
+
+// TestFormerNode: a former node forwards also if the tenant's last container left before the mapping changed, and if
+// the agent starts again meanwhile, and no longer than for a time.
+func TestFormerNode(t *testing.T) {
+	ten := tenantOf(9, overlay("10.0.0.0/16", 0))
+	c := newCluster(t, 2, ten)
+	from, to := c.nodes[0], c.nodes[1]
+	here, err := from.tryAddKeyed(ten, 2, "db-0")
+	from.must(err)
+	forwards := func(when string, want bool) {
+		t.Helper()
+		v, _ := from.sw.table().Run(pipeline.Packet{
+			From: pipeline.VXLAN, Outer: pipeline.VTEP(to.prefix), VNI: 9, Src: netip.MustParseAddr("10.0.9.9"),
+			Dst: here.Attachments[0].Address,
+		})
+		if is := v.Drop == 0 && v.VTEP == pipeline.VTEP(to.prefix); is != want {
+			t.Errorf("%s: %+v, want forwarding %v", when, v, want)
+		}
+	}
+	over := func() { from.must(from.endRelays(t.Context(), time.Now().Add(2*mobility.FormerTime))) }
+
+	from.late = true
+	_, err = to.tryAddKeyed(ten, 2, "db-0")
+	to.must(err)
+	from.remove(here)
+	forwards("before the mapping", false)
+	other := network.Mapping{Tenant: ten.Name, To: host(here.Attachments[0].Address.Next()), Node: to.prefix}
+	from.must(from.Apply(t.Context(), ten.Name, append(slices.Clone(c.where[ten.Name]), other), nil))
+	forwards("after the mapping", true)
+	if len(from.sw.has) != 2 {
+		t.Errorf("entries %v", from.sw.has)
+	}
+	from.start(memory{})
+	from.must(from.endRelays(t.Context(), time.Now()))
+	forwards("after a restart without containers of the tenant", true)
+	over()
+	forwards("after its time", false)
+	if len(from.sw.has) != 1 || len(from.leaving) != 0 {
+		t.Errorf("entries %v, leaving %v", from.sw.has, from.leaving)
+	}
+
+	from.late = false
+	back, err := from.tryAddKeyed(ten, 2, "db-0")
+	from.must(err)
+	from.add(ten, 3)
+	c.where[ten.Name][0].Node = to.prefix
+	from.receive(ten)
+	from.must(from.Deactivate(t.Context(), back))
+	delete(from.record, back.ID)
+	forwards("again", true)
+	from.start(memory{})
+	from.must(from.endRelays(t.Context(), time.Now()))
+	forwards("after a restart", true)
+	over()
+	forwards("after its time again", false)
 }
 
 // TestKeyRefused: a tenant or a node without single addresses that can move is refused, and nothing changes.

@@ -46,7 +46,7 @@ type Network struct {
 
 	mu        sync.Mutex // held while the switch is changed, so that changes come one after the other
 	tenants   map[string]*hosted
-	leaving   map[string]*hosted // tenants without containers here, to which this node still forwards
+	leaving   map[pipeline.VNI]*hosted // tenants without containers here, to which this node still forwards
 	moves     *mobility.Moves
 	sealed    map[string]bool           // tenants whose policies this node cannot enforce
 	region    *hosted                   // entries that belong to no tenant
@@ -74,7 +74,7 @@ func New(c Config) *Network {
 		c.Underlay = region{c.Plan, c.Node}
 	}
 	return &Network{
-		config: c, tenants: map[string]*hosted{}, leaving: map[string]*hosted{}, moves: mobility.New(c.Cluster),
+		config: c, tenants: map[string]*hosted{}, leaving: map[pipeline.VNI]*hosted{}, moves: mobility.New(c.Cluster),
 		sealed: map[string]bool{}, region: newHosted(),
 	}
 }

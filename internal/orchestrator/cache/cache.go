@@ -95,6 +95,7 @@ func New(self string, dropped func(reason string)) *Cache {
 func (m *Cache) Apply(b store.Batch) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
+	before := m.Policies
 	if b.Whole {
 		m.Nodes = map[string]*pilasterv1.Node{}
 		m.Tenants = map[string]*pilasterv1.Tenant{}
@@ -102,7 +103,7 @@ func (m *Cache) Apply(b store.Batch) {
 		m.quarantinedApps, m.endedApps = map[string]map[uint32]bool{}, map[string]int{}
 		m.Hosting = map[string]map[string]*pilasterv1.Hosting{}
 		m.HostedBy = map[string]map[string]bool{}
-		m.Offloaded, m.Loads, m.OffloadAuto = map[string]int64{}, map[string]Load{}, false
+		m.Loads, m.OffloadAuto = map[string]Load{}, false
 		m.transit = map[string]map[string]bool{}
 		m.Allocations, m.Policies = newAllocations(), newPolicies()
 		m.regions, m.edge = map[string]region{}, ""
@@ -117,6 +118,7 @@ func (m *Cache) Apply(b store.Batch) {
 	}
 	if b.Whole {
 		m.dropLoads()
+		m.Policies.succeed(before, b.Revision)
 	}
 	b.Events = m.deriveOffloads(m.deriveRegions(b.Events, edge != m.Nodes[m.edge]))
 	m.noteOffloads(b)
@@ -286,7 +288,7 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 	case e.Policy != nil:
 		m.Policies.add(e.Policy)
 	case e.EndedPolicy != nil:
-		m.Policies.remove(e.EndedPolicy)
+		m.Policies.remove(e.EndedPolicy, revision)
 	case e.Region != nil:
 		m.regions[e.Region.Name] = newRegion(e.Region)
 	case e.DeletedRegion != "":
@@ -307,7 +309,9 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 	case e.EndedLoad != "":
 		delete(m.Loads, e.EndedLoad)
 	case e.OffloadAuto != nil:
+		m.dropLoads() // of former members, if it was off
 		m.OffloadAuto = *e.OffloadAuto
+		m.dropLoads()
 	}
 }
 

@@ -13,9 +13,13 @@ import (
 )
 
 // noteOffloads updates what the controller of offloads waits for. Offloaded has the tenants with offloads, each with
-// the revision of the last change of what its frontends need: the tenant, its apps and policies. OffloadRevision is
-// that of the last batch with a tenant that has or had offloads, or with a report about one.
+// the revision of the last change of what its frontends need: the tenant, its apps and policies. What backends report,
+// and a read of the whole store, is no such change. OffloadRevision is that of the last batch with a tenant that has or
+// had offloads, or with a report about one.
 func (m *Cache) noteOffloads(b store.Batch) {
+	if b.Whole {
+		maps.DeleteFunc(m.Offloaded, func(name string, _ int64) bool { return len(m.Tenants[name].GetOffloads()) == 0 })
+	}
 	for _, e := range b.Events {
 		name := tenantOf(e)
 		hosting := cmp.Or(e.Hosting, e.EndedHosting)
@@ -25,7 +29,10 @@ func (m *Cache) noteOffloads(b store.Batch) {
 			m.OffloadRevision = b.Revision
 		case name == "" || e.Mapping != nil || e.EndedMapping != nil:
 		case len(m.Tenants[name].GetOffloads()) > 0:
-			m.Offloaded[name], m.OffloadRevision = b.Revision, b.Revision
+			m.OffloadRevision = b.Revision
+			if !had || !b.Whole && !e.ToFrontends {
+				m.Offloaded[name] = b.Revision
+			}
 		case had:
 			delete(m.Offloaded, name)
 			m.OffloadRevision = b.Revision

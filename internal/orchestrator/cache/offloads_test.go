@@ -138,6 +138,40 @@ func TestFrontendsReceiveTenant(t *testing.T) {
 		}
 	}
 	noted(17, 17)
-	m.Apply(store.Batch{Revision: 18, Events: []store.Event{{DeletedTenant: "red"}}})
-	noted(0, 18)
+	m.Apply(store.Batch{Revision: 18, Events: []store.Event{{Tenant: m.Tenants["red"], ToFrontends: true}}})
+	noted(17, 18)
+	whole := []store.Event{{Tenant: m.Tenants["red"]}, {App: &pilasterv1.App{Tenant: "red", Id: 5}}}
+	m.Apply(store.Batch{Revision: 19, Whole: true, Events: whole})
+	noted(17, 19)
+	m.Apply(store.Batch{Revision: 20, Events: []store.Event{{DeletedTenant: "red"}}})
+	noted(0, 20)
+}
+
+// TestPoliciesChanged: the revision of the last change of a tenant's policies rises by changes and deletions only, also
+// if they are known from a read of the whole store.
+func TestPoliciesChanged(t *testing.T) {
+	m, _ := newTestCache()
+	policy := func(name string, revision int64) *pilasterv1.Policy {
+		return &pilasterv1.Policy{Tenant: "red", Kind: "NetworkPolicy", Name: name, Revision: revision}
+	}
+	for i, c := range []struct {
+		whole  bool
+		events []store.Event
+		want   int64
+	}{
+		{false, []store.Event{{Policy: policy("a", 100)}}, 100},
+		{false, []store.Event{{Policy: policy("b", 101)}}, 101},
+		{false, []store.Event{{Tenant: &pilasterv1.Tenant{Name: "red"}}}, 101},
+		{true, []store.Event{{Policy: policy("a", 100)}, {Policy: policy("b", 101)}}, 101},
+		{true, []store.Event{{Policy: policy("a", 100)}, {Policy: policy("b", 104)}}, 104},
+		{true, []store.Event{{Policy: policy("a", 100)}}, 105}, // b is gone
+		{false, []store.Event{{EndedPolicy: policy("a", 0)}}, 106},
+		{true, nil, 106},
+		{false, []store.Event{{DeletedTenant: "red"}}, 0},
+	} {
+		m.Apply(store.Batch{Revision: int64(100 + i), Whole: c.whole, Events: c.events})
+		if got := m.Policies.Changed("red"); got != c.want {
+			t.Errorf("after revision %d: %d, want %d", 100+i, got, c.want)
+		}
+	}
 }

@@ -21,6 +21,7 @@ type policies struct {
 	read             map[string]map[PolicyName]policy.Policy      // parsed, if this build can parse them
 	overrides        map[string]map[string]*pilasterv1.Override   // by tenant and address
 	changedOverrides *[]store.Event                               // in the current batch
+	changed          map[string]int64                             // by tenant: revision of the last change
 }
 
 // Blocks counts the CIDRs in a tenant's policies. The caller holds the lock.
@@ -41,6 +42,20 @@ func newPolicies() policies {
 		map[string]map[PolicyName]policy.Policy{},
 		map[string]map[string]*pilasterv1.Override{},
 		new([]store.Event),
+		map[string]int64{},
+	}
+}
+
+// succeed takes over when policies changed from those before a read of the whole store. A policy that is gone since
+// then was deleted at a revision that is not known.
+func (p policies) succeed(before policies, revision int64) {
+	for tenant, at := range before.changed {
+		p.changed[tenant] = max(p.changed[tenant], at)
+		for name := range before.Of[tenant] {
+			if p.Of[tenant][name] == nil {
+				p.changed[tenant] = revision
+			}
+		}
 	}
 }
 
@@ -49,6 +64,7 @@ func (p policies) add(is *pilasterv1.Policy) {
 		p.Of[is.Tenant], p.read[is.Tenant] = map[PolicyName]*pilasterv1.Policy{}, map[PolicyName]policy.Policy{}
 	}
 	p.Of[is.Tenant][PolicyNameOf(is)] = is
+	p.changed[is.Tenant] = max(p.changed[is.Tenant], is.Revision)
 	delete(p.read[is.Tenant], PolicyNameOf(is))
 	// This build may be unable to parse a policy of another build. The nodes report whether they enforce the policy.
 	if read, err := policy.ParseKept(is.Kind, []byte(is.Document)); err == nil {
@@ -56,17 +72,24 @@ func (p policies) add(is *pilasterv1.Policy) {
 	}
 }
 
-func (p policies) remove(was *pilasterv1.Policy) {
+func (p policies) remove(was *pilasterv1.Policy, revision int64) {
+	p.changed[was.Tenant] = revision
 	delete(p.read[was.Tenant], PolicyNameOf(was))
 	if delete(p.Of[was.Tenant], PolicyNameOf(was)); len(p.Of[was.Tenant]) == 0 {
-		p.removeAll(was.Tenant)
+		delete(p.Of, was.Tenant)
+		delete(p.read, was.Tenant)
 	}
 }
 
 func (p policies) removeAll(tenant string) {
 	delete(p.Of, tenant)
 	delete(p.read, tenant)
+	delete(p.changed, tenant)
 }
+
+// Changed returns the revision of the last change of a tenant's policies, as far as this process knows: of a deletion
+// before its start it does not. The caller holds the lock.
+func (p *policies) Changed(tenant string) int64 { return p.changed[tenant] }
 
 // override replaces the overrides that a node reports for a tenant. The addresses belong to that node only.
 func (p policies) override(was, is *pilasterv1.Hosting) {

@@ -1,15 +1,18 @@
 package cache
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/offload"
 )
 
 // Rehost sets the hosted tenants of a stream, and queues those that are new to the stream or incomplete on the node.
@@ -77,7 +80,8 @@ func (m *Cache) alreadyRecorded(f *Subscriber, first *pilasterv1.FollowRequest) 
 				KeepsApps:  h.KeepsApps,
 				Unenforced: h.Unenforced,
 
-				AppliedChanges: h.AppliedChanges, Offloaded: h.Offloaded, LostFrontends: h.LostFrontends,
+				AppliedChanges: h.AppliedChanges, PoliciesRevision: h.PoliciesRevision, Offloaded: h.Offloaded,
+				LostFrontends: h.LostFrontends, AnsweringFrontends: h.AnsweringFrontends,
 			}
 		}
 	}
@@ -173,23 +177,32 @@ type Load struct {
 const (
 	loadStep  = 0.05 // a smaller change is not recorded
 	busyLoad  = 0.5  // from here on a node reports often
-	oftenLoad = time.Second
+	OftenLoad = time.Second
 	autoLoad  = 10 * time.Second
 	rareLoad  = time.Minute
-	freshLoad = 10 * time.Second // what a node reports often is recorded after this time, also if it changed little
+	freshLoad = time.Minute      // what a node reports often is recorded after this time, also if it changed little
+	staleLoad = 90 * time.Second // what a node should report often is unknown after this time
 )
 
-// dropLoads deletes the reports of nodes without a stream.
+// IsFresh reports whether a load can be used: it is not if nothing keeps it up to date. Member is whether the node is a
+// backend or a frontend. The caller holds the lock.
+func (m *Cache) IsFresh(now time.Time, l Load, member bool) bool {
+	often := member || m.OffloadAuto && Busy(l.NodeLoad)
+	return (member || m.OffloadAuto) && (!often || now.Sub(l.At) < staleLoad)
+}
+
+// dropLoads deletes the reports of nodes without a stream, and of nodes that measure no loads.
 func (m *Cache) dropLoads() {
 	for node := range m.Loads {
-		if m.Sessions[node].None() {
+		if m.Sessions[node].None() || !m.OffloadAuto && !m.takesPart(node) {
 			delete(m.Loads, node)
 		}
 	}
 }
 
 // NextLoad returns when a node's next report is due, whether it measures its packet load for it, and whether this
-// report is recorded: most do not differ from the last one, and each record is a write that all orchestrators read.
+// report is recorded: without packet loads it is not, most do not differ from the last one, and each record is a write
+// that all orchestrators read. It removes the tenants that are not recorded from the report.
 func (m *Cache) NextLoad(now time.Time, load *pilasterv1.NodeLoad) (next time.Duration, measure, record bool) {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
@@ -197,14 +210,49 @@ func (m *Cache) NextLoad(now time.Time, load *pilasterv1.NodeLoad) (next time.Du
 	next, measure = rareLoad, m.OffloadAuto || member
 	switch {
 	case member || m.OffloadAuto && Busy(load):
-		next = oftenLoad
+		next = OftenLoad
 	case m.OffloadAuto:
 		next = autoLoad
 	}
 	last, recorded := m.Loads[load.Node]
-	record = measure && (!recorded || differ(last.NodeLoad, load) || next == oftenLoad && now.Sub(last.At) >= freshLoad)
+	m.keepLarge(load, last.NodeLoad)
+	due := next == OftenLoad && now.Sub(last.At) >= freshLoad
+	record = measure && load.Measured && (!recorded || differ(last.NodeLoad, load) || due)
 	return next, measure, record
 }
+
+// keepLarge leaves in a report the tenants with an offload on the node, and of the others the largest that the
+// controller would offload. Those in the last report may have half as much, so that noise does not change the report.
+// The caller holds the lock.
+func (m *Cache) keepLarge(load, last *pilasterv1.NodeLoad) {
+	had := map[string]bool{}
+	for _, t := range last.GetTenants() {
+		had[t.Tenant] = true
+	}
+	share := func(t *pilasterv1.TenantLoad) float64 { return max(t.Load, part(t.Rules, load.RulesCapacity)) }
+	isBackend := func(t *pilasterv1.TenantLoad) bool {
+		return slices.ContainsFunc(m.Tenants[t.Tenant].GetOffloads(),
+			func(o *pilasterv1.Offload) bool { return o.Node == load.Node })
+	}
+	var keep, large []*pilasterv1.TenantLoad
+	for _, t := range load.Tenants {
+		switch is := share(t); {
+		case isBackend(t):
+			keep = append(keep, t)
+		case is >= offload.MinShare || had[t.Tenant] && is >= offload.MinShare/2:
+			large = append(large, t)
+		}
+	}
+	if len(large) > maxTenantLoads { // from no agent: the shares of the tenants add up to 1
+		slices.SortFunc(large, func(a, b *pilasterv1.TenantLoad) int { return cmp.Compare(share(b), share(a)) })
+		large = large[:maxTenantLoads]
+	}
+	load.Tenants = append(keep, large...)
+	slices.SortFunc(load.Tenants, func(a, b *pilasterv1.TenantLoad) int { return strings.Compare(a.Tenant, b.Tenant) })
+}
+
+// maxTenantLoads limits the tenants without an offload in a report.
+const maxTenantLoads = 256
 
 // takesPart reports whether a node is a backend or a frontend. The caller holds the lock.
 func (m *Cache) takesPart(node string) bool {
@@ -227,13 +275,14 @@ func (m *Cache) takesPart(node string) bool {
 	return false
 }
 
-// Busy reports whether a node reports often: it may need an offload soon.
+// Busy reports whether a node reports often: it may need an offload soon. Its sessions do not count, because an offload
+// does not move them.
 func Busy(l *pilasterv1.NodeLoad) bool {
 	total := l.Own
 	for _, f := range l.Fronting {
 		total += f.Load
 	}
-	return max(total, part(l.Rules, l.RulesCapacity), part(l.Sessions, l.SessionsCapacity)) >= busyLoad
+	return max(total, part(l.Rules, l.RulesCapacity)) >= busyLoad
 }
 
 func part(used, capacity uint32) float64 {

@@ -288,17 +288,17 @@ func checkOffloaded(reports []*pilasterv1.Hosting) error {
 		for _, e := range h.Offloaded {
 			addresses += len(e.Addresses)
 		}
-		if n := len(h.LostFrontends); n > tenant.MaxFrontends {
+		if n := max(len(h.LostFrontends), len(h.AnsweringFrontends)); n > tenant.MaxFrontends {
 			return connect.NewError(
 				connect.CodeInvalidArgument,
 				fmt.Errorf(
-					"the node lost %d frontends of an offload, and one has %d at most; nothing was changed",
+					"the node reports %d frontends of an offload, and one has %d at most; nothing was changed",
 					n,
 					tenant.MaxFrontends,
 				),
 			)
 		}
-		for _, name := range h.LostFrontends {
+		for _, name := range slices.Concat(h.LostFrontends, h.AnsweringFrontends) {
 			if err := store.CheckNodeName(name); err != nil {
 				return err
 			}

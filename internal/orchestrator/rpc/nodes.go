@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"connectrpc.com/connect"
+	"golang.org/x/time/rate"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -37,15 +38,16 @@ const (
 
 // NodeService serves agents. The certificate determines the node, and a node acts only as itself.
 type NodeService struct {
-	Store   *store.Store
-	Cache   *cache.Cache
-	Token   *admission.TokenFile
-	Timeout time.Duration // to write a message of a stream, or to read the first
-	Now     func() time.Time
-	Log     *slog.Logger
-	Limiter *admission.CallLimiter
-	Lists   *admission.Rates[string]    // queries for mappings, by tenant; nil if there is no limit
-	Later   func(func(context.Context)) // runs work that outlives the call
+	Store      *store.Store
+	Cache      *cache.Cache
+	Token      *admission.TokenFile
+	Timeout    time.Duration // to write a message of a stream, or to read the first
+	Now        func() time.Time
+	Log        *slog.Logger
+	Limiter    *admission.CallLimiter
+	Lists      *admission.Rates[string]    // queries for mappings, by tenant; nil if there is no limit
+	LoadWrites *rate.Limiter               // of nodes' loads, into the store; nil if there is no limit
+	Later      func(func(context.Context)) // runs work that outlives the call
 }
 
 func (s *NodeService) Join(

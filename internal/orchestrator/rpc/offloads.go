@@ -14,6 +14,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
+	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -125,11 +126,19 @@ func (s *OperatorService) SetOffloadAuto(
 
 // Limits of a report of loads, which the store may keep.
 const (
-	MaxTenantLoads   = 256 // of a report; tenants with small loads are left out
 	MaxFrontingLoads = 1024
 	maxLoad          = 1000 // in parts of the budget
 	maxBudget        = 1 << 16
 )
+
+// LoadWrites is how many reports of loads an orchestrator records in a second. The others wait for the node's next one.
+const LoadWrites = 50
+
+// mayRecord reports whether a report can be recorded now. Half of what is left is for nodes that report often.
+func (s *NodeService) mayRecord(often bool) bool {
+	l := s.LoadWrites
+	return l == nil || (often || l.Tokens() >= float64(l.Burst())/2) && l.Allow()
+}
 
 func (s *NodeService) ReportLoad(
 	ctx context.Context,
@@ -148,7 +157,7 @@ func (s *NodeService) ReportLoad(
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
 	next, measure, record := s.Cache.NextLoad(time.Now(), load)
-	if record {
+	if record && s.mayRecord(next == cache.OftenLoad) {
 		if err := s.Store.RecordLoad(ctx, node, admission.Instance(ctx), load); err != nil {
 			return nil, err
 		}
@@ -158,8 +167,7 @@ func (s *NodeService) ReportLoad(
 	}), nil
 }
 
-// checkLoad refuses a report that no valid agent sends, and leaves out tenants with small loads if there are many: the
-// controller offloads none of them.
+// checkLoad refuses a report that no valid agent sends.
 func checkLoad(l *pilasterv1.NodeLoad) error {
 	valid := func(x, most float64) bool { return x >= 0 && x <= most && !math.IsNaN(x) }
 	if !valid(l.Budget, maxBudget) || !valid(l.Own, maxLoad) || len(l.Fronting) > MaxFrontingLoads ||
@@ -182,13 +190,6 @@ func checkLoad(l *pilasterv1.NodeLoad) error {
 			return err
 		}
 	}
-	if len(l.Tenants) > MaxTenantLoads {
-		slices.SortFunc(l.Tenants, func(a, b *pilasterv1.TenantLoad) int {
-			return cmp.Or(cmp.Compare(b.Load, a.Load), cmp.Compare(b.Rules, a.Rules))
-		})
-		l.Tenants = l.Tenants[:MaxTenantLoads]
-	}
-	slices.SortFunc(l.Tenants, func(a, b *pilasterv1.TenantLoad) int { return strings.Compare(a.Tenant, b.Tenant) })
 	slices.SortFunc(l.Fronting, func(a, b *pilasterv1.FrontingLoad) int {
 		return cmp.Or(strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Backend, b.Backend))
 	})

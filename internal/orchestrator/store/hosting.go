@@ -98,8 +98,9 @@ func (s *Store) recordHosting(
 		record := &pilasterv1.Hosting{
 			Accepts: report.Accepts, Holds: report.Holds, Moving: report.Moving, Overrides: overrides,
 			HeardRound: report.HeardRound, KeepsApps: report.KeepsApps, Unenforced: report.Unenforced,
-			AppliedChanges: report.AppliedChanges, Offloaded: report.Offloaded, LostFrontends: report.LostFrontends,
-			Sequence: sequence,
+			AppliedChanges: report.AppliedChanges, PoliciesRevision: report.PoliciesRevision,
+			Offloaded: report.Offloaded, LostFrontends: report.LostFrontends,
+			AnsweringFrontends: report.AnsweringFrontends, Sequence: sequence,
 		}
 		if err := t.save(hostingKey(report.Tenant, n.Name), record); err != nil {
 			return is, err
@@ -203,7 +204,9 @@ func (t *txn) beginHosting(n pki.Node, sequence uint64, found *pilasterv1.Tenant
 		Unenforced: recorded.Unenforced,
 		Sequence:   sequence,
 
-		AppliedChanges: recorded.AppliedChanges, Offloaded: recorded.Offloaded, LostFrontends: recorded.LostFrontends,
+		AppliedChanges: recorded.AppliedChanges, PoliciesRevision: recorded.PoliciesRevision,
+		Offloaded: recorded.Offloaded, LostFrontends: recorded.LostFrontends,
+		AnsweringFrontends: recorded.AnsweringFrontends,
 	}
 	if !exists {
 		for _, id := range found.Ids {

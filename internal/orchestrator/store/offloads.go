@@ -560,7 +560,9 @@ func removeFrontend(of *pilasterv1.Tenant, o *pilasterv1.Offload, node string) e
 
 // sameOffloading compares what two reports say about offloads.
 func sameOffloading(a, b *pilasterv1.Hosting) bool {
-	return a.AppliedChanges == b.AppliedChanges && slices.Equal(a.LostFrontends, b.LostFrontends) &&
+	return a.AppliedChanges == b.AppliedChanges && a.PoliciesRevision == b.PoliciesRevision &&
+		slices.Equal(a.LostFrontends, b.LostFrontends) &&
+		slices.Equal(a.AnsweringFrontends, b.AnsweringFrontends) &&
 		slices.EqualFunc(
 			a.Offloaded,
 			b.Offloaded,

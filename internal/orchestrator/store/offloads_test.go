@@ -501,6 +501,7 @@ func TestReportAboutOffload(t *testing.T) {
 		t.Helper()
 		h := &pilasterv1.Hosting{
 			Tenant: "green", Holds: []uint32{1}, AppliedChanges: changes, LostFrontends: []string{"n2"},
+			PoliciesRevision: int64(changes), AnsweringFrontends: []string{"n2"},
 			Offloaded: []*pilasterv1.OffloadedEndpoint{{Addresses: [][]byte{{10, 0, 0, 1}}, App: 1}},
 		}
 		if _, err := s.RecordHosting(t.Context(), node(1), sequence, []*pilasterv1.Hosting{h}, nil); err != nil {
@@ -515,7 +516,9 @@ func TestReportAboutOffload(t *testing.T) {
 	}
 	h := new(pilasterv1.Hosting)
 	inStore(t, etcd, "hosting/green/n1", h)
-	if h.AppliedChanges != 6 || len(h.Offloaded) != 1 || len(h.LostFrontends) != 1 || h.Sequence != 5 {
-		t.Errorf("recorded %v, want 6 applied changes, one container, one lost frontend and sequence 5", h)
+	if h.AppliedChanges != 6 || len(h.Offloaded) != 1 || len(h.LostFrontends) != 1 || h.Sequence != 5 ||
+		h.PoliciesRevision != 6 || len(h.AnsweringFrontends) != 1 {
+		t.Errorf("recorded %v, want 6 applied changes and policies of revision 6, one container, one frontend that "+
+			"is lost and answers, and sequence 5", h)
 	}
 }

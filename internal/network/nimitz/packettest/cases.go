@@ -191,10 +191,13 @@ func Moved() (entries []pipeline.Entry, all []Case) {
 			c.Name, c.Packet.Body, c.Packet.Extensions = "a late packet, "+b.name, b.Body, b.Extensions
 			some = append(some, c)
 		}
-		other, last := late, late
+		other, last, again, often := late, late, late, late
 		other.Name, other.VNI, other.Packet.Body = "a late packet of the other tenant", 8, gram
 		last.Name, last.Packet.HopLimit, last.Packet.Body = "the last hop of a late packet", 1, gram
-		for _, c := range append(some, other, last) {
+		again.Name, again.Relayed, again.Packet.Body = "a late packet that was passed on", 1, gram
+		again.Identity = 0
+		often.Name, often.Relayed, often.Packet.Body = "a late packet that was passed on twice", 2, gram
+		for _, c := range append(some, other, last, again, often) {
 			c.Name, c.Table = c.Name+", "+w.name, table
 			all = append(all, c)
 		}

@@ -15,9 +15,10 @@ type Case struct {
 	Name     string
 	Table    pipeline.Table
 	From     pipeline.Port
-	Outer    netip.Addr // the tunnel's source; only from pipeline.VXLAN, as are the next two
+	Outer    netip.Addr // the tunnel's source; only from pipeline.VXLAN, as are the next three
 	VNI      pipeline.VNI
 	Identity uint16
+	Relayed  int
 	Packet   packet.Packet
 	Frame    []byte            // in place of Packet
 	Drop     dropreason.Reason // a drop that no table decides
@@ -46,7 +47,8 @@ func (c Case) Want() Result {
 		return Result{Verdict: pipeline.Verdict{Drop: c.Drop}}
 	}
 	v, _ := c.Table.Run(pipeline.Packet{
-		From: c.From, Outer: c.Outer, VNI: c.VNI, Identity: c.Identity, Src: c.Packet.Source, Dst: c.Packet.Destination,
+		From: c.From, Outer: c.Outer, VNI: c.VNI, Identity: c.Identity, Relayed: c.Relayed,
+		Src: c.Packet.Source, Dst: c.Packet.Destination,
 	})
 	if v.Drop != 0 {
 		return Result{Verdict: v}

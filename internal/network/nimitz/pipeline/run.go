@@ -14,7 +14,11 @@ type Packet struct {
 	VNI      VNI
 	Identity uint16
 	Src, Dst netip.Addr
+	Relayed  int // how often a node has passed it on to another one; set only where Port is VXLAN
 }
+
+// MaxRelays is how often a packet is passed on while nodes disagree about where a container is.
+const MaxRelays = 2
 
 // Verdict is the pipeline's decision on a packet.
 type Verdict struct {
@@ -24,6 +28,7 @@ type Verdict struct {
 	VNI      VNI        // the register when it left the pipeline
 	Identity uint16
 	Src, Dst netip.Addr // after NAT
+	Relayed  int
 }
 
 // Table holds a node's entries, and scans all of them for each packet. Tests compare switches with it, and it explains
@@ -61,14 +66,23 @@ func (r *run) fromTunnel(p Packet) dropreason.Reason {
 }
 
 // turnsBack reports whether a packet from the tunnel would leave by it. It may only pass between this region's tunnels
-// and another region's, and to a container that has moved.
+// and another region's, and to a container that has moved, which counts.
 func (r *run) turnsBack(to Forward) bool {
-	return to.Port == VXLAN && !to.Relays && (r.table.Pool.IsValid() || r.abroad != r.table.Region.Contains(to.VTEP))
+	if to.Port != VXLAN || !r.table.Pool.IsValid() && r.abroad == r.table.Region.Contains(to.VTEP) {
+		return false
+	}
+	if !to.Relays || r.Relayed == MaxRelays {
+		return true
+	}
+	r.Relayed++
+	return false
 }
 
 // Run processes a packet, and returns the entries that it matched.
 func (t Table) Run(p Packet) (Verdict, []Entry) {
-	r := run{table: t, Verdict: Verdict{VNI: p.VNI, Identity: p.Identity, Src: p.Src, Dst: p.Dst}}
+	r := run{table: t, Verdict: Verdict{
+		VNI: p.VNI, Identity: p.Identity, Src: p.Src, Dst: p.Dst, Relayed: p.Relayed,
+	}}
 	switch p.From {
 	case VXLAN:
 		if why := r.fromTunnel(p); why != 0 {
