@@ -154,7 +154,7 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 		case of.PeerApp == 0 && c.appElsewhere(name, ends[i], &apps[i]):
 		case of.PeerApp == 0:
 			return nil, refusal.New(
-				refusal.ErrNever,
+				refusal.ErrInvalid,
 				"%v is not on this node, and addresses of network %s do not contain the app; set --peer-app to "+
 					"the app that `pilaster endpoint list` shows on its node",
 				ends[i],
@@ -167,6 +167,11 @@ func (c *Core) whyOverlay(of Connection, from, to []OverlayMatch) ([]Reason, err
 	known, _, _ := c.tenants.Get(name)
 	if !slices.ContainsFunc(known.Apps, func(a App) bool { return a.ID == of.PeerApp }) && of.PeerApp != 0 {
 		return nil, refusal.New(refusal.ErrNever, "tenant %s has no app %d known to this node", name, of.PeerApp)
+	}
+	for i := range apps {
+		if records[i] == nil && apps[i] != policy.Outside {
+			of.PeerApp = apps[i]
+		}
 	}
 	var all []Reason
 	for i, direction := range [2]policy.Direction{policy.Egress, policy.Ingress} {
@@ -215,7 +220,7 @@ func (c *Core) why(of Connection, direction policy.Direction, tenant string, q d
 		q.LocalPort = of.Port
 	}
 	if c.policies.View()[tenant].Offloaded {
-		return Reason{}, c.errOffloaded(tenant)
+		return Reason{}, c.errOffloaded(tenant, of)
 	}
 	answer, err := c.driver.LookupPolicy(q)
 	if err != nil {

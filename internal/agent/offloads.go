@@ -12,6 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -116,8 +117,8 @@ func (c *Core) OffloadOf(name string, id uint32) (tenant.Offload, bool) {
 	return known.Tenant.Offloads[i], true
 }
 
-// errOffloaded says who looks up the rules of a tenant for this node's containers.
-func (c *Core) errOffloaded(name string) error {
+// errOffloaded says who looks up the rules of a tenant for this node's containers, and the command for a connection.
+func (c *Core) errOffloaded(name string, of Connection) error {
 	known, _, _ := c.tenants.Get(name)
 	i := slices.IndexFunc(known.Tenant.Offloads, func(o tenant.Offload) bool { return o.Prefix == c.tenants.node })
 	if i < 0 {
@@ -128,14 +129,24 @@ func (c *Core) errOffloaded(name string) error {
 	for _, f := range o.Active() {
 		names = append(names, f.Node)
 	}
+	what := cmp.Or(map[uint8]string{policy.TCP: "tcp", policy.UDP: "udp", policy.SCTP: "sctp"}[of.Protocol],
+		fmt.Sprint(of.Protocol))
+	if of.Port != 0 {
+		what += fmt.Sprint("/", of.Port)
+	}
+	if of.PeerApp != 0 {
+		what += fmt.Sprint(" --peer-app ", of.PeerApp)
+	}
 	return refusal.New(
 		refusal.ErrNever,
-		"the rules of tenant %s for containers of this node are looked up by frontends: %s\n  ask on one of these "+
-			"nodes; `pilaster offload get %s --node %s` shows the offload",
+		"the rules of tenant %s for containers of this node are looked up by frontends: %s\n  run on one of these "+
+			"nodes: pilaster why %v %v %s --tenant %s",
 		name,
 		strings.Join(names, ", "),
+		of.Source,
+		of.Destination,
+		what,
 		name,
-		o.Node,
 	)
 }
 

@@ -733,7 +733,8 @@ func TestWhyOfABackend(t *testing.T) {
 		t.Errorf("in phase dual: %+v, %v", all, err)
 	}
 	b.mustApply(b.greenWith(3, offload(tenant.OffloadActive, agenttest.NodePrefix, farNode)))
-	if all, err := why(); err == nil || !strings.Contains(err.Error(), "looked up by frontends: frontend1") {
+	if all, err := why(); err == nil || !strings.Contains(err.Error(), "looked up by frontends: frontend1\n  run on "+
+		"one of these nodes: pilaster why 10.0.3.1 10.0.3.2 tcp/80 --tenant green") {
 		t.Errorf("in phase active: %+v, %v", all, err)
 	}
 }

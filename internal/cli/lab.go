@@ -375,7 +375,13 @@ The container's tenant is on network ` + keyed + `, and the container has an add
 		},
 	}
 	c.Flags().StringVar(&to, "to", "", "the node to move it to")
-	_ = c.RegisterFlagCompletionFunc("to", cobra.NoFileCompletions)
+	nodes := flags.offer(1, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).NodeNames)
+	_ = c.RegisterFlagCompletionFunc(
+		"to",
+		func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return nodes(c, nil, typed)
+		},
+	)
 	out.bind(c)
 	return c
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -36,6 +37,9 @@ need no --metrics-listen for this command.`,
 				return err
 			}
 			resp, err := unixrpc.Client(socket).Do(req)
+			if _, missing := os.Stat(orchestrator.path); err != nil && missing == nil && len(args) == 0 {
+				err = fmt.Errorf("%w; `pilaster metrics orchestrator` prints those of the orchestrator here", err)
+			}
 			if err != nil {
 				return connect.NewError(connect.CodeUnavailable, err)
 			}

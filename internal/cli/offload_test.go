@@ -328,6 +328,19 @@ func TestOffloadInVain(t *testing.T) {
 	}
 }
 
+// TestSilentFrontends: a trace names frontends without an answer, of offloads on its way only.
+func TestSilentFrontends(t *testing.T) {
+	l := offloadLister{answer: &pilasterv1.ListOffloadsResponse{Offloads: []*pilasterv1.OffloadStatus{
+		{Offload: &pilasterv1.Offload{Node: "n1"}, LostFrontends: []string{"n2", "n3"}},
+		{Offload: &pilasterv1.Offload{Node: "n4"}},
+		{Offload: &pilasterv1.Offload{Node: "n5"}, LostFrontends: []string{"n2"}},
+	}}}
+	const want = "\nn1 gets no answers to its probes from n2, n3, which may lose packets"
+	if got := silentFrontends(t.Context(), l, "green", "n1", "n4"); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // TestOffloadThatIsALoss: a dry run says that a start needs --force.
 func TestOffloadThatIsALoss(t *testing.T) {
 	for _, c := range []struct {

@@ -161,6 +161,9 @@ func (j *traceJob) inLab(c *cobra.Command, l *lab.Lab, way lab.Way) error {
 		}
 		return cmp.Or(got.Msg.Endpoint.GetAppNow(), got.Msg.Endpoint.GetApp()), nil
 	}
+	j.silent = func(ctx context.Context) string {
+		return silentFrontends(ctx, l.Operator(), way.To.Tenant, way.From.Node, way.To.Node)
+	}
 	j.tenant, j.from, j.to, j.nodeWith = way.From.Tenant, way.From.Name, way.To.Name, l.NodeWith
 	senderApp, err := appOf(way.From)
 	if err != nil {
@@ -195,11 +198,12 @@ type traceJob struct {
 	*traceFlags
 	ask      whyView // addresses, protocol and port
 	tenant   string
-	nodes    []traceNode                // the sender's first
-	from, to string                     // names to show; empty for those of the agents
-	whole    bool                       // all nodes with a part of the way are asked
-	note     string                     // to show
-	nodeWith func(prefix string) string // names a node; nil if no names are known
+	nodes    []traceNode                  // the sender's first
+	from, to string                       // names to show; empty for those of the agents
+	whole    bool                         // all nodes with a part of the way are asked
+	note     string                       // to show
+	silent   func(context.Context) string // what to add about frontends without an answer; nil if nothing is known
+	nodeWith func(prefix string) string   // names a node; nil if no names are known
 	// frontend returns a node that looks up the rules of an offload; nil if only the nodes above are asked.
 	frontend func(prefix string) traceNode
 	// sourcePort is that of a TCP or UDP probe, by which it differs from other packets of the same ends; 0 without one.
@@ -251,6 +255,9 @@ func (j *traceJob) run(ctx context.Context, env Env) error {
 	case j.dryRun || len(t.Steps) == 0:
 	case offloaded:
 		j.note = "the rules are looked up by frontends, which a live trace does not show, so no packet was sent"
+		if j.silent != nil {
+			j.note += j.silent(ctx)
+		}
 	default:
 		if t, err = j.live(ctx, t, parts); err != nil {
 			return err
@@ -269,6 +276,27 @@ func (j *traceJob) run(ctx context.Context, env Env) error {
 		return nil
 	}
 	return &exitError{code: ExitFailed}
+}
+
+// silentFrontends names the frontends that do not answer the probes of nodes, as lines for a note.
+func silentFrontends(
+	ctx context.Context,
+	of pilasterv1connect.OperatorServiceClient,
+	tenant string,
+	nodes ...string,
+) string {
+	all, err := of.ListOffloads(ctx, connect.NewRequest(&pilasterv1.ListOffloadsRequest{Tenant: tenant}))
+	if err != nil {
+		return "" // the trace is complete without it
+	}
+	text := ""
+	for _, o := range all.Msg.Offloads {
+		if node := o.Offload.GetNode(); len(o.LostFrontends) > 0 && slices.Contains(nodes, node) {
+			text += fmt.Sprintf("\n%s gets no answers to its probes from %s, which may lose packets", node,
+				strings.Join(o.LostFrontends, ", "))
+		}
+	}
+	return text
 }
 
 // usesFrontend reports whether a frontend looks up the rules for the packet.

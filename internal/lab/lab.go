@@ -99,6 +99,9 @@ func (l *Lab) ContainerNames() (all []string) {
 	return all
 }
 
+// NodeNames returns the names of all nodes.
+func (l *Lab) NodeNames() []string { return l.state.Spec.AllNodes() }
+
 // PingTargets returns the names of containers and nodes.
 func (l *Lab) PingTargets() []string { return append(l.ContainerNames(), l.state.Spec.AllNodes()...) }
 

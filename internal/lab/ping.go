@@ -16,6 +16,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
+	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // Echo is the result of a ping from one container or node to another.
@@ -177,7 +178,10 @@ func (l *Lab) MarkDenied(ctx context.Context, echoes []Echo) error {
 	group.SetLimit(pingsAtOnce)
 	for i := range echoes {
 		group.Go(func() error {
-			echoes[i].Denied, failed[i] = l.denies(ctx, echoes[i])
+			denied, err := l.denies(ctx, echoes[i])
+			if echoes[i].Denied = denied; err != nil {
+				failed[i] = errors.New(unixrpc.Words(err))
+			}
 			return nil
 		})
 	}
@@ -220,7 +224,7 @@ func (l *Lab) denies(ctx context.Context, e Echo) (bool, error) {
 		if ask.PeerApp, err = l.appNow(ctx, end.peer); err != nil {
 			return false, err
 		}
-		answer, err := l.Agent(end.own.Node).Why(ctx, connect.NewRequest(ask))
+		answer, err := l.why(ctx, end.own, ask)
 		if err != nil {
 			return false, fmt.Errorf("policies from %s to %s on %s: %w", e.From, e.To, end.own.Node, err)
 		}
@@ -229,6 +233,31 @@ func (l *Lab) denies(ctx context.Context, e Echo) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// why asks the node of a container what policies say, or a frontend of its offload.
+func (l *Lab) why(
+	ctx context.Context,
+	own ContainerStatus,
+	ask *pilasterv1.WhyRequest,
+) (*connect.Response[pilasterv1.WhyResponse], error) {
+	answer, err := l.Agent(own.Node).Why(ctx, connect.NewRequest(ask))
+	if connect.CodeOf(err) != connect.CodeFailedPrecondition {
+		return answer, err
+	}
+	all, failed := l.Operator().ListOffloads(
+		ctx, connect.NewRequest(&pilasterv1.ListOffloadsRequest{Tenant: own.Tenant, Node: own.Node}))
+	if failed != nil {
+		return nil, err
+	}
+	for _, o := range all.Msg.Offloads {
+		for _, f := range o.Offload.GetFrontends() {
+			if !f.Draining && !slices.Contains(o.LostFrontends, f.Node) {
+				return l.Agent(f.Node).Why(ctx, connect.NewRequest(ask))
+			}
+		}
+	}
+	return nil, err
 }
 
 // appNow returns the app that policies use for a container; its labels may have changed.

@@ -72,7 +72,11 @@ func TestWhyOnNimitz(t *testing.T) {
 		q.Protocol, q.Port = policy.TCP, 80
 		reasons, err := b.Why(q)
 		if err != nil {
-			if !errors.Is(err, refusal.ErrNever) {
+			kind := refusal.ErrNever
+			if q.PeerApp == 0 {
+				kind = refusal.ErrInvalid // the command line lacks --peer-app
+			}
+			if !errors.Is(err, kind) {
 				t.Error(err)
 			}
 			return err.Error()
