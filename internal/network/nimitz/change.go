@@ -188,8 +188,8 @@ func (n *Network) HasMappings(name string) bool {
 	return ok && h.synced
 }
 
-// Apply changes the mappings: removals, by prefix alone, before additions. As in Replace, the tenant's last container may
-// have left before.
+// Apply changes the mappings: removals, by prefix alone, before additions. As in Replace, the tenant's last container
+// may have left before.
 func (n *Network) Apply(ctx context.Context, name string, add, remove []network.Mapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
