@@ -504,7 +504,7 @@ func (s *step) observe() {
 	}
 	if s.result.InDoubt = 2*gone > total && (backends > 1 || blind); s.result.InDoubt {
 		s.problem(Key{}, "backends report %d of %d frontends as lost; more than half at once: none is removed; if "+
-			"the nodes are dead, `pilaster offload stop` gives the rules back", gone, total)
+			"the nodes are dead, `pilaster offload stop` returns the rules", gone, total)
 	}
 }
 

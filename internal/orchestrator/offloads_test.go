@@ -390,7 +390,7 @@ func TestFailover(t *testing.T) {
 	w.reaches("active n2, n4") // n3 has drained
 	w.agents[1].change(t, func() { w.agents[1].lost = []string{"n2", "n4"} })
 	const doubt = "backends report 2 of 2 frontends as lost; more than half at once: none is removed; if the " +
-		"nodes are dead, `pilaster offload stop` gives the rules back"
+		"nodes are dead, `pilaster offload stop` returns the rules"
 	until(t, doubt, func() bool {
 		_, all := w.list()
 		return slices.Contains(all.Problems, doubt)

@@ -9,8 +9,8 @@ import (
 	"pilaster.io/pilaster/internal/offload"
 )
 
-// estimate returns the estimated gain of n frontends for a tenant's containers on a node, and says in lines what that is
-// based on.
+// estimate returns the estimated gain of n frontends for a tenant's containers on a node, and says in lines what that
+// is based on.
 func (s *OperatorService) estimate(of *pilasterv1.Tenant, node string, n int) (gain float64, text string) {
 	model := offload.Modelled(s.Cache.BlocksOf(of.Name))
 	text = model.Text(n) + "\nnot counted: packets between containers of " + node + ", and by the gateway"
