@@ -14,7 +14,8 @@ func TestMetrics(t *testing.T) {
 	}
 	t.Setenv("PILASTER_AGENT_SOCKET", serving("of_the_agent 1"))
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", serving("of_the_orchestrator 1"))
-	refused(t, ExitUnreachable, "`pilaster metrics orchestrator`", "metrics", "--agent-socket", "/nonexistent/agent.sock")
+	refused(t, ExitUnreachable, "`pilaster metrics orchestrator`", "metrics", "--agent-socket",
+		"/nonexistent/agent.sock")
 	for _, c := range []struct {
 		args []string
 		want string

@@ -262,8 +262,8 @@ up. Use --force to free room for rules on the node, or to try an offload.`,
 				return offloadView{Tenant: args[0], Node: node}.interrupted(cmd.Context(), err)
 			}
 			if req.Count == 1 {
-				fmt.Fprintln(env.Stderr, "warning: a single frontend that fails is not replaced while it is the only "+
-					"frontend of the cluster, because that is more than half; use two or more")
+				fmt.Fprintln(env.Stderr, "warning: a single frontend that fails is not replaced while its agent is "+
+					"connected and it is the only frontend of the cluster, which is more than half; use two or more")
 			}
 			v := viewOffload(resp.Msg.Offload)
 			if !dryRun && wait > 0 {
@@ -402,16 +402,16 @@ func awaitOffload(
 		case v.Phase == until.phase:
 			return v, nil
 		case v.Phase == phaseEnded || until.phase != phaseEnded && v.ends():
-			return v, fmt.Errorf("the offload of tenant %s on node %s has been stopped (phase %s): %s", v.Tenant, v.Node,
-				v.Phase, cmp.Or(reason, "by another command, or by another orchestrator"))
+			return v, fmt.Errorf("the offload of tenant %s on node %s has been stopped (phase %s): %s", v.Tenant,
+				v.Node, v.Phase, cmp.Or(reason, "by another command, or by another orchestrator"))
 		}
 		if now := v.progress(); now != last {
 			fmt.Fprintln(until.progress, now)
 			last = now
 		}
 		if time.Now().After(end) {
-			return v, fmt.Errorf("the offload of tenant %s on node %s is in phase %s after %v%s\n  %s", v.Tenant, v.Node,
-				v.Phase, until.wait, v.obstacles(), v.advice(until))
+			return v, fmt.Errorf("the offload of tenant %s on node %s is in phase %s after %v%s\n  %s", v.Tenant,
+				v.Node, v.Phase, until.wait, v.obstacles(), v.advice(until))
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):
@@ -442,18 +442,18 @@ func (v offloadView) advice(until awaiting) string {
 	nodes, get := cmp.Or(strings.Join(slow, ", "), "a node"), v.command("get")+" shows the progress"
 	switch {
 	case until.phase != phaseEnded && v.Phase == string(tenant.OffloadPreparing):
-		return fmt.Sprintf("packets go to %s as before; if %s does not load the rules within %v, the start is undone: %s",
-			v.Node, nodes, offload.DefaultLimits().Load, get)
+		return fmt.Sprintf("packets go to %s as before; if %s does not load the rules within %v, the start is "+
+			"undone: %s", v.Node, nodes, offload.DefaultLimits().Load, get)
 	case until.phase != phaseEnded:
 		return fmt.Sprintf("packets flow, and the nodes continue: %s; connect nodes that are disconnected, or run %s",
 			get, v.command("stop"))
 	case until.now:
-		return fmt.Sprintf("packets go to %s, which drops those that it cannot judge until its agent runs and has loaded "+
-			"the rules; the nodes continue: %s", v.Node, get)
+		return fmt.Sprintf("packets go to %s, which drops those that it cannot judge until its agent runs and has "+
+			"loaded the rules; the nodes continue: %s", v.Node, get)
 	case v.Phase == string(tenant.OffloadReturning):
-		return fmt.Sprintf("packets go to the frontends until %s has loaded its rules: %s. If it cannot load them, or the "+
-			"frontends fail, add --now to the command: packets go to %s at once, and it drops those that it cannot judge "+
-			"until it has its rules", v.Node, get, v.Node)
+		return fmt.Sprintf("packets go to the frontends until %s has loaded its rules: %s. If it cannot load them, or "+
+			"the frontends fail, run %s: packets go to %s at once, and it drops those that it cannot judge until it "+
+			"has its rules", v.Node, get, v.command("stop --now"), v.Node)
 	}
 	return fmt.Sprintf("packets go to %s, and the nodes continue: %s", v.Node, get)
 }

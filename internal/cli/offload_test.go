@@ -125,8 +125,8 @@ func TestOffloadCommands(t *testing.T) {
 		{ExitFailed, `no tenant "red"`, "start red --node n1"},
 		{ExitFailed, `no tenant "red"`, "list --tenant red"},
 		{ExitFailed, "only tenants on network nimitz", "start blue --node n1 --frontends 1"},
-		{ExitFailed, "node n1 cannot have 4 frontends: 2 nodes fit, 4 are needed; nothing was changed: use --frontends 2, or",
-			"start green --node n1"},
+		{ExitFailed, "node n1 cannot have 4 frontends: 2 nodes fit, 4 are needed; nothing was changed: use " +
+			"--frontends 2, or", "start green --node n1"},
 		{ExitFailed, `there is no node "n9"`, "start green --node n9 --frontends 1"},
 		{ExitFailed, `there is no node "n9"`, "stop green --node n9"},
 		{ExitFailed, `there is no node "n9"`, "get green --node n9"},
@@ -143,7 +143,8 @@ func TestOffloadCommands(t *testing.T) {
 	counted := strings.ReplaceAll(estimate, "\n", "\n            ")
 	prints(t, "nothing was changed; the offload of tenant green on node n1 would have:\n"+
 		"frontends   n2, n3\nprefixes    10.0.1.0/24\nestimate    "+counted+
-		"\n            not counted: packets between containers of n1, and by the gateway\n", append(two, "--dry-run")...)
+		"\n            not counted: packets between containers of n1, and by the gateway\n",
+		append(two, "--dry-run")...)
 	if v := ask[offloadView](t, append(two, "--dry-run")...); v.Gain != gain {
 		t.Errorf("dry run: gain %v, want %v", v.Gain, gain)
 	}
@@ -302,13 +303,14 @@ func TestOffloadInVain(t *testing.T) {
 		"problem": {t.Context(), awaiting{phase: "active"}, is(dual, func(s *pilasterv1.OffloadStatus) {
 			s.Problems = []string{"most frontends are in doubt"}
 		}), "is in phase dual after 0s; problem: most frontends are in doubt\n  packets flow"},
-		"stop": {t.Context(), awaiting{phase: "ended"}, is(returning, nil), "add --now to the command: packets go to n1 at " +
-			"once, and it drops those that it cannot judge until it has its rules"},
+		"stop": {t.Context(), awaiting{phase: "ended"}, is(returning, nil),
+			"run `pilaster offload stop --now green --node n1`: packets go to n1 at once, and it " +
+				"drops those that it cannot judge until it has its rules"},
 		"stop now": {t.Context(), awaiting{phase: "ended", now: true}, is(ending, nil),
 			"packets go to n1, which drops those that it cannot judge until its agent runs and has loaded the rules"},
 		"interrupted": {cancelled, awaiting{phase: "active", wait: time.Hour}, is(dual, nil),
-			"interrupted; the offload goes on: `pilaster offload get green --node n1` shows it, `pilaster offload stop " +
-				"green --node n1` ends it"},
+			"interrupted; the offload goes on: `pilaster offload get green --node n1` shows it, `pilaster offload " +
+				"stop green --node n1` ends it"},
 	} {
 		var progress strings.Builder
 		c.until.progress = &progress
