@@ -74,6 +74,7 @@ func TestOffloadOfANode(t *testing.T) {
 	})); err != nil {
 		t.Fatal(err)
 	}
+	back.Core.SetFrontends("green", nil, []string{"n2"})
 	until(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, "denies", "rules", "rules")
 	knows := func(want ...string) {
 		t.Helper()
@@ -158,6 +159,7 @@ func TestOffloadOfAFullNode(t *testing.T) {
 	})); err != nil {
 		t.Fatal(err)
 	}
+	back.Core.SetFrontends("green", nil, []string{"n2"})
 	until(pilasterv1.OffloadPhase_OFFLOAD_PHASE_ACTIVE, "denies", false)
 	if _, err := c.op.StopOffload(t.Context(), connect.NewRequest(&pilasterv1.StopOffloadRequest{
 		Tenant: "green", Node: "n1",

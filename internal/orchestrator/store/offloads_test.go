@@ -141,7 +141,7 @@ func testStartOffload(t *testing.T, etcd *clientv3.Client) {
 		{"red", 1, []int{2}, store.NotFound, `no tenant "red"`},
 		{"blue", 1, []int{2}, store.Refused, "only tenants on network nimitz"},
 		{"bare", 1, []int{2}, store.Refused, "no policies"},
-		{"green", 9, []int{2}, store.Refused, "no containers of tenant green"},
+		{"green", 9, []int{2}, store.NotFound, `no node "n9"`},
 		{"green", 3, []int{2}, store.Refused, "node n3 has no containers of tenant green"},
 		{"green", 1, []int{9}, store.NotFound, `no node "n9"`},
 		{"green", 1, []int{6}, store.Refused, "node n6 cannot take part in offloads"},
