@@ -15,29 +15,49 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
 )
 
 // cut drops all packets from and to nodes on the fabric, of all of them from the same moment on, until restore is
 // called.
 func (b *bed) cut(nodes ...string) (restore func()) {
+	return b.block(asm.Instructions{asm.Mov.Imm(asm.R0, tcShot), asm.Return()}, nodes)
+}
+
+// silence is cut for messages and probes of offloads alone: the nodes stay connected to the orchestrator.
+func (b *bed) silence(nodes ...string) (restore func()) {
+	const nextHeader, destination = 14 + 6, 14 + 40 + 2 // offsets in a frame with IPv6 and UDP
+	return b.block(asm.Instructions{
+		asm.LoadAbs(nextHeader, asm.Byte), asm.JNE.Imm(asm.R0, unix.IPPROTO_UDP, "pass"),
+		asm.LoadAbs(destination, asm.Half), asm.JNE.Imm(asm.R0, pipeline.OffloadPort, "pass"),
+		asm.Mov.Imm(asm.R0, tcShot), asm.Return(),
+	}, nodes)
+}
+
+const tcShot = 2
+
+// block runs instructions, with the packet in R6, for each packet from and to nodes on the fabric.
+func (b *bed) block(decide asm.Instructions, nodes []string) (restore func()) {
 	b.Helper()
 	is, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	must(b.T, err)
 	defer is.Close()
 	drop, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, License: "GPL",
-		Instructions: asm.Instructions{
+		Instructions: slices.Concat(asm.Instructions{
+			asm.Mov.Reg(asm.R6, asm.R1),
 			asm.StoreImm(asm.RFP, -4, 0, asm.Word),
 			asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -4),
 			asm.LoadMapPtr(asm.R1, is.FD()), asm.FnMapLookupElem.Call(),
 			asm.JEq.Imm(asm.R0, 0, "pass"),
 			asm.LoadMem(asm.R1, asm.R0, 0, asm.Word), asm.JEq.Imm(asm.R1, 0, "pass"),
-			asm.Mov.Imm(asm.R0, 2), asm.Return(), // TC_ACT_SHOT
+		}, decide, asm.Instructions{
 			asm.Mov.Imm(asm.R0, -1).WithSymbol("pass"), asm.Return(), // TCX_NEXT
-		},
+		}),
 	})
 	must(b.T, err)
 	defer drop.Close()
@@ -233,7 +253,7 @@ func TestFailover(t *testing.T) {
 	}
 
 	_, before := b.status()
-	restore := b.cut(before...)
+	restore := b.silence(before...)
 	b.until("all frontends are reported as lost", func() bool {
 		is, _ := b.status()
 		return len(is.LostFrontends) == len(before)
