@@ -283,7 +283,7 @@ offload: export OFFLOAD_RULES           := 1000
 offload: export OFFLOAD_CONNECTIONS     := 2000
 offload: export PILASTER_TEST_PACKETS   := $(or $(PACKETS),1000000)
 offload: export PILASTER_POLICIES_LONG  := 1
-offload: ## load sharing: ACTIVATIONS=200, KILLS=50, PACKETS=1000000 with and without frontends, all cases of cyclonus by frontends
+offload: ## load sharing: ACTIVATIONS=200, KILLS=50, PACKETS=1000000 compared, all cases of cyclonus
 	@$(as_root)
 	@$(MAKE) build
 	$(call suite,ACTIVATIONS=$(OFFLOAD_ACTIVATIONS) KILLS=$(OFFLOAD_KILLS) PACKETS=$(PILASTER_TEST_PACKETS)) bash -ec \

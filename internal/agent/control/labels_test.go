@@ -34,7 +34,7 @@ func TestUntakenLabelsAreSeen(t *testing.T) {
 		}
 		return n
 	}
-	hears := func(reasons ...string) {
+	handles := func(reasons ...string) {
 		t.Helper()
 		r := &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}, WithPolicies: true}
 		if reasons != nil {
@@ -45,16 +45,16 @@ func TestUntakenLabelsAreSeen(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	hears("node n1 says that a", "node n1 says that b")
-	hears()
+	handles("node n1 says that a", "node n1 says that b")
+	handles()
 	if n := problems(); n != 2 {
 		t.Errorf("%d problems are seen, want 2", n)
 	}
-	hears([]string{}...) // which is not nil
+	handles([]string{}...) // which is not nil
 	if n := problems(); n != 0 {
 		t.Errorf("%d problems are seen after all was taken", n)
 	}
-	hears("node n1 says that a")
+	handles("node n1 says that a")
 	link.markDisconnected(errors.New("the stream broke"), 0)
 	if n := problems(); n != 0 {
 		t.Errorf("%d problems of a stream that has ended", n)

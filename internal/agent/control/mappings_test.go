@@ -297,7 +297,7 @@ func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 		}
 	}
 	delta := &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{}}}
-	hears := func(on, leaving string, event *pilasterv1.FollowResponse, changed map[string]mappingUpdate) {
+	handles := func(on, leaving string, event *pilasterv1.FollowResponse, changed map[string]mappingUpdate) {
 		green := listed
 		green.Network, green.Leaving = on, leaving
 		if _, err := core.Tenants.Merge(agent.TenantState{Tenant: green}); err != nil {
@@ -306,7 +306,7 @@ func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 		reader.handleEvent(t.Context(), event, changed)
 	}
 	all, more := "all 10.0.1.0/24", "+10.0.7.0/24 -"
-	hears(
+	handles(
 		"first",
 		"",
 		&pilasterv1.FollowResponse{
@@ -317,19 +317,19 @@ func TestEveryNetworkWithMappingsIsTold(t *testing.T) {
 		nil,
 	)
 	says("on the first", []string{all}, nil)
-	hears("second", "first", delta, nil)
+	handles("second", "first", delta, nil)
 	says("leaving it", []string{all, all}, []string{all})
-	hears("second", "first", delta, map[string]mappingUpdate{"green": {revision: 6, add: mappingsTo("10.0.7.0/24")}})
+	handles("second", "first", delta, map[string]mappingUpdate{"green": {revision: 6, add: mappingsTo("10.0.7.0/24")}})
 	says("at a change", []string{all, all, more}, []string{all, more})
-	hears("second", "", delta, nil)
+	handles("second", "", delta, nil)
 	says("having left", []string{all, all, more}, []string{all, more, all})
 	late := map[string]mappingUpdate{"green": {revision: 7, add: mappingsTo("10.0.8.0/24")}}
-	hears("none", "", delta, nil)
-	hears("none", "", delta, late)
+	handles("none", "", delta, nil)
+	handles("none", "", delta, late)
 	after := []string{all, more, all, "+10.0.8.0/24 -"}
 	says("hosting it no more", []string{all, all, more}, after)
 	reader.m["green"].gone = time.Now().Add(-2 * mobility.FormerTime)
-	hears("none", "", delta, late)
+	handles("none", "", delta, late)
 	says("later", []string{all, all, more}, after)
 }
 

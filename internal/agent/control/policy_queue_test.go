@@ -38,7 +38,7 @@ func TestPoliciesThatWerePassedOver(t *testing.T) {
 			}
 		}
 	}
-	hears := func(revision int64, r *pilasterv1.FollowResponse) {
+	handles := func(revision int64, r *pilasterv1.FollowResponse) {
 		t.Helper()
 		r.Revision = revision
 		for tell(r); b.link.Status().Revision != revision; {
@@ -68,14 +68,14 @@ func TestPoliciesThatWerePassedOver(t *testing.T) {
 			}},
 		}
 	}
-	hears(5, whole())
+	handles(5, whole())
 	beginsWith()
-	hears(6, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
+	handles(6, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
 	beginsWith()
-	hears(7, &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}}) // of an older one
-	hears(8, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
+	handles(7, &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}}) // of an older one
+	handles(8, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
 	beginsWith("blue")
-	hears(9, whole())
+	handles(9, whole())
 	beginsWith()
 }
 

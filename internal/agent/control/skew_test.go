@@ -94,7 +94,7 @@ func TestPoliciesArePassedOver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	hearsAll := func() {
+	handlesAll := func() {
 		t.Helper()
 		said, err := c.op.ClusterStatus(t.Context(), connect.NewRequest(&pilasterv1.ClusterStatusRequest{}))
 		if err != nil {
@@ -107,9 +107,9 @@ func TestPoliciesArePassedOver(t *testing.T) {
 	for i := range 5 { // more than a message has
 		apply(i)
 	}
-	hearsAll()
+	handlesAll()
 	n1.stop()
 	n1 = c.boot(dir, "n1", driver)
-	hearsAll()
+	handlesAll()
 	n1.MustAdd("c2")
 }

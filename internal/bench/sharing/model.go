@@ -1,6 +1,10 @@
 package sharing
 
-import "math"
+import (
+	"math"
+
+	"pilaster.io/pilaster/internal/offload"
+)
 
 // Costs are the times in ns that the programs of one node take for a transaction.
 type Costs struct {
@@ -20,12 +24,16 @@ func (c Costs) lookupOnTheWay(other Costs, alone float64) float64 {
 // Frontends are the numbers of frontends that an offload can have.
 var Frontends = []int{1, 2, 4, 8}
 
-// Gain is the capacity model: how many times more transactions the backend and n frontends can do than the backend
-// alone, if nothing but the programs limits them and frontends have nothing else to do. The slower of both kinds of
-// nodes is the limit.
-func (c Costs) Gain(n int) float64 {
-	return c.Unsplit / max(c.Backend, c.Frontend/float64(n))
+// estimate returns the capacity model of these costs. The backend's part without the lookup counts as Forward.
+func (c Costs) estimate() offload.Estimate {
+	rest := c.Unsplit - c.Lookup
+	return offload.Estimate{Times: offload.Times{
+		Lookup: c.Lookup, Forward: rest, Backend: c.Backend - rest, Frontend: c.Frontend - c.Lookup,
+	}}
 }
+
+// Gain is that of the capacity model with n frontends.
+func (c Costs) Gain(n int) float64 { return c.estimate().Gain(n) }
 
 // Limit is the gain with very many frontends, which the backend limits.
 func (c Costs) Limit() float64 { return c.Unsplit / c.Backend }
@@ -39,16 +47,8 @@ func (c Costs) WithLookup(ns float64) Costs {
 // LookupFor returns the shortest lookup, in ns, with which n frontends gain at least gain, and everything else costs
 // the same. It is NaN if there is none.
 func (c Costs) LookupFor(gain float64, n int) float64 {
-	without, many := c.WithLookup(0), float64(n)
-	// The backend reaches the gain from this time on.
-	least := max(0, gain*without.Backend-without.Unsplit)
-	// The frontends reach it where slope*lookup >= rise.
-	slope, rise := many-gain, gain*without.Frontend-many*without.Unsplit
-	switch {
-	case slope > 0:
-		return max(least, rise/slope)
-	case slope == 0 && rise <= 0, slope < 0 && least <= rise/slope:
-		return least
+	if lookup, is := c.estimate().LookupFor(gain, n); is {
+		return lookup
 	}
 	return math.NaN()
 }
