@@ -90,7 +90,7 @@ func (m *Cache) deriveOffloads(events []store.Event) []store.Event {
 
 // isFrontend reports whether a node is a frontend of a tenant's offload.
 func isFrontend(t *pilasterv1.Tenant, node string) bool {
-	return slices.ContainsFunc(t.Offloads, func(o *pilasterv1.Offload) bool {
+	return slices.ContainsFunc(t.GetOffloads(), func(o *pilasterv1.Offload) bool {
 		return slices.ContainsFunc(o.Frontends, func(f *pilasterv1.Frontend) bool { return f.Node == node })
 	})
 }

@@ -257,10 +257,8 @@ const maxTenantLoads = 256
 // takesPart reports whether a node is a backend or a frontend. The caller holds the lock.
 func (m *Cache) takesPart(node string) bool {
 	for name := range m.transit[node] { // frontends
-		for _, o := range m.Tenants[name].GetOffloads() {
-			if slices.ContainsFunc(o.Frontends, func(f *pilasterv1.Frontend) bool { return f.Node == node }) {
-				return true
-			}
+		if isFrontend(m.Tenants[name], node) {
+			return true
 		}
 	}
 	if len(m.Offloaded) == 0 {
