@@ -20,6 +20,7 @@ const (
 	MaxTenantID      TenantID = 1<<24 - 1
 	FirstReservedApp AppID    = 0xff00
 	GatewayApp       AppID    = 0xff00 // the node itself, as a tenant's containers see it
+	EgressApp        AppID    = 0xff01 // a container or a gateway, as hosts outside see it; with tenant id 0
 	MaxIndex         Index    = 1<<24 - 1
 
 	// NodeBits is the length of the prefix that the base network routes to a node.

@@ -22,6 +22,9 @@ type Plan struct {
 	// Every node has a block of virtual addresses in each of these prefixes. By virtual addresses, containers with
 	// overlay addresses and hosts on the underlay reach each other (NIMITZ §3.1). The zero Prefix means none.
 	Gateway4, Gateway6 netip.Prefix
+	// Every node has a /64 in it for the addresses at which hosts outside see containers (EgressNode). The zero Prefix
+	// means that these addresses are in the node's own /64.
+	Egress netip.Prefix
 	// A tenant uses identifiers as addresses, or has used them, so that nodes reserve their prefix (ReservedPrefix).
 	// Unlike the prefixes, it can become true later.
 	Identifiers bool
@@ -112,6 +115,21 @@ func (p Plan) Node(n uint64) netip.Prefix {
 	b := p.Base.Masked().Addr().As16()
 	binary.BigEndian.PutUint64(b[:8], binary.BigEndian.Uint64(b[:8])|n&(p.Nodes()-1))
 	return netip.PrefixFrom(netip.AddrFrom16(b), NodeBits)
+}
+
+// EgressNode returns the /64 that has the egress addresses of a node's containers; false if the egress prefix has none
+// for a node with this number.
+func (p Plan) EgressNode(node netip.Prefix) (netip.Prefix, bool) {
+	if !p.Egress.IsValid() {
+		return node, true
+	}
+	n := p.NodeNumber(node)
+	if p.Egress.Bits() < NodeBits && n>>(NodeBits-p.Egress.Bits()) != 0 || p.Egress.Bits() == NodeBits && n != 0 {
+		return netip.Prefix{}, false
+	}
+	b := p.Egress.Masked().Addr().As16()
+	binary.BigEndian.PutUint64(b[:8], binary.BigEndian.Uint64(b[:8])|n)
+	return netip.PrefixFrom(netip.AddrFrom16(b), NodeBits), true
 }
 
 // NodeNumber is the inverse of Node, for a node that ContainsNode accepts.

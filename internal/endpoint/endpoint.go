@@ -159,7 +159,12 @@ type Attachment struct {
 	Locator netip.Prefix `json:"locator,omitzero"`
 	// how often the address has been on another node before, counted by the cluster; only with an address key
 	Sequence uint64 `json:"sequence,omitempty"`
+	// the address at which hosts outside of the cluster see the container, if its tenant may send to them
+	Egress netip.Addr `json:"egress,omitzero"`
 }
+
+// DefaultRoute is the route of containers that may send to hosts outside of the cluster.
+var DefaultRoute = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 
 // Device connects the container to the node. All attachments use it, so its MAC is that of all their addresses.
 type Device struct {

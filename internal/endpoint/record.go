@@ -22,13 +22,16 @@ const (
 	withAppNow    = 4 // a current app (AppNow) that differs from the one in the addresses
 	withLocator   = 5 // attachments with a locator
 	withKey       = 6 // an address key
-	recordVersion = 7 // an attachment on a second network
+	withSecond    = 7 // an attachment on a second network
+	recordVersion = 8 // an egress address, or a route to all destinations
 )
 
 func (r Record) version() int {
 	switch {
-	case slices.ContainsFunc(r.Attachments, func(a Attachment) bool { return a.Also != "" }):
+	case slices.ContainsFunc(r.Attachments, Attachment.leaves):
 		return recordVersion
+	case slices.ContainsFunc(r.Attachments, func(a Attachment) bool { return a.Also != "" }):
+		return withSecond
 	case r.AddressKey != "":
 		return withKey
 	case slices.ContainsFunc(r.Attachments, func(a Attachment) bool { return a.Locator.IsValid() }):
@@ -44,6 +47,11 @@ func (r Record) version() int {
 		}
 	}
 	return firstVersion
+}
+
+// leaves reports whether the container may send to hosts outside of the cluster.
+func (a Attachment) leaves() bool {
+	return a.Egress.IsValid() || slices.Contains(a.Routes, DefaultRoute)
 }
 
 // recordFile is the format of a record on disk.
@@ -106,6 +114,8 @@ func (a Attachment) validate() error {
 		return fmt.Errorf("attachment %v is not of the subnet %v", a.Address, a.Subnet)
 	case a.Locator != netip.Prefix{} && !isLocator(a.Locator):
 		return fmt.Errorf("attachment %v has the locator %v, which is not an IPv6 /64", a.Address, a.Locator)
+	case a.Egress.IsValid() && !(isPlain(a.Egress) && a.Egress.Is6() && a.Plaintext.IsValid()):
+		return fmt.Errorf("attachment %v has the egress address %v", a.Address, a.Egress)
 	case a.Overhead < 0 || a.Overhead > maxOverhead:
 		return fmt.Errorf("attachment %v has an overhead of %d bytes", a.Address, a.Overhead)
 	}

@@ -39,6 +39,8 @@ const (
 	Offloads
 	// Announced: orchestrators with BGP peers announce the tenants' containers and nodes (EVPN), and import routes.
 	Announced
+	// Egress: containers reach hosts outside of the cluster, as egress rules allow, and processes of nodes.
+	Egress
 )
 
 // MaxAnnouncedID is the highest id of a tenant of a network with the capability Announced. A VNI has 24 bits, but a

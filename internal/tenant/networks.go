@@ -18,9 +18,10 @@ const DefaultNetwork = Netpila
 // internal/modules.
 var networks = []Traits{
 	{
-		Name:        Netpila,
-		Addressings: []Addressing{Encrypted, Clear},
-		About:       "a container's address contains its location, and nodes need no location table",
+		Name:         Netpila,
+		Addressings:  []Addressing{Encrypted, Clear},
+		Capabilities: Egress,
+		About:        "a container's address contains its location, and nodes need no location table",
 	},
 	{
 		Name:        Nimitz,

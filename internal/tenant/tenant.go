@@ -49,6 +49,11 @@ type Tenant struct {
 	Services     []Service
 	Publications []Publication
 	Offloads     []Offload
+
+	// Only on networks with the capability Egress; see CheckEgress.
+	Egress    []EgressRule
+	Nodes     []netip.Prefix // nodes whose processes containers reach, and are reached by, by their /64s; none: own node
+	Protected []netip.Prefix // prefixes of the cluster that only rules for them or parts of them allow
 }
 
 // Equal compares all fields.
@@ -60,7 +65,9 @@ func (t Tenant) Equal(other Tenant) bool {
 		slices.Equal(t.Services, other.Services) &&
 		slices.Equal(t.Publications, other.Publications) &&
 		slices.EqualFunc(t.Offloads, other.Offloads, Offload.Equal) &&
-		slices.EqualFunc(t.Regions, other.Regions, Region.Equal)
+		slices.EqualFunc(t.Regions, other.Regions, Region.Equal) &&
+		slices.EqualFunc(t.Egress, other.Egress, EgressRule.Equal) && slices.Equal(t.Nodes, other.Nodes) &&
+		slices.Equal(t.Protected, other.Protected)
 }
 
 // MaxIDs is how many ids a tenant may have at a time; the packet path tries all of them.

@@ -143,7 +143,10 @@ type Plan struct {
 	GatewayPrefixes []string `protobuf:"bytes,3,rep,name=gateway_prefixes,json=gatewayPrefixes,proto3" json:"gateway_prefixes,omitempty"`
 	// A tenant has identifiers as addresses, or had: nodes reserve the prefix of identifiers and locators, which follows
 	// from the base prefix. Stays true.
-	Identifiers   bool `protobuf:"varint,4,opt,name=identifiers,proto3" json:"identifiers,omitempty"`
+	Identifiers bool `protobuf:"varint,4,opt,name=identifiers,proto3" json:"identifiers,omitempty"`
+	// "2001:db8:7::/48": each node has a /64 in it for the egress addresses of its containers; empty: they are in the
+	// node's own /64.
+	EgressPrefix  string `protobuf:"bytes,5,opt,name=egress_prefix,json=egressPrefix,proto3" json:"egress_prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -206,6 +209,13 @@ func (x *Plan) GetIdentifiers() bool {
 	return false
 }
 
+func (x *Plan) GetEgressPrefix() string {
+	if x != nil {
+		return x.EgressPrefix
+	}
+	return ""
+}
+
 // Node is a machine: a name, the UUID on its disk, and the /64 routed to it.
 type Node struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -229,6 +239,7 @@ type Node struct {
 	Offloads      bool   `protobuf:"varint,13,opt,name=offloads,proto3" json:"offloads,omitempty"`                       // it can be a backend and a frontend of offloads
 	MtuReserve    uint32 `protobuf:"varint,14,opt,name=mtu_reserve,json=mtuReserve,proto3" json:"mtu_reserve,omitempty"` // bytes by which its containers' MTU is smaller than the tunnels allow
 	Rack          string `protobuf:"bytes,15,opt,name=rack,proto3" json:"rack,omitempty"`                                // a label for the choice of frontends; may be empty
+	Egress        bool   `protobuf:"varint,16,opt,name=egress,proto3" json:"egress,omitempty"`                           // its containers can reach hosts outside, and it can be an egress gateway
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -368,6 +379,13 @@ func (x *Node) GetRack() string {
 	return ""
 }
 
+func (x *Node) GetEgress() bool {
+	if x != nil {
+		return x.Egress
+	}
+	return false
+}
+
 // TenantId is one 24-bit id a tenant owns, with its key. Ids are never reused.
 type TenantId struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -450,7 +468,10 @@ type Tenant struct {
 	Offloads     []*Offload    `protobuf:"bytes,13,rep,name=offloads,proto3" json:"offloads,omitempty"`                             // of a nimitz tenant: by backend, at most 64
 	// With leaving, in the first part of a migration that keeps the addresses: the tenant will move to that network. Its
 	// containers receive by both networks and send by network.
-	Joining       bool `protobuf:"varint,14,opt,name=joining,proto3" json:"joining,omitempty"`
+	Joining       bool          `protobuf:"varint,14,opt,name=joining,proto3" json:"joining,omitempty"`
+	Egress        []*EgressRule `protobuf:"bytes,15,rep,name=egress,proto3" json:"egress,omitempty"`                                 // of a netpila tenant: by prefix, at most 256
+	NodePrefixes  []string      `protobuf:"bytes,16,rep,name=node_prefixes,json=nodePrefixes,proto3" json:"node_prefixes,omitempty"` // of a netpila tenant: the nodes that its containers reach and are reached by
+	Protected     []string      `protobuf:"bytes,17,rep,name=protected,proto3" json:"protected,omitempty"`                           // the cluster's protected prefixes; derived, never stored
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -583,6 +604,150 @@ func (x *Tenant) GetJoining() bool {
 	return false
 }
 
+func (x *Tenant) GetEgress() []*EgressRule {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+func (x *Tenant) GetNodePrefixes() []string {
+	if x != nil {
+		return x.NodePrefixes
+	}
+	return nil
+}
+
+func (x *Tenant) GetProtected() []string {
+	if x != nil {
+		return x.Protected
+	}
+	return nil
+}
+
+// EgressRule says whether containers of a tenant may send to hosts outside of the cluster. The rule with the longest
+// prefix decides.
+type EgressRule struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	To            string                 `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"` // "2001:db8:9::/48"
+	Allow         bool                   `protobuf:"varint,2,opt,name=allow,proto3" json:"allow,omitempty"`
+	Gateways      []*EgressGateway       `protobuf:"bytes,3,rep,name=gateways,proto3" json:"gateways,omitempty"` // none: packets leave at the container's node; at most 2
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressRule) Reset() {
+	*x = EgressRule{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressRule) ProtoMessage() {}
+
+func (x *EgressRule) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressRule.ProtoReflect.Descriptor instead.
+func (*EgressRule) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *EgressRule) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *EgressRule) GetAllow() bool {
+	if x != nil {
+		return x.Allow
+	}
+	return false
+}
+
+func (x *EgressRule) GetGateways() []*EgressGateway {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+// EgressGateway is a node that translates the sources of a tenant's packets to one address.
+type EgressGateway struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`   // of the node
+	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"` // what hosts outside see
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressGateway) Reset() {
+	*x = EgressGateway{}
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressGateway) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressGateway) ProtoMessage() {}
+
+func (x *EgressGateway) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressGateway.ProtoReflect.Descriptor instead.
+func (*EgressGateway) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *EgressGateway) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *EgressGateway) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *EgressGateway) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
 // Offload has a tenant's rules for containers of one node, its backend, looked up on other nodes, its frontends. The
 // sessions stay at the backend (Nezha §3).
 type Offload struct {
@@ -604,7 +769,7 @@ type Offload struct {
 
 func (x *Offload) Reset() {
 	*x = Offload{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -616,7 +781,7 @@ func (x *Offload) String() string {
 func (*Offload) ProtoMessage() {}
 
 func (x *Offload) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[4]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -629,7 +794,7 @@ func (x *Offload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offload.ProtoReflect.Descriptor instead.
 func (*Offload) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Offload) GetId() uint32 {
@@ -728,7 +893,7 @@ type NodeLoad struct {
 
 func (x *NodeLoad) Reset() {
 	*x = NodeLoad{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -740,7 +905,7 @@ func (x *NodeLoad) String() string {
 func (*NodeLoad) ProtoMessage() {}
 
 func (x *NodeLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[5]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -753,7 +918,7 @@ func (x *NodeLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeLoad.ProtoReflect.Descriptor instead.
 func (*NodeLoad) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *NodeLoad) GetNode() string {
@@ -838,7 +1003,7 @@ type TenantLoad struct {
 
 func (x *TenantLoad) Reset() {
 	*x = TenantLoad{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +1015,7 @@ func (x *TenantLoad) String() string {
 func (*TenantLoad) ProtoMessage() {}
 
 func (x *TenantLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[6]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,7 +1028,7 @@ func (x *TenantLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLoad.ProtoReflect.Descriptor instead.
 func (*TenantLoad) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TenantLoad) GetTenant() string {
@@ -899,7 +1064,7 @@ type FrontingLoad struct {
 
 func (x *FrontingLoad) Reset() {
 	*x = FrontingLoad{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -911,7 +1076,7 @@ func (x *FrontingLoad) String() string {
 func (*FrontingLoad) ProtoMessage() {}
 
 func (x *FrontingLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[7]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -924,7 +1089,7 @@ func (x *FrontingLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontingLoad.ProtoReflect.Descriptor instead.
 func (*FrontingLoad) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FrontingLoad) GetTenant() string {
@@ -960,7 +1125,7 @@ type Frontend struct {
 
 func (x *Frontend) Reset() {
 	*x = Frontend{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -972,7 +1137,7 @@ func (x *Frontend) String() string {
 func (*Frontend) ProtoMessage() {}
 
 func (x *Frontend) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[8]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -985,7 +1150,7 @@ func (x *Frontend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Frontend.ProtoReflect.Descriptor instead.
 func (*Frontend) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Frontend) GetNode() string {
@@ -1024,7 +1189,7 @@ type RetiringApps struct {
 
 func (x *RetiringApps) Reset() {
 	*x = RetiringApps{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1201,7 @@ func (x *RetiringApps) String() string {
 func (*RetiringApps) ProtoMessage() {}
 
 func (x *RetiringApps) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[9]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1214,7 @@ func (x *RetiringApps) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetiringApps.ProtoReflect.Descriptor instead.
 func (*RetiringApps) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RetiringApps) GetRound() uint64 {
@@ -1087,7 +1252,7 @@ type TenantRegion struct {
 
 func (x *TenantRegion) Reset() {
 	*x = TenantRegion{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1264,7 @@ func (x *TenantRegion) String() string {
 func (*TenantRegion) ProtoMessage() {}
 
 func (x *TenantRegion) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[10]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1277,7 @@ func (x *TenantRegion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantRegion.ProtoReflect.Descriptor instead.
 func (*TenantRegion) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TenantRegion) GetName() string {
@@ -1164,7 +1329,7 @@ type Region struct {
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1176,7 +1341,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[11]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1189,7 +1354,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Region) GetName() string {
@@ -1233,7 +1398,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1410,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[12]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1423,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Service) GetTenant() string {
@@ -1304,7 +1469,7 @@ type Publication struct {
 
 func (x *Publication) Reset() {
 	*x = Publication{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1481,7 @@ func (x *Publication) String() string {
 func (*Publication) ProtoMessage() {}
 
 func (x *Publication) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[13]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1494,7 @@ func (x *Publication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publication.ProtoReflect.Descriptor instead.
 func (*Publication) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Publication) GetTenant() string {
@@ -1386,7 +1551,7 @@ type Overlay struct {
 
 func (x *Overlay) Reset() {
 	*x = Overlay{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1398,7 +1563,7 @@ func (x *Overlay) String() string {
 func (*Overlay) ProtoMessage() {}
 
 func (x *Overlay) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1411,7 +1576,7 @@ func (x *Overlay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
 func (*Overlay) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Overlay) GetCidr() string {
@@ -1456,7 +1621,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +1633,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[15]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +1646,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Mapping) GetTenant() string {
@@ -1595,7 +1760,7 @@ type Hosting struct {
 
 func (x *Hosting) Reset() {
 	*x = Hosting{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1607,7 +1772,7 @@ func (x *Hosting) String() string {
 func (*Hosting) ProtoMessage() {}
 
 func (x *Hosting) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[16]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1620,7 +1785,7 @@ func (x *Hosting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hosting.ProtoReflect.Descriptor instead.
 func (*Hosting) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Hosting) GetTenant() string {
@@ -1746,7 +1911,7 @@ type OffloadedEndpoint struct {
 
 func (x *OffloadedEndpoint) Reset() {
 	*x = OffloadedEndpoint{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[17]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +1923,7 @@ func (x *OffloadedEndpoint) String() string {
 func (*OffloadedEndpoint) ProtoMessage() {}
 
 func (x *OffloadedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[17]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +1936,7 @@ func (x *OffloadedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffloadedEndpoint.ProtoReflect.Descriptor instead.
 func (*OffloadedEndpoint) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *OffloadedEndpoint) GetAddresses() [][]byte {
@@ -1803,7 +1968,7 @@ type Moving struct {
 
 func (x *Moving) Reset() {
 	*x = Moving{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[18]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +1980,7 @@ func (x *Moving) String() string {
 func (*Moving) ProtoMessage() {}
 
 func (x *Moving) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[18]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +1993,7 @@ func (x *Moving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moving.ProtoReflect.Descriptor instead.
 func (*Moving) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Moving) GetEndpoints() uint32 {
@@ -1871,7 +2036,7 @@ type App struct {
 
 func (x *App) Reset() {
 	*x = App{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[19]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +2048,7 @@ func (x *App) String() string {
 func (*App) ProtoMessage() {}
 
 func (x *App) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[19]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +2061,7 @@ func (x *App) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use App.ProtoReflect.Descriptor instead.
 func (*App) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{19}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *App) GetTenant() string {
@@ -1933,7 +2098,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[20]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1945,7 +2110,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[20]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1958,7 +2123,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Override) GetTenant() string {
@@ -2000,7 +2165,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[21]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2012,7 +2177,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[21]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2025,7 +2190,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Policy) GetTenant() string {
@@ -2106,7 +2271,7 @@ type Region_Tenant struct {
 
 func (x *Region_Tenant) Reset() {
 	*x = Region_Tenant{}
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[22]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2118,7 +2283,7 @@ func (x *Region_Tenant) String() string {
 func (*Region_Tenant) ProtoMessage() {}
 
 func (x *Region_Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_cluster_proto_msgTypes[22]
+	mi := &file_pilaster_v1_cluster_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2131,7 +2296,7 @@ func (x *Region_Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region_Tenant.ProtoReflect.Descriptor instead.
 func (*Region_Tenant) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{11, 0}
+	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{13, 0}
 }
 
 func (x *Region_Tenant) GetName() string {
@@ -2173,13 +2338,14 @@ var File_pilaster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x19pilaster/v1/cluster.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9b\x01\n" +
+	"\x19pilaster/v1/cluster.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc0\x01\n" +
 	"\x04Plan\x12\x1f\n" +
 	"\vbase_prefix\x18\x01 \x01(\tR\n" +
 	"basePrefix\x12%\n" +
 	"\x0eprivate_prefix\x18\x02 \x01(\tR\rprivatePrefix\x12)\n" +
 	"\x10gateway_prefixes\x18\x03 \x03(\tR\x0fgatewayPrefixes\x12 \n" +
-	"\videntifiers\x18\x04 \x01(\bR\videntifiers\"\xae\x03\n" +
+	"\videntifiers\x18\x04 \x01(\bR\videntifiers\x12#\n" +
+	"\regress_prefix\x18\x05 \x01(\tR\fegressPrefix\"\xc6\x03\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x16\n" +
@@ -2199,11 +2365,12 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\boffloads\x18\r \x01(\bR\boffloads\x12\x1f\n" +
 	"\vmtu_reserve\x18\x0e \x01(\rR\n" +
 	"mtuReserve\x12\x12\n" +
-	"\x04rack\x18\x0f \x01(\tR\x04rack\"Q\n" +
+	"\x04rack\x18\x0f \x01(\tR\x04rack\x12\x16\n" +
+	"\x06egress\x18\x10 \x01(\bR\x06egress\"Q\n" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
-	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xe5\x04\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xd9\x05\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -2221,7 +2388,19 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\aleaving\x18\v \x01(\tR\aleaving\x12>\n" +
 	"\rretiring_apps\x18\f \x01(\v2\x19.pilaster.v1.RetiringAppsR\fretiringApps\x120\n" +
 	"\boffloads\x18\r \x03(\v2\x14.pilaster.v1.OffloadR\boffloads\x12\x18\n" +
-	"\ajoining\x18\x0e \x01(\bR\ajoining\"\x81\x03\n" +
+	"\ajoining\x18\x0e \x01(\bR\ajoining\x12/\n" +
+	"\x06egress\x18\x0f \x03(\v2\x17.pilaster.v1.EgressRuleR\x06egress\x12#\n" +
+	"\rnode_prefixes\x18\x10 \x03(\tR\fnodePrefixes\x12\x1c\n" +
+	"\tprotected\x18\x11 \x03(\tR\tprotected\"j\n" +
+	"\n" +
+	"EgressRule\x12\x0e\n" +
+	"\x02to\x18\x01 \x01(\tR\x02to\x12\x14\n" +
+	"\x05allow\x18\x02 \x01(\bR\x05allow\x126\n" +
+	"\bgateways\x18\x03 \x03(\v2\x1a.pilaster.v1.EgressGatewayR\bgateways\"U\n" +
+	"\rEgressGateway\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\"\x81\x03\n" +
 	"\aOffload\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
@@ -2391,7 +2570,7 @@ func file_pilaster_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_pilaster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(Addressing)(0),               // 0: pilaster.v1.Addressing
 	(OffloadPhase)(0),             // 1: pilaster.v1.OffloadPhase
@@ -2399,58 +2578,62 @@ var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(*Node)(nil),                  // 3: pilaster.v1.Node
 	(*TenantId)(nil),              // 4: pilaster.v1.TenantId
 	(*Tenant)(nil),                // 5: pilaster.v1.Tenant
-	(*Offload)(nil),               // 6: pilaster.v1.Offload
-	(*NodeLoad)(nil),              // 7: pilaster.v1.NodeLoad
-	(*TenantLoad)(nil),            // 8: pilaster.v1.TenantLoad
-	(*FrontingLoad)(nil),          // 9: pilaster.v1.FrontingLoad
-	(*Frontend)(nil),              // 10: pilaster.v1.Frontend
-	(*RetiringApps)(nil),          // 11: pilaster.v1.RetiringApps
-	(*TenantRegion)(nil),          // 12: pilaster.v1.TenantRegion
-	(*Region)(nil),                // 13: pilaster.v1.Region
-	(*Service)(nil),               // 14: pilaster.v1.Service
-	(*Publication)(nil),           // 15: pilaster.v1.Publication
-	(*Overlay)(nil),               // 16: pilaster.v1.Overlay
-	(*Mapping)(nil),               // 17: pilaster.v1.Mapping
-	(*Hosting)(nil),               // 18: pilaster.v1.Hosting
-	(*OffloadedEndpoint)(nil),     // 19: pilaster.v1.OffloadedEndpoint
-	(*Moving)(nil),                // 20: pilaster.v1.Moving
-	(*App)(nil),                   // 21: pilaster.v1.App
-	(*Override)(nil),              // 22: pilaster.v1.Override
-	(*Policy)(nil),                // 23: pilaster.v1.Policy
-	(*Region_Tenant)(nil),         // 24: pilaster.v1.Region.Tenant
-	nil,                           // 25: pilaster.v1.App.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(*EgressRule)(nil),            // 6: pilaster.v1.EgressRule
+	(*EgressGateway)(nil),         // 7: pilaster.v1.EgressGateway
+	(*Offload)(nil),               // 8: pilaster.v1.Offload
+	(*NodeLoad)(nil),              // 9: pilaster.v1.NodeLoad
+	(*TenantLoad)(nil),            // 10: pilaster.v1.TenantLoad
+	(*FrontingLoad)(nil),          // 11: pilaster.v1.FrontingLoad
+	(*Frontend)(nil),              // 12: pilaster.v1.Frontend
+	(*RetiringApps)(nil),          // 13: pilaster.v1.RetiringApps
+	(*TenantRegion)(nil),          // 14: pilaster.v1.TenantRegion
+	(*Region)(nil),                // 15: pilaster.v1.Region
+	(*Service)(nil),               // 16: pilaster.v1.Service
+	(*Publication)(nil),           // 17: pilaster.v1.Publication
+	(*Overlay)(nil),               // 18: pilaster.v1.Overlay
+	(*Mapping)(nil),               // 19: pilaster.v1.Mapping
+	(*Hosting)(nil),               // 20: pilaster.v1.Hosting
+	(*OffloadedEndpoint)(nil),     // 21: pilaster.v1.OffloadedEndpoint
+	(*Moving)(nil),                // 22: pilaster.v1.Moving
+	(*App)(nil),                   // 23: pilaster.v1.App
+	(*Override)(nil),              // 24: pilaster.v1.Override
+	(*Policy)(nil),                // 25: pilaster.v1.Policy
+	(*Region_Tenant)(nil),         // 26: pilaster.v1.Region.Tenant
+	nil,                           // 27: pilaster.v1.App.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
 }
 var file_pilaster_v1_cluster_proto_depIdxs = []int32{
-	26, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
+	28, // 0: pilaster.v1.Node.registered:type_name -> google.protobuf.Timestamp
 	0,  // 1: pilaster.v1.Tenant.addressing:type_name -> pilaster.v1.Addressing
 	4,  // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
-	26, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
-	16, // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
-	14, // 5: pilaster.v1.Tenant.services:type_name -> pilaster.v1.Service
-	15, // 6: pilaster.v1.Tenant.publications:type_name -> pilaster.v1.Publication
-	12, // 7: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
-	11, // 8: pilaster.v1.Tenant.retiring_apps:type_name -> pilaster.v1.RetiringApps
-	6,  // 9: pilaster.v1.Tenant.offloads:type_name -> pilaster.v1.Offload
-	1,  // 10: pilaster.v1.Offload.phase:type_name -> pilaster.v1.OffloadPhase
-	10, // 11: pilaster.v1.Offload.frontends:type_name -> pilaster.v1.Frontend
-	19, // 12: pilaster.v1.Offload.endpoints:type_name -> pilaster.v1.OffloadedEndpoint
-	26, // 13: pilaster.v1.Offload.changed:type_name -> google.protobuf.Timestamp
-	8,  // 14: pilaster.v1.NodeLoad.tenants:type_name -> pilaster.v1.TenantLoad
-	9,  // 15: pilaster.v1.NodeLoad.fronting:type_name -> pilaster.v1.FrontingLoad
-	24, // 16: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
-	20, // 17: pilaster.v1.Hosting.moving:type_name -> pilaster.v1.Moving
-	22, // 18: pilaster.v1.Hosting.overrides:type_name -> pilaster.v1.Override
-	19, // 19: pilaster.v1.Hosting.offloaded:type_name -> pilaster.v1.OffloadedEndpoint
-	25, // 20: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
-	26, // 21: pilaster.v1.Policy.changed:type_name -> google.protobuf.Timestamp
-	26, // 22: pilaster.v1.Region.Tenant.created:type_name -> google.protobuf.Timestamp
-	26, // 23: pilaster.v1.Region.Tenant.joined:type_name -> google.protobuf.Timestamp
-	24, // [24:24] is the sub-list for method output_type
-	24, // [24:24] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	28, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
+	18, // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
+	16, // 5: pilaster.v1.Tenant.services:type_name -> pilaster.v1.Service
+	17, // 6: pilaster.v1.Tenant.publications:type_name -> pilaster.v1.Publication
+	14, // 7: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
+	13, // 8: pilaster.v1.Tenant.retiring_apps:type_name -> pilaster.v1.RetiringApps
+	8,  // 9: pilaster.v1.Tenant.offloads:type_name -> pilaster.v1.Offload
+	6,  // 10: pilaster.v1.Tenant.egress:type_name -> pilaster.v1.EgressRule
+	7,  // 11: pilaster.v1.EgressRule.gateways:type_name -> pilaster.v1.EgressGateway
+	1,  // 12: pilaster.v1.Offload.phase:type_name -> pilaster.v1.OffloadPhase
+	12, // 13: pilaster.v1.Offload.frontends:type_name -> pilaster.v1.Frontend
+	21, // 14: pilaster.v1.Offload.endpoints:type_name -> pilaster.v1.OffloadedEndpoint
+	28, // 15: pilaster.v1.Offload.changed:type_name -> google.protobuf.Timestamp
+	10, // 16: pilaster.v1.NodeLoad.tenants:type_name -> pilaster.v1.TenantLoad
+	11, // 17: pilaster.v1.NodeLoad.fronting:type_name -> pilaster.v1.FrontingLoad
+	26, // 18: pilaster.v1.Region.tenants:type_name -> pilaster.v1.Region.Tenant
+	22, // 19: pilaster.v1.Hosting.moving:type_name -> pilaster.v1.Moving
+	24, // 20: pilaster.v1.Hosting.overrides:type_name -> pilaster.v1.Override
+	21, // 21: pilaster.v1.Hosting.offloaded:type_name -> pilaster.v1.OffloadedEndpoint
+	27, // 22: pilaster.v1.App.labels:type_name -> pilaster.v1.App.LabelsEntry
+	28, // 23: pilaster.v1.Policy.changed:type_name -> google.protobuf.Timestamp
+	28, // 24: pilaster.v1.Region.Tenant.created:type_name -> google.protobuf.Timestamp
+	28, // 25: pilaster.v1.Region.Tenant.joined:type_name -> google.protobuf.Timestamp
+	26, // [26:26] is the sub-list for method output_type
+	26, // [26:26] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_cluster_proto_init() }
@@ -2464,7 +2647,7 @@ func file_pilaster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_cluster_proto_rawDesc), len(file_pilaster_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   24,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
