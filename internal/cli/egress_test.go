@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator"
 )
 
 func TestEgress(t *testing.T) {
@@ -123,4 +125,24 @@ func TestEgress(t *testing.T) {
 	}
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
 	refused(t, ExitUnreachable, "/nonexistent", "egress", "list")
+}
+
+// With an egress prefix, the fabric must have another route to each node, and gateways have addresses there.
+func TestEgressPrefix(t *testing.T) {
+	s := startOrchestrator(t, func(c *orchestrator.Config) {
+		c.Plan.Egress = netip.MustParsePrefix("2001:db8:7::/48")
+	})
+	joinNode(t, s, "n1", &pilasterv1.RegisterRequest{UplinkAddresses: []string{"2001:db8:70:1::2"}, Egress: true})
+	routes := "fd70:696c:6100:1::/64 via 2001:db8:70:1::2, 2001:db8:7:1::/64 via 2001:db8:70:1::2\n"
+	for _, args := range [][]string{{"node", "list"}, {"node", "get", "n1"}} {
+		if r := command(t, args...); !strings.Contains(r.stdout, routes) {
+			t.Errorf("%v: %s, want %s", args, r.stdout, routes)
+		}
+	}
+	if n := ask[[]nodeView](t, "node", "list"); len(n) != 1 || n[0].EgressRoute == "" {
+		t.Errorf("node list: %+v", n)
+	}
+	command(t, "tenant", "create", "blue")
+	prints(t, "egress of tenant blue to ::/0: allow via n1 (2001:db8:7:1:0:ff:100:10)\n",
+		"egress", "set", "blue", "--to", "::/0", "--action", "allow", "--via", "n1")
 }
