@@ -90,7 +90,8 @@ func TestEgress(t *testing.T) {
 		"tenant", "set", "blue", "--nodes", "allow")
 	r := command(t, "tenant", "get", "blue")
 	for _, line := range []string{
-		"egress       ::/0              allow via n1 (" + address + ")\n", "reaches      nodes in fd70:696c:6100::/40\n",
+		"egress       ::/0              allow via n1 (" + address + ")\n",
+		"reaches      nodes in fd70:696c:6100::/40\n",
 	} {
 		if !strings.Contains(r.stdout, line) {
 			t.Errorf("tenant get blue: %swant %s", r.stdout, line)
@@ -105,8 +106,10 @@ func TestEgress(t *testing.T) {
 		t.Errorf("node get: %s, want egress", r.stdout)
 	}
 	for line, says := range map[string]string{
-		"egress delete --to ::/0": "blue\ngreen\n:", "egress set blue --via": "n1\n:", "egress set blue --action": "allow\ndeny\n:",
-		"egress list": "blue\ngreen\n:", "egress protect remove": "2001:db8:5::/48\n:", "tenant set --nodes deny": "blue\ngreen\n:",
+		"egress delete --to ::/0": "blue\ngreen\n:", "egress set blue --via": "n1\n:",
+		"egress set blue --action": "allow\ndeny\n:",
+		"egress list":              "blue\ngreen\n:", "egress protect remove": "2001:db8:5::/48\n:",
+		"tenant set --nodes deny": "blue\ngreen\n:",
 		"tenant set blue --nodes": "allow\ndeny\n:", "egress set blue --to": ":", "egress protect add": ":",
 	} {
 		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(
