@@ -299,7 +299,8 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	c.renewPolicies(k)
 	if after, _, _ := c.tenants.Get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network ||
 		after.Tenant.Leaving != before.Tenant.Leaving ||
-		after.Tenant.KeepsAddresses() && after.Tenant.Changes != before.Tenant.Changes {
+		after.Tenant.KeepsAddresses() && after.Tenant.Changes != before.Tenant.Changes ||
+		!sameEgress(before.Tenant, after.Tenant) {
 		c.migrationDue.wake()
 	}
 	return nil

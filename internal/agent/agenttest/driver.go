@@ -84,7 +84,7 @@ func (d *Driver) Path() Path { return Path{d} }
 // Factory opens network netpila on the driver.
 func (d *Driver) Factory() network.Factory {
 	return network.Factory{Name: netpila.Name, Open: func(n network.Node) (agent.Network, error) {
-		return netpila.New(n.Plan, n.Prefix, n.Indexes, d.Path())
+		return netpila.New(n, d.Path())
 	}}
 }
 

@@ -132,7 +132,9 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 		}
 	}
 	membership, _ := node.Membership()
-	network, err := netpila.New(membership.Plan, membership.Prefix, store, driver.Path())
+	own, err := netpila.New(network.Node{
+		Plan: membership.Plan, Prefix: membership.Prefix, Indexes: store,
+	}, driver.Path())
 	if err != nil {
 		c.t.Fatal(err)
 	}

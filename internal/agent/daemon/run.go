@@ -29,6 +29,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/agent/trace"
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/join"
@@ -110,6 +111,7 @@ type daemon struct {
 	node     *state.Node
 	tenants  *agent.Tenants
 	store    *endpoint.Store
+	egress   *egress.Addresses
 	link     *control.Link
 	service  *api.Service
 	received control.MessageCounter
@@ -367,6 +369,9 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		return err // the driver that came with it is not valid and must not be closed
 	}
 	d.driver = driver
+	if err := d.openEgress(m); err != nil {
+		return err
+	}
 	networks, absent, err := d.networks(m)
 	if err != nil {
 		return err
@@ -380,7 +385,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	}
 	core, err := agent.New(agent.Config{
 		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link,
-		Tried: d.link.Tried(), Edge: d.Edge, MTUReserve: d.MTUReserve,
+		Egress: d.egress, Tried: d.link.Tried(), Edge: d.Edge, MTUReserve: d.MTUReserve,
 		Plan: m.Plan, Node: m.Prefix, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
@@ -462,7 +467,7 @@ func (d *daemon) networks(m state.Membership) (has map[string]agent.Network, abs
 			absent[o.Name] = o.With
 			continue
 		}
-		n, err := o.Open(network.Node{Plan: m.Plan, Prefix: m.Prefix, Indexes: d.store, Cluster: d.link})
+		n, err := o.Open(network.Node{Plan: m.Plan, Prefix: m.Prefix, Indexes: d.store, Egress: d.egress, Cluster: d.link})
 		if err != nil {
 			return nil, nil, err
 		}
