@@ -93,7 +93,7 @@ func New(c Config) (*Core, error) {
 		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: networks.New(c.Networks, c.Absent),
 		driver: c.Driver, resolver: c.Resolver, egress: c.Egress, settling: map[endpoint.ID]bool{},
 		unsettled: map[string]error{},
-		plan: c.Plan, edge: c.Edge, mtuReserve: c.MTUReserve,
+		plan:      c.Plan, edge: c.Edge, mtuReserve: c.MTUReserve,
 		max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{},
 		migrationDue: newWakeup(), offloadsChanged: newWakeup(), loadDue: newWakeup(),

@@ -32,7 +32,7 @@ func (c *Core) needsSettling(t tenant.Tenant, r endpoint.Record) bool {
 		return false // its rules are unknown
 	}
 	return c.isSettling(r.ID) ||
-		slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool { return !egress.Settled(t, a) })
+		slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool { return !c.egress.Settled(t, a) })
 }
 
 func (c *Core) isSettling(id endpoint.ID) bool {
@@ -148,7 +148,11 @@ func (c *Core) addEgress(ctx context.Context, was, is endpoint.Record) error {
 	if err := c.driver.Readdress(ctx, withoutEgress(is), is); err != nil {
 		return err
 	}
-	return c.networks.EachOf(is, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) })
+	err := c.networks.EachOf(is, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) })
+	if err == nil {
+		c.releaseEgress(was, is)
+	}
+	return err
 }
 
 // dropEgress takes from an endpoint what it loses: the entries first, then the device, then the record.

@@ -29,16 +29,16 @@ const draws = 1000
 
 // Addresses allocates the egress addresses of a node. Its methods may be called concurrently.
 type Addresses struct {
-	node       netip.Prefix
+	own, node  netip.Prefix
 	quarantine time.Duration
 	now        func() time.Time
 	pick       func() address.Index
 	log        *logFile
 
 	mu     sync.Mutex
-	used   map[netip.Addr]Entry
-	ended  map[netip.Addr]time.Time // released ones, until their quarantine is over
-	checks int                      // of ended, when it is swept next
+	used   map[address.Index]Entry
+	ended  map[address.Index]time.Time // released ones, until their quarantine is over
+	checks int                         // of ended, when it is swept next
 }
 
 // Entry says who has or had an address.
@@ -67,8 +67,8 @@ func (e Entry) same(other Entry) bool {
 type Config struct {
 	Dir  string         // the agent's state directory
 	Disk statefile.Disk // the file system of Dir
-	// the /64 that has the node's egress addresses; the zero Prefix: it has none
-	Node netip.Prefix
+	Plan address.Plan
+	Node netip.Prefix // its /64
 	// what endpoints have: entries of others end, and an address without an entry gets one
 	Records []endpoint.Record
 	Now     func() time.Time     // nil means time.Now
@@ -80,9 +80,10 @@ type Config struct {
 // Open reads the log and reconciles it with the records.
 func Open(c Config) (*Addresses, error) {
 	a := &Addresses{
-		node: c.Node, quarantine: endpoint.MinQuarantine, now: c.Now, pick: c.Pick,
-		used: map[netip.Addr]Entry{}, ended: map[netip.Addr]time.Time{},
+		own: c.Node, quarantine: endpoint.MinQuarantine, now: c.Now, pick: c.Pick,
+		used: map[address.Index]Entry{}, ended: map[address.Index]time.Time{},
 	}
+	a.node, _ = c.Plan.EgressNode(c.Node) // if its number is beyond the egress prefix, it has none
 	if a.now == nil {
 		a.now = time.Now
 	}
@@ -104,16 +105,17 @@ func Open(c Config) (*Addresses, error) {
 
 // note keeps an entry in memory.
 func (a *Addresses) note(e Entry) {
+	i := address.Split(e.Address).Index
 	if e.Until.IsZero() {
-		a.used[e.Address] = e
-		delete(a.ended, e.Address)
+		a.used[i] = e
+		delete(a.ended, i)
 		return
 	}
-	if has, ok := a.used[e.Address]; ok && has.same(e) {
-		delete(a.used, e.Address)
+	if has, ok := a.used[i]; ok && has.same(e) {
+		delete(a.used, i)
 	}
 	if a.now().Sub(e.Until) < a.quarantine {
-		a.ended[e.Address] = e.Until
+		a.ended[i] = e.Until
 	}
 }
 
@@ -145,7 +147,7 @@ func (a *Addresses) reconcile(records []endpoint.Record) error {
 	return a.log.sync()
 }
 
-func sorted(used map[netip.Addr]Entry) []Entry {
+func sorted(used map[address.Index]Entry) []Entry {
 	var all []Entry
 	for _, e := range used {
 		all = append(all, e)
@@ -189,7 +191,7 @@ func (a *Addresses) Settle(t tenant.Tenant, r endpoint.Record, at endpoint.Attac
 	switch {
 	case !addressed:
 		at.Egress = netip.Addr{}
-	case !at.Egress.IsValid():
+	case !at.Egress.IsValid() || !a.node.Contains(at.Egress):
 		var err error
 		if at.Egress, err = a.allocate(r); err != nil {
 			return at, fmt.Errorf("egress address of a container of tenant %s: %w", t.Name, err)
@@ -206,10 +208,12 @@ func Needs(t tenant.Tenant, at endpoint.Attachment) (route, addr bool) {
 	return t.MayLeave(), t.NeedsEgressAddress()
 }
 
-// Settled reports whether an attachment has what its tenant's rules require, and nothing else.
-func Settled(t tenant.Tenant, at endpoint.Attachment) bool {
+// Settled reports whether an attachment has what its tenant's rules require, and nothing else. An address in the node's
+// own /64 is replaced if the cluster has an egress prefix by now.
+func (a *Addresses) Settled(t tenant.Tenant, at endpoint.Attachment) bool {
 	route, addr := Needs(t, at)
-	return slices.Contains(at.Routes, endpoint.DefaultRoute) == route && at.Egress.IsValid() == addr
+	return slices.Contains(at.Routes, endpoint.DefaultRoute) == route && at.Egress.IsValid() == addr &&
+		(!addr || a != nil && a.node.Contains(at.Egress))
 }
 
 func (a *Addresses) allocate(r endpoint.Record) (netip.Addr, error) {
@@ -228,13 +232,14 @@ func (a *Addresses) draw(r endpoint.Record) (netip.Addr, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for range draws {
-		addr := tenant.EgressAddress(a.node, a.pick())
-		if _, used := a.used[addr]; used {
+		i := a.pick()
+		if _, used := a.used[i]; used {
 			continue
 		}
-		if until, ended := a.ended[addr]; ended && a.now().Sub(until) < a.quarantine {
+		if until, ended := a.ended[i]; ended && a.now().Sub(until) < a.quarantine {
 			continue
 		}
+		addr := tenant.EgressAddress(a.node, i)
 		return addr, a.begin(addr, r)
 	}
 	return netip.Addr{}, endpoint.ErrExhausted
@@ -246,9 +251,9 @@ func (a *Addresses) Release(addr netip.Addr) error {
 		return nil
 	}
 	a.mu.Lock()
-	e, ok := a.used[addr]
+	e, ok := a.used[address.Split(addr).Index]
 	var err error
-	if ok {
+	if ok = ok && e.Address == addr; ok {
 		err = a.end(e)
 		a.sweep()
 	}
@@ -267,9 +272,9 @@ func (a *Addresses) sweep() {
 		return
 	}
 	a.checks = 0
-	for addr, until := range a.ended {
+	for i, until := range a.ended {
 		if a.now().Sub(until) >= a.quarantine {
-			delete(a.ended, addr)
+			delete(a.ended, i)
 		}
 	}
 }
@@ -279,7 +284,7 @@ func (a *Addresses) Validate(addr netip.Addr) error {
 	if !addr.IsValid() {
 		return nil
 	}
-	if a == nil || !a.node.Contains(addr) || !tenant.IsEgressAddress(addr) ||
+	if a == nil || !a.node.Contains(addr) && !a.own.Contains(addr) || !tenant.IsEgressAddress(addr) ||
 		address.Split(addr).Index < tenant.FirstEgressIndex {
 		return fmt.Errorf("egress address %v is not one of this node", addr)
 	}
@@ -295,9 +300,6 @@ func (a *Addresses) Used() int {
 	defer a.mu.Unlock()
 	return len(a.used)
 }
-
-// Node returns the /64 that has the node's egress addresses; the zero Prefix if it has none.
-func (a *Addresses) Node() netip.Prefix { return a.node }
 
 // Find returns who had an address, as far as the log goes back, oldest first, and the time of the first entry of the
 // log; zero if the log is empty.

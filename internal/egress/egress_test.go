@@ -36,11 +36,13 @@ type bed struct {
 	draws  []address.Index // the next ones; then all others in turn
 	next   address.Index
 	max    int
+	plan   address.Plan
 	logged bytes.Buffer
 }
 
 func newBed(t *testing.T) *bed {
-	b := &bed{t: t, dir: t.TempDir(), now: time.Unix(1e9, 0).UTC(), next: tenant.FirstEgressIndex}
+	b := &bed{t: t, dir: t.TempDir(), now: time.Unix(1e9, 0).UTC(), next: tenant.FirstEgressIndex,
+		plan: address.DefaultPlan()}
 	b.reopen()
 	return b
 }
@@ -49,7 +51,7 @@ func (b *bed) reopen(records ...endpoint.Record) {
 	b.t.Helper()
 	var err error
 	if b.Addresses, err = Open(Config{
-		Dir: b.dir, Node: node, Records: records, Now: func() time.Time { return b.now }, MaxLog: b.max,
+		Dir: b.dir, Plan: b.plan, Node: node, Records: records, Now: func() time.Time { return b.now }, MaxLog: b.max,
 		Log: slog.New(slog.NewTextHandler(&b.logged, nil)),
 		Pick: func() address.Index {
 			if len(b.draws) > 0 {
@@ -126,7 +128,7 @@ func TestSettle(t *testing.T) {
 	} {
 		was := is
 		is.Network = step.network
-		if Settled(step.t, is) != (slices.Contains(was.Routes, endpoint.DefaultRoute) == step.route &&
+		if b.Settled(step.t, is) != (slices.Contains(was.Routes, endpoint.DefaultRoute) == step.route &&
 			was.Egress.IsValid() == step.addr) {
 			t.Errorf("step %d: Settled differs from what is needed", i)
 		}
@@ -138,7 +140,7 @@ func TestSettle(t *testing.T) {
 		if step.route {
 			want = append(want, endpoint.DefaultRoute)
 		}
-		if !slices.Equal(is.Routes, want) || is.Egress.IsValid() != step.addr || !Settled(step.t, is) {
+		if !slices.Equal(is.Routes, want) || is.Egress.IsValid() != step.addr || !b.Settled(step.t, is) {
 			t.Errorf("step %d: %+v, want routes %v, address %v", i, is, want, step.addr)
 		}
 		if step.addr {
@@ -188,9 +190,32 @@ func TestAllocation(t *testing.T) {
 	}
 }
 
+// A cluster that gets an egress prefix later: addresses in the node's own /64 are valid, and are replaced.
+func TestLaterPrefix(t *testing.T) {
+	b := newBed(t)
+	b.draws = []address.Index{70000, 70000, 70001}
+	r := record("c1", b.give("c1"))
+	b.plan.Egress = netip.MustParsePrefix("2001:db8:7::/48")
+	b.reopen(r)
+	at := r.Attachments[0]
+	at.Routes = append(slices.Clone(at.Routes), endpoint.DefaultRoute)
+	if b.Validate(at.Egress) != nil || b.Settled(direct, at) {
+		t.Errorf("%v is invalid, or stays", at.Egress)
+	}
+	is, err := b.Settle(direct, r, at)
+	if want := netip.MustParseAddr("2001:db8:7:3:0:ff:101:1171"); err != nil || is.Egress != want ||
+		b.Validate(want) != nil || !b.Settled(direct, is) {
+		t.Errorf("%v, %v; want %v, as the index of the first is in use", is.Egress, err, want)
+	}
+	b.release(at.Egress)
+	if b.Used() != 1 {
+		t.Errorf("%d are in use", b.Used())
+	}
+}
+
 // A random index is in the range of containers.
 func TestRandomIndex(t *testing.T) {
-	a, err := Open(Config{Dir: t.TempDir(), Node: node, Log: slog.New(slog.DiscardHandler)})
+	a, err := Open(Config{Dir: t.TempDir(), Plan: address.DefaultPlan(), Node: node, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +240,11 @@ func TestRandomIndex(t *testing.T) {
 			t.Errorf("%v was accepted", addr)
 		}
 	}
-	if none, err := Open(Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}); err != nil {
+	small := address.DefaultPlan()
+	small.Egress = netip.MustParsePrefix("2001:db8:7::/64")
+	if none, err := Open(Config{
+		Dir: t.TempDir(), Plan: small, Node: node, Log: slog.New(slog.DiscardHandler),
+	}); err != nil {
 		t.Error(err)
 	} else if _, err := none.Settle(direct, record("c", netip.Addr{}), plain); err == nil ||
 		!strings.Contains(err.Error(), "egress gateways") {

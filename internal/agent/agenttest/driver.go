@@ -227,6 +227,7 @@ func (d *Driver) Restore(
 			lost[r.ID] = err
 		} else if r.Lives() {
 			found = append(found, r)
+			d.Devices[r.ID] = r // as repaired
 		}
 	}
 	maps.DeleteFunc(d.Devices, func(id endpoint.ID, _ endpoint.Record) bool { return !kept[id] })

@@ -47,7 +47,9 @@ func (m *memory) ReleaseIndex(_ endpoint.CursorKey, i address.Index) error {
 func newNetwork(t *testing.T) (*Network, *memory) {
 	t.Helper()
 	m := &memory{next: map[endpoint.CursorKey]address.Index{}}
-	addresses, err := egress.Open(egress.Config{Dir: t.TempDir(), Node: node, Log: slog.New(slog.DiscardHandler)})
+	addresses, err := egress.Open(egress.Config{
+		Dir: t.TempDir(), Plan: address.DefaultPlan(), Node: node, Log: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
