@@ -52,6 +52,7 @@ command that it runs.`,
 	root.AddCommand(newServiceCommand(env))
 	root.AddCommand(newOffloadCommand(env))
 	root.AddCommand(newEVPNCommand(env))
+	root.AddCommand(newEgressCommand(env))
 	root.AddCommand(newPublicationCommand(env))
 	root.AddCommand(newNodeCommand(env))
 	root.AddCommand(newPreflightCommand(env))
