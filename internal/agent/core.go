@@ -59,6 +59,7 @@ type Core struct {
 	staged sessionStage // sessions of containers that move here
 
 	offloadsChanged, loadDue wakeup // this node became or was a member of an offload that has changed
+	gatewaysChanged          wakeup // egress gateways of tenants here may have changed
 
 	migrationDue wakeup               // endpoints may have to migrate, or to get or lose egress addresses
 	migrated     map[endpoint.ID]bool // endpoints on two networks whose new attachment this process has verified
@@ -97,6 +98,7 @@ func New(c Config) (*Core, error) {
 		max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{},
 		migrationDue: newWakeup(), offloadsChanged: newWakeup(), loadDue: newWakeup(),
+		gatewaysChanged: newWakeup(),
 	}
 	c.Tenants.node, c.Tenants.containers = c.Node, core.offloadedContainers
 	c.Tenants.appOverrides = core.overrides
@@ -226,6 +228,7 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	c.awaitList(ctx, r.Tenant)
 	c.signalMigration(r) // its tenant may have migrated meanwhile
 	c.signalEgress(r)
+	c.signalGateways(t)
 	c.log.Info(
 		"endpoint added",
 		"endpoint",
@@ -350,7 +353,9 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 		c.tenants.signal()
 	}
 	c.tenants.signalContainers(r.Tenant)
+	known, _, _ := c.tenants.Get(r.Tenant)
 	c.release(ctx, r.Tenant, r.TenantID)
+	c.signalGateways(known.Tenant)
 	c.policies.Retry(r.Tenant)
 	c.signalMigration(r)
 	return nil

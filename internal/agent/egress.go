@@ -226,6 +226,33 @@ func (c *Core) egressProblems() (all []string) {
 	return all
 }
 
+// EgressGateways returns the gateways of each egress rule that has some, of tenants with containers here.
+func (c *Core) EgressGateways() (all [][]tenant.EgressGateway) {
+	for _, k := range c.tenants.All() {
+		if c.tenants.endpoints(k.Tenant.Name) == 0 {
+			continue
+		}
+		for _, r := range k.Tenant.Egress {
+			if len(r.Via) > 0 {
+				all = append(all, r.Via)
+			}
+		}
+	}
+	return all
+}
+
+// GatewaysChanged receives a value after a change of EgressGateways.
+func (c *Core) GatewaysChanged() <-chan struct{} { return c.gatewaysChanged }
+
+// signalGateways wakes the prober of gateways if one of the tenants' rules has some.
+func (c *Core) signalGateways(of ...tenant.Tenant) {
+	if slices.ContainsFunc(of, func(t tenant.Tenant) bool {
+		return slices.ContainsFunc(t.Egress, func(r tenant.EgressRule) bool { return len(r.Via) > 0 })
+	}) {
+		c.gatewaysChanged.wake()
+	}
+}
+
 // EgressUsed returns how many egress addresses endpoints of this node have.
 func (c *Core) EgressUsed() int { return c.egress.Used() }
 

@@ -154,6 +154,7 @@ func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
 		defer c.offloadsChanged.wake()
 		defer c.loadDue.wake()
 	}
+	defer c.signalGateways(before.Tenant, k.Tenant)
 	c.loadRulesFirst(before.Tenant)
 	if err := c.installTenant(ctx, k.Tenant.Name); err != nil {
 		if isConflict(err) {

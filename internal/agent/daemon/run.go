@@ -126,6 +126,7 @@ type daemon struct {
 	enforces []string // names of networks that enforce policies
 	form     string   // of packets on the fabric; known once networks are open
 	offloads bool     // this node can be in offloads; known once networks are open
+	leaves   bool     // its containers can reach hosts outside; known once the packet path is open
 }
 
 func newDaemon(o Options) (*daemon, error) {
@@ -154,6 +155,7 @@ func newDaemon(o Options) (*daemon, error) {
 		Gateway:  d.hasGateway,
 		Enforces: d.enforcing,
 		Form:     func() string { return d.form },
+		Egress:   func() bool { return d.leaves },
 		Offloads: func() bool { return d.offloads }, MTUReserve: o.MTUReserve, Rack: o.Rack,
 		UplinkAddresses: func() ([]netip.Addr, error) {
 			m, _ := d.node.Membership()
@@ -360,7 +362,8 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		d.registerAgain(ctx)
 	}
 	m, _ := d.node.Membership()
-	overlap := hostnet.NewOverlapWatch(m.Plan.Private, d.changed)
+	own := make(chan struct{}, 1)
+	overlap := hostnet.NewOverlapWatch(m.Plan.Private, d.changed, own)
 	if err := overlap.Check(); err != nil {
 		return err
 	}
@@ -369,7 +372,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		return err // the driver that came with it is not valid and must not be closed
 	}
 	d.driver = driver
-	if err := d.openEgress(m); err != nil {
+	if err := d.openEgress(ctx, g, m, own); err != nil {
 		return err
 	}
 	networks, absent, err := d.networks(m)
@@ -511,6 +514,7 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *agent.Core
 		g.Go(func() error { prober.Run(ctx); return nil })
 		g.Go(func() error { d.link.ReportLoads(ctx, meter, core.LoadDue()); return nil })
 	}
+	d.probeGateways(ctx, g, core)
 	g.Go(func() error { return overlap.Run(ctx, d.Log) })
 	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplink, core, d.Log) })
 	if d.Steering != nil {
