@@ -64,7 +64,7 @@ type statusView struct {
 	Policies     *policiesView  `json:"policies"` // null if no tenant on this node has policies
 	Offloads     []roleView     `json:"offloads,omitempty"`
 	Load         *loadView      `json:"load,omitempty"`   // absent while it is not measured
-	Egress       *egressView    `json:"egress,omitempty"` // absent if no packets of containers leave the cluster
+	Egress       *outsideView   `json:"egress,omitempty"` // absent if no packets of containers leave the cluster
 	Drops        []dropView     `json:"drops"`
 	Version      string         `json:"version"`
 	PID          uint32         `json:"pid"`
@@ -202,26 +202,26 @@ func (v roleView) text() string {
 	return fmt.Sprintf("tenant %s, offload %d, %s: %s", v.Tenant, v.ID, v.Phase, at)
 }
 
-// egressView is how packets of the node's containers leave the cluster.
-type egressView struct {
-	Addresses uint32              `json:"addresses"` // of containers, in use
-	Gateways  []egressGatewayView `json:"gateways,omitempty"`
+// outsideView is how packets of the node's containers leave the cluster.
+type outsideView struct {
+	Addresses uint32               `json:"addresses"` // of containers, in use
+	Gateways  []outsideGatewayView `json:"gateways,omitempty"`
 }
 
-// egressGatewayView is an egress gateway as the node sees it.
-type egressGatewayView struct {
+// outsideGatewayView is an egress gateway as the node sees it.
+type outsideGatewayView struct {
 	Node       string  `json:"node"`
 	Used       bool    `json:"used"`                 // by new connections
 	AnsweredMs *uint32 `json:"answeredMs,omitempty"` // milliseconds since its last answer; absent if it never has
 }
 
-func viewEgress(e *pilasterv1.Egress) *egressView {
+func viewOutside(e *pilasterv1.Egress) *outsideView {
 	if e == nil {
 		return nil
 	}
-	v := &egressView{Addresses: e.Addresses}
+	v := &outsideView{Addresses: e.Addresses}
 	for _, g := range e.Gateways {
-		view := egressGatewayView{Node: g.Node, Used: g.Alive}
+		view := outsideGatewayView{Node: g.Node, Used: g.Alive}
 		if g.Answered {
 			view.AnsweredMs = &g.AgoMs
 		}
@@ -230,7 +230,7 @@ func viewEgress(e *pilasterv1.Egress) *egressView {
 	return v
 }
 
-func (v egressView) rows(row func(name, value, state, rest string)) {
+func (v outsideView) rows(row func(name, value, state, rest string)) {
 	row("egress", "", "addresses", humanize.Grouped(v.Addresses)+" in use")
 	for _, g := range v.Gateways {
 		answer := "has not answered"
@@ -326,7 +326,7 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		v.Offloads = append(v.Offloads, viewRole(r))
 	}
 	v.Load = viewLoad(s.GetLoad())
-	v.Egress = viewEgress(s.GetEgress())
+	v.Egress = viewOutside(s.GetEgress())
 	for _, l := range s.GetLimits() {
 		v.Limits = append(v.Limits, limitView{l.Name, l.Used, l.Capacity, l.LargestTenant, l.LargestUsed})
 	}
