@@ -205,11 +205,12 @@ func TestFindEgressAddress(t *testing.T) {
 		t.Errorf("%+v since %v, %v", had, since, err)
 	}
 	other := netip.MustParsePrefix("fd70:696c:6100:7::/64")
+	foreign := netip.MustParsePrefix("2001:db8::/64")
 	for a, want := range map[netip.Addr]string{
-		tenant.EgressAddress(other, tenant.FirstEgressIndex):                                  "the prefix " + other.String(),
-		egressVia[0].Via[0].Address:                                                           "egress gateway",
-		netip.MustParseAddr("2001:db8::1"):                                                    "not an egress address",
-		tenant.EgressAddress(netip.MustParsePrefix("2001:db8::/64"), tenant.FirstEgressIndex): "not an egress address",
+		tenant.EgressAddress(other, tenant.FirstEgressIndex):   "the prefix " + other.String(),
+		egressVia[0].Via[0].Address:                            "egress gateway",
+		netip.MustParseAddr("2001:db8::1"):                     "not an egress address",
+		tenant.EgressAddress(foreign, tenant.FirstEgressIndex): "not an egress address",
 	} {
 		if _, _, err := b.FindEgressAddress(a); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", a, err, want)
