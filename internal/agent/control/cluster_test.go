@@ -112,6 +112,7 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 		Version: "v1", Node: node, Tenants: tenants, Endpoints: func() []endpoint.Record { return store.List() },
 		UplinkAddresses: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("2001:db8::2")}, nil },
 		Enforces:        func() []string { return []string{"netpila", "nimitz"} },
+		Egress:          func() bool { return true },
 		Offloads:        func() bool { return true }, MTUReserve: 104,
 		Dial: func(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
 			return join.Dial(ctx, join.Config{
