@@ -176,6 +176,9 @@ func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
 		}
 		return err
 	}
+	if after, _, _ := c.tenants.Get(k.Tenant.Name); !sameEgress(before.Tenant, after.Tenant) {
+		defer c.migrationDue.wake()
+	}
 	return c.tenants.save(k.Tenant.Name)
 }
 
@@ -317,8 +320,7 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	c.renewPolicies(k)
 	if after, _, _ := c.tenants.Get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network ||
 		after.Tenant.Leaving != before.Tenant.Leaving ||
-		after.Tenant.KeepsAddresses() && after.Tenant.Changes != before.Tenant.Changes ||
-		!sameEgress(before.Tenant, after.Tenant) {
+		after.Tenant.KeepsAddresses() && after.Tenant.Changes != before.Tenant.Changes {
 		c.migrationDue.wake()
 	}
 	return nil
