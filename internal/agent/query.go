@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/refusal"
@@ -20,11 +21,12 @@ func (c *Core) Endpoints() []endpoint.Record { return c.store.List() }
 // TenantNames returns the tenants that this node knows, in order.
 func (c *Core) TenantNames() []string { return c.tenants.Names() }
 
-// Problems describes damaged state files, and what this node fails to apply of its tenants' updates, transit, policies
-// and migrations.
+// Problems describes damaged state files, and what this node fails to apply of its tenants' updates, transit, policies,
+// migrations and egress.
 func (c *Core) Problems() []string {
 	return slices.Concat(c.tenants.damages.Problems(), c.tenants.refusedProblems(), c.transitProblems(),
-		c.policyProblems(), c.tenants.migrationProblems(), c.offloadProblems())
+		c.policyProblems(), c.tenants.migrationProblems(), c.offloadProblems(),
+		c.egressProblems())
 }
 
 // Find returns the endpoint with this id, container id, pod or address. It refuses a container with several interfaces:
@@ -264,4 +266,15 @@ func (c *Core) seen(plaintext netip.Addr) netip.Addr {
 		return netip.Addr{}
 	}
 	return seen
+}
+
+// LinkStatus is the current state of the link to the orchestrator.
+type LinkStatus struct {
+	Connected bool
+	Since     time.Time
+	Revision  int64
+	LastError string
+	Refused   bool // the orchestrator knows this node and rejects it: LastError has the reason
+
+	NotTaken []string // parts of this node's reports that the orchestrator rejected, with the reason
 }

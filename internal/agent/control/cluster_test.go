@@ -19,8 +19,10 @@ import (
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/agent/state"
+	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/orchestrator"
@@ -133,7 +135,15 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 		}
 	}
 	membership, _ := node.Membership()
-	network, err := netpila.New(membership.Plan, membership.Prefix, store, driver.Path())
+	if m.Egress, err = egress.Open(egress.Config{
+		Dir: dir, Plan: membership.Plan, Node: membership.Prefix, Records: store.List(),
+		Log: slog.New(slog.DiscardHandler),
+	}); err != nil {
+		c.t.Fatal(err)
+	}
+	own, err := netpila.New(network.Node{
+		Plan: membership.Plan, Prefix: membership.Prefix, Indexes: store, Egress: m.Egress,
+	}, driver.Path())
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -147,8 +157,8 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 		},
 	)
 	if m.Core, err = agent.New(agent.Config{
-		Store: store, Tenants: tenants, Networks: map[string]agent.Network{netpila.Name: network, nimitz.Name: overlay},
-		Driver: driver, Resolver: link, Plan: membership.Plan, Node: membership.Prefix,
+		Store: store, Tenants: tenants, Networks: map[string]agent.Network{netpila.Name: own, nimitz.Name: overlay},
+		Driver: driver, Resolver: link, Egress: m.Egress, Plan: membership.Plan, Node: membership.Prefix,
 		MTUReserve: tenant.OffloadOverhead, Log: slog.New(slog.DiscardHandler),
 	}); err != nil {
 		c.t.Fatal(err)
