@@ -1,0 +1,193 @@
+package lab
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// OutsideHost is a host outside of the cluster, behind the fabric's router. In YAML it is a name, or name=address.
+type OutsideHost struct {
+	Name    string
+	Address netip.Addr // on a /64 of its own, whose router is the address before; by default of 2001:db8:f00d::/48
+}
+
+func (h *OutsideHost) UnmarshalText(text []byte) (err error) {
+	name, addr, has := strings.Cut(string(text), "=")
+	h.Name, h.Address = name, netip.Addr{}
+	if has {
+		h.Address, err = netip.ParseAddr(addr)
+	}
+	return err
+}
+
+func (h OutsideHost) MarshalText() ([]byte, error) {
+	if !h.Address.IsValid() {
+		return []byte(h.Name), nil
+	}
+	return []byte(h.Name + "=" + h.Address.String()), nil
+}
+
+// EgressRule is a rule of `pilaster egress set`.
+type EgressRule struct {
+	To     netip.Prefix `yaml:"to"     json:"to"`
+	Action string       `yaml:"action" json:"action"` // allow or deny
+	Via    []string     `yaml:"via"    json:"via,omitempty"`
+}
+
+// Actions of egress rules.
+const (
+	allowEgress = "allow"
+	denyEgress  = "deny"
+)
+
+// outsideHosts returns the hosts outside, each with its address.
+func (s Spec) outsideHosts() []OutsideHost {
+	all := slices.Clone(s.Outside)
+	for i := range all {
+		if all[i].Address.IsValid() {
+			continue
+		}
+		b := netip.MustParseAddr("2001:db8:f00d::2").As16()
+		b[7] = byte(i)
+		all[i].Address = netip.AddrFrom16(b)
+	}
+	return all
+}
+
+// outsideHost returns the address of a host outside; false if none has this name.
+func (s Spec) outsideHost(name string) (netip.Addr, bool) {
+	for _, h := range s.outsideHosts() {
+		if h.Name == name {
+			return h.Address, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// OutsideNames returns the names of the hosts outside of the cluster.
+func (l *Lab) OutsideNames() (all []string) {
+	for _, h := range l.state.Spec.Outside {
+		all = append(all, h.Name)
+	}
+	return all
+}
+
+// plan is the address plan of a region of the lab.
+func (s Spec) plan(r Region) address.Plan {
+	plan := r.plan()
+	plan.Egress = s.EgressPrefix
+	return plan
+}
+
+// outside checks the hosts outside and the egress prefix.
+func (v *validator) outside(s Spec) {
+	if s.EgressPrefix != (netip.Prefix{}) && len(s.Regions) > 0 {
+		v.fail("$.egressPrefix", "a lab with regions has no egress prefix: its nodes' numbers are of several clusters")
+	}
+	if s.EgressPrefix != (netip.Prefix{}) {
+		plan := s.plan(Region{})
+		if err := plan.Validate(); err != nil {
+			v.fail("$.egressPrefix", "%v", err)
+		}
+	}
+	const most = 16
+	if len(s.Outside) > most {
+		v.fail("$.outside", "%d hosts outside: a lab has %d at most", len(s.Outside), most)
+	}
+	links := map[netip.Prefix]string{}
+	for i, h := range s.outsideHosts() {
+		at := fmt.Sprintf("$.outside[%d]", i)
+		v.name(at, h.Name, maxNodeName) // also the name of the router's link
+		v.unique(at, h.Name, "a host outside")
+		link, err := h.Address.Prefix(address.NodeBits)
+		switch router := routerOf(h.Address); {
+		case !h.Address.Is6() || h.Address.Is4In6() || h.Address.Zone() != "" || err != nil:
+			v.fail(at, "address %v of %s: write an IPv6 address", h.Address, h.Name)
+		case !link.Contains(router) || router == link.Addr():
+			v.fail(at, "address %v of %s: the router has the address before it, so the first one is %v", h.Address,
+				h.Name, link.Addr().Next().Next())
+		case links[link] != "":
+			v.fail(at, "%s and %s are both in %v: each has a /64 of its own", links[link], h.Name, link)
+		case s.overlapsCluster(link):
+			v.fail(at, "address %v of %s is in a prefix of the cluster or of the fabric", h.Address, h.Name)
+		default:
+			links[link] = h.Name
+		}
+	}
+}
+
+// overlapsCluster reports whether a /64 is of the cluster or the fabric, and so not of a host outside.
+func (s Spec) overlapsCluster(link netip.Prefix) bool {
+	taken := []netip.Prefix{netip.PrefixFrom(underlay(0).Addr(), 48)}
+	for _, r := range s.regions() {
+		plan := s.plan(r)
+		taken = append(taken, plan.Base, plan.Private)
+		if plan.Egress.IsValid() {
+			taken = append(taken, plan.Egress)
+		}
+	}
+	return slices.ContainsFunc(taken, link.Overlaps)
+}
+
+// egress checks a tenant's egress rules and its setting for nodes. The orchestrator checks the rest.
+func (v *validator) egress(at string, s Spec, t Tenant) {
+	if len(t.Egress) > 0 && !tenant.NetworkHas(t.Network, tenant.Egress) {
+		v.fail(at+".egress", "egress rules are for network %s", tenant.NetworksWith(tenant.Egress))
+	}
+	if t.Nodes != "" && !tenant.NetworkHas(t.Network, tenant.Egress) {
+		v.fail(at+".nodes", "only tenants of network %s reach nodes", tenant.NetworksWith(tenant.Egress))
+	}
+	for i, r := range t.Egress {
+		at := fmt.Sprintf("%s.egress[%d]", at, i)
+		if r.Action != allowEgress && r.Action != denyEgress {
+			v.fail(at+".action", "action %q: use %s or %s", r.Action, allowEgress, denyEgress)
+		}
+		for _, node := range r.Via {
+			if !slices.Contains(s.AllNodes(), node) {
+				v.fail(at+".via", "no node is called %q", node)
+			}
+		}
+	}
+}
+
+// letOut sets the tenants' egress rules and their settings for nodes.
+func (l *Lab) letOut(ctx context.Context) error {
+	for _, r := range l.state.Spec.regions() {
+		for _, t := range l.state.Spec.Tenants {
+			for _, rule := range t.Egress {
+				if err := l.SetEgress(ctx, r.Name, t.Name, rule); err != nil {
+					return err
+				}
+			}
+			if t.Nodes != "" {
+				if err := l.operate(ctx, r.Name, "tenant", "set", t.Name, "--nodes", t.Nodes); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// SetEgress sets an egress rule of a tenant in a region; the name of a lab's only region is empty.
+func (l *Lab) SetEgress(ctx context.Context, region, tenant string, r EgressRule) error {
+	args := []string{"egress", "set", tenant, "--to", r.To.String(), "--action", r.Action}
+	if len(r.Via) > 0 {
+		args = append(args, "--via", strings.Join(r.Via, ","))
+	}
+	return l.operate(ctx, region, args...)
+}
+
+// operate runs a command of the operator of a region.
+func (l *Lab) operate(ctx context.Context, region string, args ...string) error {
+	place := cmp.Or(region, Orchestrator)
+	_, err := l.Output(ctx, place, append([]string{l.state.Binary}, args...)...)
+	return err
+}
