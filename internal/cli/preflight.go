@@ -87,6 +87,8 @@ The exit status is 1 if a check failed, and 2 if nothing was checked.`,
 		config.Plan.Private,
 		"the `prefix` of the addresses that containers see",
 	)
+	f.TextVar(&config.Plan.Egress, "egress-prefix", config.Plan.Egress,
+		"the `prefix` of the addresses that hosts outside see, if the cluster has one")
 	f.StringVar(
 		&nodePrefix,
 		"node-prefix",

@@ -255,7 +255,7 @@ func (d *Hooks) isOurLink(h hook, p link.AttachedProgram) bool {
 }
 
 // BlockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64, the private prefix,
-// its locator and the SIR prefix if they are reserved, unreachable: a packet that no program takes must not follow the
+// its /64 of egress addresses, its locator and the SIR prefix if they are reserved, unreachable: a packet that no program takes must not follow the
 // default route.
 func (d *Hooks) BlockUnclaimedPrefixes() error {
 	lo, err := d.Netlink.LinkByName("lo")
@@ -267,6 +267,9 @@ func (d *Hooks) BlockUnclaimedPrefixes() error {
 		return fmt.Errorf("give lo the node address %v: %w", self.IPNet, err)
 	}
 	blocked := []netip.Prefix{d.NodePrefix, d.Plan.Private}
+	if egress, ok := d.Plan.EgressNode(d.NodePrefix); ok && egress != d.NodePrefix {
+		blocked = append(blocked, egress)
+	}
 	if ila, reserved := d.Plan.ReservedILA(); reserved {
 		blocked = append(blocked, ila.SIR)
 		if locator, err := ila.Locator(d.NodePrefix); err == nil {
