@@ -41,7 +41,7 @@ func (p Plan) ILA() (ILA, error) {
 	bit := min(p.Base.Bits(), maxFlipped) - 1
 	b[bit/8] ^= 0x80 >> (bit % 8)
 	all := netip.PrefixFrom(netip.AddrFrom16(b), p.Base.Bits())
-	others := append([]netip.Prefix{p.Private, p.Gateway6}, Elsewhere...)
+	others := append([]netip.Prefix{p.Private, p.Gateway6, p.Egress}, Elsewhere...)
 	for _, other := range others {
 		if other.IsValid() && all.Overlaps(other) {
 			return ILA{}, fmt.Errorf(

@@ -1,6 +1,7 @@
 package address
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -102,7 +103,36 @@ func (p Plan) Validate() error {
 	if p.Base.Overlaps(p.Private) {
 		return fmt.Errorf("base prefix %v and private prefix %v overlap; choose them apart", p.Base, p.Private)
 	}
-	return p.validateGateways()
+	return cmp.Or(p.validateGateways(), p.validateEgress())
+}
+
+// Lengths that an egress prefix may have. The longest one has a /64 for one node.
+const (
+	minEgressBits = 8
+	maxEgressBits = NodeBits
+)
+
+func (p Plan) validateEgress() error {
+	switch is := p.Egress; {
+	case is == netip.Prefix{}:
+		return nil
+	case !is.IsValid() || !is.Addr().Is6() || is.Addr().Is4In6():
+		return fmt.Errorf("egress prefix %v is not an IPv6 prefix", is)
+	case is != is.Masked():
+		return fmt.Errorf("egress prefix %v has host bits set; write %v", is, is.Masked())
+	case is.Bits() < minEgressBits || is.Bits() > maxEgressBits:
+		return fmt.Errorf("egress prefix %v: use a /%d to /%d", is, minEgressBits, maxEgressBits)
+	}
+	without := p
+	without.Egress = netip.Prefix{} // it could hide what is reserved
+	others := append([]netip.Prefix{p.Base, p.Private, p.Gateway6, without.ReservedPrefix()}, Elsewhere...)
+	for _, other := range others {
+		if other.IsValid() && p.Egress.Overlaps(other) {
+			return fmt.Errorf("egress prefix %v overlaps %v, whose addresses are not for this; choose another", p.Egress,
+				other)
+		}
+	}
+	return nil
 }
 
 // ContainsNode reports whether a prefix is a node's /64 under this plan.

@@ -48,6 +48,57 @@ func TestPlanValidate(t *testing.T) {
 	}
 }
 
+// TestEgressPrefix: an egress prefix is apart from all others, and has a /64 for each node whose number it has room for.
+func TestEgressPrefix(t *testing.T) {
+	for _, c := range []struct {
+		egress, refused string
+		identifiers     bool
+	}{
+		{"2001:db8:7::/48", "", true},
+		{"2000::/8", "", false},
+		{"2001:db8:7::/64", "", false},
+		{"2001:db8:7::1/64", "write 2001:db8:7::/64", false},
+		{"2001:db8:7::/65", "use a /8 to /64", false},
+		{"2000::/7", "use a /8 to /64", false},
+		{"10.0.0.0/8", "not an IPv6 prefix", false},
+		{"fd70:696c:6100:8000::/49", "overlaps fd70:696c:6100::/40", false},
+		{"fc80::/16", "overlaps fc00::/8", false},
+		{"fd70:696c:6700::/48", "overlaps fd70:696c:6700::/48", false},
+		{"fd70:696c:e100::/48", "", false},
+		{"fd70:696c:e100::/48", "overlaps fd70:696c:e100::/40", true},
+		{"fe80:7::/48", "overlaps fe80::/10", false},
+	} {
+		p := DefaultPlan()
+		p.Egress, p.Identifiers = netip.MustParsePrefix(c.egress), c.identifiers
+		err := p.Validate()
+		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("egress prefix %s, identifiers %v: %v; want %q", c.egress, c.identifiers, err, c.refused)
+		}
+	}
+	p := DefaultPlan()
+	for _, c := range []struct {
+		egress string
+		node   uint64
+		want   string // empty: none
+	}{
+		{"", 7, "fd70:696c:6100:7::/64"},
+		{"2001:db8:7::/48", 0xffff, "2001:db8:7:ffff::/64"},
+		{"2001:db8:7::/48", 0x10000, ""},
+		{"2001:db8:7:1::/64", 0, "2001:db8:7:1::/64"},
+		{"2001:db8:7:1::/64", 1, ""},
+	} {
+		p.Egress, _ = netip.ParsePrefix(c.egress)
+		got, ok := p.EgressNode(p.Node(c.node))
+		if ok != (c.want != "") || ok && got.String() != c.want {
+			t.Errorf("node %d in %q: %v, %v; want %q", c.node, c.egress, got, ok, c.want)
+		}
+	}
+	p.Egress = netip.MustParsePrefix("fd70:696c:e100::/48")
+	if _, err := p.ILA(); err == nil {
+		t.Error("network ila may use the egress prefix")
+	}
+}
+
 // Every plan that Validate accepts has the properties that the rest of Pilaster relies on.
 func FuzzPlanValidate(f *testing.F) {
 	d := DefaultPlan()

@@ -32,6 +32,10 @@ var tenantFiles = []string{
 		`{"id":16777215,"node":"n2","prefix":"fd70:696c:6100:2::/64","phase":"active","epoch":4294967295,"since":3,` +
 		`"frontends":[{"node":"n1","prefix":"fd70:696c:6100:1::/64"},{"node":"n3","prefix":"fd70:696c:6100:3::/64",` +
 		`"draining":true}],"endpoints":[{"address":"10.0.2.9","app":65279}]}]}`,
+	`{"version":1,"name":"blue","addressing":"encrypted","ids":[{"id":1,"key":"` + fuzzKey + `"}],"apps":null,` +
+		`"egress":[{"to":"::/0"},{"to":"2001:db8:9::/48","allow":true,"via":[{"node":"n1",` +
+		`"prefix":"fd70:696c:6100:1::/64","address":"2001:db8:7::9"}]}],"nodes":["fd70:696c:6100::/40"],` +
+		`"protected":["2001:db8:5::/48"]}`,
 }
 
 // FuzzTenantFile: a tenant that is accepted from disk is usable, equals the file, and stays equal when written again.

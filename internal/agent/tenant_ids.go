@@ -70,6 +70,7 @@ func (k *TenantState) MergeIDs(newer TenantState, used func(address.TenantID) bo
 	k.Tenant.Addressing, k.Tenant.Overlays = update.Addressing, update.Overlays
 	k.Tenant.Services, k.Tenant.Publications = update.Services, update.Publications
 	k.Tenant.Regions, k.Tenant.Offloads = update.Regions, update.Offloads
+	k.Tenant.Egress, k.Tenant.Nodes, k.Tenant.Protected = update.Egress, update.Nodes, update.Protected
 	return nil
 }
 

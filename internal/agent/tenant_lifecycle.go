@@ -102,6 +102,9 @@ func (c *Core) acquireKnown(
 			}
 			learnt.Tenant.Regions = known.Tenant.Regions
 			learnt.Tenant.Offloads = keepEndpoints(answer.Tenant.Offloads, known.Tenant.Offloads)
+			if known.Tenant.Changes == answer.Tenant.Changes { // nor protected prefixes, which come with the rules
+				learnt.Tenant.Protected = known.Tenant.Protected
+			}
 		}
 		if err := c.mergeTenant(ctx, learnt); err != nil {
 			if c.tenants.endpoints(name) == 0 {

@@ -118,6 +118,22 @@ type tenantFile struct {
 	Publications []publicationFile `json:"publications,omitempty"`
 	Regions      []tenant.Region   `json:"regions,omitempty"`
 	Offloads     []offloadFile     `json:"offloads,omitempty"`
+
+	Egress    []egressFile   `json:"egress,omitempty"`
+	Nodes     []netip.Prefix `json:"nodes,omitempty"` // that containers reach and are reached by
+	Protected []netip.Prefix `json:"protected,omitempty"`
+}
+
+type egressFile struct {
+	To    netip.Prefix        `json:"to"`
+	Allow bool                `json:"allow,omitempty"`
+	Via   []egressGatewayFile `json:"via,omitempty"`
+}
+
+type egressGatewayFile struct {
+	Node    string       `json:"node"`
+	Prefix  netip.Prefix `json:"prefix"`
+	Address netip.Addr   `json:"address"`
 }
 
 type serviceFile struct {
@@ -253,6 +269,10 @@ func (f tenantFile) hosted() (*hosted, error) {
 		}
 		h.Tenant.Offloads = append(h.Tenant.Offloads, offload)
 	}
+	for _, e := range f.Egress {
+		h.Tenant.Egress = append(h.Tenant.Egress, e.rule())
+	}
+	h.Tenant.Nodes, h.Tenant.Protected = f.Nodes, f.Protected
 	if !slices.Contains([]tenant.Addressing{tenant.Encrypted, tenant.Clear, tenant.Own}, f.Addressing) {
 		return nil, fmt.Errorf("addressing %q is unknown", f.Addressing)
 	}
@@ -326,6 +346,10 @@ func (t *Tenants) write(h *hosted) error {
 	for _, o := range h.Tenant.Offloads {
 		f.Offloads = append(f.Offloads, newOffloadFile(o))
 	}
+	for _, r := range h.Tenant.Egress {
+		f.Egress = append(f.Egress, newEgressFile(r))
+	}
+	f.Nodes, f.Protected = h.Tenant.Nodes, h.Tenant.Protected
 	f.Carried = t.transit[f.Name]
 	f.Subnets = h.subnets
 	for _, id := range h.Tenant.IDs {
@@ -336,6 +360,22 @@ func (t *Tenants) write(h *hosted) error {
 	}
 	t.damages.Replaced(t.path(f.Name))
 	return nil
+}
+
+func (f egressFile) rule() tenant.EgressRule {
+	r := tenant.EgressRule{To: f.To, Allow: f.Allow}
+	for _, g := range f.Via {
+		r.Via = append(r.Via, tenant.EgressGateway(g))
+	}
+	return r
+}
+
+func newEgressFile(r tenant.EgressRule) egressFile {
+	f := egressFile{To: r.To, Allow: r.Allow}
+	for _, g := range r.Via {
+		f.Via = append(f.Via, egressGatewayFile(g))
+	}
+	return f
 }
 
 // checkSubnets refuses invalid subnets of a node: there must be one for each overlay, in their order.

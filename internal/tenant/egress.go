@@ -45,6 +45,37 @@ func (r EgressRule) Equal(other EgressRule) bool {
 	return r.To == other.To && r.Allow == other.Allow && slices.Equal(r.Via, other.Via)
 }
 
+// ParseEgress parses egress rules from protobuf messages; CheckEgress checks them.
+func ParseEgress[R interface {
+	GetTo() string
+	GetAllow() bool
+	GetGateways() []G
+}, G interface {
+	GetNode() string
+	GetPrefix() string
+	GetAddress() string
+}](list []R) (rules []EgressRule, err error) {
+	for _, r := range list {
+		out := EgressRule{Allow: r.GetAllow()}
+		if out.To, err = netip.ParsePrefix(r.GetTo()); err != nil {
+			return nil, fmt.Errorf("egress rule to %.80q: that is not a prefix such as 2001:db8:9::/48", r.GetTo())
+		}
+		for _, g := range r.GetGateways() {
+			via := EgressGateway{Node: g.GetNode()}
+			via.Prefix, err = netip.ParsePrefix(g.GetPrefix())
+			if err != nil {
+				return nil, fmt.Errorf("egress gateway %.80q: %.80q is not the /64 of a node", via.Node, g.GetPrefix())
+			}
+			if via.Address, err = parseAddr("egress gateway", via.Node, g.GetAddress()); err != nil {
+				return nil, err
+			}
+			out.Via = append(out.Via, via)
+		}
+		rules = append(rules, out)
+	}
+	return rules, nil
+}
+
 // EgressAddress is an address at which hosts outside see a container or a gateway. Its tenant id is 0. node is the /64
 // of the node for such addresses.
 func EgressAddress(node netip.Prefix, i address.Index) netip.Addr {

@@ -67,7 +67,10 @@ func (o Overlay) check(plan address.Plan) error {
 	for _, other := range []struct {
 		name   string
 		prefix netip.Prefix
-	}{{"base", plan.Base}, {"private", plan.Private}, {"gateway", plan.Gateway4}, {"gateway", plan.Gateway6}} {
+	}{
+		{"base", plan.Base}, {"private", plan.Private}, {"gateway", plan.Gateway4}, {"gateway", plan.Gateway6},
+		{"egress", plan.Egress},
+	} {
 		if o.CIDR.Overlaps(other.prefix) {
 			return fmt.Errorf(
 				"CIDR %v overlaps the cluster's %s prefix %v; choose another",

@@ -29,7 +29,7 @@ func appFromProto(a *pilasterv1.App) (agent.App, error) {
 	return agent.App{ID: address.AppID(a.GetId()), Labels: a.GetLabels()}, nil
 }
 
-func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
+func tenantFromProto(t *pilasterv1.Tenant, plan address.Plan) (tenant.Tenant, error) {
 	out := tenant.Tenant{
 		Name:    t.GetName(),
 		Network: cmp.Or(t.GetNetwork(), tenant.DefaultNetwork),
@@ -72,6 +72,18 @@ func tenantFromProto(t *pilasterv1.Tenant) (tenant.Tenant, error) {
 	if out.Regions, err = tenant.ParseRegions(t.GetRegions()); err != nil {
 		return out, fmt.Errorf("tenant %s: %w", t.GetName(), err)
 	}
+	if out.Egress, err = tenant.ParseEgress(t.GetEgress()); err != nil {
+		return out, fmt.Errorf("tenant %s: %w", t.GetName(), err)
+	}
+	if out.Nodes, err = tenant.ParsePrefixes(t.GetNodePrefixes()); err != nil {
+		return out, fmt.Errorf("tenant %s: nodes: %w", t.GetName(), err)
+	}
+	if out.Protected, err = tenant.ParsePrefixes(t.GetProtected()); err != nil {
+		return out, fmt.Errorf("tenant %s: protected prefixes: %w", t.GetName(), err)
+	}
+	if err := out.CheckEgress(plan); err != nil {
+		return out, fmt.Errorf("tenant %s: %w; upgrade the agent", t.GetName(), err)
+	}
 	for _, id := range t.GetIds() {
 		if id.Id < 1 || id.Id > uint32(address.MaxTenantID) || len(id.Key) != len(address.Key{}) {
 			return out, fmt.Errorf(
@@ -100,11 +112,12 @@ func statesFromProto(
 	tenants []*pilasterv1.Tenant,
 	apps []*pilasterv1.App,
 	whole func(tenant string) bool,
+	plan address.Plan,
 ) ([]agent.TenantState, error) {
 	byName := map[string]int{}
 	var list []agent.TenantState
 	for _, t := range tenants {
-		converted, err := tenantFromProto(t)
+		converted, err := tenantFromProto(t, plan)
 		if err != nil {
 			return nil, err
 		}

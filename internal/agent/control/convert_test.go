@@ -4,12 +4,14 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/tenant"
@@ -70,7 +72,7 @@ func TestTenantsOfALaterBuild(t *testing.T) {
 		{Name: "green", Network: "netpila", Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16"}}},
 	} {
 		p.Ids = []*pilasterv1.TenantId{{Id: 3, Key: make([]byte, 16)}}
-		if _, err := tenantFromProto(p); err == nil || !strings.Contains(err.Error(), "upgrade the agent") {
+		if _, err := tenantFromProto(p, address.DefaultPlan()); err == nil || !strings.Contains(err.Error(), "upgrade the agent") {
 			t.Errorf("%v: %v", p, err)
 		}
 	}
@@ -94,7 +96,7 @@ func TestRegionsOfMessages(t *testing.T) {
 			},
 		}
 	}
-	got, err := tenantFromProto(said())
+	got, err := tenantFromProto(said(), address.DefaultPlan())
 	if err != nil || len(got.Regions) != 1 || got.Regions[0].PeerVNI != 12 ||
 		got.Regions[0].PeerEdge.String() != "fd71:696c:6100:5::/64" {
 		t.Errorf("%+v, %v", got.Regions, err)
@@ -106,8 +108,63 @@ func TestRegionsOfMessages(t *testing.T) {
 	} {
 		wrong := said()
 		change(wrong.Regions[0])
-		if _, err := tenantFromProto(wrong); err == nil || !strings.Contains(err.Error(), what) {
+		if _, err := tenantFromProto(wrong, address.DefaultPlan()); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%v, want an error with %q", err, what)
+		}
+	}
+}
+
+// TestEgressOfMessages: egress rules, nodes and protected prefixes of a tenant arrive unchanged, and invalid ones are
+// refused.
+func TestEgressOfMessages(t *testing.T) {
+	said := func() *pilasterv1.Tenant {
+		return &pilasterv1.Tenant{
+			Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 3, Key: make([]byte, 16)}},
+			Egress: []*pilasterv1.EgressRule{
+				{To: "2001:db8:8::/48"},
+				{To: "2001:db8:9::/48", Allow: true, Gateways: []*pilasterv1.EgressGateway{
+					{Node: "n1", Prefix: "fd70:696c:6100:1::/64", Address: "2001:db8:7::9"},
+				}},
+			},
+			NodePrefixes: []string{"fd70:696c:6100::/40"},
+			Protected:    []string{"2001:db8:5::/48"},
+		}
+	}
+	want := []tenant.EgressRule{
+		{To: netip.MustParsePrefix("2001:db8:8::/48")},
+		{
+			To: netip.MustParsePrefix("2001:db8:9::/48"), Allow: true,
+			Via: []tenant.EgressGateway{{
+				Node: "n1", Prefix: netip.MustParsePrefix("fd70:696c:6100:1::/64"),
+				Address: netip.MustParseAddr("2001:db8:7::9"),
+			}},
+		},
+	}
+	got, err := tenantFromProto(said(), address.DefaultPlan())
+	if err != nil || !slices.EqualFunc(got.Egress, want, tenant.EgressRule.Equal) ||
+		!slices.Equal(got.Nodes, []netip.Prefix{address.DefaultPlan().Base}) ||
+		!slices.Equal(got.Protected, []netip.Prefix{netip.MustParsePrefix("2001:db8:5::/48")}) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	for says, change := range map[string]func(*pilasterv1.Tenant){
+		"not a prefix":          func(w *pilasterv1.Tenant) { w.Egress[0].To = "everywhere" },
+		"host bits":             func(w *pilasterv1.Tenant) { w.Egress[0].To = "2001:db8:8::1/48" },
+		"two egress rules":      func(w *pilasterv1.Tenant) { w.Egress[0].To = w.Egress[1].To },
+		"not the /64 of a node": func(w *pilasterv1.Tenant) { w.Egress[1].Gateways[0].Prefix = "" },
+		"not a node's /64":      func(w *pilasterv1.Tenant) { w.Egress[1].Gateways[0].Prefix = "2001:db8::/64" },
+		"not an address":        func(w *pilasterv1.Tenant) { w.Egress[1].Gateways[0].Address = "x" },
+		"has no nodes":          func(w *pilasterv1.Tenant) { w.NodePrefixes[0] = "2001:db8::/48" },
+		"protected prefixes":    func(w *pilasterv1.Tenant) { w.Protected[0] = "x" },
+		"on network ila":        func(w *pilasterv1.Tenant) { w.Network = "ila" },
+	} {
+		wrong := said()
+		change(wrong)
+		if wrong.Network != "" {
+			wrong.Addressing = pilasterv1.Addressing_ADDRESSING_CLEAR
+			wrong.Overlays = []*pilasterv1.Overlay{{Cidr: "fd70:696c:e100:0:6000:3::/96"}}
+		}
+		if _, err := tenantFromProto(wrong, address.DefaultPlan()); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, want an error with %q", err, says)
 		}
 	}
 }

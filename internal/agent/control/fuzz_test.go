@@ -48,7 +48,8 @@ func FuzzKnown(f *testing.F) {
 			return
 		}
 		checkNews(t, said)
-		list, err := statesFromProto(said.Tenants, said.Apps, func(string) bool { return true })
+		list, err := statesFromProto(said.Tenants, said.Apps, func(string) bool { return true },
+			address.DefaultPlan())
 		if err != nil {
 			return
 		}

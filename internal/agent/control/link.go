@@ -80,7 +80,8 @@ type Config struct {
 	AddressesChanged <-chan struct{}
 	// FirstContact is how long Tried waits for the orchestrator from the start of Run; 0 means firstContact.
 	FirstContact time.Duration
-	// Reserved is called when the cluster has reserved the prefix of identifiers after this node had joined; nil: not.
+	// Reserved is called when the cluster has got the prefix of identifiers or an egress prefix after this node had
+	// joined; nil: not.
 	Reserved        func()
 	WithoutMappings bool // do not stream changes of mappings: the caller queries them
 	// Dial returns a client that authenticates as the node. It joins first if needed.
@@ -375,7 +376,7 @@ func (l *Link) apply(ctx context.Context, core Core, event *pilasterv1.FollowRes
 		own, tenants, apps, deleted = e.Delta.Node, e.Delta.Tenants, e.Delta.Apps, e.Delta.DeletedTenants
 		whole = func(tenant string) bool { return slices.Contains(e.Delta.WholeTenants, tenant) }
 	}
-	states, err := statesFromProto(tenants, apps, whole)
+	states, err := statesFromProto(tenants, apps, whole, l.plan())
 	if err != nil {
 		return fmt.Errorf("an event of the orchestrator is invalid: %w", err)
 	}

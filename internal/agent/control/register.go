@@ -11,6 +11,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/state"
 )
 
@@ -73,12 +74,18 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 		if err := l.config.Node.Join(m); err != nil {
 			return nil, err
 		}
-		if joined && m.Plan.Identifiers && !was.Plan.Identifiers {
+		if joined && (m.Plan.Identifiers && !was.Plan.Identifiers || m.Plan.Egress.IsValid() && !was.Plan.Egress.IsValid()) {
 			l.reserved()
 		}
 	}
 	l.uplink = addrs
 	return client, nil
+}
+
+// plan is the cluster's plan, which a node has before it receives tenants.
+func (l *Link) plan() address.Plan {
+	m, _ := l.config.Node.Membership()
+	return m.Plan
 }
 
 // reserve stores that the cluster reserves the prefix of identifiers.

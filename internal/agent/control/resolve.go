@@ -9,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/tenant"
@@ -32,7 +33,7 @@ func (l *Link) Resolve(ctx context.Context, name string, identity map[string]str
 			),
 		)
 		if err == nil {
-			return resolved(resp.Msg)
+			return resolved(resp.Msg, l.plan())
 		}
 	}
 	return agent.Resolved{}, l.resolveError(err, l.missingState(name, identity))
@@ -72,8 +73,8 @@ func (l *Link) missingState(name string, identity map[string]string) string {
 	return fmt.Sprintf("this node does not know tenant %s", name)
 }
 
-func resolved(r *pilasterv1.ResolveResponse) (agent.Resolved, error) {
-	t, err := tenantFromProto(r.GetTenant())
+func resolved(r *pilasterv1.ResolveResponse, plan address.Plan) (agent.Resolved, error) {
+	t, err := tenantFromProto(r.GetTenant(), plan)
 	if err != nil {
 		return agent.Resolved{}, fmt.Errorf("the orchestrator's answer cannot be used: %w", err)
 	}

@@ -25,6 +25,13 @@ func MembershipFromProto(r *pilasterv1.RegisterResponse) (Membership, error) {
 		}
 		*p.to = prefix
 	}
+	if text := r.GetPlan().GetEgressPrefix(); text != "" {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return m, fmt.Errorf("the orchestrator's answer cannot be used: egress prefix: %w", err)
+		}
+		m.Plan.Egress = prefix
+	}
 	for _, text := range r.GetPlan().GetGatewayPrefixes() {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {

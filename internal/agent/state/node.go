@@ -224,7 +224,7 @@ func (n *Node) Membership() (Membership, bool) {
 func (n *Node) membership() Membership {
 	m := n.file.Cluster.membership()
 	m.Plan.Gateway4, m.Plan.Gateway6 = n.gateways.V4, n.gateways.V6
-	m.Plan.Identifiers = n.reserved.Identifiers
+	m.Plan.Identifiers, m.Plan.Egress = n.reserved.Identifiers, n.reserved.Egress
 	return m
 }
 
@@ -240,9 +240,15 @@ func (n *Node) Join(m Membership) error {
 	if !plan.Gateway4.IsValid() && !plan.Gateway6.IsValid() { // an older orchestrator does not send them
 		plan.Gateway4, plan.Gateway6 = has.V4, has.V6
 	}
+	if !plan.Egress.IsValid() {
+		plan.Egress = n.reserved.Egress
+	}
 	if n.file.Cluster != nil {
 		held := n.membership()
 		held.Plan.Identifiers = plan.Identifiers
+		if !held.Plan.Egress.IsValid() { // the cluster may get it later
+			held.Plan.Egress = plan.Egress
+		}
 		if has.Version == 0 { // not received before
 			held.Plan.Gateway4, held.Plan.Gateway6 = plan.Gateway4, plan.Gateway6
 		}

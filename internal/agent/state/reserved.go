@@ -3,7 +3,10 @@ package state
 import (
 	"errors"
 	"io/fs"
+	"net/netip"
 	"path/filepath"
+
+	"pilaster.io/pilaster/internal/statefile"
 )
 
 // reservedFileName is a separate file: builds without it read the others.
@@ -11,8 +14,9 @@ const reservedFileName = "reserved.json"
 
 // reservedFile has what the cluster reserves since it was created.
 type reservedFile struct {
-	Version     int  `json:"version"`
-	Identifiers bool `json:"identifiers,omitempty"` // see address.Plan
+	Version     int          `json:"version"`
+	Identifiers bool         `json:"identifiers,omitempty"` // see address.Plan
+	Egress      netip.Prefix `json:"egressPrefix,omitzero"` // see address.Plan
 }
 
 func (n *Node) reservedPath() string { return filepath.Join(n.Dir(), reservedFileName) }
@@ -20,34 +24,40 @@ func (n *Node) reservedPath() string { return filepath.Join(n.Dir(), reservedFil
 // readReserved reads the file; without it, nothing is reserved. After damage this is so until the next registration.
 func (n *Node) readReserved() error {
 	err := n.disk.Read(n.reservedPath(), Version, &n.reserved)
+	if m, joined := n.Membership(); err == nil && joined {
+		if invalid := m.validate(); invalid != nil {
+			err = &statefile.CorruptError{Path: n.reservedPath(), Err: invalid}
+		}
+	}
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	n.reserved = reservedFile{}
 	return n.damages.SetAside(err, "the agent requests its content from the orchestrator again; until it has that, "+
-		"packets of other hosts and interfaces may have addresses that are reserved for containers")
+		"packets of other hosts and interfaces may have addresses that are reserved for containers, and new containers "+
+		"get no egress addresses of the cluster's egress prefix")
 }
 
 // joinReserved stores what is reserved. A reservation stays, because an older orchestrator does not send it.
 func (n *Node) joinReserved(m Membership) error {
-	if !m.Plan.Identifiers {
-		return nil
-	}
-	return n.reserve()
+	return n.reserve(m.Plan.Identifiers, m.Plan.Egress)
 }
 
 // Reserve stores that the prefix of identifiers is reserved. Membership then says so.
 func (n *Node) Reserve() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.reserve()
+	return n.reserve(true, netip.Prefix{})
 }
 
-func (n *Node) reserve() error {
-	if n.reserved.Identifiers {
+func (n *Node) reserve(identifiers bool, egress netip.Prefix) error {
+	next := reservedFile{Version, n.reserved.Identifiers || identifiers, n.reserved.Egress}
+	if egress.IsValid() {
+		next.Egress = egress
+	}
+	if next == n.reserved || next == (reservedFile{Version: Version}) {
 		return nil
 	}
-	next := reservedFile{Version, true}
 	if err := n.disk.Write(n.reservedPath(), next, 0o600); err != nil {
 		return err
 	}
