@@ -48,7 +48,7 @@ func TestLeftoversWithoutState(t *testing.T) {
 	must(t, n.ns.Do(func() error {
 		all, err := StaleState(netip.Prefix{}, egress, dir)
 		must(t, err)
-		if got := kinds(all); got != "device pair link map folder route route address route" {
+		if got := kinds(all); got != "device pair link map folder route address route" {
 			t.Errorf("found %s", got)
 		}
 		for _, l := range all {
@@ -64,6 +64,9 @@ func TestLeftoversWithoutState(t *testing.T) {
 		t.Error(err)
 	}
 	must(t, h.RouteDel(hook.UnreachableRoute(guard)))
+	if err := h.RouteDel(hook.UnreachableRoute(egress)); err == nil {
+		t.Errorf("the route of the egress addresses %v is left", egress)
+	}
 	must(t, h.AddrDel(lo, hook.NodeAddress(alone)))
 	// Another program has removed a part: the node's own prefix is enough to find the rest.
 	must(t, h.AddrAdd(lo, hook.NodeAddress(n.prefix)))

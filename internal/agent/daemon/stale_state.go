@@ -102,10 +102,9 @@ func (r *StaleState) read(stateDir string) (err error) {
 	if r.lock, err = statefile.Lock(stateDir); err != nil {
 		return err
 	}
-	var node state.NodeFile
-	if statefile.Read(filepath.Join(stateDir, state.NodeFileName), state.Version, &node) == nil && node.Cluster != nil {
-		r.Prefix = node.Cluster.Prefix
-		if egress, ok := node.Cluster.Plan.EgressNode(r.Prefix); ok && egress != r.Prefix {
+	if m, joined := state.Peek(stateDir); joined {
+		r.Prefix = m.Prefix
+		if egress, ok := m.Plan.EgressNode(r.Prefix); ok && egress != r.Prefix {
 			r.Egress = egress
 		}
 	}
