@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -43,8 +42,8 @@ type EgressRule struct {
 
 // Actions of egress rules.
 const (
-	allowEgress = "allow"
-	denyEgress  = "deny"
+	AllowEgress = "allow"
+	DenyEgress  = "deny"
 )
 
 // outsideHosts returns the hosts outside, each with its address.
@@ -146,8 +145,8 @@ func (v *validator) egress(at string, s Spec, t Tenant) {
 	}
 	for i, r := range t.Egress {
 		at := fmt.Sprintf("%s.egress[%d]", at, i)
-		if r.Action != allowEgress && r.Action != denyEgress {
-			v.fail(at+".action", "action %q: use %s or %s", r.Action, allowEgress, denyEgress)
+		if r.Action != AllowEgress && r.Action != DenyEgress {
+			v.fail(at+".action", "action %q: use %s or %s", r.Action, AllowEgress, DenyEgress)
 		}
 		for _, node := range r.Via {
 			if !slices.Contains(s.AllNodes(), node) {
@@ -162,7 +161,7 @@ func (l *Lab) letOut(ctx context.Context) error {
 	for _, r := range l.state.Spec.regions() {
 		for _, t := range l.state.Spec.Tenants {
 			for _, rule := range t.Egress {
-				if err := l.SetEgress(ctx, r.Name, t.Name, rule); err != nil {
+				if err := l.setEgress(ctx, r.Name, t.Name, rule); err != nil {
 					return err
 				}
 			}
@@ -176,8 +175,12 @@ func (l *Lab) letOut(ctx context.Context) error {
 	return nil
 }
 
-// SetEgress sets an egress rule of a tenant in a region; the name of a lab's only region is empty.
-func (l *Lab) SetEgress(ctx context.Context, region, tenant string, r EgressRule) error {
+// SetEgress sets an egress rule of a tenant, in the first region.
+func (l *Lab) SetEgress(ctx context.Context, tenant string, r EgressRule) error {
+	return l.setEgress(ctx, l.first().Name, tenant, r)
+}
+
+func (l *Lab) setEgress(ctx context.Context, region, tenant string, r EgressRule) error {
 	args := []string{"egress", "set", tenant, "--to", r.To.String(), "--action", r.Action}
 	if len(r.Via) > 0 {
 		args = append(args, "--via", strings.Join(r.Via, ","))
@@ -185,9 +188,18 @@ func (l *Lab) SetEgress(ctx context.Context, region, tenant string, r EgressRule
 	return l.operate(ctx, region, args...)
 }
 
+// DeleteEgress deletes a tenant's rule for a prefix, in the first region.
+func (l *Lab) DeleteEgress(ctx context.Context, tenant string, to netip.Prefix) error {
+	return l.operate(ctx, l.first().Name, "egress", "delete", tenant, "--to", to.String())
+}
+
+// SetNodes sets the nodes that a tenant's containers reach and are reached by, as `pilaster tenant set --nodes`.
+func (l *Lab) SetNodes(ctx context.Context, tenant, nodes string) error {
+	return l.operate(ctx, l.first().Name, "tenant", "set", tenant, "--nodes", nodes)
+}
+
 // operate runs a command of the operator of a region.
 func (l *Lab) operate(ctx context.Context, region string, args ...string) error {
-	place := cmp.Or(region, Orchestrator)
-	_, err := l.Output(ctx, place, append([]string{l.state.Binary}, args...)...)
+	_, err := l.Output(ctx, OrchestratorOf(region), append([]string{l.state.Binary}, args...)...)
 	return err
 }
