@@ -24,6 +24,7 @@ type nodeView struct {
 	Registered      time.Time  `json:"registered"`
 	Edge            bool       `json:"edge,omitempty"`     // the Edge Switch of its region
 	Gateway         bool       `json:"gateway,omitempty"`  // containers can be published on this node
+	Egress          bool       `json:"egress,omitempty"`   // containers can reach hosts outside, and it can be a gateway
 	Enforces        []string   `json:"enforces"`           // networks on which the node enforces policies
 	Tenants         []string   `json:"tenants,omitzero"`   // of node get: tenants that the node hosts
 	Offloads        []nodeRole `json:"offloads,omitempty"` // of node get
@@ -73,6 +74,7 @@ func viewNode(n *pilasterv1.Node) nodeView {
 			[]string{},
 			n.UplinkAddresses...), Version: n.Version, Registered: n.Registered.AsTime(), Edge: n.Edge,
 		Gateway:  n.Gateway,
+		Egress:   n.Egress,
 		Enforces: append([]string{}, n.Enforces...),
 	}
 	if n.Connected {
@@ -144,6 +146,9 @@ func newNodeGet(env Env) *cobra.Command {
 				if v.Gateway {
 					fmt.Fprintln(w, "gateway\topen")
 				}
+				if v.Egress {
+					fmt.Fprintln(w, "egress\tpossible, also as a gateway")
+				}
 				if v.Edge {
 					fmt.Fprintln(w, "edge\tthe Edge Switch of this region")
 				}
@@ -202,7 +207,8 @@ certificate and UUID from then on: the machine can join as a new node with an em
 
 --force deletes a node that is connected, and closes its connection. Use it for a machine that was
 stolen, or whose key an attacker has copied. Containers on the node keep their network. --force also
-deletes the publications of the node's gateway; without it, a node with publications is not deleted.
+deletes the publications of the node's gateway, and removes the node as an egress gateway: rules without
+another gateway then deny. Without it, such a node is not deleted.
 
 An Edge Switch continues to forward packets between regions until it is reset (run "pilaster node reset"
 there) or powered off.`,

@@ -20,7 +20,7 @@ const defaultDataDir = "/var/lib/pilaster/orchestrator"
 
 func newOrchestratorCommand(env Env) *cobra.Command {
 	var c orchestrator.Config
-	var etcd, base, private string
+	var etcd, base, private, egress string
 	var gateways []string
 	var evpn bgp.Flags
 	plan := address.DefaultPlan()
@@ -41,6 +41,9 @@ rotate" replaces.`,
 				return err
 			}
 			if c.Plan.Private, err = prefixFlag("--private-prefix", private); err != nil {
+				return err
+			}
+			if c.Plan.Egress, err = prefixFlag("--egress-prefix", egress); err != nil {
 				return err
 			}
 			if err = gatewayFlag(gateways, &c.Plan); err != nil {
@@ -145,6 +148,14 @@ rotate" replaces.`,
 			plan.Gateway4,
 			plan.Gateway6,
 		),
+	)
+	f.StringVar(
+		&egress,
+		"egress-prefix",
+		"",
+		"prefix, routed from outside, in which each node has a /64 for the addresses at which hosts outside see "+
+			"containers of network "+tenant.NetworksWith(tenant.Egress)+"; /8 to /64; fixed once it is set (default the "+
+			"/64s of nodes)",
 	)
 	bindEVPN(f, &evpn)
 	return cmd

@@ -49,6 +49,7 @@ command that it runs.`,
 	root.AddCommand(newTenantCommand(env))
 	root.AddCommand(newPolicyCommand(env))
 	root.AddCommand(newRegionCommand(env))
+	root.AddCommand(newEgressCommand(env))
 	root.AddCommand(newServiceCommand(env))
 	root.AddCommand(newOffloadCommand(env))
 	root.AddCommand(newEVPNCommand(env))

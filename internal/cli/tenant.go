@@ -16,7 +16,7 @@ import (
 func newTenantCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "tenant",
-		Short:   "Create, show and delete tenants",
+		Short:   "Create, show, change and delete tenants",
 		Example: "  pilaster tenant create blue\n  pilaster tenant list -o json",
 		Args:    cobra.NoArgs,
 	}
@@ -24,6 +24,7 @@ func newTenantCommand(env Env) *cobra.Command {
 		newTenantCreate(env),
 		newTenantGet(env),
 		newTenantList(env),
+		newTenantSet(env),
 		newTenantRotateKey(env),
 		newTenantMigrate(env),
 		newTenantDelete(env),

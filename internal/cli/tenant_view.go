@@ -21,7 +21,9 @@ type tenantView struct {
 	Regions    []elsewhereView   `json:"regions,omitzero"`  // other regions with the tenant
 	Services   []serviceView     `json:"services,omitzero"`
 	Published  []publicationView `json:"publications,omitzero"`
-	IDs        []tenantIDView    `json:"ids"` // in the order of creation
+	Egress     []egressView      `json:"egress,omitzero"`
+	Reaches    []string          `json:"reachesNodes,omitzero"` // prefixes of nodes
+	IDs        []tenantIDView    `json:"ids"`                   // in the order of creation
 	Created    time.Time         `json:"created"`
 	Apps       []appView         `json:"apps,omitzero"` // of tenant get
 	AppNumbers *appNumbersView   `json:"appNumbers,omitempty"`
@@ -137,6 +139,7 @@ func viewTenant(t *pilasterv1.Tenant) tenantView {
 	for _, p := range t.Publications {
 		v.Published = append(v.Published, viewPublication(p))
 	}
+	v.Egress, v.Reaches = viewEgress("", t.Egress), t.NodePrefixes
 	v.IDs = viewIDs(t.Ids)
 	return v
 }
@@ -213,6 +216,12 @@ func printTenant(w io.Writer, v tenantView) {
 	}
 	for _, p := range v.Published {
 		fmt.Fprintf(w, "publication\t%s\t%s on node %s, container %s\n", p.Name, p.Underlay, p.Node, p.Container)
+	}
+	for _, r := range v.Egress {
+		fmt.Fprintf(w, "egress\t%s\t%s\n", r.To, r.describe())
+	}
+	for _, p := range v.Reaches {
+		fmt.Fprintf(w, "reaches\tnodes in %s\n", p)
 	}
 	for _, id := range v.IDs {
 		fmt.Fprintf(w, "id\t%d\t%s\n", id.ID, id.describe())

@@ -670,6 +670,7 @@ type RegisterRequest struct {
 	Offloads        bool                   `protobuf:"varint,10,opt,name=offloads,proto3" json:"offloads,omitempty"`                       // see Node; unknown at the first registration
 	MtuReserve      uint32                 `protobuf:"varint,11,opt,name=mtu_reserve,json=mtuReserve,proto3" json:"mtu_reserve,omitempty"` // see Node
 	Rack            string                 `protobuf:"bytes,12,opt,name=rack,proto3" json:"rack,omitempty"`                                // see Node
+	Egress          bool                   `protobuf:"varint,13,opt,name=egress,proto3" json:"egress,omitempty"`                           // see Node; unknown at the first registration
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -786,6 +787,13 @@ func (x *RegisterRequest) GetRack() string {
 		return x.Rack
 	}
 	return ""
+}
+
+func (x *RegisterRequest) GetEgress() bool {
+	if x != nil {
+		return x.Egress
+	}
+	return false
 }
 
 // Held is what an agent already uses. The orchestrator then allocates only higher numbers, or returns an error on a
@@ -4189,6 +4197,634 @@ func (x *AwaitedNode) GetReason() string {
 	return ""
 }
 
+type SetEgressRuleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	To            []string               `protobuf:"bytes,2,rep,name=to,proto3" json:"to,omitempty"` // prefixes, a rule for each
+	Allow         bool                   `protobuf:"varint,3,opt,name=allow,proto3" json:"allow,omitempty"`
+	Gateways      []*EgressGateway       `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty"` // node, and address: empty to keep or allocate one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetEgressRuleRequest) Reset() {
+	*x = SetEgressRuleRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetEgressRuleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetEgressRuleRequest) ProtoMessage() {}
+
+func (x *SetEgressRuleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetEgressRuleRequest.ProtoReflect.Descriptor instead.
+func (*SetEgressRuleRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *SetEgressRuleRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SetEgressRuleRequest) GetTo() []string {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *SetEgressRuleRequest) GetAllow() bool {
+	if x != nil {
+		return x.Allow
+	}
+	return false
+}
+
+func (x *SetEgressRuleRequest) GetGateways() []*EgressGateway {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+type SetEgressRuleResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rules         []*EgressRule          `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetEgressRuleResponse) Reset() {
+	*x = SetEgressRuleResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetEgressRuleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetEgressRuleResponse) ProtoMessage() {}
+
+func (x *SetEgressRuleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetEgressRuleResponse.ProtoReflect.Descriptor instead.
+func (*SetEgressRuleResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *SetEgressRuleResponse) GetRules() []*EgressRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+type DeleteEgressRuleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	To            []string               `protobuf:"bytes,2,rep,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteEgressRuleRequest) Reset() {
+	*x = DeleteEgressRuleRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteEgressRuleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteEgressRuleRequest) ProtoMessage() {}
+
+func (x *DeleteEgressRuleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteEgressRuleRequest.ProtoReflect.Descriptor instead.
+func (*DeleteEgressRuleRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *DeleteEgressRuleRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *DeleteEgressRuleRequest) GetTo() []string {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+type DeleteEgressRuleResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteEgressRuleResponse) Reset() {
+	*x = DeleteEgressRuleResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteEgressRuleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteEgressRuleResponse) ProtoMessage() {}
+
+func (x *DeleteEgressRuleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteEgressRuleResponse.ProtoReflect.Descriptor instead.
+func (*DeleteEgressRuleResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{75}
+}
+
+type ListEgressRulesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEgressRulesRequest) Reset() {
+	*x = ListEgressRulesRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEgressRulesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEgressRulesRequest) ProtoMessage() {}
+
+func (x *ListEgressRulesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEgressRulesRequest.ProtoReflect.Descriptor instead.
+func (*ListEgressRulesRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *ListEgressRulesRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type ListEgressRulesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenants       []*TenantEgress        `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEgressRulesResponse) Reset() {
+	*x = ListEgressRulesResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEgressRulesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEgressRulesResponse) ProtoMessage() {}
+
+func (x *ListEgressRulesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEgressRulesResponse.ProtoReflect.Descriptor instead.
+func (*ListEgressRulesResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *ListEgressRulesResponse) GetTenants() []*TenantEgress {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+type TenantEgress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Rules         []*EgressRule          `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"` // by prefix
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TenantEgress) Reset() {
+	*x = TenantEgress{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TenantEgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TenantEgress) ProtoMessage() {}
+
+func (x *TenantEgress) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TenantEgress.ProtoReflect.Descriptor instead.
+func (*TenantEgress) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *TenantEgress) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *TenantEgress) GetRules() []*EgressRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+type SetTenantNodesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Prefixes      []string               `protobuf:"bytes,2,rep,name=prefixes,proto3" json:"prefixes,omitempty"` // of nodes' /64s; none: no other nodes
+	All           bool                   `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`          // all nodes, in place of prefixes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetTenantNodesRequest) Reset() {
+	*x = SetTenantNodesRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetTenantNodesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetTenantNodesRequest) ProtoMessage() {}
+
+func (x *SetTenantNodesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetTenantNodesRequest.ProtoReflect.Descriptor instead.
+func (*SetTenantNodesRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *SetTenantNodesRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SetTenantNodesRequest) GetPrefixes() []string {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+func (x *SetTenantNodesRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+type SetTenantNodesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Prefixes      []string               `protobuf:"bytes,1,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetTenantNodesResponse) Reset() {
+	*x = SetTenantNodesResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetTenantNodesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetTenantNodesResponse) ProtoMessage() {}
+
+func (x *SetTenantNodesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetTenantNodesResponse.ProtoReflect.Descriptor instead.
+func (*SetTenantNodesResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *SetTenantNodesResponse) GetPrefixes() []string {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+type ChangeProtectedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Add           []string               `protobuf:"bytes,1,rep,name=add,proto3" json:"add,omitempty"`
+	Remove        []string               `protobuf:"bytes,2,rep,name=remove,proto3" json:"remove,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeProtectedRequest) Reset() {
+	*x = ChangeProtectedRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeProtectedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeProtectedRequest) ProtoMessage() {}
+
+func (x *ChangeProtectedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeProtectedRequest.ProtoReflect.Descriptor instead.
+func (*ChangeProtectedRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *ChangeProtectedRequest) GetAdd() []string {
+	if x != nil {
+		return x.Add
+	}
+	return nil
+}
+
+func (x *ChangeProtectedRequest) GetRemove() []string {
+	if x != nil {
+		return x.Remove
+	}
+	return nil
+}
+
+type ChangeProtectedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Prefixes      []string               `protobuf:"bytes,1,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeProtectedResponse) Reset() {
+	*x = ChangeProtectedResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeProtectedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeProtectedResponse) ProtoMessage() {}
+
+func (x *ChangeProtectedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeProtectedResponse.ProtoReflect.Descriptor instead.
+func (*ChangeProtectedResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *ChangeProtectedResponse) GetPrefixes() []string {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+type ListProtectedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListProtectedRequest) Reset() {
+	*x = ListProtectedRequest{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListProtectedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListProtectedRequest) ProtoMessage() {}
+
+func (x *ListProtectedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListProtectedRequest.ProtoReflect.Descriptor instead.
+func (*ListProtectedRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{83}
+}
+
+type ListProtectedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Prefixes      []string               `protobuf:"bytes,1,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
+	Always        []string               `protobuf:"bytes,2,rep,name=always,proto3" json:"always,omitempty"` // that no rule can allow
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListProtectedResponse) Reset() {
+	*x = ListProtectedResponse{}
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListProtectedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListProtectedResponse) ProtoMessage() {}
+
+func (x *ListProtectedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListProtectedResponse.ProtoReflect.Descriptor instead.
+func (*ListProtectedResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *ListProtectedResponse) GetPrefixes() []string {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+func (x *ListProtectedResponse) GetAlways() []string {
+	if x != nil {
+		return x.Always
+	}
+	return nil
+}
+
 type ApplyPoliciesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
@@ -4201,7 +4837,7 @@ type ApplyPoliciesRequest struct {
 
 func (x *ApplyPoliciesRequest) Reset() {
 	*x = ApplyPoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4213,7 +4849,7 @@ func (x *ApplyPoliciesRequest) String() string {
 func (*ApplyPoliciesRequest) ProtoMessage() {}
 
 func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[72]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4226,7 +4862,7 @@ func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{72}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ApplyPoliciesRequest) GetTenant() string {
@@ -4266,7 +4902,7 @@ type ApplyPoliciesResponse struct {
 
 func (x *ApplyPoliciesResponse) Reset() {
 	*x = ApplyPoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4278,7 +4914,7 @@ func (x *ApplyPoliciesResponse) String() string {
 func (*ApplyPoliciesResponse) ProtoMessage() {}
 
 func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[73]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4291,7 +4927,7 @@ func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{73}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ApplyPoliciesResponse) GetPolicies() []*AppliedPolicy {
@@ -4312,7 +4948,7 @@ type AppliedPolicy struct {
 
 func (x *AppliedPolicy) Reset() {
 	*x = AppliedPolicy{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4324,7 +4960,7 @@ func (x *AppliedPolicy) String() string {
 func (*AppliedPolicy) ProtoMessage() {}
 
 func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[74]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4337,7 +4973,7 @@ func (x *AppliedPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppliedPolicy.ProtoReflect.Descriptor instead.
 func (*AppliedPolicy) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{74}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *AppliedPolicy) GetPolicy() *Policy {
@@ -4370,7 +5006,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4382,7 +5018,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[75]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4395,7 +5031,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{75}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListPoliciesRequest) GetTenant() string {
@@ -4416,7 +5052,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4428,7 +5064,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[76]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4441,7 +5077,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{76}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -4467,7 +5103,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4479,7 +5115,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[77]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4492,7 +5128,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{77}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *GetPolicyRequest) GetPolicy() *Policy {
@@ -4511,7 +5147,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4523,7 +5159,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[78]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4536,7 +5172,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{78}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -4557,7 +5193,7 @@ type DeletePoliciesRequest struct {
 
 func (x *DeletePoliciesRequest) Reset() {
 	*x = DeletePoliciesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4569,7 +5205,7 @@ func (x *DeletePoliciesRequest) String() string {
 func (*DeletePoliciesRequest) ProtoMessage() {}
 
 func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[79]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4582,7 +5218,7 @@ func (x *DeletePoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{79}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *DeletePoliciesRequest) GetTenant() string {
@@ -4615,7 +5251,7 @@ type DeletePoliciesResponse struct {
 
 func (x *DeletePoliciesResponse) Reset() {
 	*x = DeletePoliciesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4627,7 +5263,7 @@ func (x *DeletePoliciesResponse) String() string {
 func (*DeletePoliciesResponse) ProtoMessage() {}
 
 func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[80]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4640,7 +5276,7 @@ func (x *DeletePoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoliciesResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{80}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *DeletePoliciesResponse) GetPolicies() []*Policy {
@@ -4659,7 +5295,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4671,7 +5307,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[81]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4684,7 +5320,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{81}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *GetNodeRequest) GetName() string {
@@ -4704,7 +5340,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4716,7 +5352,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[82]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4729,7 +5365,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{82}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -4754,7 +5390,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[83]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4766,7 +5402,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[83]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4779,7 +5415,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{83}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{96}
 }
 
 type ListNodesResponse struct {
@@ -4791,7 +5427,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[84]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4803,7 +5439,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[84]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4816,7 +5452,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{84}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -4836,7 +5472,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[85]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4848,7 +5484,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[85]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4861,7 +5497,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{85}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *DeleteNodeRequest) GetName() string {
@@ -4886,7 +5522,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[86]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4898,7 +5534,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[86]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4911,7 +5547,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{86}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{99}
 }
 
 type ClusterStatusRequest struct {
@@ -4922,7 +5558,7 @@ type ClusterStatusRequest struct {
 
 func (x *ClusterStatusRequest) Reset() {
 	*x = ClusterStatusRequest{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[87]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4934,7 +5570,7 @@ func (x *ClusterStatusRequest) String() string {
 func (*ClusterStatusRequest) ProtoMessage() {}
 
 func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[87]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4947,7 +5583,7 @@ func (x *ClusterStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusRequest.ProtoReflect.Descriptor instead.
 func (*ClusterStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{87}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{100}
 }
 
 type ClusterStatusResponse struct {
@@ -4968,7 +5604,7 @@ type ClusterStatusResponse struct {
 
 func (x *ClusterStatusResponse) Reset() {
 	*x = ClusterStatusResponse{}
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[88]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4980,7 +5616,7 @@ func (x *ClusterStatusResponse) String() string {
 func (*ClusterStatusResponse) ProtoMessage() {}
 
 func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[88]
+	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4993,7 +5629,7 @@ func (x *ClusterStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStatusResponse.ProtoReflect.Descriptor instead.
 func (*ClusterStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{88}
+	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ClusterStatusResponse) GetClusterUuid() string {
@@ -5110,7 +5746,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\fRenewRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\"1\n" +
 	"\rRenewResponse\x12 \n" +
-	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\xf4\x02\n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"\x8c\x03\n" +
 	"\x0fRegisterRequest\x12#\n" +
 	"\rwanted_prefix\x18\x01 \x01(\tR\fwantedPrefix\x12)\n" +
 	"\x10uplink_addresses\x18\x02 \x03(\tR\x0fuplinkAddresses\x12\x18\n" +
@@ -5125,7 +5761,8 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	" \x01(\bR\boffloads\x12\x1f\n" +
 	"\vmtu_reserve\x18\v \x01(\rR\n" +
 	"mtuReserve\x12\x12\n" +
-	"\x04rack\x18\f \x01(\tR\x04rack\"\xab\x01\n" +
+	"\x04rack\x18\f \x01(\tR\x04rack\x12\x16\n" +
+	"\x06egress\x18\r \x01(\bR\x06egress\"\xab\x01\n" +
 	"\x04Held\x12-\n" +
 	"\atenants\x18\x01 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
 	"\x04apps\x18\x02 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x120\n" +
@@ -5340,7 +5977,40 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"9\n" +
 	"\vAwaitedNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"{\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x8c\x01\n" +
+	"\x14SetEgressRuleRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
+	"\x02to\x18\x02 \x03(\tR\x02to\x12\x14\n" +
+	"\x05allow\x18\x03 \x01(\bR\x05allow\x126\n" +
+	"\bgateways\x18\x04 \x03(\v2\x1a.pilaster.v1.EgressGatewayR\bgateways\"F\n" +
+	"\x15SetEgressRuleResponse\x12-\n" +
+	"\x05rules\x18\x01 \x03(\v2\x17.pilaster.v1.EgressRuleR\x05rules\"A\n" +
+	"\x17DeleteEgressRuleRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
+	"\x02to\x18\x02 \x03(\tR\x02to\"\x1a\n" +
+	"\x18DeleteEgressRuleResponse\"0\n" +
+	"\x16ListEgressRulesRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"N\n" +
+	"\x17ListEgressRulesResponse\x123\n" +
+	"\atenants\x18\x01 \x03(\v2\x19.pilaster.v1.TenantEgressR\atenants\"U\n" +
+	"\fTenantEgress\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12-\n" +
+	"\x05rules\x18\x02 \x03(\v2\x17.pilaster.v1.EgressRuleR\x05rules\"]\n" +
+	"\x15SetTenantNodesRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1a\n" +
+	"\bprefixes\x18\x02 \x03(\tR\bprefixes\x12\x10\n" +
+	"\x03all\x18\x03 \x01(\bR\x03all\"4\n" +
+	"\x16SetTenantNodesResponse\x12\x1a\n" +
+	"\bprefixes\x18\x01 \x03(\tR\bprefixes\"B\n" +
+	"\x16ChangeProtectedRequest\x12\x10\n" +
+	"\x03add\x18\x01 \x03(\tR\x03add\x12\x16\n" +
+	"\x06remove\x18\x02 \x03(\tR\x06remove\"5\n" +
+	"\x17ChangeProtectedResponse\x12\x1a\n" +
+	"\bprefixes\x18\x01 \x03(\tR\bprefixes\"\x16\n" +
+	"\x14ListProtectedRequest\"K\n" +
+	"\x15ListProtectedResponse\x12\x1a\n" +
+	"\bprefixes\x18\x01 \x03(\tR\bprefixes\x12\x16\n" +
+	"\x06always\x18\x02 \x03(\tR\x06always\"{\n" +
 	"\x14ApplyPoliciesRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1c\n" +
 	"\tdocuments\x18\x02 \x03(\tR\tdocuments\x12\x17\n" +
@@ -5409,7 +6079,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x01\x12G\n" +
 	"\bAllocate\x12\x1c.pilaster.v1.AllocateRequest\x1a\x1d.pilaster.v1.AllocateResponse\x12;\n" +
 	"\x04Free\x12\x18.pilaster.v1.FreeRequest\x1a\x19.pilaster.v1.FreeResponse\x12S\n" +
-	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xfb\x13\n" +
+	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xa3\x18\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
@@ -5427,6 +6097,12 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\fListOffloads\x12 .pilaster.v1.ListOffloadsRequest\x1a!.pilaster.v1.ListOffloadsResponse\x12P\n" +
 	"\vStopOffload\x12\x1f.pilaster.v1.StopOffloadRequest\x1a .pilaster.v1.StopOffloadResponse\x12Y\n" +
 	"\x0eSetOffloadAuto\x12\".pilaster.v1.SetOffloadAutoRequest\x1a#.pilaster.v1.SetOffloadAutoResponse\x12V\n" +
+	"\rSetEgressRule\x12!.pilaster.v1.SetEgressRuleRequest\x1a\".pilaster.v1.SetEgressRuleResponse\x12_\n" +
+	"\x10DeleteEgressRule\x12$.pilaster.v1.DeleteEgressRuleRequest\x1a%.pilaster.v1.DeleteEgressRuleResponse\x12\\\n" +
+	"\x0fListEgressRules\x12#.pilaster.v1.ListEgressRulesRequest\x1a$.pilaster.v1.ListEgressRulesResponse\x12Y\n" +
+	"\x0eSetTenantNodes\x12\".pilaster.v1.SetTenantNodesRequest\x1a#.pilaster.v1.SetTenantNodesResponse\x12\\\n" +
+	"\x0fChangeProtected\x12#.pilaster.v1.ChangeProtectedRequest\x1a$.pilaster.v1.ChangeProtectedResponse\x12V\n" +
+	"\rListProtected\x12!.pilaster.v1.ListProtectedRequest\x1a\".pilaster.v1.ListProtectedResponse\x12V\n" +
 	"\rApplyPolicies\x12!.pilaster.v1.ApplyPoliciesRequest\x1a\".pilaster.v1.ApplyPoliciesResponse\x12S\n" +
 	"\fListPolicies\x12 .pilaster.v1.ListPoliciesRequest\x1a!.pilaster.v1.ListPoliciesResponse\x12J\n" +
 	"\tGetPolicy\x12\x1d.pilaster.v1.GetPolicyRequest\x1a\x1e.pilaster.v1.GetPolicyResponse\x12Y\n" +
@@ -5456,7 +6132,7 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 }
 
 var file_pilaster_v1_orchestrator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
+var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(PolicyChange)(0),                 // 0: pilaster.v1.PolicyChange
 	(*AllocateRequest)(nil),           // 1: pilaster.v1.AllocateRequest
@@ -5531,201 +6207,232 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*OffloadStatus)(nil),             // 70: pilaster.v1.OffloadStatus
 	(*OffloadChange)(nil),             // 71: pilaster.v1.OffloadChange
 	(*AwaitedNode)(nil),               // 72: pilaster.v1.AwaitedNode
-	(*ApplyPoliciesRequest)(nil),      // 73: pilaster.v1.ApplyPoliciesRequest
-	(*ApplyPoliciesResponse)(nil),     // 74: pilaster.v1.ApplyPoliciesResponse
-	(*AppliedPolicy)(nil),             // 75: pilaster.v1.AppliedPolicy
-	(*ListPoliciesRequest)(nil),       // 76: pilaster.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 77: pilaster.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),          // 78: pilaster.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),         // 79: pilaster.v1.GetPolicyResponse
-	(*DeletePoliciesRequest)(nil),     // 80: pilaster.v1.DeletePoliciesRequest
-	(*DeletePoliciesResponse)(nil),    // 81: pilaster.v1.DeletePoliciesResponse
-	(*GetNodeRequest)(nil),            // 82: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),           // 83: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),          // 84: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),         // 85: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),         // 86: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),        // 87: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),      // 88: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil),     // 89: pilaster.v1.ClusterStatusResponse
-	nil,                               // 90: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Mapping)(nil),                   // 91: pilaster.v1.Mapping
-	(*Tenant)(nil),                    // 92: pilaster.v1.Tenant
-	(*App)(nil),                       // 93: pilaster.v1.App
-	(*Node)(nil),                      // 94: pilaster.v1.Node
-	(*Plan)(nil),                      // 95: pilaster.v1.Plan
-	(*NodeLoad)(nil),                  // 96: pilaster.v1.NodeLoad
-	(*Hosting)(nil),                   // 97: pilaster.v1.Hosting
-	(*Policy)(nil),                    // 98: pilaster.v1.Policy
-	(*Override)(nil),                  // 99: pilaster.v1.Override
-	(*Region)(nil),                    // 100: pilaster.v1.Region
-	(Addressing)(0),                   // 101: pilaster.v1.Addressing
-	(*Overlay)(nil),                   // 102: pilaster.v1.Overlay
-	(*Service)(nil),                   // 103: pilaster.v1.Service
-	(*Publication)(nil),               // 104: pilaster.v1.Publication
-	(*Offload)(nil),                   // 105: pilaster.v1.Offload
-	(*timestamppb.Timestamp)(nil),     // 106: google.protobuf.Timestamp
+	(*SetEgressRuleRequest)(nil),      // 73: pilaster.v1.SetEgressRuleRequest
+	(*SetEgressRuleResponse)(nil),     // 74: pilaster.v1.SetEgressRuleResponse
+	(*DeleteEgressRuleRequest)(nil),   // 75: pilaster.v1.DeleteEgressRuleRequest
+	(*DeleteEgressRuleResponse)(nil),  // 76: pilaster.v1.DeleteEgressRuleResponse
+	(*ListEgressRulesRequest)(nil),    // 77: pilaster.v1.ListEgressRulesRequest
+	(*ListEgressRulesResponse)(nil),   // 78: pilaster.v1.ListEgressRulesResponse
+	(*TenantEgress)(nil),              // 79: pilaster.v1.TenantEgress
+	(*SetTenantNodesRequest)(nil),     // 80: pilaster.v1.SetTenantNodesRequest
+	(*SetTenantNodesResponse)(nil),    // 81: pilaster.v1.SetTenantNodesResponse
+	(*ChangeProtectedRequest)(nil),    // 82: pilaster.v1.ChangeProtectedRequest
+	(*ChangeProtectedResponse)(nil),   // 83: pilaster.v1.ChangeProtectedResponse
+	(*ListProtectedRequest)(nil),      // 84: pilaster.v1.ListProtectedRequest
+	(*ListProtectedResponse)(nil),     // 85: pilaster.v1.ListProtectedResponse
+	(*ApplyPoliciesRequest)(nil),      // 86: pilaster.v1.ApplyPoliciesRequest
+	(*ApplyPoliciesResponse)(nil),     // 87: pilaster.v1.ApplyPoliciesResponse
+	(*AppliedPolicy)(nil),             // 88: pilaster.v1.AppliedPolicy
+	(*ListPoliciesRequest)(nil),       // 89: pilaster.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 90: pilaster.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),          // 91: pilaster.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),         // 92: pilaster.v1.GetPolicyResponse
+	(*DeletePoliciesRequest)(nil),     // 93: pilaster.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),    // 94: pilaster.v1.DeletePoliciesResponse
+	(*GetNodeRequest)(nil),            // 95: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),           // 96: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),          // 97: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 98: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),         // 99: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),        // 100: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),      // 101: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil),     // 102: pilaster.v1.ClusterStatusResponse
+	nil,                               // 103: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Mapping)(nil),                   // 104: pilaster.v1.Mapping
+	(*Tenant)(nil),                    // 105: pilaster.v1.Tenant
+	(*App)(nil),                       // 106: pilaster.v1.App
+	(*Node)(nil),                      // 107: pilaster.v1.Node
+	(*Plan)(nil),                      // 108: pilaster.v1.Plan
+	(*NodeLoad)(nil),                  // 109: pilaster.v1.NodeLoad
+	(*Hosting)(nil),                   // 110: pilaster.v1.Hosting
+	(*Policy)(nil),                    // 111: pilaster.v1.Policy
+	(*Override)(nil),                  // 112: pilaster.v1.Override
+	(*Region)(nil),                    // 113: pilaster.v1.Region
+	(Addressing)(0),                   // 114: pilaster.v1.Addressing
+	(*Overlay)(nil),                   // 115: pilaster.v1.Overlay
+	(*Service)(nil),                   // 116: pilaster.v1.Service
+	(*Publication)(nil),               // 117: pilaster.v1.Publication
+	(*Offload)(nil),                   // 118: pilaster.v1.Offload
+	(*timestamppb.Timestamp)(nil),     // 119: google.protobuf.Timestamp
+	(*EgressGateway)(nil),             // 120: pilaster.v1.EgressGateway
+	(*EgressRule)(nil),                // 121: pilaster.v1.EgressRule
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
-	91,  // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
-	91,  // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
+	104, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
+	104, // 1: pilaster.v1.ListMappingsResponse.ended_mappings:type_name -> pilaster.v1.Mapping
 	12,  // 2: pilaster.v1.RegisterRequest.held:type_name -> pilaster.v1.Held
-	92,  // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
-	93,  // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
-	91,  // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
-	94,  // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
-	95,  // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
-	96,  // 8: pilaster.v1.ReportLoadRequest.load:type_name -> pilaster.v1.NodeLoad
-	90,  // 9: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
-	92,  // 10: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
-	93,  // 11: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
-	97,  // 12: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
+	105, // 3: pilaster.v1.Held.tenants:type_name -> pilaster.v1.Tenant
+	106, // 4: pilaster.v1.Held.apps:type_name -> pilaster.v1.App
+	104, // 5: pilaster.v1.Held.mappings:type_name -> pilaster.v1.Mapping
+	107, // 6: pilaster.v1.RegisterResponse.node:type_name -> pilaster.v1.Node
+	108, // 7: pilaster.v1.RegisterResponse.plan:type_name -> pilaster.v1.Plan
+	109, // 8: pilaster.v1.ReportLoadRequest.load:type_name -> pilaster.v1.NodeLoad
+	103, // 9: pilaster.v1.ResolveRequest.labels:type_name -> pilaster.v1.ResolveRequest.LabelsEntry
+	105, // 10: pilaster.v1.ResolveResponse.tenant:type_name -> pilaster.v1.Tenant
+	106, // 11: pilaster.v1.ResolveResponse.app:type_name -> pilaster.v1.App
+	110, // 12: pilaster.v1.FollowRequest.hosting:type_name -> pilaster.v1.Hosting
 	19,  // 13: pilaster.v1.FollowRequest.subscribe:type_name -> pilaster.v1.Subscriptions
 	19,  // 14: pilaster.v1.FollowRequest.unsubscribe:type_name -> pilaster.v1.Subscriptions
 	22,  // 15: pilaster.v1.FollowResponse.snapshot:type_name -> pilaster.v1.Snapshot
 	23,  // 16: pilaster.v1.FollowResponse.delta:type_name -> pilaster.v1.Delta
 	24,  // 17: pilaster.v1.FollowResponse.heartbeat:type_name -> pilaster.v1.Heartbeat
 	21,  // 18: pilaster.v1.FollowResponse.refusals:type_name -> pilaster.v1.Refusals
-	94,  // 19: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
-	92,  // 20: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
-	93,  // 21: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
-	98,  // 22: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
-	99,  // 23: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
-	94,  // 24: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	92,  // 25: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	93,  // 26: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	91,  // 27: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
-	91,  // 28: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
-	98,  // 29: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
-	98,  // 30: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
-	99,  // 31: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
-	99,  // 32: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
-	100, // 33: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
-	100, // 34: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
-	100, // 35: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
-	100, // 36: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
-	100, // 37: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
-	101, // 38: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	102, // 39: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
-	92,  // 40: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	92,  // 41: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	93,  // 42: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	97,  // 43: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	92,  // 44: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	97,  // 45: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
-	101, // 46: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	92,  // 47: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	92,  // 48: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	103, // 49: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
-	103, // 50: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
-	103, // 51: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
-	104, // 52: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
-	104, // 53: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
-	104, // 54: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
+	107, // 19: pilaster.v1.Snapshot.node:type_name -> pilaster.v1.Node
+	105, // 20: pilaster.v1.Snapshot.tenants:type_name -> pilaster.v1.Tenant
+	106, // 21: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
+	111, // 22: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
+	112, // 23: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
+	107, // 24: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	105, // 25: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	106, // 26: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	104, // 27: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	104, // 28: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	111, // 29: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
+	111, // 30: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
+	112, // 31: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
+	112, // 32: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
+	113, // 33: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
+	113, // 34: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
+	113, // 35: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
+	113, // 36: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
+	113, // 37: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
+	114, // 38: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	115, // 39: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	105, // 40: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	105, // 41: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	106, // 42: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	110, // 43: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	105, // 44: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	110, // 45: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
+	114, // 46: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	105, // 47: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	105, // 48: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	116, // 49: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
+	116, // 50: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
+	116, // 51: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
+	117, // 52: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
+	117, // 53: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
+	117, // 54: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
 	70,  // 55: pilaster.v1.StartOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
 	70,  // 56: pilaster.v1.ListOffloadsResponse.offloads:type_name -> pilaster.v1.OffloadStatus
 	65,  // 57: pilaster.v1.ListOffloadsResponse.ended:type_name -> pilaster.v1.EndedOffload
 	70,  // 58: pilaster.v1.StopOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
-	105, // 59: pilaster.v1.OffloadStatus.offload:type_name -> pilaster.v1.Offload
+	118, // 59: pilaster.v1.OffloadStatus.offload:type_name -> pilaster.v1.Offload
 	72,  // 60: pilaster.v1.OffloadStatus.awaited:type_name -> pilaster.v1.AwaitedNode
 	71,  // 61: pilaster.v1.OffloadStatus.changes:type_name -> pilaster.v1.OffloadChange
-	106, // 62: pilaster.v1.OffloadChange.at:type_name -> google.protobuf.Timestamp
-	75,  // 63: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
-	98,  // 64: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
-	0,   // 65: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
-	98,  // 66: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	97,  // 67: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
-	98,  // 68: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
-	98,  // 69: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
-	98,  // 70: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
-	98,  // 71: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	94,  // 72: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	94,  // 73: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	95,  // 74: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	106, // 75: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	7,   // 76: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	9,   // 77: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	11,  // 78: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	16,  // 79: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	14,  // 80: pilaster.v1.NodeService.ReportLoad:input_type -> pilaster.v1.ReportLoadRequest
-	18,  // 81: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	1,   // 82: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	3,   // 83: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	5,   // 84: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	37,  // 85: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	39,  // 86: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	41,  // 87: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	45,  // 88: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	47,  // 89: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	43,  // 90: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	49,  // 91: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
-	51,  // 92: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
-	53,  // 93: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
-	55,  // 94: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
-	57,  // 95: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
-	59,  // 96: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
-	61,  // 97: pilaster.v1.OperatorService.StartOffload:input_type -> pilaster.v1.StartOffloadRequest
-	63,  // 98: pilaster.v1.OperatorService.ListOffloads:input_type -> pilaster.v1.ListOffloadsRequest
-	68,  // 99: pilaster.v1.OperatorService.StopOffload:input_type -> pilaster.v1.StopOffloadRequest
-	66,  // 100: pilaster.v1.OperatorService.SetOffloadAuto:input_type -> pilaster.v1.SetOffloadAutoRequest
-	73,  // 101: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
-	76,  // 102: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
-	78,  // 103: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
-	80,  // 104: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
-	82,  // 105: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	84,  // 106: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	86,  // 107: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	88,  // 108: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	33,  // 109: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	35,  // 110: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	25,  // 111: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
-	27,  // 112: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
-	29,  // 113: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
-	31,  // 114: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
-	8,   // 115: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	10,  // 116: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	13,  // 117: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	17,  // 118: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	15,  // 119: pilaster.v1.NodeService.ReportLoad:output_type -> pilaster.v1.ReportLoadResponse
-	20,  // 120: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	2,   // 121: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	4,   // 122: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	6,   // 123: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	38,  // 124: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	40,  // 125: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	42,  // 126: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	46,  // 127: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	48,  // 128: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	44,  // 129: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	50,  // 130: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
-	52,  // 131: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
-	54,  // 132: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
-	56,  // 133: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
-	58,  // 134: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
-	60,  // 135: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
-	62,  // 136: pilaster.v1.OperatorService.StartOffload:output_type -> pilaster.v1.StartOffloadResponse
-	64,  // 137: pilaster.v1.OperatorService.ListOffloads:output_type -> pilaster.v1.ListOffloadsResponse
-	69,  // 138: pilaster.v1.OperatorService.StopOffload:output_type -> pilaster.v1.StopOffloadResponse
-	67,  // 139: pilaster.v1.OperatorService.SetOffloadAuto:output_type -> pilaster.v1.SetOffloadAutoResponse
-	74,  // 140: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
-	77,  // 141: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
-	79,  // 142: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
-	81,  // 143: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
-	83,  // 144: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	85,  // 145: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	87,  // 146: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	89,  // 147: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	34,  // 148: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	36,  // 149: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	26,  // 150: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
-	28,  // 151: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
-	30,  // 152: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
-	32,  // 153: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
-	115, // [115:154] is the sub-list for method output_type
-	76,  // [76:115] is the sub-list for method input_type
-	76,  // [76:76] is the sub-list for extension type_name
-	76,  // [76:76] is the sub-list for extension extendee
-	0,   // [0:76] is the sub-list for field type_name
+	119, // 62: pilaster.v1.OffloadChange.at:type_name -> google.protobuf.Timestamp
+	120, // 63: pilaster.v1.SetEgressRuleRequest.gateways:type_name -> pilaster.v1.EgressGateway
+	121, // 64: pilaster.v1.SetEgressRuleResponse.rules:type_name -> pilaster.v1.EgressRule
+	79,  // 65: pilaster.v1.ListEgressRulesResponse.tenants:type_name -> pilaster.v1.TenantEgress
+	121, // 66: pilaster.v1.TenantEgress.rules:type_name -> pilaster.v1.EgressRule
+	88,  // 67: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
+	111, // 68: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
+	0,   // 69: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
+	111, // 70: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	110, // 71: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
+	111, // 72: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
+	111, // 73: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
+	111, // 74: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
+	111, // 75: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	107, // 76: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	107, // 77: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	108, // 78: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	119, // 79: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	7,   // 80: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	9,   // 81: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	11,  // 82: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	16,  // 83: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	14,  // 84: pilaster.v1.NodeService.ReportLoad:input_type -> pilaster.v1.ReportLoadRequest
+	18,  // 85: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	1,   // 86: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	3,   // 87: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	5,   // 88: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	37,  // 89: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	39,  // 90: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	41,  // 91: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	45,  // 92: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	47,  // 93: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	43,  // 94: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
+	49,  // 95: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
+	51,  // 96: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
+	53,  // 97: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
+	55,  // 98: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
+	57,  // 99: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
+	59,  // 100: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
+	61,  // 101: pilaster.v1.OperatorService.StartOffload:input_type -> pilaster.v1.StartOffloadRequest
+	63,  // 102: pilaster.v1.OperatorService.ListOffloads:input_type -> pilaster.v1.ListOffloadsRequest
+	68,  // 103: pilaster.v1.OperatorService.StopOffload:input_type -> pilaster.v1.StopOffloadRequest
+	66,  // 104: pilaster.v1.OperatorService.SetOffloadAuto:input_type -> pilaster.v1.SetOffloadAutoRequest
+	73,  // 105: pilaster.v1.OperatorService.SetEgressRule:input_type -> pilaster.v1.SetEgressRuleRequest
+	75,  // 106: pilaster.v1.OperatorService.DeleteEgressRule:input_type -> pilaster.v1.DeleteEgressRuleRequest
+	77,  // 107: pilaster.v1.OperatorService.ListEgressRules:input_type -> pilaster.v1.ListEgressRulesRequest
+	80,  // 108: pilaster.v1.OperatorService.SetTenantNodes:input_type -> pilaster.v1.SetTenantNodesRequest
+	82,  // 109: pilaster.v1.OperatorService.ChangeProtected:input_type -> pilaster.v1.ChangeProtectedRequest
+	84,  // 110: pilaster.v1.OperatorService.ListProtected:input_type -> pilaster.v1.ListProtectedRequest
+	86,  // 111: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
+	89,  // 112: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
+	91,  // 113: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
+	93,  // 114: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
+	95,  // 115: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	97,  // 116: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	99,  // 117: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	101, // 118: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	33,  // 119: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	35,  // 120: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	25,  // 121: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	27,  // 122: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	29,  // 123: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	31,  // 124: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	8,   // 125: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	10,  // 126: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	13,  // 127: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	17,  // 128: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	15,  // 129: pilaster.v1.NodeService.ReportLoad:output_type -> pilaster.v1.ReportLoadResponse
+	20,  // 130: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	2,   // 131: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	4,   // 132: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	6,   // 133: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	38,  // 134: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	40,  // 135: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	42,  // 136: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	46,  // 137: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	48,  // 138: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	44,  // 139: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	50,  // 140: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
+	52,  // 141: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
+	54,  // 142: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	56,  // 143: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
+	58,  // 144: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
+	60,  // 145: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
+	62,  // 146: pilaster.v1.OperatorService.StartOffload:output_type -> pilaster.v1.StartOffloadResponse
+	64,  // 147: pilaster.v1.OperatorService.ListOffloads:output_type -> pilaster.v1.ListOffloadsResponse
+	69,  // 148: pilaster.v1.OperatorService.StopOffload:output_type -> pilaster.v1.StopOffloadResponse
+	67,  // 149: pilaster.v1.OperatorService.SetOffloadAuto:output_type -> pilaster.v1.SetOffloadAutoResponse
+	74,  // 150: pilaster.v1.OperatorService.SetEgressRule:output_type -> pilaster.v1.SetEgressRuleResponse
+	76,  // 151: pilaster.v1.OperatorService.DeleteEgressRule:output_type -> pilaster.v1.DeleteEgressRuleResponse
+	78,  // 152: pilaster.v1.OperatorService.ListEgressRules:output_type -> pilaster.v1.ListEgressRulesResponse
+	81,  // 153: pilaster.v1.OperatorService.SetTenantNodes:output_type -> pilaster.v1.SetTenantNodesResponse
+	83,  // 154: pilaster.v1.OperatorService.ChangeProtected:output_type -> pilaster.v1.ChangeProtectedResponse
+	85,  // 155: pilaster.v1.OperatorService.ListProtected:output_type -> pilaster.v1.ListProtectedResponse
+	87,  // 156: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
+	90,  // 157: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
+	92,  // 158: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
+	94,  // 159: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
+	96,  // 160: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	98,  // 161: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	100, // 162: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	102, // 163: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	34,  // 164: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	36,  // 165: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	26,  // 166: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	28,  // 167: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	30,  // 168: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	32,  // 169: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	125, // [125:170] is the sub-list for method output_type
+	80,  // [80:125] is the sub-list for method input_type
+	80,  // [80:80] is the sub-list for extension type_name
+	80,  // [80:80] is the sub-list for extension extendee
+	0,   // [0:80] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -5745,7 +6452,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_orchestrator_proto_rawDesc), len(file_pilaster_v1_orchestrator_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   90,
+			NumMessages:   103,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -73,6 +73,7 @@ type Config struct {
 	Enforces        func() []string // networks that enforce policies, as known so far; nil means none
 	Form            func() string   // see network.FormProvider, as known so far; nil means none
 	Offloads        func() bool     // whether it can be in offloads, as known so far; nil means no
+	Egress          func() bool     // whether its containers can reach hosts outside, as known so far; nil means no
 	MTUReserve      int             // bytes by which containers' MTU is smaller than the tunnels allow
 	Rack            string          // of the node; may be empty
 	UplinkAddresses func() ([]netip.Addr, error)

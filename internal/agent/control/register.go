@@ -160,6 +160,7 @@ func (l *Link) registration(uplinks []netip.Addr, sent map[heldMapping]bool) (re
 		req.Form = l.config.Form()
 	}
 	req.Offloads = l.config.Offloads != nil && l.config.Offloads()
+	req.Egress = l.config.Egress != nil && l.config.Egress()
 	for _, a := range uplinks {
 		req.UplinkAddresses = append(req.UplinkAddresses, a.String())
 	}

@@ -50,6 +50,7 @@ type Cache struct {
 	Policies        policies
 	regions         map[string]region          // other regions, by name
 	edge            string                     // name of the node that is the Edge Switch
+	protected       []string                   // prefixes that only egress rules for them or parts of them allow
 	transit         map[string]map[string]bool // by node and tenant; see transitNodes
 	changedNodes    map[string]bool            // by the current batch: record or transit tenants may differ
 	identifiers     bool                       // a tenant has had identifiers since this process started
@@ -106,7 +107,7 @@ func (m *Cache) Apply(b store.Batch) {
 		m.Loads, m.OffloadAuto = map[string]Load{}, false
 		m.transit = map[string]map[string]bool{}
 		m.Allocations, m.Policies = newAllocations(), newPolicies()
-		m.regions, m.edge = map[string]region{}, ""
+		m.regions, m.edge, m.protected = map[string]region{}, "", nil
 		m.Sessions, m.serving = map[string]store.Session{}, map[string]int{}
 		m.history, m.historyCost, m.compactedRev = nil, 0, b.Revision
 		// The events since the previous batch are unknown, so every stream must resume or start with a snapshot.
@@ -120,7 +121,7 @@ func (m *Cache) Apply(b store.Batch) {
 		m.dropLoads()
 		m.Policies.succeed(before, b.Revision)
 	}
-	b.Events = m.deriveOffloads(m.deriveRegions(b.Events, edge != m.Nodes[m.edge]))
+	b.Events = m.deriveOffloads(m.derive(b.Events, edge != m.Nodes[m.edge]))
 	m.noteOffloads(b)
 	b.Events = append(b.Events, m.Policies.takeOverrides()...)
 	for _, e := range b.Events { // after applyEvent: checkStream needs the whole batch
@@ -308,6 +309,11 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 		m.Loads[e.Load.Node] = Load{e.Load, time.Now()}
 	case e.EndedLoad != "":
 		delete(m.Loads, e.EndedLoad)
+	case e.Protected != nil:
+		m.protected = nil
+		for _, p := range *e.Protected {
+			m.protected = append(m.protected, p.String())
+		}
 	case e.OffloadAuto != nil:
 		m.dropLoads() // of former members, if it was off
 		m.OffloadAuto = *e.OffloadAuto

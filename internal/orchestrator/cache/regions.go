@@ -25,9 +25,10 @@ func newRegion(r *pilasterv1.Region) region {
 	return region{r, tenants}
 }
 
-// deriveRegions sets the list of other regions in which a tenant exists, in the cache and in the events. It checks the
-// tenants of the events, or all tenants if a region or the Edge Switch changed.
-func (m *Cache) deriveRegions(events []store.Event, all bool) []store.Event {
+// derive sets the other regions in which a tenant exists, and the protected prefixes of one with egress rules, in the
+// cache and in the events. It checks the tenants of the events, or all tenants if a region, the Edge Switch or the
+// protected prefixes changed.
+func (m *Cache) derive(events []store.Event, all bool) []store.Event {
 	at := map[string]int{} // index of the last event of each tenant
 	for i, e := range events {
 		if e.Tenant != nil {
@@ -36,7 +37,7 @@ func (m *Cache) deriveRegions(events []store.Event, all bool) []store.Event {
 		if e.Tenant != nil || e.DeletedTenant != "" {
 			m.changedNodes[m.edge] = true
 		}
-		all = all || e.Region != nil || e.DeletedRegion != ""
+		all = all || e.Region != nil || e.DeletedRegion != "" || e.Protected != nil
 	}
 	touched := slices.Sorted(maps.Keys(at))
 	if all {
@@ -44,18 +45,20 @@ func (m *Cache) deriveRegions(events []store.Event, all bool) []store.Event {
 	}
 	for _, name := range touched {
 		t := m.Tenants[name]
-		regions := m.regionsOf(t)
-		if t == nil ||
-			slices.EqualFunc(
-				t.Regions,
-				regions,
-				func(a, b *pilasterv1.TenantRegion) bool { return proto.Equal(a, b) },
-			) {
+		regions, protected := m.regionsOf(t), m.protectedOf(t)
+		same := slices.EqualFunc(
+			t.GetRegions(),
+			regions,
+			func(a, b *pilasterv1.TenantRegion) bool { return proto.Equal(a, b) },
+		)
+		if t == nil || same && slices.Equal(t.Protected, protected) {
 			continue
 		}
-		m.changedNodes[m.edge] = true
+		if !same {
+			m.changedNodes[m.edge] = true
+		}
 		t = proto.CloneOf(t)
-		t.Regions = regions
+		t.Regions, t.Protected = regions, protected
 		m.Tenants[name] = t
 		if i, changed := at[name]; changed {
 			events[i].Tenant = t
@@ -97,12 +100,27 @@ func hasOverlays(t *pilasterv1.Tenant) bool {
 	return len(t.GetOverlays()) > 0 && !tenant.NetworkHas(t.Network, tenant.Identifiers)
 }
 
-// WithDerived sets what nodes receive with a tenant and the store does not have in its record: the other regions, and
-// the containers of offloads.
+// protectedOf returns the protected prefixes for a tenant with egress rules; for others they change nothing.
+func (m *Cache) protectedOf(t *pilasterv1.Tenant) []string {
+	if len(t.GetEgress()) == 0 {
+		return nil
+	}
+	return m.protected
+}
+
+// Protected returns the protected prefixes.
+func (m *Cache) Protected() []string {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	return m.protected
+}
+
+// WithDerived sets what nodes receive with a tenant and the store does not have in its record: the other regions,
+// protected prefixes, and the containers of offloads.
 func (m *Cache) WithDerived(t *pilasterv1.Tenant) *pilasterv1.Tenant {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
-	t.Regions = m.regionsOf(t)
+	t.Regions, t.Protected = m.regionsOf(t), m.protectedOf(t)
 	return m.withEndpoints(t)
 }
 

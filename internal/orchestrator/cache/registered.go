@@ -27,7 +27,7 @@ func (m *Cache) Registered(r store.Registration) *pilasterv1.Node {
 	}
 	if n.Version != r.Version || n.Edge != r.Edge || n.Gateway != r.Gateway || !slices.Equal(n.Enforces, r.Enforces) ||
 		r.Published != 0 || n.Form != r.Form || n.Offloads != r.Offloads || n.MtuReserve != r.MTUReserve ||
-		n.Rack != r.Rack ||
+		n.Rack != r.Rack || n.Egress != r.Egress ||
 		!slices.Equal(n.UplinkAddresses, uplinks) {
 		return nil
 	}

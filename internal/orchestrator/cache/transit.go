@@ -10,11 +10,16 @@ import (
 )
 
 // transitNodes are the nodes that need a tenant without hosting it: their gateways publish its containers, or they are
-// frontends of its offloads.
+// frontends of its offloads or egress gateways of it.
 func transitNodes(t *pilasterv1.Tenant) []string {
 	var nodes []string
 	for _, p := range t.GetPublications() {
 		nodes = append(nodes, p.Node)
+	}
+	for _, r := range t.GetEgress() {
+		for _, g := range r.Gateways {
+			nodes = append(nodes, g.Node)
+		}
 	}
 	for _, o := range t.GetOffloads() {
 		for _, f := range o.Frontends {

@@ -224,7 +224,7 @@ func registration(ctx context.Context, m *pilasterv1.RegisterRequest) (r store.R
 	if r.Rack = printable(m.Rack); len(r.Rack) > MaxRack {
 		return r, fmt.Errorf("the name of the node's rack has %d bytes; the maximum is %d", len(r.Rack), MaxRack)
 	}
-	r.Offloads, r.MTUReserve = m.Offloads, m.MtuReserve
+	r.Offloads, r.Egress, r.MTUReserve = m.Offloads, m.Egress, m.MtuReserve
 	r.Version = printable(m.Version)
 	r.Tenants, r.Apps, r.Mappings = m.Held.GetTenants(), m.Held.GetApps(), m.Held.GetMappings()
 	if m.WantedPrefix != "" {
@@ -275,6 +275,9 @@ func checkHeld(held *pilasterv1.Held) error {
 func plan(p address.Plan) *pilasterv1.Plan {
 	out := &pilasterv1.Plan{
 		BasePrefix: p.Base.String(), PrivatePrefix: p.Private.String(), Identifiers: p.Identifiers,
+	}
+	if p.Egress.IsValid() {
+		out.EgressPrefix = p.Egress.String()
 	}
 	for _, gateway := range []netip.Prefix{p.Gateway4, p.Gateway6} {
 		if gateway.IsValid() {

@@ -82,6 +82,13 @@ func TestStore(t *testing.T) {
 		"reclaim of publications":        testReclaimPublications,
 		"publications of earlier builds": testEarlierPublications,
 
+		"egress rules":               testEgressRules,
+		"egress gateways":            testEgressGateways,
+		"protected prefixes":         testProtected,
+		"events of protection":       testEgressEvents,
+		"egress prefix":              testEgressPrefix,
+		"nodes beyond egress prefix": testEgressNodes,
+
 		"start of offloads":      testStartOffload,
 		"steps of an offload":    testOffloadSteps,
 		"loads":                  testLoads,

@@ -38,8 +38,9 @@ type clusterRecord struct {
 	JoinSecret    []byte       `json:"joinSecret"`
 	From          int64        `json:"revisionsFrom,omitempty"`
 
-	Gateways *gatewayRecord `json:"gateways,omitempty"` // nil in a cluster of a build without gateway prefixes
-	VTEPs    netip.Prefix   `json:"vteps,omitzero"`     // see UseVTEPs
+	Gateways *gatewayRecord `json:"gateways,omitempty"`    // nil in a cluster of a build without gateway prefixes
+	VTEPs    netip.Prefix   `json:"vteps,omitzero"`        // see UseVTEPs
+	Egress   netip.Prefix   `json:"egressPrefix,omitzero"` // see useEgressPrefix
 
 	Identifiers bool `json:"identifiers,omitempty"` // see reserveIdentifiers
 }
@@ -54,14 +55,14 @@ func (r clusterRecord) plan() address.Plan {
 	plan := address.Plan{Base: r.BasePrefix, Private: r.PrivatePrefix}
 	if r.Gateways != nil {
 		plan.Gateway4, plan.Gateway6 = r.Gateways.V4, r.Gateways.V6
-		return plan
+	} else {
+		plan.Gateway4, plan.Gateway6 = address.DefaultPlan().Gateway4, address.DefaultPlan().Gateway6
+		if plan.Validate() != nil {
+			plan.Gateway6 = netip.Prefix{}
+		}
 	}
-	with := plan
-	with.Gateway4, with.Gateway6 = address.DefaultPlan().Gateway4, address.DefaultPlan().Gateway6
-	if with.Validate() != nil {
-		with.Gateway6 = netip.Prefix{}
-	}
-	return with
+	plan.Egress = r.Egress
+	return plan
 }
 
 // Open reads the cluster from etcd, or creates it. A zero prefix in wanted means the prefix of the cluster, or the
@@ -83,7 +84,10 @@ func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *
 			return err
 		}
 		if value != "" {
-			return json.Unmarshal([]byte(value), &r)
+			if r, err = t.clusterRecord(); err != nil || !wanted.Egress.IsValid() || r.Egress.IsValid() {
+				return err
+			}
+			return s.useEgressPrefix(t, &r, wanted.Egress)
 		}
 		if r, err = newCluster(wanted); err != nil {
 			return err
@@ -101,6 +105,7 @@ func Open(ctx context.Context, etcd *clientv3.Client, wanted address.Plan, log *
 		{"--base-prefix", wanted.Base, r.BasePrefix}, {"--private-prefix", wanted.Private, r.PrivatePrefix},
 		{"--gateway-prefix", wanted.Gateway4, r.plan().Gateway4},
 		{"--gateway-prefix", wanted.Gateway6, r.plan().Gateway6},
+		{"--egress-prefix", wanted.Egress, r.Egress},
 	} {
 		if p.wanted.IsValid() && p.wanted != p.has {
 			return nil, refuse(
@@ -158,6 +163,7 @@ func newCluster(wanted address.Plan) (clusterRecord, error) {
 	if wanted.Gateway6.IsValid() {
 		plan.Gateway6 = wanted.Gateway6
 	}
+	plan.Egress = wanted.Egress
 	if err := plan.Validate(); err != nil {
 		return clusterRecord{}, refuse(Invalid, "%v", err)
 	}
@@ -172,7 +178,7 @@ func newCluster(wanted address.Plan) (clusterRecord, error) {
 		Created:       time.Now().UTC(),
 		JoinSecret:    make([]byte, 16),
 	}
-	r.Gateways = &gatewayRecord{plan.Gateway4, plan.Gateway6}
+	r.Gateways, r.Egress = &gatewayRecord{plan.Gateway4, plan.Gateway6}, plan.Egress
 	rand.Read(r.JoinSecret)
 	r.CA, r.CAKey, err = authority.Marshal()
 	return r, err

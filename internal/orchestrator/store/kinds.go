@@ -100,6 +100,10 @@ var kinds = []kind{
 		on := string(kv.Value) == "on"
 		return Event{OffloadAuto: &on}, nil
 	}},
+	{dir: keyProtected, event: func(_ string, kv *mvccpb.KeyValue, _ bool) (Event, error) {
+		all, err := parseProtected(string(kv.Value))
+		return Event{Protected: &all}, err
+	}},
 	{dir: dirQuarantine, leased: true},
 	{dir: dirImporter, leased: true},
 }

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -29,6 +30,7 @@ type Registration struct {
 	Enforces []string // networks on which it enforces policies, sorted
 	Form     string   // of its packets on the fabric; empty if it has no network with a choice
 
+	Egress     bool   // its containers can reach hosts outside, and it can be an egress gateway
 	Offloads   bool   // it can be a backend and a frontend of offloads
 	MTUReserve uint32 // bytes by which its containers' MTU is smaller than tunnels allow
 	Rack       string // may be empty
@@ -167,7 +169,8 @@ func (s *Store) Register(ctx context.Context, r Registration) (*pilasterv1.Node,
 	}
 	estimate := weight{} // many nodes that register at once are usually known, and nothing changes
 	if !r.Prefix.IsValid() {
-		estimate = weight{writes: 4, compares: 6, bytes: 1024} // a new node: record, UUID, prefix and mark
+		estimate = weight{writes: 4, compares: 7, bytes: 1024} // a new node: record, UUID, prefix and mark
+		keys = append(keys, keyCluster)
 	}
 	err := s.changeQueued(ctx, decide, estimate, keys...)
 	return node, err
@@ -227,11 +230,12 @@ func (s *Store) register(t *txn, r Registration) (*pilasterv1.Node, error) {
 	if !isNew && node.Version == r.Version && slices.Equal(node.UplinkAddresses, uplinks) &&
 		node.Gateway == r.Gateway &&
 		slices.Equal(node.Enforces, r.Enforces) && node.Form == r.Form && node.Offloads == r.Offloads &&
-		node.MtuReserve == r.MTUReserve && node.Rack == r.Rack {
+		node.MtuReserve == r.MTUReserve && node.Rack == r.Rack && node.Egress == r.Egress {
 		return node, nil
 	}
 	node.Version, node.UplinkAddresses, node.Gateway, node.Enforces = r.Version, uplinks, r.Gateway, r.Enforces
 	node.Form, node.Offloads, node.MtuReserve, node.Rack = r.Form, r.Offloads, r.MTUReserve, r.Rack
+	node.Egress = r.Egress
 	return node, t.save(dirNodes+node.Name, node)
 }
 
@@ -241,8 +245,14 @@ func (s *Store) allocateNodePrefix(t *txn, r Registration) (netip.Prefix, error)
 	if err != nil {
 		return netip.Prefix{}, err
 	}
-	plan := s.cluster.Plan
+	plan, err := t.plan()
+	if err != nil {
+		return netip.Prefix{}, err
+	}
 	if r.Prefix.IsValid() {
+		if err := hasEgressNode(plan, r.Prefix); err != nil {
+			return netip.Prefix{}, refuse(Refused, "%v; nothing was changed: choose another with --node-prefix", err)
+		}
 		if owner, err := t.get(dirPrefixes + r.Prefix.String()); err != nil {
 			return netip.Prefix{}, err
 		} else if owner != "" && owner != r.Node.UUID {
@@ -255,7 +265,7 @@ func (s *Store) allocateNodePrefix(t *txn, r Registration) (netip.Prefix, error)
 		t.put(dirPrefixes+r.Prefix.String(), r.Node.UUID)
 		return r.Prefix, nil
 	}
-	for n := mark; n < plan.Nodes(); n++ {
+	for n := mark; n < egressNodes(plan); n++ {
 		prefix := plan.Node(n)
 		owner, err := s.owner(t, n)
 		if err != nil {
@@ -266,6 +276,14 @@ func (s *Store) allocateNodePrefix(t *txn, r Registration) (netip.Prefix, error)
 			t.put(dirPrefixes+prefix.String(), r.Node.UUID)
 			return prefix, nil
 		}
+	}
+	if nodes := egressNodes(plan); nodes < plan.Nodes() {
+		return netip.Prefix{}, refuse(
+			Full,
+			"all %d nodes that have a /64 in the egress prefix %v have been registered, and prefixes are never reused",
+			nodes,
+			plan.Egress,
+		)
 	}
 	return netip.Prefix{}, refuse(
 		Full,
@@ -358,7 +376,7 @@ func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bo
 		return nil, false, err
 	}
 	t.put(dirDeleted+node.Uuid, name)
-	if err := t.deletePublished(name, force); err != nil {
+	if err := cmp.Or(t.deletePublished(name, force), t.leaveGateways(name, force)); err != nil {
 		return nil, false, err
 	}
 	return node, was != "", t.leaveOffloads(name)

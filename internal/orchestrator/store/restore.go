@@ -178,7 +178,7 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 			}
 		}
 	}
-	return errors.Join(dropReservations(records), raisePublished(records, skip))
+	return errors.Join(dropReservations(records), raisePublished(records, skip), raiseGateways(records, skip))
 }
 
 // dropReservations drops the records of address keys that no container has: their lease is lost.
@@ -291,6 +291,27 @@ func raisePublished(records map[string]string, skip uint64) error {
 			records[mark] = strconv.FormatUint(uint64(from), 10)
 		}
 		if err := raise(records, mark, skip, uint64(address.MaxIndex)+1); err != nil && !errors.Is(err, errNoneLeft) {
+			return err
+		}
+	}
+	return nil
+}
+
+// raiseGateways skips indexes of each node as an egress gateway. It is no error if a node then has none left.
+func raiseGateways(records map[string]string, skip uint64) error {
+	for key := range records {
+		node, ok := strings.CutPrefix(key, dirNodes)
+		if !ok {
+			continue
+		}
+		mark := dirGatewayMarks + node
+		next, err := markIn(records, mark)
+		if err != nil {
+			return err
+		}
+		records[mark] = strconv.FormatUint(max(next, uint64(tenant.FirstGatewayIndex)), 10)
+		if err := raise(records, mark, skip, uint64(tenant.FirstEgressIndex)); err != nil &&
+			!errors.Is(err, errNoneLeft) {
 			return err
 		}
 	}

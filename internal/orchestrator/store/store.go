@@ -36,11 +36,13 @@
 //	                         Policy: the document, as JSON
 //	sessions/NODE            ids of the orchestrator process, the agent's machine and the stream; with a lease
 //	load/NODE                NodeLoad: what the node reported of its load; with a lease
+//	protected                prefixes that only egress rules for them or parts of them allow, as JSON
 //	offload-auto             "on": offloads start and end by the nodes' loads
 //	deletions                written by each transaction that deletes, because a range compare does not detect
 //	                         deletions
 //	marks/…                  the lowest number never allocated: of prefixes, tenant ids, offloads, and in
-//	                         marks/published/NODE of publications at the node's gateway; the next number in
+//	                         marks/published/NODE of publications at the node's gateway, and in marks/egress/NODE
+//	                         of its addresses as an egress gateway; the next number in
 //	                         a tenant's CIDR (marks/overlay/…), among its apps (marks/app/…), and
 //	                         for its next retirement round (marks/asked-app/…)
 package store
@@ -90,6 +92,9 @@ const (
 	dirAppMarks      = root + "marks/app/"
 	dirRoundMarks    = root + "marks/asked-app/"
 	dirOverlayMarks  = root + "marks/overlay/"
+
+	keyProtected    = root + "protected"
+	dirGatewayMarks = root + "marks/egress/"
 
 	dirPublishedMarks = root + "marks/published/"
 	dirPublished      = root + "published/"    // of earlier builds; see adoptIndexes

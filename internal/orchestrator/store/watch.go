@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"runtime"
 	"time"
 
@@ -42,8 +43,9 @@ type Event struct {
 	Policy         *pilasterv1.Policy
 	EndedPolicy    *pilasterv1.Policy // with tenant, kind, namespace and name only
 	Load           *pilasterv1.NodeLoad
-	EndedLoad      string // name of a node
-	OffloadAuto    *bool  // whether offloads start and end by the nodes' loads
+	EndedLoad      string          // name of a node
+	OffloadAuto    *bool           // whether offloads start and end by the nodes' loads
+	Protected      *[]netip.Prefix // prefixes that only egress rules for them or parts of them allow
 
 	// Package cache derives these from Hosting.
 	Override      *pilasterv1.Override

@@ -102,6 +102,24 @@ const (
 	// OperatorServiceSetOffloadAutoProcedure is the fully-qualified name of the OperatorService's
 	// SetOffloadAuto RPC.
 	OperatorServiceSetOffloadAutoProcedure = "/pilaster.v1.OperatorService/SetOffloadAuto"
+	// OperatorServiceSetEgressRuleProcedure is the fully-qualified name of the OperatorService's
+	// SetEgressRule RPC.
+	OperatorServiceSetEgressRuleProcedure = "/pilaster.v1.OperatorService/SetEgressRule"
+	// OperatorServiceDeleteEgressRuleProcedure is the fully-qualified name of the OperatorService's
+	// DeleteEgressRule RPC.
+	OperatorServiceDeleteEgressRuleProcedure = "/pilaster.v1.OperatorService/DeleteEgressRule"
+	// OperatorServiceListEgressRulesProcedure is the fully-qualified name of the OperatorService's
+	// ListEgressRules RPC.
+	OperatorServiceListEgressRulesProcedure = "/pilaster.v1.OperatorService/ListEgressRules"
+	// OperatorServiceSetTenantNodesProcedure is the fully-qualified name of the OperatorService's
+	// SetTenantNodes RPC.
+	OperatorServiceSetTenantNodesProcedure = "/pilaster.v1.OperatorService/SetTenantNodes"
+	// OperatorServiceChangeProtectedProcedure is the fully-qualified name of the OperatorService's
+	// ChangeProtected RPC.
+	OperatorServiceChangeProtectedProcedure = "/pilaster.v1.OperatorService/ChangeProtected"
+	// OperatorServiceListProtectedProcedure is the fully-qualified name of the OperatorService's
+	// ListProtected RPC.
+	OperatorServiceListProtectedProcedure = "/pilaster.v1.OperatorService/ListProtected"
 	// OperatorServiceApplyPoliciesProcedure is the fully-qualified name of the OperatorService's
 	// ApplyPolicies RPC.
 	OperatorServiceApplyPoliciesProcedure = "/pilaster.v1.OperatorService/ApplyPolicies"
@@ -481,6 +499,15 @@ type OperatorServiceClient interface {
 	StopOffload(context.Context, *connect.Request[v1.StopOffloadRequest]) (*connect.Response[v1.StopOffloadResponse], error)
 	// SetOffloadAuto decides whether offloads start and end by the nodes' load.
 	SetOffloadAuto(context.Context, *connect.Request[v1.SetOffloadAutoRequest]) (*connect.Response[v1.SetOffloadAutoResponse], error)
+	// SetEgressRule creates or replaces the egress rules of a netpila tenant for some prefixes: all of them, or none.
+	SetEgressRule(context.Context, *connect.Request[v1.SetEgressRuleRequest]) (*connect.Response[v1.SetEgressRuleResponse], error)
+	DeleteEgressRule(context.Context, *connect.Request[v1.DeleteEgressRuleRequest]) (*connect.Response[v1.DeleteEgressRuleResponse], error)
+	ListEgressRules(context.Context, *connect.Request[v1.ListEgressRulesRequest]) (*connect.Response[v1.ListEgressRulesResponse], error)
+	// SetTenantNodes replaces the nodes whose processes reach the containers of a netpila tenant, and are reached by them.
+	SetTenantNodes(context.Context, *connect.Request[v1.SetTenantNodesRequest]) (*connect.Response[v1.SetTenantNodesResponse], error)
+	// ChangeProtected adds and removes prefixes of the cluster that only egress rules for them or parts of them allow.
+	ChangeProtected(context.Context, *connect.Request[v1.ChangeProtectedRequest]) (*connect.Response[v1.ChangeProtectedResponse], error)
+	ListProtected(context.Context, *connect.Request[v1.ListProtectedRequest]) (*connect.Response[v1.ListProtectedResponse], error)
 	// ApplyPolicies creates or changes policies of a tenant: those of all documents, or none.
 	ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error)
 	ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error)
@@ -610,6 +637,42 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(operatorServiceMethods.ByName("SetOffloadAuto")),
 			connect.WithClientOptions(opts...),
 		),
+		setEgressRule: connect.NewClient[v1.SetEgressRuleRequest, v1.SetEgressRuleResponse](
+			httpClient,
+			baseURL+OperatorServiceSetEgressRuleProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("SetEgressRule")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteEgressRule: connect.NewClient[v1.DeleteEgressRuleRequest, v1.DeleteEgressRuleResponse](
+			httpClient,
+			baseURL+OperatorServiceDeleteEgressRuleProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("DeleteEgressRule")),
+			connect.WithClientOptions(opts...),
+		),
+		listEgressRules: connect.NewClient[v1.ListEgressRulesRequest, v1.ListEgressRulesResponse](
+			httpClient,
+			baseURL+OperatorServiceListEgressRulesProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ListEgressRules")),
+			connect.WithClientOptions(opts...),
+		),
+		setTenantNodes: connect.NewClient[v1.SetTenantNodesRequest, v1.SetTenantNodesResponse](
+			httpClient,
+			baseURL+OperatorServiceSetTenantNodesProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("SetTenantNodes")),
+			connect.WithClientOptions(opts...),
+		),
+		changeProtected: connect.NewClient[v1.ChangeProtectedRequest, v1.ChangeProtectedResponse](
+			httpClient,
+			baseURL+OperatorServiceChangeProtectedProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ChangeProtected")),
+			connect.WithClientOptions(opts...),
+		),
+		listProtected: connect.NewClient[v1.ListProtectedRequest, v1.ListProtectedResponse](
+			httpClient,
+			baseURL+OperatorServiceListProtectedProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ListProtected")),
+			connect.WithClientOptions(opts...),
+		),
 		applyPolicies: connect.NewClient[v1.ApplyPoliciesRequest, v1.ApplyPoliciesResponse](
 			httpClient,
 			baseURL+OperatorServiceApplyPoliciesProcedure,
@@ -715,6 +778,12 @@ type operatorServiceClient struct {
 	listOffloads      *connect.Client[v1.ListOffloadsRequest, v1.ListOffloadsResponse]
 	stopOffload       *connect.Client[v1.StopOffloadRequest, v1.StopOffloadResponse]
 	setOffloadAuto    *connect.Client[v1.SetOffloadAutoRequest, v1.SetOffloadAutoResponse]
+	setEgressRule     *connect.Client[v1.SetEgressRuleRequest, v1.SetEgressRuleResponse]
+	deleteEgressRule  *connect.Client[v1.DeleteEgressRuleRequest, v1.DeleteEgressRuleResponse]
+	listEgressRules   *connect.Client[v1.ListEgressRulesRequest, v1.ListEgressRulesResponse]
+	setTenantNodes    *connect.Client[v1.SetTenantNodesRequest, v1.SetTenantNodesResponse]
+	changeProtected   *connect.Client[v1.ChangeProtectedRequest, v1.ChangeProtectedResponse]
+	listProtected     *connect.Client[v1.ListProtectedRequest, v1.ListProtectedResponse]
 	applyPolicies     *connect.Client[v1.ApplyPoliciesRequest, v1.ApplyPoliciesResponse]
 	listPolicies      *connect.Client[v1.ListPoliciesRequest, v1.ListPoliciesResponse]
 	getPolicy         *connect.Client[v1.GetPolicyRequest, v1.GetPolicyResponse]
@@ -809,6 +878,36 @@ func (c *operatorServiceClient) StopOffload(ctx context.Context, req *connect.Re
 // SetOffloadAuto calls pilaster.v1.OperatorService.SetOffloadAuto.
 func (c *operatorServiceClient) SetOffloadAuto(ctx context.Context, req *connect.Request[v1.SetOffloadAutoRequest]) (*connect.Response[v1.SetOffloadAutoResponse], error) {
 	return c.setOffloadAuto.CallUnary(ctx, req)
+}
+
+// SetEgressRule calls pilaster.v1.OperatorService.SetEgressRule.
+func (c *operatorServiceClient) SetEgressRule(ctx context.Context, req *connect.Request[v1.SetEgressRuleRequest]) (*connect.Response[v1.SetEgressRuleResponse], error) {
+	return c.setEgressRule.CallUnary(ctx, req)
+}
+
+// DeleteEgressRule calls pilaster.v1.OperatorService.DeleteEgressRule.
+func (c *operatorServiceClient) DeleteEgressRule(ctx context.Context, req *connect.Request[v1.DeleteEgressRuleRequest]) (*connect.Response[v1.DeleteEgressRuleResponse], error) {
+	return c.deleteEgressRule.CallUnary(ctx, req)
+}
+
+// ListEgressRules calls pilaster.v1.OperatorService.ListEgressRules.
+func (c *operatorServiceClient) ListEgressRules(ctx context.Context, req *connect.Request[v1.ListEgressRulesRequest]) (*connect.Response[v1.ListEgressRulesResponse], error) {
+	return c.listEgressRules.CallUnary(ctx, req)
+}
+
+// SetTenantNodes calls pilaster.v1.OperatorService.SetTenantNodes.
+func (c *operatorServiceClient) SetTenantNodes(ctx context.Context, req *connect.Request[v1.SetTenantNodesRequest]) (*connect.Response[v1.SetTenantNodesResponse], error) {
+	return c.setTenantNodes.CallUnary(ctx, req)
+}
+
+// ChangeProtected calls pilaster.v1.OperatorService.ChangeProtected.
+func (c *operatorServiceClient) ChangeProtected(ctx context.Context, req *connect.Request[v1.ChangeProtectedRequest]) (*connect.Response[v1.ChangeProtectedResponse], error) {
+	return c.changeProtected.CallUnary(ctx, req)
+}
+
+// ListProtected calls pilaster.v1.OperatorService.ListProtected.
+func (c *operatorServiceClient) ListProtected(ctx context.Context, req *connect.Request[v1.ListProtectedRequest]) (*connect.Response[v1.ListProtectedResponse], error) {
+	return c.listProtected.CallUnary(ctx, req)
 }
 
 // ApplyPolicies calls pilaster.v1.OperatorService.ApplyPolicies.
@@ -911,6 +1010,15 @@ type OperatorServiceHandler interface {
 	StopOffload(context.Context, *connect.Request[v1.StopOffloadRequest]) (*connect.Response[v1.StopOffloadResponse], error)
 	// SetOffloadAuto decides whether offloads start and end by the nodes' load.
 	SetOffloadAuto(context.Context, *connect.Request[v1.SetOffloadAutoRequest]) (*connect.Response[v1.SetOffloadAutoResponse], error)
+	// SetEgressRule creates or replaces the egress rules of a netpila tenant for some prefixes: all of them, or none.
+	SetEgressRule(context.Context, *connect.Request[v1.SetEgressRuleRequest]) (*connect.Response[v1.SetEgressRuleResponse], error)
+	DeleteEgressRule(context.Context, *connect.Request[v1.DeleteEgressRuleRequest]) (*connect.Response[v1.DeleteEgressRuleResponse], error)
+	ListEgressRules(context.Context, *connect.Request[v1.ListEgressRulesRequest]) (*connect.Response[v1.ListEgressRulesResponse], error)
+	// SetTenantNodes replaces the nodes whose processes reach the containers of a netpila tenant, and are reached by them.
+	SetTenantNodes(context.Context, *connect.Request[v1.SetTenantNodesRequest]) (*connect.Response[v1.SetTenantNodesResponse], error)
+	// ChangeProtected adds and removes prefixes of the cluster that only egress rules for them or parts of them allow.
+	ChangeProtected(context.Context, *connect.Request[v1.ChangeProtectedRequest]) (*connect.Response[v1.ChangeProtectedResponse], error)
+	ListProtected(context.Context, *connect.Request[v1.ListProtectedRequest]) (*connect.Response[v1.ListProtectedResponse], error)
 	// ApplyPolicies creates or changes policies of a tenant: those of all documents, or none.
 	ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error)
 	ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error)
@@ -1036,6 +1144,42 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		connect.WithSchema(operatorServiceMethods.ByName("SetOffloadAuto")),
 		connect.WithHandlerOptions(opts...),
 	)
+	operatorServiceSetEgressRuleHandler := connect.NewUnaryHandler(
+		OperatorServiceSetEgressRuleProcedure,
+		svc.SetEgressRule,
+		connect.WithSchema(operatorServiceMethods.ByName("SetEgressRule")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceDeleteEgressRuleHandler := connect.NewUnaryHandler(
+		OperatorServiceDeleteEgressRuleProcedure,
+		svc.DeleteEgressRule,
+		connect.WithSchema(operatorServiceMethods.ByName("DeleteEgressRule")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceListEgressRulesHandler := connect.NewUnaryHandler(
+		OperatorServiceListEgressRulesProcedure,
+		svc.ListEgressRules,
+		connect.WithSchema(operatorServiceMethods.ByName("ListEgressRules")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceSetTenantNodesHandler := connect.NewUnaryHandler(
+		OperatorServiceSetTenantNodesProcedure,
+		svc.SetTenantNodes,
+		connect.WithSchema(operatorServiceMethods.ByName("SetTenantNodes")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceChangeProtectedHandler := connect.NewUnaryHandler(
+		OperatorServiceChangeProtectedProcedure,
+		svc.ChangeProtected,
+		connect.WithSchema(operatorServiceMethods.ByName("ChangeProtected")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceListProtectedHandler := connect.NewUnaryHandler(
+		OperatorServiceListProtectedProcedure,
+		svc.ListProtected,
+		connect.WithSchema(operatorServiceMethods.ByName("ListProtected")),
+		connect.WithHandlerOptions(opts...),
+	)
 	operatorServiceApplyPoliciesHandler := connect.NewUnaryHandler(
 		OperatorServiceApplyPoliciesProcedure,
 		svc.ApplyPolicies,
@@ -1154,6 +1298,18 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServiceStopOffloadHandler.ServeHTTP(w, r)
 		case OperatorServiceSetOffloadAutoProcedure:
 			operatorServiceSetOffloadAutoHandler.ServeHTTP(w, r)
+		case OperatorServiceSetEgressRuleProcedure:
+			operatorServiceSetEgressRuleHandler.ServeHTTP(w, r)
+		case OperatorServiceDeleteEgressRuleProcedure:
+			operatorServiceDeleteEgressRuleHandler.ServeHTTP(w, r)
+		case OperatorServiceListEgressRulesProcedure:
+			operatorServiceListEgressRulesHandler.ServeHTTP(w, r)
+		case OperatorServiceSetTenantNodesProcedure:
+			operatorServiceSetTenantNodesHandler.ServeHTTP(w, r)
+		case OperatorServiceChangeProtectedProcedure:
+			operatorServiceChangeProtectedHandler.ServeHTTP(w, r)
+		case OperatorServiceListProtectedProcedure:
+			operatorServiceListProtectedHandler.ServeHTTP(w, r)
 		case OperatorServiceApplyPoliciesProcedure:
 			operatorServiceApplyPoliciesHandler.ServeHTTP(w, r)
 		case OperatorServiceListPoliciesProcedure:
@@ -1253,6 +1409,30 @@ func (UnimplementedOperatorServiceHandler) StopOffload(context.Context, *connect
 
 func (UnimplementedOperatorServiceHandler) SetOffloadAuto(context.Context, *connect.Request[v1.SetOffloadAutoRequest]) (*connect.Response[v1.SetOffloadAutoResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.SetOffloadAuto is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) SetEgressRule(context.Context, *connect.Request[v1.SetEgressRuleRequest]) (*connect.Response[v1.SetEgressRuleResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.SetEgressRule is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) DeleteEgressRule(context.Context, *connect.Request[v1.DeleteEgressRuleRequest]) (*connect.Response[v1.DeleteEgressRuleResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.DeleteEgressRule is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ListEgressRules(context.Context, *connect.Request[v1.ListEgressRulesRequest]) (*connect.Response[v1.ListEgressRulesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ListEgressRules is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) SetTenantNodes(context.Context, *connect.Request[v1.SetTenantNodesRequest]) (*connect.Response[v1.SetTenantNodesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.SetTenantNodes is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ChangeProtected(context.Context, *connect.Request[v1.ChangeProtectedRequest]) (*connect.Response[v1.ChangeProtectedResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ChangeProtected is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ListProtected(context.Context, *connect.Request[v1.ListProtectedRequest]) (*connect.Response[v1.ListProtectedResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ListProtected is not implemented"))
 }
 
 func (UnimplementedOperatorServiceHandler) ApplyPolicies(context.Context, *connect.Request[v1.ApplyPoliciesRequest]) (*connect.Response[v1.ApplyPoliciesResponse], error) {

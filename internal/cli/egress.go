@@ -1,0 +1,425 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// egressView is an egress rule as JSON.
+type egressView struct {
+	Tenant   string              `json:"tenant,omitempty"`
+	To       string              `json:"to"`
+	Action   string              `json:"action"` // "allow" or "deny"
+	Gateways []egressGatewayView `json:"gateways,omitzero"`
+}
+
+type egressGatewayView struct {
+	Node    string `json:"node"`
+	Address string `json:"address"` // at which hosts outside see the tenant
+}
+
+const (
+	allow = "allow"
+	deny  = "deny"
+)
+
+func viewEgress(tenant string, rules []*pilasterv1.EgressRule) (all []egressView) {
+	for _, r := range rules {
+		v := egressView{Tenant: tenant, To: r.To, Action: deny}
+		if r.Allow {
+			v.Action = allow
+		}
+		for _, g := range r.Gateways {
+			v.Gateways = append(v.Gateways, egressGatewayView{g.Node, g.Address})
+		}
+		all = append(all, v)
+	}
+	return all
+}
+
+// via names the gateways and their addresses.
+func (v egressView) via() string {
+	var all []string
+	for _, g := range v.Gateways {
+		all = append(all, fmt.Sprintf("%s (%s)", g.Node, g.Address))
+	}
+	return strings.Join(all, ", ")
+}
+
+func (v egressView) describe() string {
+	if len(v.Gateways) == 0 {
+		return v.Action
+	}
+	return v.Action + " via " + v.via()
+}
+
+func newEgressCommand(env Env) *cobra.Command {
+	networks := tenant.NetworksWith(tenant.Egress)
+	cmd := &cobra.Command{
+		Use:   "egress",
+		Short: "Decide what containers of network " + networks + " reach outside of the cluster",
+		Long: `Decide what containers of network ` + networks + ` reach outside of the cluster.
+
+A rule of a tenant allows or denies a prefix. Of the rules that contain a destination, the one with the
+longest prefix decides; without a rule it is denied. Hosts outside see a container at an egress address of
+its own, or, by a gateway, at the gateway's address for the tenant. They cannot open connections to either.
+
+Some prefixes are protected: those of the cluster, of machines and of links always, and those of
+"pilaster egress protect" unless a rule allows this prefix or a part of it. Policies of the tenant apply
+too. Egress passes by the netfilter rules of the node.`,
+		Example: "  pilaster egress set blue --to 2001:db8:9::/48 --action allow\n  pilaster egress list",
+		Args:    cobra.NoArgs,
+	}
+	cmd.AddCommand(newEgressSet(env), newEgressDelete(env), newEgressList(env), newEgressProtect(env))
+	return cmd
+}
+
+func newEgressSet(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var to, via, addresses []string
+	var action string
+	cmd := &cobra.Command{
+		Use:   "set TENANT",
+		Short: "Allow or deny prefixes outside, or change how packets reach them",
+		Long: `Allow or deny prefixes outside, or change how packets reach them. An existing rule for the same prefix is
+replaced. Connections that a rule no longer allows end.
+
+With --via, packets leave at one or two nodes as gateways, which translate source addresses and ports to one
+address for each tenant and gateway. It stays the same until the tenant has no rule with that gateway, so
+firewalls outside can admit it. With two gateways, new connections use those that work, and each connection
+stays at its gateway. An --address must be routed to the gateway's node.`,
+		Example: `  pilaster egress set blue --to 2001:db8:9::/48 --action allow
+  pilaster egress set blue --to ::/0 --action allow --via n1,n2
+  pilaster egress set blue --to ::/0 --action allow --via n1 --address 2001:db8:7::9
+  pilaster egress set blue --to 2001:db8:9:1::/64,2001:db8:9:2::/64 --action deny`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req, err := egressRequest(args[0], to, action, via, addresses)
+			if err != nil {
+				return err
+			}
+			resp, err := socket.client().SetEgressRule(cmd.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			views := viewEgress(args[0], resp.Msg.Rules)
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				for _, v := range views {
+					fmt.Fprintf(w, "egress of tenant %s to %s: %s\n", v.Tenant, v.To, v.describe())
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.tenants)
+	f := cmd.Flags()
+	bindTo(cmd, &to)
+	f.StringVar(&action, "action", "", "allow or deny")
+	_ = cmd.MarkFlagRequired("action")
+	_ = cmd.RegisterFlagCompletionFunc(
+		"action",
+		cobra.FixedCompletions([]string{allow, deny}, cobra.ShellCompDirectiveNoFileComp),
+	)
+	f.StringSliceVar(&via, "via", nil, fmt.Sprintf("nodes as gateways, at most %d", tenant.MaxEgressGateways))
+	_ = cmd.RegisterFlagCompletionFunc(
+		"via",
+		func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+			all, directive := names(socket.nodes)(c, nil, typed)
+			return slices.DeleteFunc(all, func(n string) bool { return slices.Contains(via, n) }), directive
+		},
+	)
+	f.StringSliceVar(&addresses, "address", nil, "addresses of the gateways, one for each --via in their order "+
+		"(default those that the tenant has there, or new ones)")
+	_ = cmd.RegisterFlagCompletionFunc("address", cobra.NoFileCompletions)
+	return cmd
+}
+
+// bindTo binds the flag for the prefixes of rules.
+func bindTo(cmd *cobra.Command, to *[]string) {
+	cmd.Flags().StringSliceVar(to, "to", nil, "prefixes outside, a rule for each")
+	_ = cmd.MarkFlagRequired("to")
+	_ = cmd.RegisterFlagCompletionFunc("to", cobra.NoFileCompletions)
+}
+
+func egressRequest(tenant string, to []string, action string, via, addresses []string) (
+	*pilasterv1.SetEgressRuleRequest, error) {
+	if err := checkPrefixes("--to", to); err != nil {
+		return nil, err
+	}
+	req := &pilasterv1.SetEgressRuleRequest{Tenant: tenant, To: to, Allow: action == allow}
+	switch {
+	case action != allow && action != deny:
+		return nil, usage("--action %q: use allow or deny", action)
+	case action == deny && len(via) > 0:
+		return nil, usage("--via is for --action allow: packets that are denied have no gateway")
+	case len(addresses) > 0 && len(addresses) != len(via):
+		return nil, usage("%d --address for %d --via: use one for each, in their order", len(addresses), len(via))
+	}
+	for i, node := range via {
+		g := &pilasterv1.EgressGateway{Node: node}
+		if len(addresses) > 0 {
+			a, err := netip.ParseAddr(addresses[i])
+			if err != nil || !a.Is6() || a.Is4In6() {
+				return nil, usage("--address %q is not an IPv6 address", addresses[i])
+			}
+			g.Address = a.String()
+		}
+		req.Gateways = append(req.Gateways, g)
+	}
+	return req, nil
+}
+
+// checkPrefixes refuses texts that are not IPv6 prefixes.
+func checkPrefixes(flag string, texts []string) error {
+	for _, text := range texts {
+		if p, err := netip.ParsePrefix(text); err != nil || !p.Addr().Is6() || p.Addr().Is4In6() {
+			return usage("%s %q is not an IPv6 prefix such as 2001:db8:9::/48", flag, text)
+		}
+	}
+	return nil
+}
+
+func newEgressDelete(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var to []string
+	cmd := &cobra.Command{
+		Use:     "delete TENANT",
+		Short:   "Delete rules; a wider rule then decides, or the prefix is denied",
+		Example: "  pilaster egress delete blue --to 2001:db8:9::/48",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkPrefixes("--to", to); err != nil {
+				return err
+			}
+			if _, err := socket.client().DeleteEgressRule(cmd.Context(),
+				connect.NewRequest(&pilasterv1.DeleteEgressRuleRequest{Tenant: args[0], To: to})); err != nil {
+				return err
+			}
+			deleted := struct {
+				Tenant string   `json:"tenant"`
+				To     []string `json:"to"`
+			}{args[0], to}
+			return out.print(env.Stdout, deleted, func(w io.Writer) {
+				fmt.Fprintf(w, "egress of tenant %s to %s: %s deleted\n", args[0], strings.Join(to, ", "),
+					choose(len(to) == 1, "rule", "rules"))
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	bindTo(cmd, &to)
+	cmd.ValidArgsFunction = names(socket.tenants)
+	return cmd
+}
+
+func newEgressList(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	cmd := &cobra.Command{
+		Use:     "list [TENANT]",
+		Short:   "Show the rules of a tenant, or of all tenants",
+		Example: "  pilaster egress list\n  pilaster egress list blue -o json",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := new(pilasterv1.ListEgressRulesRequest)
+			if len(args) > 0 {
+				if req.Tenant = args[0]; req.Tenant == "" {
+					return usage("TENANT is empty; omit it, or name a tenant")
+				}
+			}
+			resp, err := socket.client().ListEgressRules(cmd.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			views := []egressView{}
+			for _, t := range resp.Msg.Tenants {
+				views = append(views, viewEgress(t.Tenant, t.Rules)...)
+			}
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				fmt.Fprintln(w, "TENANT\tTO\tACTION\tGATEWAYS")
+				for _, v := range views {
+					via := v.via()
+					if via == "" {
+						via = "-"
+					}
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Tenant, v.To, v.Action, via)
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.tenants)
+	return cmd
+}
+
+// protectedView is the protected prefixes as JSON.
+type protectedView struct {
+	Prefixes []string `json:"prefixes"`
+	Always   []string `json:"always,omitzero"` // of list: those that no rule allows
+}
+
+func newEgressProtect(env Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "protect",
+		Short: "Protect prefixes from wide rules of tenants",
+		Long: `Protect prefixes from wide rules of tenants, for example those of an administration network. Of all tenants,
+only rules for a protected prefix or for a part of it allow it.`,
+		Example: "  pilaster egress protect add 2001:db8:5::/48\n  pilaster egress protect list",
+		Args:    cobra.NoArgs,
+	}
+	add := newProtectChange(env, "add", "Protect prefixes", "protected",
+		func(p []string) *pilasterv1.ChangeProtectedRequest { return &pilasterv1.ChangeProtectedRequest{Add: p} })
+	remove := newProtectChange(env, "remove", "Stop protecting prefixes", "no longer protected",
+		func(p []string) *pilasterv1.ChangeProtectedRequest {
+			return &pilasterv1.ChangeProtectedRequest{Remove: p}
+		})
+	cmd.AddCommand(add, remove, newProtectList(env))
+	return cmd
+}
+
+func newProtectChange(
+	env Env,
+	verb, short, done string,
+	request func([]string) *pilasterv1.ChangeProtectedRequest,
+) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	cmd := &cobra.Command{
+		Use:     verb + " PREFIX...",
+		Short:   short,
+		Example: "  pilaster egress protect " + verb + " 2001:db8:5::/48",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkPrefixes("PREFIX", args); err != nil {
+				return err
+			}
+			resp, err := socket.client().ChangeProtected(cmd.Context(), connect.NewRequest(request(args)))
+			if err != nil {
+				return err
+			}
+			v := protectedView{Prefixes: append([]string{}, resp.Msg.Prefixes...)}
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintf(w, "%s: %s\n", strings.Join(args, ", "), done)
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
+	if verb == "remove" {
+		cmd.ValidArgsFunction = names(socket.protected)
+	}
+	return cmd
+}
+
+func (s *orchestratorSocket) protected(ctx context.Context) ([]string, error) {
+	resp, err := s.client().ListProtected(ctx, connect.NewRequest(&pilasterv1.ListProtectedRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return resp.Msg.Prefixes, nil
+}
+
+func newProtectList(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "Show protected prefixes",
+		Example: "  pilaster egress protect list",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			resp, err := socket.client().
+				ListProtected(cmd.Context(), connect.NewRequest(&pilasterv1.ListProtectedRequest{}))
+			if err != nil {
+				return err
+			}
+			v := protectedView{append([]string{}, resp.Msg.Prefixes...), append([]string{}, resp.Msg.Always...)}
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintln(w, "PREFIX\tPROTECTED")
+				for _, p := range v.Prefixes {
+					fmt.Fprintf(w, "%s\tby an operator\n", p)
+				}
+				for _, p := range v.Always {
+					fmt.Fprintf(w, "%s\talways\n", p)
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	return cmd
+}
+
+func newTenantSet(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var nodes []string
+	cmd := &cobra.Command{
+		Use:   "set NAME",
+		Short: "Change which nodes a tenant's containers reach",
+		Long: `Change which nodes the containers of a tenant on network ` + tenant.NetworksWith(tenant.Egress) + ` reach.
+
+Processes of these nodes reach the containers at their plaintext addresses, and containers reach the
+nodes' addresses and what listens there: all nodes, none, or those in prefixes of the base prefix. The
+containers' own node always reaches them. Policies of the tenant apply to other nodes, which they select by
+ipBlock.`,
+		Example: "  pilaster tenant set blue --nodes allow\n  pilaster tenant set blue --nodes fd70:696c:6100:1::/64",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &pilasterv1.SetTenantNodesRequest{Tenant: args[0]}
+			switch {
+			case len(nodes) == 1 && nodes[0] == allow:
+				req.All = true
+			case len(nodes) == 1 && nodes[0] == deny:
+			case slices.Contains(nodes, allow) || slices.Contains(nodes, deny) || len(nodes) == 0:
+				return usage("--nodes: use allow, deny, or prefixes of nodes")
+			default:
+				if err := checkPrefixes("--nodes", nodes); err != nil {
+					return err
+				}
+				req.Prefixes = nodes
+			}
+			resp, err := socket.client().SetTenantNodes(cmd.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			v := struct {
+				Name  string   `json:"name"`
+				Nodes []string `json:"reachesNodes"`
+			}{args[0], append([]string{}, resp.Msg.Prefixes...)}
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				if len(v.Nodes) == 0 {
+					fmt.Fprintf(w, "tenant %s: its containers reach no node but their own\n", v.Name)
+					return
+				}
+				fmt.Fprintf(w, "tenant %s: its containers and nodes in %s reach each other\n", v.Name,
+					strings.Join(v.Nodes, ", "))
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.tenants)
+	cmd.Flags().StringSliceVar(&nodes, "nodes", nil, "allow (all nodes), deny (none), or prefixes of nodes")
+	_ = cmd.MarkFlagRequired("nodes")
+	_ = cmd.RegisterFlagCompletionFunc(
+		"nodes",
+		cobra.FixedCompletions([]string{allow, deny}, cobra.ShellCompDirectiveNoFileComp),
+	)
+	return cmd
+}
