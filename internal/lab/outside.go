@@ -7,6 +7,10 @@ import (
 	"slices"
 	"strings"
 
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -158,17 +162,18 @@ func (v *validator) egress(at string, s Spec, t Tenant) {
 
 // letOut sets the tenants' egress rules and their settings for nodes.
 func (l *Lab) letOut(ctx context.Context) error {
-	for _, r := range l.state.Spec.regions() {
+	for _, region := range l.state.Spec.regions() {
 		for _, t := range l.state.Spec.Tenants {
 			for _, rule := range t.Egress {
-				if err := l.setEgress(ctx, r.Name, t.Name, rule); err != nil {
+				if err := setEgress(ctx, l.OperatorOf(region.Name), t.Name, rule); err != nil {
 					return err
 				}
 			}
-			if t.Nodes != "" {
-				if err := l.operate(ctx, r.Name, "tenant", "set", t.Name, "--nodes", t.Nodes); err != nil {
-					return err
-				}
+			if t.Nodes == "" {
+				continue
+			}
+			if err := setNodes(ctx, l.OperatorOf(region.Name), t.Name, t.Nodes); err != nil {
+				return err
 			}
 		}
 	}
@@ -177,29 +182,45 @@ func (l *Lab) letOut(ctx context.Context) error {
 
 // SetEgress sets an egress rule of a tenant, in the first region.
 func (l *Lab) SetEgress(ctx context.Context, tenant string, r EgressRule) error {
-	return l.setEgress(ctx, l.first().Name, tenant, r)
+	return setEgress(ctx, l.Operator(), tenant, r)
 }
 
-func (l *Lab) setEgress(ctx context.Context, region, tenant string, r EgressRule) error {
-	args := []string{"egress", "set", tenant, "--to", r.To.String(), "--action", r.Action}
-	if len(r.Via) > 0 {
-		args = append(args, "--via", strings.Join(r.Via, ","))
+func setEgress(ctx context.Context, o pilasterv1connect.OperatorServiceClient, tenant string, r EgressRule) error {
+	request := &pilasterv1.SetEgressRuleRequest{
+		Tenant: tenant, To: []string{r.To.String()}, Allow: r.Action == AllowEgress,
 	}
-	return l.operate(ctx, region, args...)
+	for _, node := range r.Via {
+		request.Gateways = append(request.Gateways, &pilasterv1.EgressGateway{Node: node})
+	}
+	if _, err := o.SetEgressRule(ctx, connect.NewRequest(request)); err != nil {
+		return fmt.Errorf("egress rule of tenant %s to %v: %w", tenant, r.To, err)
+	}
+	return nil
 }
 
 // DeleteEgress deletes a tenant's rule for a prefix, in the first region.
 func (l *Lab) DeleteEgress(ctx context.Context, tenant string, to netip.Prefix) error {
-	return l.operate(ctx, l.first().Name, "egress", "delete", tenant, "--to", to.String())
+	_, err := l.Operator().DeleteEgressRule(ctx, connect.NewRequest(
+		&pilasterv1.DeleteEgressRuleRequest{Tenant: tenant, To: []string{to.String()}}))
+	if err != nil {
+		return fmt.Errorf("delete the egress rule of tenant %s to %v: %w", tenant, to, err)
+	}
+	return nil
 }
 
-// SetNodes sets the nodes that a tenant's containers reach and are reached by, as `pilaster tenant set --nodes`.
+// SetNodes sets the nodes that a tenant's containers reach and are reached by, in the first region: allow, deny or
+// prefixes, as `pilaster tenant set --nodes`.
 func (l *Lab) SetNodes(ctx context.Context, tenant, nodes string) error {
-	return l.operate(ctx, l.first().Name, "tenant", "set", tenant, "--nodes", nodes)
+	return setNodes(ctx, l.Operator(), tenant, nodes)
 }
 
-// operate runs a command of the operator of a region.
-func (l *Lab) operate(ctx context.Context, region string, args ...string) error {
-	_, err := l.Output(ctx, OrchestratorOf(region), append([]string{l.state.Binary}, args...)...)
-	return err
+func setNodes(ctx context.Context, o pilasterv1connect.OperatorServiceClient, tenant, nodes string) error {
+	request := &pilasterv1.SetTenantNodesRequest{Tenant: tenant, All: nodes == "allow"}
+	if nodes != "allow" && nodes != "deny" {
+		request.Prefixes = strings.Split(nodes, ",")
+	}
+	if _, err := o.SetTenantNodes(ctx, connect.NewRequest(request)); err != nil {
+		return fmt.Errorf("nodes of tenant %s: %w", tenant, err)
+	}
+	return nil
 }
