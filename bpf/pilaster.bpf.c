@@ -6,6 +6,8 @@
 #include <bpf/bpf_helpers.h>
 
 #include "hooks/container.h"
+#include "hooks/egress.h"
+#include "hooks/egress_gateway.h"
 #include "hooks/uplink.h"
 #include "net/nimitz/gateway.h"
 #include "net/nimitz/offload_nsh.h"
@@ -113,6 +115,24 @@ SEC("tc")
 int pil_offload_out(struct __sk_buff *skb)
 {
 	return offload_out(skb);
+}
+
+SEC("tc")
+int pil_egress_out(struct __sk_buff *skb)
+{
+	return egress_from_container(skb);
+}
+
+SEC("tc")
+int pil_egress_in(struct __sk_buff *skb)
+{
+	return egress_from_fabric(skb);
+}
+
+SEC("tc")
+int pil_egress_gw(struct __sk_buff *skb)
+{
+	return at_egress_gateway(skb);
 }
 
 SEC("tc")

@@ -5,6 +5,8 @@
 #include "common/event.h"
 #include "common/packet4.h"
 
+#define ICMPV6_UNREACHABLE   1
+#define ICMPV6_PROHIBITED    1 /* a code of unreachable */
 #define ICMPV6_TOO_BIG	     2
 #define ICMPV6_TIME_EXCEEDED 3
 
@@ -108,17 +110,15 @@ static __always_inline int return_to_sender(struct __sk_buff *skb, __u32 device)
 	return to_container(skb, device, on_way_in(skb, device), false);
 }
 
-/* icmp_error_build turns a packet into the ICMPv6 error about it. The caller has set addresses, type and MTU in a. The
- * packet must still be as the container sent it, because the error quotes it. */
-static __always_inline int icmp_error_build(struct __sk_buff *skb, __u32 device, struct icmp6_error *a)
+/* icmp_error_write turns a packet into the ICMPv6 error about it. The caller has set MACs, addresses, type and MTU in
+ * a. The packet must still be as it was sent, because the error quotes it. */
+static __always_inline int icmp_error_write(struct __sk_buff *skb, struct icmp6_error *a)
 {
 	__u32 length = trim_to_quote(skb, QUOTE_MAX, ICMP_ERROR_HLEN), sum;
 
 	if (!length)
-		return TC_ACT_SHOT;
+		return -1;
 	length += ICMPV6_HLEN;
-	mac_of(device, a->frame.eth.h_dest);
-	__builtin_memcpy(a->frame.eth.h_source, gateway_mac, ETH_ALEN);
 	a->frame.eth.h_proto = bpf_htons(ETH_P_IPV6);
 	a->frame.priority_version = 6 << 4;
 	a->frame.payload_len = bpf_htons(length);
@@ -129,9 +129,15 @@ static __always_inline int icmp_error_build(struct __sk_buff *skb, __u32 device,
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&a->type, ICMPV6_HLEN, sum);
 	sum = csum_payload(skb, sizeof(*a), sizeof(*a) + length - ICMPV6_HLEN, sum);
 	a->checksum = ~csum_fold(sum);
-	if (bpf_skb_store_bytes(skb, 0, a, sizeof(*a), 0))
-		return TC_ACT_SHOT;
-	return return_to_sender(skb, device);
+	return bpf_skb_store_bytes(skb, 0, a, sizeof(*a), 0);
+}
+
+/* icmp_error_build sends the error about a packet to the container that sent it. */
+static __always_inline int icmp_error_build(struct __sk_buff *skb, __u32 device, struct icmp6_error *a)
+{
+	mac_of(device, a->frame.eth.h_dest);
+	__builtin_memcpy(a->frame.eth.h_source, gateway_mac, ETH_ALEN);
+	return icmp_error_write(skb, a) ? TC_ACT_SHOT : return_to_sender(skb, device);
 }
 
 /* The next hop inside a container of a network where the node has no address of the tenant. */

@@ -4,6 +4,7 @@
  * the flow cache. Packets without a NETPILA source go to the program of the endpoint's other network. */
 #pragma once
 #include "hooks/node.h"
+#include "hooks/uplink_class.h"
 #include "net/netpila/resolve.h"
 
 /* A switch that reads a container's device itself (Open vSwitch) checks and counts the container's packets, except
@@ -107,11 +108,18 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct eth
 		return to_other_network(skb, key, why);
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
+	/* Containers see each other, and nodes, at addresses with these prefixes. */
+	if (!in_private(&key->dst) && !in_base(&key->dst)) {
+		bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_OUT);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
+	}
 	if (same_addr(&key->dst, &m.own->gateway))
-		return to_node(skb, h, p, key, f);
+		return to_node(skb, h, p, key, f, m.from->tenant_id);
 	why = resolve(m.own, &wanted);
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
+	if (wanted.hi == own_node && wanted.lo == NODE_HOST)
+		return to_node(skb, h, p, key, f, m.from->tenant_id);
 
 	begin_flow(f, key, &m, &wanted);
 	if (wanted.hi == own_node) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Packets between the node's own stack and its containers. Containers see the node as its alias, an address of their
- * tenant with a reserved app, and can reply to it. A container cannot open a connection to the node. */
+ * tenant with a reserved app; those of clear tenants see its address. They can reply to it, and open connections if the
+ * tenant may reach nodes. */
 #pragma once
 #include "common/border.h"
 #include "net/netpila/forward.h"
@@ -53,10 +54,12 @@ static __always_inline int check_reply(struct __sk_buff *skb, const struct packe
 /* to_node delivers a container's reply to the node. It checks each packet, so it uses the flow slot only as scratch
  * space and leaves it invalid. */
 static __always_inline int to_node(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
-				   const struct flow_key *key, struct flow *f)
+				   const struct flow_key *key, struct flow *f, __u32 tenant)
 {
 	int why = check_reply(skb, p, key);
 
+	if (why == REASON_TO_NODE && !(p->parts & HAS_FRAGMENT) && may_reach_node(tenant, own_node))
+		why = 0;
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
 	f->egress = 0;

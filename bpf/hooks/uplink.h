@@ -5,9 +5,17 @@
 #pragma once
 #include "common/icmp_source.h"
 #include "hooks/container.h"
+#include "net/netpila/egress.h"
 #include "hooks/host_if.h"
 #include "hooks/macvlan_backstop.h"
 #include "hooks/uplink_class.h"
+#include "net/netpila/alias.h"
+
+/* is_allowed_node reports whether a source is the address of a node that the tenant's containers reach. */
+static __always_inline bool is_allowed_node(const struct addr *source, __u32 tenant)
+{
+	return is_node_address(source) && may_reach_node(tenant, source->hi);
+}
 
 static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
 					    const struct flow_key *key, struct flow *f)
@@ -24,12 +32,12 @@ static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct eth_ip
 	if (!local)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
 	to = bpf_map_lookup_elem(&pil_tenants_v2, &to_id);
-	if (!to || !in_base(&source) || !has_id(to, from_id))
+	if (!to || !in_base(&source) || !(from_id ? has_id(to, from_id) : is_allowed_node(&source, to_id)))
 		return drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);
 	if (app_id(&source) >= FIRST_RESERVED_APP)
 		return drop(skb, REASON_APP_RESERVED, HOOK_UPLINK_IN);
 	if (!to->clear) {
-		why = crypt(from_id, &source, ENCRYPT);
+		why = from_id ? crypt(from_id, &source, ENCRYPT) : node_alias(to_id, &source);
 		if (why)
 			return drop(skb, why, HOOK_UPLINK_IN);
 	}
@@ -78,10 +86,10 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	key.src = *src_of(h);
 	key.dst = *dst_of(h);
 	if (key.dst.hi != own_node || !tenant_id(&key.dst)) {
-		why = check_private(&key.src, &key.dst);
-		/* Containers send only to containers. Packets between two containers pass, because this node may be a
-		 * router between other nodes. */
-		if (!why && claims_tenant(&key.src) && !claims_tenant(&key.dst))
+		why = key.src.hi == own_egress ? REASON_OWN_SOURCE : check_private(&key.src, &key.dst);
+		/* Containers send only to containers and to nodes; their own node has checked that they may. Packets
+		 * between others pass, because this node may be a router between them. */
+		if (!why && claims_tenant(&key.src) && !claims_tenant(&key.dst) && !is_node_address(&key.dst))
 			why = REASON_TENANT_TO_NODE;
 		return why ? drop(skb, why, HOOK_UPLINK_IN) : classify(skb, &key.dst);
 	}
@@ -114,11 +122,18 @@ static __always_inline bool is_accepted(struct __sk_buff *skb)
 	struct addr src;
 	__u64 cookie;
 
-	if (!h || src_of(h)->hi != own_node)
+	if (!h)
 		return false;
 	src = *src_of(h);
-	own = bpf_map_lookup_elem(&pil_locals_v1, &src.lo);
 	cookie = namespace_of(skb);
+	if (is_egress(&src) && (src.hi == own_egress || src.hi == own_node)) {
+		struct egress_dst *its = bpf_map_lookup_elem(&pil_elocals_v1, &src.lo);
+
+		return cookie == node_cookie || (its && its->ifindex == (ON_UPLINK | cookie));
+	}
+	if (src.hi != own_node)
+		return cookie == node_cookie && bpf_map_lookup_elem(&pil_gwnat_v1, &src);
+	own = bpf_map_lookup_elem(&pil_locals_v1, &src.lo);
 	return own && (own->ifindex == (ON_UPLINK | cookie) || cookie == node_cookie);
 }
 

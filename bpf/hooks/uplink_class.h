@@ -6,6 +6,7 @@
 #include "common/event.h"
 #include "common/packet4.h"
 #include "common/tunnel.h"
+#include "net/netpila/gateway_table.h"
 
 enum uplink_action {
 	CLASS_END = 0,	   /* no further class */
@@ -26,8 +27,11 @@ _Static_assert(sizeof(struct uplink_class) == 40, "no implicit padding");
 /* Further programs in pil_uplinks_v1. */
 #define UPLINK_TUNNEL4	   3 /* of tunnels over IPv4 */
 #define UPLINK_OFFLOAD_OUT 4 /* of packets to frontends and backends */
+#define PROGRAM_EGRESS_OUT 5 /* of packets from containers to hosts outside */
+#define PROGRAM_EGRESS_IN  6 /* of packets to egress addresses */
+#define PROGRAM_EGRESS_GW  7 /* of packets from and to egress gateways */
 
-#define UPLINK_CLASSES	   4
+#define UPLINK_CLASSES	   6
 CONSTANT struct uplink_class uplink_classes[UPLINK_CLASSES] = {};
 
 /* Programs of networks for packets of a class. */
@@ -83,6 +87,11 @@ static __always_inline int classify(struct __sk_buff *skb, const struct addr *ds
 		}
 		bpf_tail_call(skb, &pil_uplinks_v1, c->program);
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN); /* the network is not on this node */
+	}
+	/* A gateway's address may be any that the fabric routes here. */
+	if (bpf_map_lookup_elem(&pil_gwnat_v1, dst)) {
+		bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);
 	}
 	return TCX_NEXT;
 }

@@ -30,7 +30,7 @@ struct pre_actions {
 	__u8 zero;
 	__be32 rules[2];  /* that decided; 0: none */
 	__be32 audits[2]; /* that would deny if it were not in audit mode */
-	__be32 nats[2];	  /* translation for the session; 0: none. Reserved: no network has one yet */
+	__be32 nats[2];	  /* translation for the session; 0: none. The egress gateway, see net/netpila/gateway.h */
 };
 _Static_assert(sizeof(struct pre_actions) == 28, "it travels in packets");
 
@@ -49,7 +49,7 @@ struct session_state {
 	__u8 first;   /* direction of the packet that opened it */
 	__u8 seen;
 	__u8 proto;
-	__be32 nat; /* translation that the session uses; 0: none. Reserved, as in pre_actions */
+	__be32 nat; /* translation that the session uses; 0: none */
 };
 _Static_assert(sizeof(struct session_state) == 8, "it travels in packets (Nezha §7.1: most need no more)");
 
@@ -57,10 +57,11 @@ _Static_assert(sizeof(struct session_state) == 8, "it travels in packets (Nezha 
 struct pkt_info {
 	__u8 dir;
 	__u8 proto;
-	__u8 flags;  /* of TCP */
-	__u8 error;  /* 1: an ICMP error about a packet of the session */
-	__u8 pickup; /* 1: an unknown session may be older than the tenant's policies */
-	__u8 zero[3];
+	__u8 flags;   /* of TCP */
+	__u8 error;   /* 1: an ICMP error about a packet of the session */
+	__u8 pickup;  /* 1: an unknown session may be older than the tenant's policies */
+	__u8 outside; /* 1: the peer is outside of the cluster and opens no sessions */
+	__u8 zero[2];
 };
 
 struct ct_result {
@@ -150,6 +151,7 @@ static __always_inline struct ct_result action(const struct pkt_info *m, const s
 	if (fresh) {
 		o.state.first = o.dir;
 		o.state.seen = picked_up ? PICKED_UP : 0;
+		o.state.nat = o.dir == TX ? pre->nats[TX] : pre->nats[RX];
 	} else {
 		o.state = *state;
 	}

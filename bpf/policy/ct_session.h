@@ -9,7 +9,7 @@ static __always_inline bool may_pick_up(const struct ct_ctx *t)
 	__u32 tenant = t->key.tenant;
 	__u64 *until;
 
-	if (!is_midstream(&t->pkt))
+	if (!is_midstream(&t->pkt) || (t->pkt.outside && t->pkt.dir == RX))
 		return false;
 	until = bpf_map_lookup_elem(&pol_adoptions_v1, &tenant);
 	return until && *until > t->now;

@@ -18,7 +18,8 @@ struct verdict {
 	__u32 apps;	  /* of both ends, if the addresses do not contain them */
 	__u64 until;	  /* jiffies; 0: check each packet */
 	struct pre_actions pre;
-	__u8 rest[36];
+	__be32 nat; /* translation that the session uses */
+	__u8 rest[32];
 };
 /* The slot has pre-actions that came with a packet. What the rules of this node say may differ. */
 #define from_packet key.zero[0]
@@ -32,19 +33,44 @@ struct {
 	__uint(max_entries, VERDICT_SLOTS); /* times the number of CPUs, set at load */
 } pil_verdicts SEC(".maps");
 
+/* Of sessions with hosts outside of the cluster, so that a container that sends to many of them evicts no other
+ * verdicts. */
+#define OUTSIDE_VERDICTS 1024
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct verdict);
+	__uint(max_entries, OUTSIDE_VERDICTS); /* times the number of CPUs, set at load */
+} pil_overdicts SEC(".maps");
+
 /* How long packets of an established session pass without updating it, in jiffies: 0.1 to 1 s, much less than its
  * timeout. */
 #define VERDICT_TTL 100
 
-static __always_inline struct verdict *verdict_slot(const struct addr *local, const struct addr *remote, __u32 ports)
+static __always_inline __u64 verdict_hash(const struct addr *local, const struct addr *remote, __u32 ports)
 {
 	__u64 h = (local->lo ^ remote->hi) * 0x9e3779b97f4a7c15ULL;
-	__u32 slot;
 
-	h = (h ^ remote->lo ^ ports) * 0xc2b2ae3d27d4eb4fULL;
-	slot = bpf_get_smp_processor_id() * VERDICT_SLOTS + (h >> 52);
+	return (h ^ remote->lo ^ ports) * 0xc2b2ae3d27d4eb4fULL;
+}
+
+static __always_inline struct verdict *verdict_slot(const struct addr *local, const struct addr *remote, __u32 ports)
+{
+	__u32 slot = bpf_get_smp_processor_id() * VERDICT_SLOTS + (verdict_hash(local, remote, ports) >> 52);
+
 	_Static_assert(VERDICT_SLOTS == 1 << 12, "the slot is the top 12 bits");
 	return bpf_map_lookup_elem(&pil_verdicts, &slot);
+}
+
+static __always_inline struct verdict *outside_verdict_slot(const struct addr *local, const struct addr *remote,
+							    __u32 ports)
+{
+	__u32 slot = bpf_get_smp_processor_id() * OUTSIDE_VERDICTS + (verdict_hash(local, remote, ports) >> 54);
+
+	_Static_assert(OUTSIDE_VERDICTS == 1 << 10, "the slot is the top 10 bits");
+	return bpf_map_lookup_elem(&pil_overdicts, &slot);
 }
 
 /* How policy applies to one end of a packet. */
@@ -55,6 +81,7 @@ enum enforce_mode {
 	ENFORCE_REMOTE,	 /* no rules: another node checks; the session is kept for the replies */
 	ENFORCE_ASK,	 /* the rules of both ends, which another node looks up: POLICY_ASK */
 	ENFORCE_CARRIED, /* pol_scratch.carried, which another node has looked up */
+	ENFORCE_OUTSIDE, /* the end's own rules; the peer is outside of the cluster and opens no sessions */
 };
 #define POLICY_ASK  -1
 #define APPS_REMOTE 0xffffffff
@@ -78,6 +105,8 @@ struct pol_scratch {
 	struct flow_tuple peer_tuple; /* the tuple as the peer sees it */
 	struct pre_actions peer_pre;  /* the pre-actions of the peer's rules */
 	struct carried carried;
+	__be32 nat; /* for ENFORCE_OUTSIDE: translation for a new session */
+	__u32 zero;
 };
 
 struct {
@@ -181,10 +210,16 @@ static __noinline void policy_lookup_session(struct pol_scratch *d)
 	e->local_port = key->local_port;
 	e->remote_port = key->remote_port;
 	e->proto = key->proto;
-	if (d->mode == ENFORCE_BY_ADDR) {
+	if (d->mode == ENFORCE_BY_ADDR || d->mode == ENFORCE_OUTSIDE) {
 		e->local_app = current_app(&e->local, app_id(&e->local));
-		e->remote_app = current_app(&e->remote, app_id(&e->remote));
+		/* Only an address of the cluster contains an app. A node is outside of the tenant, too. */
+		e->remote_app = claims_app(&e->remote) ? current_app(&e->remote, app_id(&e->remote)) : APP_OUTSIDE;
 		policy_lookup(e, &d->pre);
+		if (d->mode == ENFORCE_OUTSIDE) {
+			d->pre.verdicts[RX] = DENY;
+			d->pre.rules[RX] = d->pre.audits[RX] = 0;
+			d->pre.nats[TX] = d->nat;
+		}
 		return;
 	}
 	e->local_app = d->apps >> 16;
@@ -279,9 +314,12 @@ __noinline int ct_verdict(struct verdict *v, struct pol_scratch *d, __be32 *rule
 		return REASON_SESSION_LIMIT;
 	*rule = d->pre.rules[o->dir & 1];
 	if (o->verdict != ACCEPT) {
+		if (d->ct.pkt.outside && o->dir == RX)
+			return REASON_NO_SESSION;
 		count_rule(*rule);
 		return REASON_POLICY_DENIED;
 	}
+	v->nat = o->state.nat;
 	audit = d->pre.audits[o->dir & 1];
 	if (audit)
 		count_rule(audit);
@@ -305,7 +343,7 @@ static __always_inline __u32 ports_of(const struct session_key *k)
  * ago. The transport header is at a constant offset. */
 static __always_inline struct verdict *policy_fast_hit(struct __sk_buff *skb, const struct packet *p, __u32 at,
 						       const struct addr *local, const struct addr *remote,
-						       __u32 endpoint, __u32 apps, __u32 dir)
+						       __u32 endpoint, __u32 apps, __u32 dir, bool outside)
 {
 	__u8 *l4 = CTX_POINTER(skb, data) + at, *end = CTX_POINTER(skb, data_end);
 	struct verdict *v;
@@ -317,7 +355,7 @@ static __always_inline struct verdict *policy_fast_hit(struct __sk_buff *skb, co
 	if (p->proto == NEXTHDR_TCP && (l4 + TCP_FLAGS + 1 > end || l4[TCP_FLAGS] & (TCP_SYN | TCP_FIN | TCP_RST)))
 		return NULL;
 	ports = endpoint_ports(*(__u32 *)l4, dir);
-	v = verdict_slot(local, remote, ports);
+	v = outside ? outside_verdict_slot(local, remote, ports) : verdict_slot(local, remote, ports);
 	if (v && v->until > bpf_jiffies64() && v->generation == policy_generation() &&
 	    same_addr(&v->key.local, local) && same_addr(&v->key.remote, remote) && ports_of(&v->key) == ports &&
 	    v->key.endpoint == endpoint && v->key.proto == p->proto && (v->apps == apps || apps == APPS_REMOTE))
@@ -355,6 +393,7 @@ static __noinline int ct_parse(struct __sk_buff *skb, const struct packet *p, st
 
 	m->proto = p->proto;
 	m->flags = m->error = m->pickup = 0;
+	m->outside = d->mode == ENFORCE_OUTSIDE;
 	if (p->ip4 ? is_error4(p) : is_error(p)) {
 		int quoted = read_quoted_ports(skb, p, d, ports);
 
@@ -398,7 +437,10 @@ static __always_inline int policy_slow(struct __sk_buff *skb, const struct packe
 	}
 	if (d->mode == ENFORCE_ASK)
 		return POLICY_ASK;
-	v = verdict_slot(&key->local, &key->remote, ports_of(key));
+	if (d->mode == ENFORCE_OUTSIDE)
+		v = outside_verdict_slot(&key->local, &key->remote, ports_of(key));
+	else
+		v = verdict_slot(&key->local, &key->remote, ports_of(key));
 	if (!v)
 		return REASON_SESSION_LIMIT;
 	if (d->mode == ENFORCE_CARRIED)
@@ -427,6 +469,7 @@ static __always_inline int policy_check(struct __sk_buff *skb, const struct pack
 /* An end of a packet whose endpoint is on this node: the addresses as the endpoint's session has them. */
 struct policy_end {
 	const struct addr *local, *remote;
+	__be32 *nat; /* for ENFORCE_OUTSIDE: translation for a new session, and then that of the session; or NULL */
 	__u32 endpoint, tenant, apps, dir;
 };
 
@@ -437,16 +480,23 @@ static __always_inline int enforce_end(struct __sk_buff *skb, const struct packe
 {
 	struct session_key *key;
 	struct pol_scratch *d;
+	struct verdict *v;
 	__u32 zero = 0;
+	int why;
 
-	if (policy_fast_hit(skb, p, sizeof(struct eth_ip6), end->local, end->remote, end->endpoint, end->apps,
-			    end->dir)) {
+	v = policy_fast_hit(skb, p, sizeof(struct eth_ip6), end->local, end->remote, end->endpoint, end->apps, end->dir,
+			    mode == ENFORCE_OUTSIDE);
+	if (v) {
 		trace_policy_hit(skb, end->endpoint, end->dir);
+		if (end->nat)
+			*end->nat = v->nat;
 		return 0;
 	}
 	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
 	if (!d)
 		return TC_ACT_SHOT;
+	if (mode == ENFORCE_OUTSIDE)
+		d->nat = end->nat ? *end->nat : 0;
 	key = &d->ct.key;
 	key->local = *end->local;
 	key->remote = *end->remote;
@@ -456,5 +506,8 @@ static __always_inline int enforce_end(struct __sk_buff *skb, const struct packe
 	d->ct.pkt.dir = end->dir;
 	d->mode = mode;
 	d->apps = end->apps;
-	return policy_check(skb, p, d, hook);
+	why = policy_check(skb, p, d, hook);
+	if (!why && end->nat && d->ct.result.state.version)
+		*end->nat = d->ct.result.state.nat;
+	return why;
 }

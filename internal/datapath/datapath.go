@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -54,6 +55,10 @@ type Datapath struct {
 	oldCounters  []*ebpf.Map // drop counters of other layouts
 	cookie       uint64      // of the node's network namespace
 	networkPins  []string    // of maps that LoadNetwork pinned
+
+	accessLock   sync.Mutex
+	access       accessTable // nil before the kernel's was read
+	ownAddresses atomic.Pointer[[]netip.Addr]
 	// what LoadNetwork loaded, by symbol, for the programs with tracing
 	networkMaps      map[string]*ebpf.Map
 	networkConstants map[string][]byte

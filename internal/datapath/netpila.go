@@ -28,10 +28,23 @@ func netpilaPart() networkPart {
 				{bpfobj.PilasterMapPilLocalsV1, bpfobj.PinLocals, c.MaxEndpoints},
 				{bpfobj.PilasterMapPilTenantsV2, bpfobj.PinTenants, ids},
 				{bpfobj.PilasterMapPilKeysV1, bpfobj.PinKeys, ids},
+				{bpfobj.PilasterMapPilAccessV1, bpfobj.PinAccess, c.MaxRules},
+				{bpfobj.PilasterMapPilEsourcesV1, bpfobj.PinEgressSources, c.MaxEndpoints},
+				{bpfobj.PilasterMapPilElocalsV1, bpfobj.PinEgressLocals, c.MaxEndpoints},
+				{bpfobj.PilasterMapPilGwtenantsV1, bpfobj.PinGatewayTenants, 0},
+				{bpfobj.PilasterMapPilGwnatV1, bpfobj.PinGatewayNAT, 0},
+				{bpfobj.PilasterMapPilGwsilentV1, bpfobj.PinGatewaySilent, 0},
 			}
 		},
 		constants: func(d *Datapath) map[string]any {
-			return map[string]any{bpfobj.PilasterVarClearDscp: d.config.ClearDSCP}
+			own, _ := prefixWords(d.egressPrefix())
+			all := map[string]any{
+				bpfobj.PilasterVarClearDscp: d.config.ClearDSCP, bpfobj.PilasterVarOwnEgress: own,
+			}
+			if p := d.config.Plan.Egress; p.IsValid() {
+				all[bpfobj.PilasterVarEgressPrefix], all[bpfobj.PilasterVarEgressMask] = prefixWords(p)
+			}
+			return all
 		},
 	}
 }
@@ -82,7 +95,7 @@ func (d netpilaMaps) PutTenant(_ context.Context, t tenant.Tenant) error {
 		}
 		d.knownTenantIDs.Store(uint32(id.ID), true)
 	}
-	return d.InvalidateFlows()
+	return errors.Join(d.putEgress(t), d.InvalidateFlows())
 }
 
 // DeleteTenant removes the tenant's ids and keys. It leaves cached flows valid if none of the ids existed.
@@ -97,6 +110,11 @@ func (d netpilaMaps) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 			}
 			gone = gone || err == nil
 		}
+		some, err := d.deleteEgress(id.ID)
+		if err != nil {
+			return errors.Join(fmt.Errorf("tenant %s: %w", t.Name, err), d.InvalidateFlows())
+		}
+		gone = gone || some
 	}
 	if !gone {
 		return nil
@@ -140,6 +158,9 @@ func (d netpilaMaps) writeEntries(r endpoint.Record) error {
 		if err != nil {
 			return fmt.Errorf("endpoint %d: write its entries: %w", r.ID, err)
 		}
+		if err := d.writeEgress(r, a); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -172,6 +193,9 @@ func (d netpilaMaps) Deactivate(_ context.Context, r endpoint.Record) error {
 			return fmt.Errorf("endpoint %d: remove its entry: %w", r.ID, err)
 		}
 	}
+	if err := d.removeEgress(r); err != nil {
+		return err
+	}
 	return d.InvalidateFlows()
 }
 
@@ -199,6 +223,7 @@ func (d netpilaMaps) Repair(_ context.Context, recorded, found []endpoint.Record
 		bpfobj.DeleteOthers(d.Objects.PilLocalsV1, locals),
 		bpfobj.DeleteOthers(d.Objects.PilTenantsV2, ids),
 		bpfobj.DeleteOthers(d.Objects.PilKeysV1, ids),
+		d.repairEgress(found, ids),
 	)
 	if err != nil {
 		return err
@@ -257,6 +282,11 @@ func (d netpilaMaps) Check(_ context.Context, r endpoint.Record) error {
 				source.TenantId,
 				source.Endpoint,
 			)
+		}
+	}
+	for _, a := range r.Attachments {
+		if err := d.checkEgress(r, a); err != nil {
+			return err
 		}
 	}
 	var t bpfobj.PilasterTenant

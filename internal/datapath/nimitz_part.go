@@ -87,7 +87,7 @@ func staleNimitz() ([]network.StaleState, error) {
 // Sizes of the lists in bpf/common/tunnel.h and bpf/hooks/uplink_class.h.
 const (
 	tunnelPorts   = 4
-	uplinkClasses = 4
+	uplinkClasses = 6
 )
 
 // Actions of enum uplink_action.
@@ -115,6 +115,18 @@ func (d *Datapath) uplinkClasses() (classes [uplinkClasses]bpfobj.PilasterUplink
 			Program: hook.UplinkTunnel,
 		}
 		all = append(all, tunnel)
+	}
+	all = append(all, bpfobj.PilasterUplinkClass{
+		Hi: bpfobj.ToAddr(d.egressPrefix().Addr()).Hi, HiMask: math.MaxUint64,
+		Lo: bpfobj.ToAddr(tenant.EgressAddress(d.config.NodePrefix, 0)).Lo, LoMask: apps.Lo,
+		Action: classProgram, Program: hook.ProgramEgressIn,
+	})
+	if d.egressPrefix() != d.config.NodePrefix {
+		tunnel := bpfobj.ToAddr(tenant.EgressTunnel(d.config.NodePrefix))
+		all = append(all, bpfobj.PilasterUplinkClass{
+			Hi: tunnel.Hi, HiMask: math.MaxUint64, Lo: tunnel.Lo, LoMask: math.MaxUint64,
+			Action: classProgram, Program: hook.ProgramEgressGateway,
+		})
 	}
 	if locator, ok := d.locator(); ok {
 		to := bpfobj.ToAddr(locator.Addr())

@@ -49,15 +49,21 @@ const (
 	NshStale         Reason = 44
 	NshSegments      Reason = 45
 	NoFrontend       Reason = 46
+	EgressDenied     Reason = 47
+	NoSession        Reason = 48
+	NoEgressAddress  Reason = 49
+	GatewayDenied    Reason = 50
+	GatewayFull      Reason = 51
+	GatewayProtocol  Reason = 52
 )
 
 var reasons = [...]struct{ name, text string }{
 	1:  {"not-ip6", "The frame has a VLAN tag, or is of a family of which the container has no address. Use one of the container's addresses."},
 	2:  {"malformed", "A header is cut short, contradicts the packet's length, or follows a tag of VLAN 0. The sender builds broken packets."},
 	3:  {"src-not-own", "The source is not an address of the endpoint on this device. A container may only use the addresses it was given. Towards its containers the node is its `prefix::1`."},
-	4:  {"dst-not-private", "The destination lies outside the prefix that the tenant's containers can reach. Netpila has no path to the outside."},
+	4:  {"dst-not-private", "The destination lies outside the prefix that the tenant's containers can reach, and the tenant has no egress rules. See `pilaster egress set`."},
 	5:  {"dst-undecryptable", "The destination decrypts to an address outside the base prefix: it was made up, or belongs to another tenant."},
-	6:  {"to-node", "The packet is for a node and does not answer a packet of the container's own node. Containers cannot begin connections to nodes."},
+	6:  {"to-node", "The packet is for a node that the tenant may not reach, and does not answer a packet of the container's own node. See `pilaster tenant set --nodes`."},
 	7:  {"tenant-mismatch", "Source and destination belong to different tenants."},
 	8:  {"app-reserved", "The app in an address is in the reserved range 0xff00–0xffff, which no container has."},
 	9:  {"no-endpoint", "No endpoint of the destination's node has this address: it was released, or never allocated."},
@@ -98,4 +104,10 @@ var reasons = [...]struct{ name, text string }{
 	44: {"nsh-stale", "Load sharing: a message of an earlier activation of the offload. Harmless when it started again a moment ago; otherwise a machine on the fabric replays packets."},
 	45: {"nsh-segments", "Load sharing: a packet of several UDP segments came in one piece, which the kernel does only between virtual devices. Turn tx-udp-segmentation off at the uplink of the frontend."},
 	46: {"no-frontend", "Load sharing: the backend has no rules, and its offload has no frontend to ask. See `pilaster offload get`."},
+	47: {"egress-denied", "Egress: no rule of the tenant allows the destination, or it is protected. The sender gets an ICMPv6 error. See `pilaster egress list`."},
+	48: {"no-session", "Egress: a packet from outside the cluster belongs to no connection that a container opened."},
+	49: {"no-egress-address", "Egress: the container has no egress address yet. It follows when its agent has the tenant's rules; if it persists, see the agent's log."},
+	50: {"gateway-denied", "Egress: a packet in a tunnel between a node and an egress gateway does not fit the tenant's rules. They have just changed, or a machine on the fabric forges it."},
+	51: {"gateway-full", "Egress: the gateway has no free port for a new connection of the tenant."},
+	52: {"gateway-protocol", "Egress: gateways translate TCP, UDP and ICMPv6 echo, and no fragments."},
 }

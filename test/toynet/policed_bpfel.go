@@ -84,13 +84,14 @@ type PolicedPolScratch struct {
 			Tag    uint32
 		}
 		Pkt struct {
-			_      structs.HostLayout
-			Dir    uint8
-			Proto  uint8
-			Flags  uint8
-			Error  uint8
-			Pickup uint8
-			Zero   [3]uint8
+			_       structs.HostLayout
+			Dir     uint8
+			Proto   uint8
+			Flags   uint8
+			Error   uint8
+			Pickup  uint8
+			Outside uint8
+			Zero    [2]uint8
 		}
 		Result struct {
 			_     structs.HostLayout
@@ -227,6 +228,8 @@ type PolicedPolScratch struct {
 		Vni uint32
 		App uint32
 	}
+	Nat  uint32
+	Zero uint32
 }
 
 type PolicedPolTarget struct {
@@ -348,7 +351,8 @@ type PolicedVerdict struct {
 		Audits   [2]uint32
 		Nats     [2]uint32
 	}
-	Rest [36]uint8
+	Nat  uint32
+	Rest [32]uint8
 }
 
 // Names of all BPF objects in the ELF.
@@ -358,6 +362,7 @@ const (
 	PolicedMapPilDropsV1          = "pil_drops_v1"
 	PolicedMapPilEventsV2         = "pil_events_v2"
 	PolicedMapPilMacsV1           = "pil_macs_v1"
+	PolicedMapPilOverdicts        = "pil_overdicts"
 	PolicedMapPilPolScratch       = "pil_pol_scratch"
 	PolicedMapPilSessionCountsV1  = "pil_session_counts_v1"
 	PolicedMapPilSessionTenantsV1 = "pil_session_tenants_v1"
@@ -377,11 +382,14 @@ const (
 	PolicedVarAcceptMark          = "accept_mark"
 	PolicedVarBaseMask            = "base_mask"
 	PolicedVarBasePrefix          = "base_prefix"
+	PolicedVarEgressMask          = "egress_mask"
+	PolicedVarEgressPrefix        = "egress_prefix"
 	PolicedVarEndpointNumber      = "endpoint_number"
 	PolicedVarIlaMask             = "ila_mask"
 	PolicedVarIlaPrefix           = "ila_prefix"
 	PolicedVarMacvlan             = "macvlan"
 	PolicedVarNodeCookie          = "node_cookie"
+	PolicedVarOwnEgress           = "own_egress"
 	PolicedVarOwnNode             = "own_node"
 	PolicedVarPacketMark          = "packet_mark"
 	PolicedVarPolicedTenant       = "policed_tenant"
@@ -445,6 +453,7 @@ type PolicedMapSpecs struct {
 	PilDropsV1          *ebpf.MapSpec `ebpf:"pil_drops_v1"`
 	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
 	PilMacsV1           *ebpf.MapSpec `ebpf:"pil_macs_v1"`
+	PilOverdicts        *ebpf.MapSpec `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
 	PilSessionCountsV1  *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
 	PilSessionTenantsV1 *ebpf.MapSpec `ebpf:"pil_session_tenants_v1"`
@@ -469,11 +478,14 @@ type PolicedVariableSpecs struct {
 	AcceptMark      *ebpf.VariableSpec `ebpf:"accept_mark"`
 	BaseMask        *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix      *ebpf.VariableSpec `ebpf:"base_prefix"`
+	EgressMask      *ebpf.VariableSpec `ebpf:"egress_mask"`
+	EgressPrefix    *ebpf.VariableSpec `ebpf:"egress_prefix"`
 	EndpointNumber  *ebpf.VariableSpec `ebpf:"endpoint_number"`
 	IlaMask         *ebpf.VariableSpec `ebpf:"ila_mask"`
 	IlaPrefix       *ebpf.VariableSpec `ebpf:"ila_prefix"`
 	Macvlan         *ebpf.VariableSpec `ebpf:"macvlan"`
 	NodeCookie      *ebpf.VariableSpec `ebpf:"node_cookie"`
+	OwnEgress       *ebpf.VariableSpec `ebpf:"own_egress"`
 	OwnNode         *ebpf.VariableSpec `ebpf:"own_node"`
 	PacketMark      *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PolicedTenant   *ebpf.VariableSpec `ebpf:"policed_tenant"`
@@ -508,6 +520,7 @@ type PolicedMaps struct {
 	PilDropsV1          *ebpf.Map `ebpf:"pil_drops_v1"`
 	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
 	PilMacsV1           *ebpf.Map `ebpf:"pil_macs_v1"`
+	PilOverdicts        *ebpf.Map `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.Map `ebpf:"pil_pol_scratch"`
 	PilSessionCountsV1  *ebpf.Map `ebpf:"pil_session_counts_v1"`
 	PilSessionTenantsV1 *ebpf.Map `ebpf:"pil_session_tenants_v1"`
@@ -530,6 +543,7 @@ func (m *PolicedMaps) Close() error {
 		m.PilDropsV1,
 		m.PilEventsV2,
 		m.PilMacsV1,
+		m.PilOverdicts,
 		m.PilPolScratch,
 		m.PilSessionCountsV1,
 		m.PilSessionTenantsV1,
@@ -555,11 +569,14 @@ type PolicedVariables struct {
 	AcceptMark      *ebpf.Variable `ebpf:"accept_mark"`
 	BaseMask        *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix      *ebpf.Variable `ebpf:"base_prefix"`
+	EgressMask      *ebpf.Variable `ebpf:"egress_mask"`
+	EgressPrefix    *ebpf.Variable `ebpf:"egress_prefix"`
 	EndpointNumber  *ebpf.Variable `ebpf:"endpoint_number"`
 	IlaMask         *ebpf.Variable `ebpf:"ila_mask"`
 	IlaPrefix       *ebpf.Variable `ebpf:"ila_prefix"`
 	Macvlan         *ebpf.Variable `ebpf:"macvlan"`
 	NodeCookie      *ebpf.Variable `ebpf:"node_cookie"`
+	OwnEgress       *ebpf.Variable `ebpf:"own_egress"`
 	OwnNode         *ebpf.Variable `ebpf:"own_node"`
 	PacketMark      *ebpf.Variable `ebpf:"packet_mark"`
 	PolicedTenant   *ebpf.Variable `ebpf:"policed_tenant"`

@@ -51,10 +51,13 @@ const (
 	ToyVarAcceptMark      = "accept_mark"
 	ToyVarBaseMask        = "base_mask"
 	ToyVarBasePrefix      = "base_prefix"
+	ToyVarEgressMask      = "egress_mask"
+	ToyVarEgressPrefix    = "egress_prefix"
 	ToyVarIlaMask         = "ila_mask"
 	ToyVarIlaPrefix       = "ila_prefix"
 	ToyVarMacvlan         = "macvlan"
 	ToyVarNodeCookie      = "node_cookie"
+	ToyVarOwnEgress       = "own_egress"
 	ToyVarOwnNode         = "own_node"
 	ToyVarPacketMark      = "packet_mark"
 	ToyVarPrivateMask     = "private_mask"
@@ -125,10 +128,13 @@ type ToyVariableSpecs struct {
 	AcceptMark      *ebpf.VariableSpec `ebpf:"accept_mark"`
 	BaseMask        *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix      *ebpf.VariableSpec `ebpf:"base_prefix"`
+	EgressMask      *ebpf.VariableSpec `ebpf:"egress_mask"`
+	EgressPrefix    *ebpf.VariableSpec `ebpf:"egress_prefix"`
 	IlaMask         *ebpf.VariableSpec `ebpf:"ila_mask"`
 	IlaPrefix       *ebpf.VariableSpec `ebpf:"ila_prefix"`
 	Macvlan         *ebpf.VariableSpec `ebpf:"macvlan"`
 	NodeCookie      *ebpf.VariableSpec `ebpf:"node_cookie"`
+	OwnEgress       *ebpf.VariableSpec `ebpf:"own_egress"`
 	OwnNode         *ebpf.VariableSpec `ebpf:"own_node"`
 	PacketMark      *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask     *ebpf.VariableSpec `ebpf:"private_mask"`
@@ -179,10 +185,13 @@ type ToyVariables struct {
 	AcceptMark      *ebpf.Variable `ebpf:"accept_mark"`
 	BaseMask        *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix      *ebpf.Variable `ebpf:"base_prefix"`
+	EgressMask      *ebpf.Variable `ebpf:"egress_mask"`
+	EgressPrefix    *ebpf.Variable `ebpf:"egress_prefix"`
 	IlaMask         *ebpf.Variable `ebpf:"ila_mask"`
 	IlaPrefix       *ebpf.Variable `ebpf:"ila_prefix"`
 	Macvlan         *ebpf.Variable `ebpf:"macvlan"`
 	NodeCookie      *ebpf.Variable `ebpf:"node_cookie"`
+	OwnEgress       *ebpf.Variable `ebpf:"own_egress"`
 	OwnNode         *ebpf.Variable `ebpf:"own_node"`
 	PacketMark      *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask     *ebpf.Variable `ebpf:"private_mask"`

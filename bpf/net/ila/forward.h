@@ -26,7 +26,7 @@ __noinline int ila_enforce(struct __sk_buff *skb, const struct packet *p, const 
 	end.remote = seen_end(f, dir != TX, hook);
 	end.endpoint = f->policy_ep[dir & 1];
 	end.tenant = identifier_vnid(end.local->lo);
-	end.apps = dir == TX ? f->apps : f->apps << 16 | f->apps >> 16;
+	end.apps = dir == TX ? (__u32)f->extra : (__u32)f->extra << 16 | (__u32)f->extra >> 16;
 	return enforce_end(skb, p, &end, ENFORCE_OWN, hook);
 }
 

@@ -17,7 +17,7 @@ static __always_inline void ila_begin(struct flow *f, const struct flow_key *key
 	f->key = *key;
 	f->src = *src;
 	f->dst = *dst;
-	f->apps = apps;
+	f->extra = apps;
 	f->policy_ep[TX] = f->policy_ep[RX] = 0;
 }
 

@@ -32,8 +32,9 @@ struct flow {
 	__u32 checksum;	      /* checksum difference of both addresses */
 	__u32 ifindex;	      /* of the device that sends it */
 	__u32 policy_ep[2];   /* local endpoints with policies: of the source (TX) and of the destination (RX), or 0 */
-	__u32 apps;	      /* the source's in the upper half, if the addresses contain none */
-	__u32 zero;
+	/* network ila: the apps of both ends, the source's in the upper half of 32 bits; of a flow from or to a host
+	 * outside of the cluster: the low half of the container's plaintext address */
+	__u64 extra;
 };
 _Static_assert(sizeof(struct flow_key) == 48, "no padding in a key");
 _Static_assert(sizeof(struct flow) == 128, "two lines of the data cache");
@@ -105,13 +106,18 @@ static __always_inline int read_from_container(struct __sk_buff *skb, struct flo
 	return why;
 }
 
-static __always_inline struct flow *flow_slot(const struct flow_key *key)
+/* flow_hash returns a hash whose upper bits are good. */
+static __always_inline __u64 flow_hash(const struct flow_key *key)
 {
 	/* Ciphertexts are as good as random. Plaintexts differ in few bits, hence the multiplications. */
 	__u64 h = (key->dst.lo ^ key->src.hi) * 0x9e3779b97f4a7c15ULL;
 
-	h = (h ^ key->src.lo ^ key->dst.hi ^ key->device ^ (__u64)key->path << 32) * 0xc2b2ae3d27d4eb4fULL;
-	__u32 slot = bpf_get_smp_processor_id() * FLOW_SLOTS + (h >> 52);
+	return (h ^ key->src.lo ^ key->dst.hi ^ key->device ^ (__u64)key->path << 32) * 0xc2b2ae3d27d4eb4fULL;
+}
+
+static __always_inline struct flow *flow_slot(const struct flow_key *key)
+{
+	__u32 slot = bpf_get_smp_processor_id() * FLOW_SLOTS + (flow_hash(key) >> 52);
 
 	_Static_assert(FLOW_SLOTS == 1 << 12, "the slot is the top 12 bits");
 	return bpf_map_lookup_elem(&pil_flows, &slot);

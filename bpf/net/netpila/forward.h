@@ -62,20 +62,29 @@ __slowpath int check_quote(struct __sk_buff *skb, const struct packet *p, const 
 	return translate_quoted_checksum(skb, p, f->checksum);
 }
 
-/* forward writes the packet and sends it as the flow says. next_hop is for EGRESS_NEIGHBOUR only; NULL leaves the
- * choice to the kernel's routing. */
-static __always_inline int forward(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p, struct flow *f,
-				   enum flow_egress egress, struct addr *next_hop, enum hook hook)
+/* write_addresses writes those of the flow, and the checksums. It returns 0 or the reason of a drop. */
+static __always_inline int write_addresses(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
+					   const struct flow *f)
 {
-	if (hook != HOOK_NODE && f->policy_ep[TX] | f->policy_ep[RX]) {
-		/* Between two containers of the node the policies of both apply. */
-		if ((f->policy_ep[TX] && policy_enforce(skb, p, f, TX, hook)) ||
-		    (f->policy_ep[RX] && policy_enforce(skb, p, f, RX, hook)))
-			return TC_ACT_SHOT;
-		h = eth_ip6_of(skb);
-		if (!h)
-			return drop(skb, REASON_MALFORMED, hook);
+	if (p->l4 && l4_csum_offset(p->proto)) {
+		*src_of(h) = f->src;
+		*dst_of(h) = f->dst;
+		return fix_checksum(skb, p, f->checksum) ? REASON_MALFORMED : 0;
+	} else {
+		struct addr both[2] = {f->src, f->dst};
+
+		/* without a transport checksum a checksum over the whole packet changes */
+		return bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), both, sizeof(both), BPF_F_RECOMPUTE_CSUM)
+			       ? REASON_MALFORMED
+			       : 0;
 	}
+}
+
+/* forward_allowed sends a packet that policy allows as its flow says. */
+static __always_inline int forward_allowed(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
+					   struct flow *f, enum flow_egress egress, struct addr *next_hop,
+					   enum hook hook)
+{
 	if (is_error(p)) {
 		int why = check_quote(skb, p, f);
 
@@ -92,20 +101,24 @@ static __always_inline int forward(struct __sk_buff *skb, struct eth_ip6 *h, con
 			return icmp_error_send(skb, p, f, why);
 	}
 	address_frame(skb, h, f, egress);
-	if (f->translate) {
-		if (p->l4 && l4_csum_offset(p->proto)) {
-			*src_of(h) = f->src;
-			*dst_of(h) = f->dst;
-			if (fix_checksum(skb, p, f->checksum))
-				return drop(skb, REASON_MALFORMED, hook);
-		} else {
-			struct addr both[2] = {f->src, f->dst};
-
-			/* without a transport checksum a checksum over the whole packet changes */
-			if (bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), both, sizeof(both),
-						BPF_F_RECOMPUTE_CSUM))
-				return drop(skb, REASON_MALFORMED, hook);
-		}
-	}
+	if (f->translate && write_addresses(skb, h, p, f))
+		return drop(skb, REASON_MALFORMED, hook);
 	return leave_program(skb, f, egress, next_hop, hook);
+}
+
+/* forward writes the packet and sends it as the flow says. next_hop is for EGRESS_NEIGHBOUR only; NULL leaves the
+ * choice to the kernel's routing. */
+static __always_inline int forward(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p, struct flow *f,
+				   enum flow_egress egress, struct addr *next_hop, enum hook hook)
+{
+	if (hook != HOOK_NODE && f->policy_ep[TX] | f->policy_ep[RX]) {
+		/* Between two containers of the node the policies of both apply. */
+		if ((f->policy_ep[TX] && policy_enforce(skb, p, f, TX, hook)) ||
+		    (f->policy_ep[RX] && policy_enforce(skb, p, f, RX, hook)))
+			return TC_ACT_SHOT;
+		h = eth_ip6_of(skb);
+		if (!h)
+			return drop(skb, REASON_MALFORMED, hook);
+	}
+	return forward_allowed(skb, h, p, f, egress, next_hop, hook);
 }

@@ -17,6 +17,11 @@ __noinline int icmp_error_send(struct __sk_buff *skb, const struct packet *p, co
 	if (!p || !f || !icmp_error_wanted(skb, p) || !icmp_error_allowed(f->key.device))
 		return TC_ACT_SHOT;
 	id = tenant_id(&f->src);
+	if (!id) { /* the source is an egress address */
+		struct addr inside = {.hi = own_node, .lo = f->extra};
+
+		id = tenant_id(&inside);
+	}
 	own = bpf_map_lookup_elem(&pil_tenants_v2, &id);
 	if (!own)
 		return TC_ACT_SHOT;
@@ -25,6 +30,10 @@ __noinline int icmp_error_send(struct __sk_buff *skb, const struct packet *p, co
 	if (reason == REASON_TOO_BIG) {
 		a.type = ICMPV6_TOO_BIG;
 		a.mtu = bpf_htonl(f->mtu);
+	}
+	if (reason == REASON_EGRESS_DENIED) {
+		a.type = ICMPV6_UNREACHABLE;
+		a.code = ICMPV6_PROHIBITED;
 	}
 	return icmp_error_build(skb, f->key.device, &a);
 }

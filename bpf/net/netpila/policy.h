@@ -28,3 +28,43 @@ __noinline int policy_enforce(struct __sk_buff *skb, const struct packet *p, con
 	end.tenant = tenant_id(end.local);
 	return enforce_end(skb, p, &end, ENFORCE_BY_ADDR, hook);
 }
+
+/* egress_end returns the container's end of a packet from or to a host outside. Its session has the container's
+ * plaintext address, which says tenant and app, and not the one that the host outside sees. */
+static __always_inline struct policy_end egress_end(const struct flow *f, struct addr *inside, __u32 dir, __u32 hook)
+{
+	struct policy_end end = {.dir = dir, .local = inside};
+
+	inside->hi = own_node;
+	inside->lo = f->extra;
+	end.remote = flow_end(f, dir != TX, hook);
+	end.endpoint = f->policy_ep[dir & 1];
+	end.tenant = tenant_id(inside);
+	return end;
+}
+
+__noinline int egress_enforce(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 dir,
+			      __u32 hook)
+{
+	struct policy_end end;
+	struct addr inside;
+
+	if (!p || !f)
+		return TC_ACT_SHOT;
+	end = egress_end(f, &inside, dir, hook);
+	return enforce_end(skb, p, &end, ENFORCE_OUTSIDE, hook);
+}
+
+/* gateway_enforce is egress_enforce for a container's packet by a gateway. nat is the gateway for a new session, and
+ * then that of the packet's session. */
+__noinline int gateway_enforce(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 *nat)
+{
+	struct policy_end end;
+	struct addr inside;
+
+	if (!p || !f || !nat)
+		return TC_ACT_SHOT;
+	end = egress_end(f, &inside, TX, HOOK_CONTAINER);
+	end.nat = nat;
+	return enforce_end(skb, p, &end, ENFORCE_OUTSIDE, HOOK_CONTAINER);
+}

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Finds the plaintext address for a destination that a container wrote. The slow path of container.h calls it. */
 #pragma once
+#include "net/netpila/access.h"
 #include "net/netpila/crypto.h"
 #include "net/netpila/forward.h"
 #include "net/netpila/next_hop.h"
@@ -32,8 +33,19 @@ static __always_inline int decrypt(const struct tenant *own, struct addr *dst)
 	return REASON_DST_UNDECRYPTABLE;
 }
 
-/* resolve turns the destination that a container wrote into a plaintext address of its own tenant. It refuses addresses
- * of other tenants, of nodes and of reserved apps. */
+/* resolve_node turns the alias of a node into the node's address, if the tenant may reach the node. */
+static __always_inline int resolve_node(struct addr *dst)
+{
+	if (app_id(dst) != NODE_APP)
+		return REASON_APP_RESERVED;
+	if (!may_reach_node(tenant_id(dst), dst->hi))
+		return REASON_TO_NODE;
+	dst->lo = NODE_HOST;
+	return 0;
+}
+
+/* resolve turns the destination that a container wrote into a plaintext address of its own tenant, or into the address
+ * of a node that the tenant may reach. It refuses addresses of other tenants, and others of reserved apps. */
 static __always_inline int resolve(const struct tenant *own, struct addr *dst)
 {
 	int why;
@@ -42,7 +54,7 @@ static __always_inline int resolve(const struct tenant *own, struct addr *dst)
 		if (!in_base(dst))
 			return REASON_DST_NOT_PRIVATE;
 		if (!tenant_id(dst))
-			return REASON_TO_NODE;
+			return is_node_address(dst) && may_reach_node(own->ids[0], dst->hi) ? 0 : REASON_TO_NODE;
 		if (!has_id(own, tenant_id(dst)))
 			return REASON_TENANT_MISMATCH;
 	} else {
@@ -52,5 +64,5 @@ static __always_inline int resolve(const struct tenant *own, struct addr *dst)
 		if (why)
 			return why;
 	}
-	return app_id(dst) >= FIRST_RESERVED_APP ? REASON_APP_RESERVED : 0;
+	return app_id(dst) >= FIRST_RESERVED_APP ? resolve_node(dst) : 0;
 }

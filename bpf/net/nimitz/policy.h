@@ -26,8 +26,10 @@ static __noinline int nimitz_policy_end(struct __sk_buff *skb, const struct pack
 
 	if (d->mode >= ENFORCE_ASK)
 		return policy_check(skb, p, d, hook);
-	v = p->ip4 ? policy_fast_hit(skb, p, sizeof(struct eth_ip4), &k->local, &k->remote, k->endpoint, d->apps, dir)
-		   : policy_fast_hit(skb, p, sizeof(struct eth_ip6), &k->local, &k->remote, k->endpoint, d->apps, dir);
+	v = p->ip4 ? policy_fast_hit(skb, p, sizeof(struct eth_ip4), &k->local, &k->remote, k->endpoint, d->apps, dir,
+				     false)
+		   : policy_fast_hit(skb, p, sizeof(struct eth_ip6), &k->local, &k->remote, k->endpoint, d->apps, dir,
+				     false);
 	/* What a frontend said decides nothing where the rules are here. */
 	if (v && (over_ipv4 || !v->from_packet || d->mode == ENFORCE_REMOTE)) {
 		trace_policy_hit(skb, k->endpoint, dir);

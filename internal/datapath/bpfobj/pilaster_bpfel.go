@@ -13,6 +13,20 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type PilasterAccessKey struct {
+	_       structs.HostLayout
+	Bits    uint32
+	Tenant  uint32
+	Address PilasterAddr
+}
+
+type PilasterAccessRule struct {
+	_        structs.HostLayout
+	Action   uint32
+	Zero     uint32
+	Gateways [2]uint64
+}
+
 type PilasterActionRequest struct {
 	_      structs.HostLayout
 	Pkt    PilasterPktInfo
@@ -181,6 +195,23 @@ type PilasterDropState struct {
 	Lost    uint64
 }
 
+type PilasterEgressDst struct {
+	_        structs.HostLayout
+	Address  PilasterAddr
+	Plain    uint64
+	Ifindex  uint32
+	Endpoint uint32
+	Checksum uint32
+	Zero     uint32
+}
+
+type PilasterEgressSrc struct {
+	_        structs.HostLayout
+	Address  PilasterAddr
+	Checksum uint32
+	Zero     uint32
+}
+
 type PilasterEpDst struct {
 	_        structs.HostLayout
 	Address  PilasterAddr
@@ -213,8 +244,7 @@ type PilasterFlow struct {
 	Checksum  uint32
 	Ifindex   uint32
 	PolicyEp  [2]uint32
-	Apps      uint32
-	Zero      uint32
+	Extra     uint64
 }
 
 type PilasterFlowKey struct {
@@ -257,6 +287,23 @@ type PilasterKeyRequest struct {
 	TenantId uint32
 	Key      [16]uint8
 	Error    int32
+}
+
+type PilasterNatEntry struct {
+	_       structs.HostLayout
+	Address PilasterAddr
+	Port    uint16
+	Zero    [6]uint8
+}
+
+type PilasterNatKey struct {
+	_          structs.HostLayout
+	Local      PilasterAddr
+	Remote     PilasterAddr
+	LocalPort  uint16
+	RemotePort uint16
+	Proto      uint8
+	Zero       [3]uint8
 }
 
 type PilasterNimitzNode struct {
@@ -308,13 +355,14 @@ type PilasterPeerKey struct {
 }
 
 type PilasterPktInfo struct {
-	_      structs.HostLayout
-	Dir    uint8
-	Proto  uint8
-	Flags  uint8
-	Error  uint8
-	Pickup uint8
-	Zero   [3]uint8
+	_       structs.HostLayout
+	Dir     uint8
+	Proto   uint8
+	Flags   uint8
+	Error   uint8
+	Pickup  uint8
+	Outside uint8
+	Zero    [2]uint8
 }
 
 type PilasterPolTarget struct {
@@ -525,7 +573,8 @@ type PilasterVerdict struct {
 	Apps       uint32
 	Until      uint64
 	Pre        PilasterPreActions
-	Rest       [36]uint8
+	Nat        uint32
+	Rest       [32]uint8
 }
 
 type PilasterWhyRequest struct {
@@ -554,16 +603,26 @@ const (
 	PilasterMapNimSentV2           = "nim_sent_v2"
 	PilasterMapNimSharingV1        = "nim_sharing_v1"
 	PilasterMapNimSnatV1           = "nim_snat_v1"
+	PilasterMapPilAccessV1         = "pil_access_v1"
+	PilasterMapPilAliases          = "pil_aliases"
 	PilasterMapPilBlock            = "pil_block"
 	PilasterMapPilDropsV1          = "pil_drops_v1"
+	PilasterMapPilElocalsV1        = "pil_elocals_v1"
+	PilasterMapPilEsourcesV1       = "pil_esources_v1"
 	PilasterMapPilEventsV2         = "pil_events_v2"
 	PilasterMapPilFlows            = "pil_flows"
 	PilasterMapPilGenerationV1     = "pil_generation_v1"
+	PilasterMapPilGwnatV1          = "pil_gwnat_v1"
+	PilasterMapPilGwscratch        = "pil_gwscratch"
+	PilasterMapPilGwsilentV1       = "pil_gwsilent_v1"
+	PilasterMapPilGwtenantsV1      = "pil_gwtenants_v1"
 	PilasterMapPilIcmpRate         = "pil_icmp_rate"
 	PilasterMapPilKeysV1           = "pil_keys_v1"
 	PilasterMapPilLocalsV1         = "pil_locals_v1"
 	PilasterMapPilMacsV1           = "pil_macs_v1"
 	PilasterMapPilNetworksV1       = "pil_networks_v1"
+	PilasterMapPilOflows           = "pil_oflows"
+	PilasterMapPilOverdicts        = "pil_overdicts"
 	PilasterMapPilPolScratch       = "pil_pol_scratch"
 	PilasterMapPilPortsV1          = "pil_ports_v1"
 	PilasterMapPilSessionCountsV1  = "pil_session_counts_v1"
@@ -586,6 +645,9 @@ const (
 	PilasterProgPilContainer       = "pil_container"
 	PilasterProgPilEdgeIn          = "pil_edge_in"
 	PilasterProgPilEdgeOut         = "pil_edge_out"
+	PilasterProgPilEgressGw        = "pil_egress_gw"
+	PilasterProgPilEgressIn        = "pil_egress_in"
+	PilasterProgPilEgressOut       = "pil_egress_out"
 	PilasterProgPilGatewayIn       = "pil_gateway_in"
 	PilasterProgPilGuardIn         = "pil_guard_in"
 	PilasterProgPilGuardOut        = "pil_guard_out"
@@ -612,12 +674,15 @@ const (
 	PilasterVarBasePrefix          = "base_prefix"
 	PilasterVarClearDscp           = "clear_dscp"
 	PilasterVarDirectPort          = "direct_port"
+	PilasterVarEgressMask          = "egress_mask"
+	PilasterVarEgressPrefix        = "egress_prefix"
 	PilasterVarIlaMask             = "ila_mask"
 	PilasterVarIlaPrefix           = "ila_prefix"
 	PilasterVarMacvlan             = "macvlan"
 	PilasterVarNoFlowCache         = "no_flow_cache"
 	PilasterVarNodeCookie          = "node_cookie"
 	PilasterVarNodeIfindex         = "node_ifindex"
+	PilasterVarOwnEgress           = "own_egress"
 	PilasterVarOwnNode             = "own_node"
 	PilasterVarPacketMark          = "packet_mark"
 	PilasterVarPrivateMask         = "private_mask"
@@ -629,6 +694,8 @@ const (
 	PilasterVarTunnelPorts         = "tunnel_ports"
 	PilasterVarUnusedDropEvent     = "unused_drop_event"
 	PilasterVarUnusedKeepRequest   = "unused_keep_request"
+	PilasterVarUnusedNatEntry      = "unused_nat_entry"
+	PilasterVarUnusedNatKey        = "unused_nat_key"
 	PilasterVarUnusedReplication   = "unused_replication"
 	PilasterVarUnusedSweepRequest  = "unused_sweep_request"
 	PilasterVarUnusedWhyRequest    = "unused_why_request"
@@ -684,6 +751,9 @@ type PilasterProgramSpecs struct {
 	PilContainer    *ebpf.ProgramSpec `ebpf:"pil_container"`
 	PilEdgeIn       *ebpf.ProgramSpec `ebpf:"pil_edge_in"`
 	PilEdgeOut      *ebpf.ProgramSpec `ebpf:"pil_edge_out"`
+	PilEgressGw     *ebpf.ProgramSpec `ebpf:"pil_egress_gw"`
+	PilEgressIn     *ebpf.ProgramSpec `ebpf:"pil_egress_in"`
+	PilEgressOut    *ebpf.ProgramSpec `ebpf:"pil_egress_out"`
 	PilGatewayIn    *ebpf.ProgramSpec `ebpf:"pil_gateway_in"`
 	PilGuardIn      *ebpf.ProgramSpec `ebpf:"pil_guard_in"`
 	PilGuardOut     *ebpf.ProgramSpec `ebpf:"pil_guard_out"`
@@ -726,16 +796,26 @@ type PilasterMapSpecs struct {
 	NimSentV2           *ebpf.MapSpec `ebpf:"nim_sent_v2"`
 	NimSharingV1        *ebpf.MapSpec `ebpf:"nim_sharing_v1"`
 	NimSnatV1           *ebpf.MapSpec `ebpf:"nim_snat_v1"`
+	PilAccessV1         *ebpf.MapSpec `ebpf:"pil_access_v1"`
+	PilAliases          *ebpf.MapSpec `ebpf:"pil_aliases"`
 	PilBlock            *ebpf.MapSpec `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.MapSpec `ebpf:"pil_drops_v1"`
+	PilElocalsV1        *ebpf.MapSpec `ebpf:"pil_elocals_v1"`
+	PilEsourcesV1       *ebpf.MapSpec `ebpf:"pil_esources_v1"`
 	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
 	PilFlows            *ebpf.MapSpec `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.MapSpec `ebpf:"pil_generation_v1"`
+	PilGwnatV1          *ebpf.MapSpec `ebpf:"pil_gwnat_v1"`
+	PilGwscratch        *ebpf.MapSpec `ebpf:"pil_gwscratch"`
+	PilGwsilentV1       *ebpf.MapSpec `ebpf:"pil_gwsilent_v1"`
+	PilGwtenantsV1      *ebpf.MapSpec `ebpf:"pil_gwtenants_v1"`
 	PilIcmpRate         *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.MapSpec `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.MapSpec `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.MapSpec `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.MapSpec `ebpf:"pil_networks_v1"`
+	PilOflows           *ebpf.MapSpec `ebpf:"pil_oflows"`
+	PilOverdicts        *ebpf.MapSpec `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.MapSpec `ebpf:"pil_ports_v1"`
 	PilSessionCountsV1  *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
@@ -766,12 +846,15 @@ type PilasterVariableSpecs struct {
 	BasePrefix         *ebpf.VariableSpec `ebpf:"base_prefix"`
 	ClearDscp          *ebpf.VariableSpec `ebpf:"clear_dscp"`
 	DirectPort         *ebpf.VariableSpec `ebpf:"direct_port"`
+	EgressMask         *ebpf.VariableSpec `ebpf:"egress_mask"`
+	EgressPrefix       *ebpf.VariableSpec `ebpf:"egress_prefix"`
 	IlaMask            *ebpf.VariableSpec `ebpf:"ila_mask"`
 	IlaPrefix          *ebpf.VariableSpec `ebpf:"ila_prefix"`
 	Macvlan            *ebpf.VariableSpec `ebpf:"macvlan"`
 	NoFlowCache        *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie         *ebpf.VariableSpec `ebpf:"node_cookie"`
 	NodeIfindex        *ebpf.VariableSpec `ebpf:"node_ifindex"`
+	OwnEgress          *ebpf.VariableSpec `ebpf:"own_egress"`
 	OwnNode            *ebpf.VariableSpec `ebpf:"own_node"`
 	PacketMark         *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask        *ebpf.VariableSpec `ebpf:"private_mask"`
@@ -783,6 +866,8 @@ type PilasterVariableSpecs struct {
 	TunnelPorts        *ebpf.VariableSpec `ebpf:"tunnel_ports"`
 	UnusedDropEvent    *ebpf.VariableSpec `ebpf:"unused_drop_event"`
 	UnusedKeepRequest  *ebpf.VariableSpec `ebpf:"unused_keep_request"`
+	UnusedNatEntry     *ebpf.VariableSpec `ebpf:"unused_nat_entry"`
+	UnusedNatKey       *ebpf.VariableSpec `ebpf:"unused_nat_key"`
 	UnusedReplication  *ebpf.VariableSpec `ebpf:"unused_replication"`
 	UnusedSweepRequest *ebpf.VariableSpec `ebpf:"unused_sweep_request"`
 	UnusedWhyRequest   *ebpf.VariableSpec `ebpf:"unused_why_request"`
@@ -828,16 +913,26 @@ type PilasterMaps struct {
 	NimSentV2           *ebpf.Map `ebpf:"nim_sent_v2"`
 	NimSharingV1        *ebpf.Map `ebpf:"nim_sharing_v1"`
 	NimSnatV1           *ebpf.Map `ebpf:"nim_snat_v1"`
+	PilAccessV1         *ebpf.Map `ebpf:"pil_access_v1"`
+	PilAliases          *ebpf.Map `ebpf:"pil_aliases"`
 	PilBlock            *ebpf.Map `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.Map `ebpf:"pil_drops_v1"`
+	PilElocalsV1        *ebpf.Map `ebpf:"pil_elocals_v1"`
+	PilEsourcesV1       *ebpf.Map `ebpf:"pil_esources_v1"`
 	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
 	PilFlows            *ebpf.Map `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.Map `ebpf:"pil_generation_v1"`
+	PilGwnatV1          *ebpf.Map `ebpf:"pil_gwnat_v1"`
+	PilGwscratch        *ebpf.Map `ebpf:"pil_gwscratch"`
+	PilGwsilentV1       *ebpf.Map `ebpf:"pil_gwsilent_v1"`
+	PilGwtenantsV1      *ebpf.Map `ebpf:"pil_gwtenants_v1"`
 	PilIcmpRate         *ebpf.Map `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.Map `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.Map `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.Map `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.Map `ebpf:"pil_networks_v1"`
+	PilOflows           *ebpf.Map `ebpf:"pil_oflows"`
+	PilOverdicts        *ebpf.Map `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.Map `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.Map `ebpf:"pil_ports_v1"`
 	PilSessionCountsV1  *ebpf.Map `ebpf:"pil_session_counts_v1"`
@@ -876,16 +971,26 @@ func (m *PilasterMaps) Close() error {
 		m.NimSentV2,
 		m.NimSharingV1,
 		m.NimSnatV1,
+		m.PilAccessV1,
+		m.PilAliases,
 		m.PilBlock,
 		m.PilDropsV1,
+		m.PilElocalsV1,
+		m.PilEsourcesV1,
 		m.PilEventsV2,
 		m.PilFlows,
 		m.PilGenerationV1,
+		m.PilGwnatV1,
+		m.PilGwscratch,
+		m.PilGwsilentV1,
+		m.PilGwtenantsV1,
 		m.PilIcmpRate,
 		m.PilKeysV1,
 		m.PilLocalsV1,
 		m.PilMacsV1,
 		m.PilNetworksV1,
+		m.PilOflows,
+		m.PilOverdicts,
 		m.PilPolScratch,
 		m.PilPortsV1,
 		m.PilSessionCountsV1,
@@ -917,12 +1022,15 @@ type PilasterVariables struct {
 	BasePrefix         *ebpf.Variable `ebpf:"base_prefix"`
 	ClearDscp          *ebpf.Variable `ebpf:"clear_dscp"`
 	DirectPort         *ebpf.Variable `ebpf:"direct_port"`
+	EgressMask         *ebpf.Variable `ebpf:"egress_mask"`
+	EgressPrefix       *ebpf.Variable `ebpf:"egress_prefix"`
 	IlaMask            *ebpf.Variable `ebpf:"ila_mask"`
 	IlaPrefix          *ebpf.Variable `ebpf:"ila_prefix"`
 	Macvlan            *ebpf.Variable `ebpf:"macvlan"`
 	NoFlowCache        *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie         *ebpf.Variable `ebpf:"node_cookie"`
 	NodeIfindex        *ebpf.Variable `ebpf:"node_ifindex"`
+	OwnEgress          *ebpf.Variable `ebpf:"own_egress"`
 	OwnNode            *ebpf.Variable `ebpf:"own_node"`
 	PacketMark         *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask        *ebpf.Variable `ebpf:"private_mask"`
@@ -934,6 +1042,8 @@ type PilasterVariables struct {
 	TunnelPorts        *ebpf.Variable `ebpf:"tunnel_ports"`
 	UnusedDropEvent    *ebpf.Variable `ebpf:"unused_drop_event"`
 	UnusedKeepRequest  *ebpf.Variable `ebpf:"unused_keep_request"`
+	UnusedNatEntry     *ebpf.Variable `ebpf:"unused_nat_entry"`
+	UnusedNatKey       *ebpf.Variable `ebpf:"unused_nat_key"`
 	UnusedReplication  *ebpf.Variable `ebpf:"unused_replication"`
 	UnusedSweepRequest *ebpf.Variable `ebpf:"unused_sweep_request"`
 	UnusedWhyRequest   *ebpf.Variable `ebpf:"unused_why_request"`
@@ -951,6 +1061,9 @@ type PilasterPrograms struct {
 	PilContainer    *ebpf.Program `ebpf:"pil_container"`
 	PilEdgeIn       *ebpf.Program `ebpf:"pil_edge_in"`
 	PilEdgeOut      *ebpf.Program `ebpf:"pil_edge_out"`
+	PilEgressGw     *ebpf.Program `ebpf:"pil_egress_gw"`
+	PilEgressIn     *ebpf.Program `ebpf:"pil_egress_in"`
+	PilEgressOut    *ebpf.Program `ebpf:"pil_egress_out"`
 	PilGatewayIn    *ebpf.Program `ebpf:"pil_gateway_in"`
 	PilGuardIn      *ebpf.Program `ebpf:"pil_guard_in"`
 	PilGuardOut     *ebpf.Program `ebpf:"pil_guard_out"`
@@ -979,6 +1092,9 @@ func (p *PilasterPrograms) Close() error {
 		p.PilContainer,
 		p.PilEdgeIn,
 		p.PilEdgeOut,
+		p.PilEgressGw,
+		p.PilEgressIn,
+		p.PilEgressOut,
 		p.PilGatewayIn,
 		p.PilGuardIn,
 		p.PilGuardOut,

@@ -77,16 +77,23 @@ const (
 	objectMapNimSendersV1        = "nim_senders_v1"
 	objectMapNimSharingV1        = "nim_sharing_v1"
 	objectMapNimSnatV1           = "nim_snat_v1"
+	objectMapPilAccessV1         = "pil_access_v1"
+	objectMapPilAliases          = "pil_aliases"
 	objectMapPilBlock            = "pil_block"
 	objectMapPilDropsV1          = "pil_drops_v1"
+	objectMapPilElocalsV1        = "pil_elocals_v1"
+	objectMapPilEsourcesV1       = "pil_esources_v1"
 	objectMapPilEventsV2         = "pil_events_v2"
 	objectMapPilFlows            = "pil_flows"
 	objectMapPilGenerationV1     = "pil_generation_v1"
+	objectMapPilGwnatV1          = "pil_gwnat_v1"
 	objectMapPilIcmpRate         = "pil_icmp_rate"
 	objectMapPilKeysV1           = "pil_keys_v1"
 	objectMapPilLocalsV1         = "pil_locals_v1"
 	objectMapPilMacsV1           = "pil_macs_v1"
 	objectMapPilNetworksV1       = "pil_networks_v1"
+	objectMapPilOflows           = "pil_oflows"
+	objectMapPilOverdicts        = "pil_overdicts"
 	objectMapPilPolScratch       = "pil_pol_scratch"
 	objectMapPilPortsV1          = "pil_ports_v1"
 	objectMapPilSessionCountsV1  = "pil_session_counts_v1"
@@ -122,6 +129,8 @@ const (
 	objectVarBasePrefix          = "base_prefix"
 	objectVarClearDscp           = "clear_dscp"
 	objectVarDirectPort          = "direct_port"
+	objectVarEgressMask          = "egress_mask"
+	objectVarEgressPrefix        = "egress_prefix"
 	objectVarFilter              = "filter"
 	objectVarIlaMask             = "ila_mask"
 	objectVarIlaPrefix           = "ila_prefix"
@@ -131,6 +140,7 @@ const (
 	objectVarNoFlowCache         = "no_flow_cache"
 	objectVarNodeCookie          = "node_cookie"
 	objectVarNodeIfindex         = "node_ifindex"
+	objectVarOwnEgress           = "own_egress"
 	objectVarOwnLocator          = "own_locator"
 	objectVarOwnNode             = "own_node"
 	objectVarPacketMark          = "packet_mark"
@@ -145,6 +155,8 @@ const (
 	objectVarTunnelPorts         = "tunnel_ports"
 	objectVarUnusedDropEvent     = "unused_drop_event"
 	objectVarUnusedIlaMiss       = "unused_ila_miss"
+	objectVarUnusedNatEntry      = "unused_nat_entry"
+	objectVarUnusedNatKey        = "unused_nat_key"
 	objectVarUnusedPacketEvent   = "unused_packet_event"
 	objectVarUnusedReplication   = "unused_replication"
 	objectVarUplinkClasses       = "uplink_classes"
@@ -228,16 +240,23 @@ type objectMapSpecs struct {
 	NimSendersV1        *ebpf.MapSpec `ebpf:"nim_senders_v1"`
 	NimSharingV1        *ebpf.MapSpec `ebpf:"nim_sharing_v1"`
 	NimSnatV1           *ebpf.MapSpec `ebpf:"nim_snat_v1"`
+	PilAccessV1         *ebpf.MapSpec `ebpf:"pil_access_v1"`
+	PilAliases          *ebpf.MapSpec `ebpf:"pil_aliases"`
 	PilBlock            *ebpf.MapSpec `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.MapSpec `ebpf:"pil_drops_v1"`
+	PilElocalsV1        *ebpf.MapSpec `ebpf:"pil_elocals_v1"`
+	PilEsourcesV1       *ebpf.MapSpec `ebpf:"pil_esources_v1"`
 	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
 	PilFlows            *ebpf.MapSpec `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.MapSpec `ebpf:"pil_generation_v1"`
+	PilGwnatV1          *ebpf.MapSpec `ebpf:"pil_gwnat_v1"`
 	PilIcmpRate         *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.MapSpec `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.MapSpec `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.MapSpec `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.MapSpec `ebpf:"pil_networks_v1"`
+	PilOflows           *ebpf.MapSpec `ebpf:"pil_oflows"`
+	PilOverdicts        *ebpf.MapSpec `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.MapSpec `ebpf:"pil_ports_v1"`
 	PilSessionCountsV1  *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
@@ -271,6 +290,8 @@ type objectVariableSpecs struct {
 	BasePrefix        *ebpf.VariableSpec `ebpf:"base_prefix"`
 	ClearDscp         *ebpf.VariableSpec `ebpf:"clear_dscp"`
 	DirectPort        *ebpf.VariableSpec `ebpf:"direct_port"`
+	EgressMask        *ebpf.VariableSpec `ebpf:"egress_mask"`
+	EgressPrefix      *ebpf.VariableSpec `ebpf:"egress_prefix"`
 	Filter            *ebpf.VariableSpec `ebpf:"filter"`
 	IlaMask           *ebpf.VariableSpec `ebpf:"ila_mask"`
 	IlaPrefix         *ebpf.VariableSpec `ebpf:"ila_prefix"`
@@ -280,6 +301,7 @@ type objectVariableSpecs struct {
 	NoFlowCache       *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie        *ebpf.VariableSpec `ebpf:"node_cookie"`
 	NodeIfindex       *ebpf.VariableSpec `ebpf:"node_ifindex"`
+	OwnEgress         *ebpf.VariableSpec `ebpf:"own_egress"`
 	OwnLocator        *ebpf.VariableSpec `ebpf:"own_locator"`
 	OwnNode           *ebpf.VariableSpec `ebpf:"own_node"`
 	PacketMark        *ebpf.VariableSpec `ebpf:"packet_mark"`
@@ -294,6 +316,8 @@ type objectVariableSpecs struct {
 	TunnelPorts       *ebpf.VariableSpec `ebpf:"tunnel_ports"`
 	UnusedDropEvent   *ebpf.VariableSpec `ebpf:"unused_drop_event"`
 	UnusedIlaMiss     *ebpf.VariableSpec `ebpf:"unused_ila_miss"`
+	UnusedNatEntry    *ebpf.VariableSpec `ebpf:"unused_nat_entry"`
+	UnusedNatKey      *ebpf.VariableSpec `ebpf:"unused_nat_key"`
 	UnusedPacketEvent *ebpf.VariableSpec `ebpf:"unused_packet_event"`
 	UnusedReplication *ebpf.VariableSpec `ebpf:"unused_replication"`
 	UplinkClasses     *ebpf.VariableSpec `ebpf:"uplink_classes"`
@@ -341,16 +365,23 @@ type objectMaps struct {
 	NimSendersV1        *ebpf.Map `ebpf:"nim_senders_v1"`
 	NimSharingV1        *ebpf.Map `ebpf:"nim_sharing_v1"`
 	NimSnatV1           *ebpf.Map `ebpf:"nim_snat_v1"`
+	PilAccessV1         *ebpf.Map `ebpf:"pil_access_v1"`
+	PilAliases          *ebpf.Map `ebpf:"pil_aliases"`
 	PilBlock            *ebpf.Map `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.Map `ebpf:"pil_drops_v1"`
+	PilElocalsV1        *ebpf.Map `ebpf:"pil_elocals_v1"`
+	PilEsourcesV1       *ebpf.Map `ebpf:"pil_esources_v1"`
 	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
 	PilFlows            *ebpf.Map `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.Map `ebpf:"pil_generation_v1"`
+	PilGwnatV1          *ebpf.Map `ebpf:"pil_gwnat_v1"`
 	PilIcmpRate         *ebpf.Map `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.Map `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.Map `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.Map `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.Map `ebpf:"pil_networks_v1"`
+	PilOflows           *ebpf.Map `ebpf:"pil_oflows"`
+	PilOverdicts        *ebpf.Map `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.Map `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.Map `ebpf:"pil_ports_v1"`
 	PilSessionCountsV1  *ebpf.Map `ebpf:"pil_session_counts_v1"`
@@ -395,16 +426,23 @@ func (m *objectMaps) Close() error {
 		m.NimSendersV1,
 		m.NimSharingV1,
 		m.NimSnatV1,
+		m.PilAccessV1,
+		m.PilAliases,
 		m.PilBlock,
 		m.PilDropsV1,
+		m.PilElocalsV1,
+		m.PilEsourcesV1,
 		m.PilEventsV2,
 		m.PilFlows,
 		m.PilGenerationV1,
+		m.PilGwnatV1,
 		m.PilIcmpRate,
 		m.PilKeysV1,
 		m.PilLocalsV1,
 		m.PilMacsV1,
 		m.PilNetworksV1,
+		m.PilOflows,
+		m.PilOverdicts,
 		m.PilPolScratch,
 		m.PilPortsV1,
 		m.PilSessionCountsV1,
@@ -439,6 +477,8 @@ type objectVariables struct {
 	BasePrefix        *ebpf.Variable `ebpf:"base_prefix"`
 	ClearDscp         *ebpf.Variable `ebpf:"clear_dscp"`
 	DirectPort        *ebpf.Variable `ebpf:"direct_port"`
+	EgressMask        *ebpf.Variable `ebpf:"egress_mask"`
+	EgressPrefix      *ebpf.Variable `ebpf:"egress_prefix"`
 	Filter            *ebpf.Variable `ebpf:"filter"`
 	IlaMask           *ebpf.Variable `ebpf:"ila_mask"`
 	IlaPrefix         *ebpf.Variable `ebpf:"ila_prefix"`
@@ -448,6 +488,7 @@ type objectVariables struct {
 	NoFlowCache       *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie        *ebpf.Variable `ebpf:"node_cookie"`
 	NodeIfindex       *ebpf.Variable `ebpf:"node_ifindex"`
+	OwnEgress         *ebpf.Variable `ebpf:"own_egress"`
 	OwnLocator        *ebpf.Variable `ebpf:"own_locator"`
 	OwnNode           *ebpf.Variable `ebpf:"own_node"`
 	PacketMark        *ebpf.Variable `ebpf:"packet_mark"`
@@ -462,6 +503,8 @@ type objectVariables struct {
 	TunnelPorts       *ebpf.Variable `ebpf:"tunnel_ports"`
 	UnusedDropEvent   *ebpf.Variable `ebpf:"unused_drop_event"`
 	UnusedIlaMiss     *ebpf.Variable `ebpf:"unused_ila_miss"`
+	UnusedNatEntry    *ebpf.Variable `ebpf:"unused_nat_entry"`
+	UnusedNatKey      *ebpf.Variable `ebpf:"unused_nat_key"`
 	UnusedPacketEvent *ebpf.Variable `ebpf:"unused_packet_event"`
 	UnusedReplication *ebpf.Variable `ebpf:"unused_replication"`
 	UplinkClasses     *ebpf.Variable `ebpf:"uplink_classes"`

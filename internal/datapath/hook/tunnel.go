@@ -304,7 +304,11 @@ const (
 	UplinkGateway = uint32(0)
 	UplinkTunnel  = uint32(1)
 	UplinkILA     = uint32(2)
-	UplinkTunnel4 = uint32(3)
+
+	ProgramEgressOut     = uint32(5)
+	ProgramEgressIn      = uint32(6)
+	ProgramEgressGateway = uint32(7)
+	UplinkTunnel4        = uint32(3)
 
 	UplinkOffloadOut = uint32(4)
 )

@@ -96,6 +96,14 @@ func (d *Hooks) AttachUplink() error {
 // AttachUplinkPrograms replaces the programs that those of the uplink hand packets of other networks to, where the
 // network has an object file of its own. Without the network its packets are dropped.
 func (d *Hooks) AttachUplinkPrograms() error {
+	for index, p := range map[uint32]*ebpf.Program{
+		ProgramEgressOut: d.Objects.PilEgressOut, ProgramEgressIn: d.Objects.PilEgressIn,
+		ProgramEgressGateway: d.Objects.PilEgressGw,
+	} {
+		if err := d.Objects.PilUplinksV1.Put(index, p); err != nil {
+			return fmt.Errorf("set program %d of egress: %w", index, err)
+		}
+	}
 	for _, index := range []uint32{UplinkILA, UplinkTunnel4} {
 		var err error
 		if p := d.UplinkPrograms[index]; p != nil {

@@ -27,16 +27,19 @@ const (
 	objectMapNimOutsideV1        = "nim_outside_v1"
 	objectMapNimPeersV1          = "nim_peers_v1"
 	objectMapNimSnatV1           = "nim_snat_v1"
+	objectMapPilAccessV1         = "pil_access_v1"
 	objectMapPilBlock            = "pil_block"
 	objectMapPilDropsV1          = "pil_drops_v1"
 	objectMapPilEventsV2         = "pil_events_v2"
 	objectMapPilFlows            = "pil_flows"
 	objectMapPilGenerationV1     = "pil_generation_v1"
+	objectMapPilGwnatV1          = "pil_gwnat_v1"
 	objectMapPilIcmpRate         = "pil_icmp_rate"
 	objectMapPilKeysV1           = "pil_keys_v1"
 	objectMapPilLocalsV1         = "pil_locals_v1"
 	objectMapPilMacsV1           = "pil_macs_v1"
 	objectMapPilNetworksV1       = "pil_networks_v1"
+	objectMapPilOverdicts        = "pil_overdicts"
 	objectMapPilPolScratch       = "pil_pol_scratch"
 	objectMapPilPortsV1          = "pil_ports_v1"
 	objectMapPilSessionCountsV1  = "pil_session_counts_v1"
@@ -63,12 +66,15 @@ const (
 	objectVarBasePrefix          = "base_prefix"
 	objectVarClearDscp           = "clear_dscp"
 	objectVarDirectPort          = "direct_port"
+	objectVarEgressMask          = "egress_mask"
+	objectVarEgressPrefix        = "egress_prefix"
 	objectVarIlaMask             = "ila_mask"
 	objectVarIlaPrefix           = "ila_prefix"
 	objectVarMacvlan             = "macvlan"
 	objectVarNoFlowCache         = "no_flow_cache"
 	objectVarNodeCookie          = "node_cookie"
 	objectVarNodeIfindex         = "node_ifindex"
+	objectVarOwnEgress           = "own_egress"
 	objectVarOwnNode             = "own_node"
 	objectVarOwnVtep4            = "own_vtep4"
 	objectVarPacketMark          = "packet_mark"
@@ -80,6 +86,8 @@ const (
 	objectVarTunnelMark          = "tunnel_mark"
 	objectVarTunnelPorts         = "tunnel_ports"
 	objectVarUnusedDropEvent     = "unused_drop_event"
+	objectVarUnusedNatEntry      = "unused_nat_entry"
+	objectVarUnusedNatKey        = "unused_nat_key"
 	objectVarUnusedReplication   = "unused_replication"
 	objectVarUplinkClasses       = "uplink_classes"
 	objectVarUplinkIfindex       = "uplink_ifindex"
@@ -149,16 +157,19 @@ type objectMapSpecs struct {
 	NimOutsideV1        *ebpf.MapSpec `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.MapSpec `ebpf:"nim_peers_v1"`
 	NimSnatV1           *ebpf.MapSpec `ebpf:"nim_snat_v1"`
+	PilAccessV1         *ebpf.MapSpec `ebpf:"pil_access_v1"`
 	PilBlock            *ebpf.MapSpec `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.MapSpec `ebpf:"pil_drops_v1"`
 	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
 	PilFlows            *ebpf.MapSpec `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.MapSpec `ebpf:"pil_generation_v1"`
+	PilGwnatV1          *ebpf.MapSpec `ebpf:"pil_gwnat_v1"`
 	PilIcmpRate         *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.MapSpec `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.MapSpec `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.MapSpec `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.MapSpec `ebpf:"pil_networks_v1"`
+	PilOverdicts        *ebpf.MapSpec `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.MapSpec `ebpf:"pil_ports_v1"`
 	PilSessionCountsV1  *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
@@ -189,12 +200,15 @@ type objectVariableSpecs struct {
 	BasePrefix        *ebpf.VariableSpec `ebpf:"base_prefix"`
 	ClearDscp         *ebpf.VariableSpec `ebpf:"clear_dscp"`
 	DirectPort        *ebpf.VariableSpec `ebpf:"direct_port"`
+	EgressMask        *ebpf.VariableSpec `ebpf:"egress_mask"`
+	EgressPrefix      *ebpf.VariableSpec `ebpf:"egress_prefix"`
 	IlaMask           *ebpf.VariableSpec `ebpf:"ila_mask"`
 	IlaPrefix         *ebpf.VariableSpec `ebpf:"ila_prefix"`
 	Macvlan           *ebpf.VariableSpec `ebpf:"macvlan"`
 	NoFlowCache       *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie        *ebpf.VariableSpec `ebpf:"node_cookie"`
 	NodeIfindex       *ebpf.VariableSpec `ebpf:"node_ifindex"`
+	OwnEgress         *ebpf.VariableSpec `ebpf:"own_egress"`
 	OwnNode           *ebpf.VariableSpec `ebpf:"own_node"`
 	OwnVtep4          *ebpf.VariableSpec `ebpf:"own_vtep4"`
 	PacketMark        *ebpf.VariableSpec `ebpf:"packet_mark"`
@@ -206,6 +220,8 @@ type objectVariableSpecs struct {
 	TunnelMark        *ebpf.VariableSpec `ebpf:"tunnel_mark"`
 	TunnelPorts       *ebpf.VariableSpec `ebpf:"tunnel_ports"`
 	UnusedDropEvent   *ebpf.VariableSpec `ebpf:"unused_drop_event"`
+	UnusedNatEntry    *ebpf.VariableSpec `ebpf:"unused_nat_entry"`
+	UnusedNatKey      *ebpf.VariableSpec `ebpf:"unused_nat_key"`
 	UnusedReplication *ebpf.VariableSpec `ebpf:"unused_replication"`
 	UplinkClasses     *ebpf.VariableSpec `ebpf:"uplink_classes"`
 	UplinkIfindex     *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
@@ -245,16 +261,19 @@ type objectMaps struct {
 	NimOutsideV1        *ebpf.Map `ebpf:"nim_outside_v1"`
 	NimPeersV1          *ebpf.Map `ebpf:"nim_peers_v1"`
 	NimSnatV1           *ebpf.Map `ebpf:"nim_snat_v1"`
+	PilAccessV1         *ebpf.Map `ebpf:"pil_access_v1"`
 	PilBlock            *ebpf.Map `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.Map `ebpf:"pil_drops_v1"`
 	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
 	PilFlows            *ebpf.Map `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.Map `ebpf:"pil_generation_v1"`
+	PilGwnatV1          *ebpf.Map `ebpf:"pil_gwnat_v1"`
 	PilIcmpRate         *ebpf.Map `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.Map `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.Map `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.Map `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.Map `ebpf:"pil_networks_v1"`
+	PilOverdicts        *ebpf.Map `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.Map `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.Map `ebpf:"pil_ports_v1"`
 	PilSessionCountsV1  *ebpf.Map `ebpf:"pil_session_counts_v1"`
@@ -289,16 +308,19 @@ func (m *objectMaps) Close() error {
 		m.NimOutsideV1,
 		m.NimPeersV1,
 		m.NimSnatV1,
+		m.PilAccessV1,
 		m.PilBlock,
 		m.PilDropsV1,
 		m.PilEventsV2,
 		m.PilFlows,
 		m.PilGenerationV1,
+		m.PilGwnatV1,
 		m.PilIcmpRate,
 		m.PilKeysV1,
 		m.PilLocalsV1,
 		m.PilMacsV1,
 		m.PilNetworksV1,
+		m.PilOverdicts,
 		m.PilPolScratch,
 		m.PilPortsV1,
 		m.PilSessionCountsV1,
@@ -330,12 +352,15 @@ type objectVariables struct {
 	BasePrefix        *ebpf.Variable `ebpf:"base_prefix"`
 	ClearDscp         *ebpf.Variable `ebpf:"clear_dscp"`
 	DirectPort        *ebpf.Variable `ebpf:"direct_port"`
+	EgressMask        *ebpf.Variable `ebpf:"egress_mask"`
+	EgressPrefix      *ebpf.Variable `ebpf:"egress_prefix"`
 	IlaMask           *ebpf.Variable `ebpf:"ila_mask"`
 	IlaPrefix         *ebpf.Variable `ebpf:"ila_prefix"`
 	Macvlan           *ebpf.Variable `ebpf:"macvlan"`
 	NoFlowCache       *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie        *ebpf.Variable `ebpf:"node_cookie"`
 	NodeIfindex       *ebpf.Variable `ebpf:"node_ifindex"`
+	OwnEgress         *ebpf.Variable `ebpf:"own_egress"`
 	OwnNode           *ebpf.Variable `ebpf:"own_node"`
 	OwnVtep4          *ebpf.Variable `ebpf:"own_vtep4"`
 	PacketMark        *ebpf.Variable `ebpf:"packet_mark"`
@@ -347,6 +372,8 @@ type objectVariables struct {
 	TunnelMark        *ebpf.Variable `ebpf:"tunnel_mark"`
 	TunnelPorts       *ebpf.Variable `ebpf:"tunnel_ports"`
 	UnusedDropEvent   *ebpf.Variable `ebpf:"unused_drop_event"`
+	UnusedNatEntry    *ebpf.Variable `ebpf:"unused_nat_entry"`
+	UnusedNatKey      *ebpf.Variable `ebpf:"unused_nat_key"`
 	UnusedReplication *ebpf.Variable `ebpf:"unused_replication"`
 	UplinkClasses     *ebpf.Variable `ebpf:"uplink_classes"`
 	UplinkIfindex     *ebpf.Variable `ebpf:"uplink_ifindex"`

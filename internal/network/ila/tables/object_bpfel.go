@@ -62,6 +62,7 @@ const (
 	objectMapPilLocalsV1         = "pil_locals_v1"
 	objectMapPilMacsV1           = "pil_macs_v1"
 	objectMapPilNetworksV1       = "pil_networks_v1"
+	objectMapPilOverdicts        = "pil_overdicts"
 	objectMapPilPolScratch       = "pil_pol_scratch"
 	objectMapPilPortsV1          = "pil_ports_v1"
 	objectMapPilSessionCountsV1  = "pil_session_counts_v1"
@@ -86,6 +87,8 @@ const (
 	objectVarBaseMask            = "base_mask"
 	objectVarBasePrefix          = "base_prefix"
 	objectVarClearDscp           = "clear_dscp"
+	objectVarEgressMask          = "egress_mask"
+	objectVarEgressPrefix        = "egress_prefix"
 	objectVarIlaMask             = "ila_mask"
 	objectVarIlaPrefix           = "ila_prefix"
 	objectVarMacvlan             = "macvlan"
@@ -94,6 +97,7 @@ const (
 	objectVarNoFlowCache         = "no_flow_cache"
 	objectVarNodeCookie          = "node_cookie"
 	objectVarNodeIfindex         = "node_ifindex"
+	objectVarOwnEgress           = "own_egress"
 	objectVarOwnLocator          = "own_locator"
 	objectVarOwnNode             = "own_node"
 	objectVarPacketMark          = "packet_mark"
@@ -171,6 +175,7 @@ type objectMapSpecs struct {
 	PilLocalsV1         *ebpf.MapSpec `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.MapSpec `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.MapSpec `ebpf:"pil_networks_v1"`
+	PilOverdicts        *ebpf.MapSpec `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.MapSpec `ebpf:"pil_ports_v1"`
 	PilSessionCountsV1  *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
@@ -199,6 +204,8 @@ type objectVariableSpecs struct {
 	BaseMask        *ebpf.VariableSpec `ebpf:"base_mask"`
 	BasePrefix      *ebpf.VariableSpec `ebpf:"base_prefix"`
 	ClearDscp       *ebpf.VariableSpec `ebpf:"clear_dscp"`
+	EgressMask      *ebpf.VariableSpec `ebpf:"egress_mask"`
+	EgressPrefix    *ebpf.VariableSpec `ebpf:"egress_prefix"`
 	IlaMask         *ebpf.VariableSpec `ebpf:"ila_mask"`
 	IlaPrefix       *ebpf.VariableSpec `ebpf:"ila_prefix"`
 	Macvlan         *ebpf.VariableSpec `ebpf:"macvlan"`
@@ -207,6 +214,7 @@ type objectVariableSpecs struct {
 	NoFlowCache     *ebpf.VariableSpec `ebpf:"no_flow_cache"`
 	NodeCookie      *ebpf.VariableSpec `ebpf:"node_cookie"`
 	NodeIfindex     *ebpf.VariableSpec `ebpf:"node_ifindex"`
+	OwnEgress       *ebpf.VariableSpec `ebpf:"own_egress"`
 	OwnLocator      *ebpf.VariableSpec `ebpf:"own_locator"`
 	OwnNode         *ebpf.VariableSpec `ebpf:"own_node"`
 	PacketMark      *ebpf.VariableSpec `ebpf:"packet_mark"`
@@ -254,6 +262,7 @@ type objectMaps struct {
 	PilLocalsV1         *ebpf.Map `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.Map `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.Map `ebpf:"pil_networks_v1"`
+	PilOverdicts        *ebpf.Map `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.Map `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.Map `ebpf:"pil_ports_v1"`
 	PilSessionCountsV1  *ebpf.Map `ebpf:"pil_session_counts_v1"`
@@ -289,6 +298,7 @@ func (m *objectMaps) Close() error {
 		m.PilLocalsV1,
 		m.PilMacsV1,
 		m.PilNetworksV1,
+		m.PilOverdicts,
 		m.PilPolScratch,
 		m.PilPortsV1,
 		m.PilSessionCountsV1,
@@ -318,6 +328,8 @@ type objectVariables struct {
 	BaseMask        *ebpf.Variable `ebpf:"base_mask"`
 	BasePrefix      *ebpf.Variable `ebpf:"base_prefix"`
 	ClearDscp       *ebpf.Variable `ebpf:"clear_dscp"`
+	EgressMask      *ebpf.Variable `ebpf:"egress_mask"`
+	EgressPrefix    *ebpf.Variable `ebpf:"egress_prefix"`
 	IlaMask         *ebpf.Variable `ebpf:"ila_mask"`
 	IlaPrefix       *ebpf.Variable `ebpf:"ila_prefix"`
 	Macvlan         *ebpf.Variable `ebpf:"macvlan"`
@@ -326,6 +338,7 @@ type objectVariables struct {
 	NoFlowCache     *ebpf.Variable `ebpf:"no_flow_cache"`
 	NodeCookie      *ebpf.Variable `ebpf:"node_cookie"`
 	NodeIfindex     *ebpf.Variable `ebpf:"node_ifindex"`
+	OwnEgress       *ebpf.Variable `ebpf:"own_egress"`
 	OwnLocator      *ebpf.Variable `ebpf:"own_locator"`
 	OwnNode         *ebpf.Variable `ebpf:"own_node"`
 	PacketMark      *ebpf.Variable `ebpf:"packet_mark"`

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Packets between containers and hosts outside of the cluster. container.h and uplink.h tail-call these programs. */
+#pragma once
+#include "common/icmp_source.h"
+#include "hooks/container.h"
+#include "net/netpila/gateway.h"
+
+/* egress_forward applies policy and sends the packet as its flow says. */
+static __always_inline int egress_forward(struct __sk_buff *skb, const struct packet *p, struct flow *f,
+					  enum flow_egress egress, struct addr *next_hop, __u32 dir, enum hook hook)
+{
+	struct eth_ip6 *h;
+
+	if (egress_enforce(skb, p, f, dir, hook))
+		return TC_ACT_SHOT;
+	h = eth_ip6_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, hook);
+	return forward_allowed(skb, h, p, f, egress, next_hop, hook);
+}
+
+/* to_egress_gateway sends a container's packet in the tunnel to a gateway of its rule: that of its session, or for a
+ * new session one that answers probes. */
+static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct packet *p, struct flow *f,
+					     const struct access_rule *rule)
+{
+	__u64 node = choose_gateway(skb, rule);
+	__u32 tag = gateway_tag(node);
+	struct eth_ip6 *h;
+	struct flow *hop;
+	int why;
+
+	if (!is_translatable(p))
+		return drop(skb, REASON_GATEWAY_PROTOCOL, HOOK_CONTAINER);
+	if (gateway_enforce(skb, p, f, &tag))
+		return TC_ACT_SHOT;
+	if (tag == gateway_tag(rule->gateways[0]))
+		node = rule->gateways[0];
+	else if (rule->gateways[1] && tag == gateway_tag(rule->gateways[1]))
+		node = rule->gateways[1];
+	hop = tunnel_hop(skb, node, f->key.device, f->key.path);
+	if (!hop)
+		return drop(skb, REASON_NO_ROUTE, HOOK_CONTAINER);
+	f->mtu = hop->mtu - TUNNEL_HLEN;
+	h = eth_ip6_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	why = dec_hop_limit(skb, h, p, f);
+	if (why)
+		return icmp_error_send(skb, p, f, why);
+	if (f->translate && write_addresses(skb, h, p, f))
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	why = egress_push(skb, node);
+	if (why)
+		return drop(skb, why, HOOK_CONTAINER);
+	return send_by(skb, hop);
+}
+
+/* What egress_begin finds out. */
+struct egress_way {
+	struct addr next_hop;
+	struct access_rule rule;
+};
+
+/* egress_begin has the stages of a miss: identity, rule, route. It returns 1 if it has dropped the packet. */
+static __noinline int egress_begin(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key,
+				   struct flow *f, struct egress_way *way)
+{
+	struct egress_src *own;
+	struct access_rule *rule;
+	struct addr dst;
+	struct miss m;
+	__u32 endpoint;
+	int why;
+
+	if (!p || !key || !f || !way)
+		return 1;
+	dst = key->dst;
+	why = identify(key, &m);
+	if (why) {
+		drop(skb, why, HOOK_CONTAINER);
+		return 1;
+	}
+	begin_outside(f, key, &m.from->plain, &dst, m.from->plain.lo);
+	rule = access_rule_of(m.from->tenant_id, &dst);
+	if (!rule || (rule->action != ACCESS_OUTSIDE && rule->action != ACCESS_GATEWAY) || is_protected(&dst)) {
+		egress_denied(skb, p, f, rule);
+		return 1;
+	}
+	way->rule = *rule;
+	endpoint = m.from->endpoint;
+	f->policy_ep[TX] = endpoint;
+	if (rule->action == ACCESS_GATEWAY) {
+		f->translate = !same_addr(&f->src, &f->key.src);
+		f->checksum = m.from->checksum;
+		return 0;
+	}
+	own = bpf_map_lookup_elem(&pil_esources_v1, &endpoint);
+	if (!own) {
+		drop(skb, REASON_NO_EGRESS_ADDRESS, HOOK_CONTAINER);
+		return 1;
+	}
+	f->src = own->address;
+	f->checksum = own->checksum;
+	why = find_next_hop(skb, f, wire_length(skb, p), &way->next_hop);
+	if (why == REASON_TOO_BIG) { /* a router checks the hop limit first */
+		struct eth_ip6 *h = eth_ip6_of(skb);
+
+		icmp_error_send(skb, p, f, h && h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);
+		return 1;
+	}
+	if (why)
+		drop(skb, why, HOOK_CONTAINER);
+	return why ? 1 : 0;
+}
+
+static __always_inline int egress_from_container(struct __sk_buff *skb)
+{
+	struct flow_key key = {.generation = generation(), .device = device_of(skb)};
+	enum flow_egress egress = EGRESS_UPLINK;
+	struct egress_way way = {};
+	struct addr *hop = NULL;
+	struct packet p = {};
+	struct flow *f;
+	int why;
+
+	why = read_from_container(skb, &key, &p);
+	if (why)
+		return drop(skb, why, HOOK_CONTAINER);
+	f = outside_slot(&key);
+	if (!f)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	if (!flow_matches(f, &key) || f->expires <= bpf_jiffies64()) {
+		if (egress_begin(skb, &p, &key, f, &way))
+			return TC_ACT_SHOT;
+		if (way.rule.action == ACCESS_GATEWAY)
+			return to_egress_gateway(skb, &p, f, &way.rule);
+		egress = EGRESS_NEIGHBOUR;
+		if (f->egress == EGRESS_UPLINK)
+			hop = &way.next_hop;
+	}
+	asm volatile("" : "+r"(hop)); /* the verifier must see the check on the pointer, not on what it follows from */
+	return egress_forward(skb, &p, f, egress, hop, TX, HOOK_CONTAINER);
+}
+
+/* egress_arrived finds the container of a packet from outside. It returns 0 or a reason. */
+static __noinline int egress_arrived(const struct flow_key *key, struct flow *f)
+{
+	struct addr src, inside;
+	struct access_rule *rule;
+	struct egress_dst *to;
+
+	if (!key || !f)
+		return REASON_MALFORMED;
+	src = key->src;
+	to = key->dst.hi == own_egress ? bpf_map_lookup_elem(&pil_elocals_v1, &key->dst.lo) : NULL;
+	if (!to)
+		return REASON_NO_ENDPOINT;
+	inside.hi = own_node;
+	inside.lo = to->plain;
+	rule = access_rule_of(tenant_id(&inside), &src);
+	if (!rule || rule->action != ACCESS_OUTSIDE || is_protected(&src))
+		return REASON_NO_SESSION;
+	begin_outside(f, key, &src, &to->address, to->plain);
+	f->policy_ep[RX] = to->endpoint;
+	f->checksum = to->checksum;
+	send_to(f, to->ifindex);
+	f->egress = EGRESS_LOCAL;
+	return 0;
+}
+
+/* show_router writes the source of a router's ICMPv6 error again, after the error was checked as one of the peer: what
+ * is outside of the cluster is no secret. */
+static __always_inline int show_router(struct __sk_buff *skb, const struct packet *p, struct addr *peer,
+				       struct addr *router)
+{
+	return fix_checksum(skb, p, csum_diff_addr(peer, router)) ||
+	       bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), router, sizeof(*router), 0);
+}
+
+static __always_inline int egress_from_fabric(struct __sk_buff *skb)
+{
+	struct flow_key key = {.generation = generation(), .device = skb->ifindex};
+	struct addr router = {};
+	struct packet p = {};
+	struct eth_ip6 *h;
+	struct flow *f;
+	int why, verdict;
+
+	h = eth_ip6_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	router = key.src = *src_of(h);
+	key.dst = *dst_of(h);
+	if (is_egress_tunnel(&key.dst) || bpf_map_lookup_elem(&pil_gwnat_v1, &key.dst)) {
+		bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);
+	}
+	why = parse(skb, h, &p);
+	if (!why && is_error(&p))
+		why = icmp_err_set_peer_src(skb, &p, &key.src, own_node);
+	if (why)
+		return drop(skb, why, HOOK_UPLINK_IN);
+	if (skb->vlan_present)
+		bpf_skb_vlan_pop(skb); /* the tag is outside of the frame and belongs to the uplink */
+	f = outside_slot(&key);
+	if (!f)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	why = flow_matches(f, &key) ? 0 : egress_arrived(&key, f);
+	if (why)
+		return drop(skb, why, HOOK_UPLINK_IN);
+	verdict = egress_forward(skb, &p, f, EGRESS_LOCAL, NULL, RX, HOOK_UPLINK_IN);
+	if (verdict != TC_ACT_SHOT && is_error(&p) && show_router(skb, &p, &key.src, &router))
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	return verdict;
+}

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Packets from the fabric by way of an egress gateway: at the gateway, and its answers at the container's node.
+ * egress.h and uplink_class.h tail-call the program. */
+#pragma once
+#include "hooks/egress.h"
+
+/* read_nat_ports reads both ports; of an answer, the gateway's is that of the destination. */
+static __always_inline int read_nat_ports(struct __sk_buff *skb, const struct packet *p, bool answer,
+					  struct nat_key *key)
+{
+	__be16 ports[2] = {};
+
+	if (read_ports(skb, p->proto, p->l4, ports))
+		return REASON_MALFORMED;
+	key->local_port = answer ? ports[1] : ports[0];
+	key->remote_port = answer ? ports[0] : ports[1];
+	if (p->proto == NEXTHDR_ICMP)
+		key->remote_port = 0; /* the identifier is only one */
+	key->proto = p->proto;
+	key->zero[0] = key->zero[1] = key->zero[2] = 0;
+	return 0;
+}
+
+#define NAT_TRIES      32
+#define NAT_FIRST_PORT 1024
+
+/* new_connection allocates a port: that of the container if no other connection to the same host has it, else one at
+ * random. It returns 0 or a reason. */
+static __noinline int new_connection(void *connections, struct gateway_scratch *d)
+{
+	struct nat_entry back;
+
+	if (!connections || !d)
+		return REASON_GATEWAY_FULL;
+	back.address = d->out.local;
+	back.port = d->out.local_port;
+	__builtin_memset(back.zero, 0, sizeof(back.zero));
+	d->entry.address = d->back.local;
+	__builtin_memset(d->entry.zero, 0, sizeof(d->entry.zero));
+	for (int i = 0; i < NAT_TRIES; i++) {
+		__u32 port = bpf_ntohs(d->out.local_port);
+
+		if (i || port < NAT_FIRST_PORT)
+			port = NAT_FIRST_PORT + bpf_get_prandom_u32() % (0x10000 - NAT_FIRST_PORT);
+		d->back.local_port = bpf_htons(port);
+		if (bpf_map_update_elem(connections, &d->back, &back, BPF_NOEXIST))
+			continue;
+		d->entry.port = d->back.local_port;
+		return bpf_map_update_elem(connections, &d->out, &d->entry, BPF_ANY) ? REASON_GATEWAY_FULL : 0;
+	}
+	return REASON_GATEWAY_FULL;
+}
+
+/* find_connection finds or makes the entries of a container's packet. d->entry is then its translation. */
+static __always_inline int find_connection(void *connections, struct gateway_scratch *d)
+{
+	struct nat_entry *known = bpf_map_lookup_elem(connections, &d->out), *back;
+
+	if (!known)
+		return new_connection(connections, d);
+	d->entry = *known;
+	d->back.local_port = known->port;
+	back = bpf_map_lookup_elem(connections, &d->back);
+	if (back && same_addr(&back->address, &d->out.local) && back->port == d->out.local_port)
+		return 0;
+	return new_connection(connections, d); /* the entry for answers was evicted */
+}
+
+/* write_port replaces the port that a gateway translates. The checksum of the transport is the caller's: a pending one
+ * covers addresses only. */
+static __always_inline int write_port(struct __sk_buff *skb, const struct packet *p, bool answer, __be16 port)
+{
+	__u32 at = p->proto == NEXTHDR_ICMP ? 4 : answer ? 2 : 0;
+
+	return bpf_skb_store_bytes(skb, p->l4 + at, &port, sizeof(port), 0);
+}
+
+/* nat_write writes one end of a packet: address and port. */
+static __always_inline int nat_write(struct __sk_buff *skb, const struct packet *p, bool answer,
+				     const struct nat_key *was, const struct nat_entry *is)
+{
+	struct addr old = was->local, new = is->address;
+	__u32 difference = csum_diff_addr(&old, &new);
+
+	if (!p->pending)
+		difference = csum_add(difference, csum_add((__u16)~was->local_port, is->port));
+	if (fix_checksum(skb, p, difference) || write_port(skb, p, answer, is->port))
+		return REASON_MALFORMED;
+	return bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src) + (answer ? sizeof(new) : 0), &new, sizeof(new),
+				   0)
+		       ? REASON_MALFORMED
+		       : 0;
+}
+
+/* gateway_out translates a packet of a container, which came in the tunnel from the container's node. */
+static __noinline int gateway_out(struct __sk_buff *skb, const struct addr *own)
+{
+	struct gateway_scratch *d = gateway_scratch();
+	struct packet p = {};
+	void *connections;
+	struct eth_ip6 *h;
+	struct flow *hop;
+	int why;
+
+	h = eth_ip6_of(skb);
+	if (!h || !d || !own)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	d->out.local = *src_of(h);
+	d->out.remote = d->back.remote = *dst_of(h);
+	d->back.local = *own;
+	connections = bpf_map_lookup_elem(&pil_gwnat_v1, &d->back.local);
+	if (!connections)
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
+	why = parse(skb, h, &p);
+	if (!why && !is_translatable(&p))
+		why = REASON_GATEWAY_PROTOCOL;
+	if (!why)
+		why = read_nat_ports(skb, &p, false, &d->out);
+	if (why)
+		return drop(skb, why, HOOK_UPLINK_IN);
+	d->back.remote_port = d->out.remote_port;
+	d->back.proto = d->out.proto;
+	__builtin_memset(d->back.zero, 0, sizeof(d->back.zero));
+	why = find_connection(connections, d);
+	if (why)
+		return drop(skb, why, HOOK_UPLINK_IN);
+	hop = cached_hop(skb, own, &d->out.remote, skb->ifindex, 0);
+	h = eth_ip6_of(skb);
+	if (!hop || !h)
+		return drop(skb, REASON_NO_ROUTE, HOOK_UPLINK_IN);
+	why = dec_hop_limit(skb, h, &p, hop);
+	if (!why)
+		why = nat_write(skb, &p, false, &d->out, &d->entry);
+	if (why)
+		return drop(skb, why, HOOK_UPLINK_IN);
+	return send_by(skb, hop);
+}
+
+/* too_big_outside sends ICMPv6 Packet Too Big to a host outside. */
+static __always_inline int too_big_outside(struct __sk_buff *skb, const struct packet *p, __u32 mtu)
+{
+	struct gateway_scratch *d = gateway_scratch();
+	struct icmp6_error *a;
+	struct eth_ip6 *h;
+
+	drop(skb, REASON_TOO_BIG, HOOK_UPLINK_IN);
+	h = eth_ip6_of(skb);
+	if (!d || !h || !icmp_error_wanted(skb, p) || !icmp_error_allowed(uplink_ifindex))
+		return TC_ACT_SHOT;
+	a = &d->error;
+	__builtin_memset(a, 0, sizeof(*a));
+	__builtin_memcpy(a->frame.eth.h_dest, h->eth.h_source, ETH_ALEN);
+	__builtin_memcpy(a->frame.eth.h_source, h->eth.h_dest, ETH_ALEN);
+	a->frame.src = *dst_of(h);
+	a->frame.dst = *src_of(h);
+	a->type = ICMPV6_TOO_BIG;
+	a->mtu = bpf_htonl(mtu);
+	if (icmp_error_write(skb, a))
+		return TC_ACT_SHOT;
+	skb->mark = macvlan ? accept_mark : packet_mark;
+	return bpf_redirect(uplink_ifindex, 0);
+}
+
+/* read_nat_quote reads the connection of the packet that an error from outside quotes. */
+static __noinline int read_nat_quote(struct __sk_buff *skb, const struct packet *p, struct nat_key *key)
+{
+	struct addr quoted[2];
+	struct pol_scratch *d;
+	__be16 ports[2] = {};
+	__u32 zero = 0;
+	int proto;
+
+	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
+	if (!d || !p || !key || bpf_skb_load_bytes(skb, p->l4 + QUOTED_ADDRESSES, quoted, sizeof(quoted)) ||
+	    !same_addr(&quoted[0], &key->local))
+		return REASON_ICMP_QUOTE;
+	d->quotes_fragment = 0;
+	proto = read_quoted_ports(skb, p, d, ports);
+	if (proto < 0 || d->quotes_fragment)
+		return REASON_ICMP_QUOTE;
+	key->remote = quoted[1];
+	key->local_port = ports[1];
+	key->remote_port = proto == NEXTHDR_ICMP ? 0 : ports[0];
+	key->proto = proto;
+	key->zero[0] = key->zero[1] = key->zero[2] = 0;
+	return 0;
+}
+
+/* nat_write_error translates an error from outside: its quote, its destination, and its source, which becomes the host
+ * that the quoted packet was sent to, so that the container's node finds the rule of the connection. */
+static __noinline int nat_write_error(struct __sk_buff *skb, const struct packet *p, struct gateway_scratch *d)
+{
+	struct addr from, gateway, to, peer;
+	struct packet q = {};
+	__u32 difference, at;
+	struct eth_ip6 *h;
+
+	h = eth_ip6_of(skb);
+	if (!h || !p || !d)
+		return REASON_MALFORMED;
+	q.l4 = p->l4 + ICMPV6_HLEN + IPV6_HLEN;
+	q.end = p->end;
+	if (bpf_skb_load_bytes(skb, p->l4 + ICMPV6_HLEN + 6, &q.proto, sizeof(q.proto)))
+		return REASON_MALFORMED;
+	if (find_transport(skb, &q) || !q.l4)
+		return REASON_ICMP_QUOTE;
+	h = eth_ip6_of(skb);
+	if (!h)
+		return REASON_MALFORMED;
+	from = *src_of(h);
+	gateway = d->back.local;
+	peer = d->back.remote;
+	to = d->entry.address;
+	difference = csum_diff_addr(&gateway, &to);
+	difference = csum_add(csum_add(difference, difference), csum_diff_addr(&from, &peer));
+	difference = csum_add(difference, csum_add((__u16)~d->back.local_port, d->entry.port));
+	at = q.l4 + (q.proto == NEXTHDR_ICMP ? 4 : 0);
+	if (fix_checksum(skb, p, difference) ||
+	    bpf_skb_store_bytes(skb, p->l4 + QUOTED_ADDRESSES, &to, sizeof(to), 0) ||
+	    bpf_skb_store_bytes(skb, at, &d->entry.port, sizeof(d->entry.port), 0) ||
+	    bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), &peer, sizeof(peer), 0) ||
+	    bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, dst), &to, sizeof(to), 0))
+		return REASON_MALFORMED;
+	return 0;
+}
+
+/* gateway_back translates a packet from a host outside and sends it in the tunnel to the container's node. */
+static __noinline int gateway_back(struct __sk_buff *skb, void *connections)
+{
+	struct gateway_scratch *d = gateway_scratch();
+	struct nat_entry *to;
+	struct packet p = {};
+	struct eth_ip6 *h;
+	struct flow *hop;
+	__u32 path;
+	int why;
+
+	h = eth_ip6_of(skb);
+	if (!h || !d || !connections)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	path = path_of(h);
+	d->back.local = *dst_of(h);
+	d->back.remote = *src_of(h);
+	why = parse(skb, h, &p);
+	if (!why && is_error(&p))
+		why = read_nat_quote(skb, &p, &d->back);
+	else if (!why)
+		why = is_translatable(&p) ? read_nat_ports(skb, &p, true, &d->back) : REASON_GATEWAY_PROTOCOL;
+	if (why)
+		return drop(skb, why, HOOK_UPLINK_IN);
+	to = bpf_map_lookup_elem(connections, &d->back);
+	if (!to)
+		return drop(skb, REASON_NO_SESSION, HOOK_UPLINK_IN);
+	d->entry = *to;
+	if (skb->vlan_present)
+		bpf_skb_vlan_pop(skb); /* the tag is outside of the frame and belongs to the uplink */
+	hop = tunnel_hop(skb, d->entry.address.hi, skb->ifindex, path);
+	h = eth_ip6_of(skb);
+	if (!hop || !h)
+		return drop(skb, REASON_NO_ROUTE, HOOK_UPLINK_IN);
+	if (h->hop_limit <= 1)
+		return drop(skb, REASON_HOP_LIMIT, HOOK_UPLINK_IN);
+	if (skb->len - ETH_HLEN > hop->mtu - TUNNEL_HLEN && wire_length(skb, &p) > hop->mtu - TUNNEL_HLEN)
+		return too_big_outside(skb, &p, hop->mtu - TUNNEL_HLEN);
+	h->hop_limit--;
+	why = is_error(&p) ? nat_write_error(skb, &p, d) : nat_write(skb, &p, true, &d->back, &d->entry);
+	if (!why)
+		why = egress_push(skb, d->entry.address.hi);
+	if (why)
+		return drop(skb, why, HOOK_UPLINK_IN);
+	return send_by(skb, hop);
+}
+
+/* gateway_answered delivers an answer, which came in the tunnel from a gateway, to its container. */
+static __always_inline int gateway_answered(struct __sk_buff *skb, const struct flow_key *key)
+{
+	struct packet p = {};
+	struct ep_dst *to;
+	struct eth_ip6 *h;
+	struct flow *f;
+	int why;
+
+	h = eth_ip6_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	why = parse(skb, h, &p);
+	if (why)
+		return drop(skb, why, HOOK_UPLINK_IN);
+	to = bpf_map_lookup_elem(&pil_locals_v1, &key->dst.lo);
+	f = outside_slot(key);
+	if (!to || !f)
+		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
+	begin_outside(f, key, &key->src, &to->address, key->dst.lo);
+	f->translate = !same_addr(&to->address, &key->dst);
+	f->policy_ep[RX] = to->endpoint;
+	f->checksum = to->checksum;
+	send_to(f, to->ifindex);
+	return egress_forward(skb, &p, f, EGRESS_LOCAL, NULL, RX, HOOK_UPLINK_IN);
+}
+
+/* from_egress_tunnel handles a packet in the tunnel between a node and a gateway. The fabric has checked that the outer
+ * source is the node that it says. */
+static __always_inline int from_egress_tunnel(struct __sk_buff *skb, struct eth_ip6 *outer)
+{
+	struct flow_key key = {.generation = generation(), .device = skb->ifindex};
+	__u64 node = src_of(outer)->hi;
+	struct access_rule *rule;
+	struct addr ends[2], *own;
+	bool to_outside;
+	__u32 tenant;
+
+	if (outer->nexthdr != PROTO_IPV6 || !is_egress_tunnel(src_of(outer)) ||
+	    bpf_skb_load_bytes(skb, sizeof(struct eth_ip6) + 8, ends, sizeof(ends)))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
+	to_outside = ends[0].hi == node && claims_app(&ends[0]);
+	if (!to_outside && !(ends[1].hi == own_node && tenant_id(&ends[1])))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
+	tenant = tenant_id(to_outside ? &ends[0] : &ends[1]);
+	rule = access_rule_of(tenant, to_outside ? &ends[1] : &ends[0]);
+	if (!rule || !has_gateway(rule, to_outside ? own_node : node) || is_protected(to_outside ? &ends[1] : &ends[0]))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
+	if (skb->vlan_present)
+		bpf_skb_vlan_pop(skb); /* the tag is outside of the frame and belongs to the uplink */
+	if (egress_pull(skb))
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	if (to_outside) {
+		own = bpf_map_lookup_elem(&pil_gwtenants_v1, &tenant);
+		return own ? gateway_out(skb, own) : drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
+	}
+	key.src = ends[0];
+	key.dst = ends[1];
+	return gateway_answered(skb, &key);
+}
+
+/* at_egress_gateway is the program of packets from the fabric to this node's tunnel address, or to an address of a
+ * gateway. */
+static __always_inline int at_egress_gateway(struct __sk_buff *skb)
+{
+	struct eth_ip6 *h = eth_ip6_of(skb);
+	void *connections;
+	struct addr dst;
+
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	dst = *dst_of(h);
+	if (dst.hi == own_node && dst.lo == EGRESS_TUNNEL_HOST)
+		return from_egress_tunnel(skb, h);
+	connections = bpf_map_lookup_elem(&pil_gwnat_v1, &dst);
+	if (!connections)
+		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
+	return gateway_back(skb, connections);
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Packets between containers and hosts outside of the cluster. Hosts outside see a container at its egress address:
+ * 1:1, without a change of ports. All these packets pass the session table, and inbound packets need a session. The
+ * programs of container.h and uplink.h call this one by tail calls, so packets between containers pay nothing. Packets
+ * by a gateway: gateway.h. */
+#pragma once
+#include "net/netpila/access.h"
+#include "net/netpila/forward.h"
+#include "net/netpila/next_hop.h"
+
+/* A container's egress address, by the number of its endpoint, and the way back. */
+struct egress_src {
+	struct addr address;
+	__u32 checksum; /* checksum difference address in the container -> egress address */
+	__u32 zero;
+};
+
+struct egress_dst {
+	struct addr address; /* as the container sees it */
+	__u64 plain;	     /* low half of its plaintext address; the high half is own_node */
+	__u32 ifindex;
+	__u32 endpoint;
+	__u32 checksum; /* checksum difference egress address -> address in the container */
+	__u32 zero;
+};
+_Static_assert(sizeof(struct egress_src) == 24 && sizeof(struct egress_dst) == 40, "no implicit padding");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct egress_src);
+	__uint(max_entries, 1); /* set at load */
+} pil_esources_v1 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64); /* low half of the egress address; the high half is own_egress */
+	__type(value, struct egress_dst);
+	__uint(max_entries, 1); /* set at load */
+} pil_elocals_v1 SEC(".maps");
+
+/* A flow cache of its own, so that a container that sends to many hosts evicts no flow between containers. */
+#define OUTSIDE_SLOTS 1024
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct flow);
+	__uint(max_entries, OUTSIDE_SLOTS); /* times the number of CPUs, set at load */
+} pil_oflows SEC(".maps");
+
+static __always_inline struct flow *outside_slot(const struct flow_key *key)
+{
+	__u32 slot = bpf_get_smp_processor_id() * OUTSIDE_SLOTS + (flow_hash(key) >> 54);
+
+	_Static_assert(OUTSIDE_SLOTS == 1 << 10, "the slot is the top 10 bits");
+	return bpf_map_lookup_elem(&pil_oflows, &slot);
+}
+
+/* begin_outside starts a flow between a container and a host outside. */
+static __always_inline void begin_outside(struct flow *f, const struct flow_key *key, const struct addr *src,
+					  const struct addr *dst, __u64 plain)
+{
+	f->egress = 0; /* invalidates the slot until all fields are written */
+	f->key = *key;
+	f->src = *src;
+	f->dst = *dst;
+	f->translate = 1;
+	f->policy_ep[TX] = f->policy_ep[RX] = 0;
+	f->extra = plain;
+}
+
+/* egress_denied drops a container's packet. A tenant without egress rules has no way out, so no error is sent. */
+static __always_inline int egress_denied(struct __sk_buff *skb, const struct packet *p, struct flow *f,
+					 const struct access_rule *rule)
+{
+	return rule ? icmp_error_send(skb, p, f, REASON_EGRESS_DENIED)
+		    : drop(skb, REASON_DST_NOT_PRIVATE, HOOK_CONTAINER);
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Egress gateways: between a container's node and a gateway packets are in an IPv6 tunnel (RFC 2473), so the gateway
+ * sees the container's plaintext address. It translates source address and port. Its tables: the tenants that it is a
+ * gateway of, and a table of connections per tenant, so that no tenant evicts connections of another. */
+#pragma once
+#include "net/netpila/egress.h"
+#include "net/netpila/gateway_table.h"
+
+#define PROTO_IPV6  41
+#define TUNNEL_HLEN IPV6_HLEN
+
+/* Low half of the address at which a node receives these packets; index 1. The high half is own_node. */
+#define EGRESS_TUNNEL_HOST (bpf_cpu_to_be64((__u64)EGRESS_APP << 24 | 1))
+
+static __always_inline bool is_egress_tunnel(const struct addr *a)
+{
+	return a->lo == EGRESS_TUNNEL_HOST && in_base(a);
+}
+
+/* Gateways that do not answer probes. New connections avoid them if the rule has another one. Without an agent, nothing
+ * changes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64); /* /64 of the node */
+	__type(value, __u8);
+	__uint(max_entries, 1024);
+} pil_gwsilent_v1 SEC(".maps");
+
+/* The address of this gateway for a tenant id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct addr);
+	__uint(max_entries, 4096);
+} pil_gwtenants_v1 SEC(".maps");
+
+/* Data that is too large for the stack. Programs run with softirqs off, so a CPU's copy is never shared. */
+struct gateway_scratch {
+	struct flow_key key;
+	struct addr next_hop;
+	struct nat_key out, back;
+	struct nat_entry entry;
+	struct icmp6_error error;
+	__u8 zero[6];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct gateway_scratch);
+	__uint(max_entries, 1);
+} pil_gwscratch SEC(".maps");
+
+static __always_inline struct gateway_scratch *gateway_scratch(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&pil_gwscratch, &zero);
+}
+
+/* gateway_tag is what a session keeps of its gateway: the lower half of its /64, in which the nodes of a base prefix
+ * differ. */
+static __always_inline __u32 gateway_tag(__u64 node)
+{
+	return bpf_be64_to_cpu(node);
+}
+
+static __always_inline bool is_silent(__u64 node)
+{
+	return bpf_map_lookup_elem(&pil_gwsilent_v1, &node);
+}
+
+/* choose_gateway returns the gateway of a new connection. */
+static __always_inline __u64 choose_gateway(struct __sk_buff *skb, const struct access_rule *rule)
+{
+	__u64 first = rule->gateways[0], second = rule->gateways[1];
+
+	if (!second)
+		return first;
+	if (is_silent(first) != is_silent(second))
+		return is_silent(first) ? second : first;
+	return bpf_get_hash_recalc(skb) & 1 ? second : first;
+}
+
+static __always_inline bool has_gateway(const struct access_rule *rule, __u64 node)
+{
+	return rule->action == ACCESS_GATEWAY && node && (rule->gateways[0] == node || rule->gateways[1] == node);
+}
+
+/* is_translatable: gateways translate ports, and echo identifiers. */
+static __always_inline bool is_translatable(const struct packet *p)
+{
+	if (p->parts & HAS_FRAGMENT || !p->l4)
+		return false;
+	if (p->proto == NEXTHDR_ICMP)
+		return is_echo(NEXTHDR_ICMP, p->icmp_type);
+	return p->proto == NEXTHDR_TCP || p->proto == NEXTHDR_UDP;
+}
+
+/* cached_hop finds the next hop of packets from src to dst in the cache of outside flows, or asks the FIB. The flow is
+ * valid for this packet; without its egress, the packet goes by the neighbour table. */
+static __noinline struct flow *cached_hop(struct __sk_buff *skb, const struct addr *src, const struct addr *dst,
+					  __u32 device, __u32 path)
+{
+	struct gateway_scratch *d = gateway_scratch();
+	struct flow_key *key;
+	struct flow *f;
+
+	if (!d)
+		return NULL;
+	key = &d->key;
+	key->src = *src;
+	key->dst = *dst;
+	key->device = device;
+	key->generation = generation();
+	key->path = path;
+	key->zero = 1; /* unlike the flows of containers */
+	f = outside_slot(key);
+	if (!f)
+		return NULL;
+	if (flow_matches(f, key) && f->key.zero && f->expires > bpf_jiffies64())
+		return f;
+	begin_outside(f, key, src, dst, 0);
+	return find_next_hop(skb, f, 1, &d->next_hop) ? NULL : f;
+}
+
+/* send_by sends a packet, which is complete, by the next hop of a flow. */
+static __always_inline int send_by(struct __sk_buff *skb, struct flow *f)
+{
+	struct gateway_scratch *d = gateway_scratch();
+	struct eth_ip6 *h = eth_ip6_of(skb);
+
+	if (!h || !d)
+		return TC_ACT_SHOT;
+	if (f->egress == EGRESS_UPLINK) {
+		set_macs(h, f);
+		return leave_node(skb, f, EGRESS_UPLINK, NULL);
+	}
+	return leave_node(skb, f, EGRESS_NEIGHBOUR, NULL);
+}
+
+/* tunnel_hop finds the next hop of the tunnel to a node. */
+static __always_inline struct flow *tunnel_hop(struct __sk_buff *skb, __u64 node, __u32 device, __u32 path)
+{
+	struct addr src = {.hi = own_node, .lo = EGRESS_TUNNEL_HOST}, dst = {.hi = node, .lo = EGRESS_TUNNEL_HOST};
+
+	return cached_hop(skb, &src, &dst, device, path);
+}
+
+/* egress_push puts the outer header before a packet. Traffic class and flow label are those of the packet. The size of
+ * segments stays, because the packet fits into the tunnel. It returns 0 or a reason. */
+static __noinline int egress_push(struct __sk_buff *skb, __u64 node)
+{
+	struct eth_ip6 *h = eth_ip6_of(skb), o = {};
+	__u32 length = skb->len - ETH_HLEN;
+
+	if (!h)
+		return REASON_MALFORMED;
+	o.priority_version = h->priority_version;
+	__builtin_memcpy(o.flow, h->flow, sizeof(o.flow));
+	o.payload_len = length > 0xffff ? 0 : bpf_htons(length);
+	o.nexthdr = PROTO_IPV6;
+	o.hop_limit = TUNNEL_HOPS;
+	o.src.hi = own_node;
+	o.dst.hi = node;
+	o.src.lo = o.dst.lo = EGRESS_TUNNEL_HOST;
+	if (bpf_skb_adjust_room(skb, TUNNEL_HLEN, BPF_ADJ_ROOM_MAC,
+				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6) ||
+	    bpf_skb_store_bytes(skb, ETH_HLEN, &o.priority_version, IPV6_HLEN, 0))
+		return REASON_MALFORMED;
+	return 0;
+}
+
+static __always_inline int egress_pull(struct __sk_buff *skb)
+{
+	return bpf_skb_adjust_room(skb, -TUNNEL_HLEN, BPF_ADJ_ROOM_MAC,
+				   BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_DECAP_L3_IPV6);
+}
