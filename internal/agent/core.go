@@ -23,6 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -39,6 +40,7 @@ type Core struct {
 	networks *networks.Set
 	driver   dpapi.Driver
 	resolver Resolver
+	egress   *egress.Addresses
 	plan     address.Plan
 	edge     bool
 
@@ -57,9 +59,12 @@ type Core struct {
 	staged sessionStage // sessions of containers that move here
 
 	offloadsChanged, loadDue wakeup // this node became or was a member of an offload that has changed
+	gatewaysChanged          wakeup // egress gateways of tenants here may have changed
 
-	migrationDue wakeup               // endpoints may have to migrate
+	migrationDue wakeup               // endpoints may have to migrate, or to get or lose egress addresses
 	migrated     map[endpoint.ID]bool // endpoints on two networks whose new attachment this process has verified
+	settling     map[endpoint.ID]bool // endpoints whose record has egress that their device or entries may lack
+	unsettled    map[string]error     // by tenant: why an endpoint does not have the egress that its record or tenant says
 }
 
 // Config has the parts and limits of a Core.
@@ -70,6 +75,7 @@ type Config struct {
 	Absent   map[string]string  // by name of a network that this node lacks: the option that enables it
 	Driver   dpapi.Driver
 	Resolver Resolver
+	Egress   *egress.Addresses // those of network netpila
 	// closed after the first contact with the orchestrator, or a bounded time without one; nil: do not wait
 	Tried        <-chan struct{}
 	Plan         address.Plan
@@ -86,11 +92,13 @@ type Config struct {
 func New(c Config) (*Core, error) {
 	core := &Core{
 		store: c.Store, tenants: c.Tenants, policies: c.Tenants.policies, networks: networks.New(c.Networks, c.Absent),
-		driver: c.Driver, resolver: c.Resolver,
-		plan: c.Plan, edge: c.Edge, mtuReserve: c.MTUReserve,
+		driver: c.Driver, resolver: c.Resolver, egress: c.Egress, settling: map[endpoint.ID]bool{},
+		unsettled: map[string]error{},
+		plan:      c.Plan, edge: c.Edge, mtuReserve: c.MTUReserve,
 		max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{},
 		migrationDue: newWakeup(), offloadsChanged: newWakeup(), loadDue: newWakeup(),
+		gatewaysChanged: newWakeup(),
 	}
 	c.Tenants.node, c.Tenants.containers = c.Node, core.offloadedContainers
 	c.Tenants.appOverrides = core.overrides
@@ -219,6 +227,8 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	c.tenants.signalContainers(r.Tenant)
 	c.awaitList(ctx, r.Tenant)
 	c.signalMigration(r) // its tenant may have migrated meanwhile
+	c.signalEgress(r)
+	c.signalGateways(t)
 	c.log.Info(
 		"endpoint added",
 		"endpoint",
@@ -343,7 +353,9 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 		c.tenants.signal()
 	}
 	c.tenants.signalContainers(r.Tenant)
+	known, _, _ := c.tenants.Get(r.Tenant)
 	c.release(ctx, r.Tenant, r.TenantID)
+	c.signalGateways(known.Tenant)
 	c.policies.Retry(r.Tenant)
 	c.signalMigration(r)
 	return nil
@@ -452,4 +464,5 @@ func (c *Core) releaseID(id endpoint.ID) {
 	defer c.mu.Unlock()
 	delete(c.ids, id)
 	delete(c.migrated, id)
+	delete(c.settling, id)
 }

@@ -44,7 +44,8 @@ const (
 	migrationReport   = time.Second
 )
 
-// runMigrations keeps endpoints on their tenants' networks until ctx ends.
+// runMigrations keeps endpoints on their tenants' networks, with the egress that their tenants' rules require, until ctx
+// ends.
 func (c *Core) runMigrations(ctx context.Context) {
 	for failures := 0; ; {
 		var again <-chan time.Time
@@ -68,7 +69,7 @@ func retryPause(failures int) time.Duration {
 	return min(migrationRetry<<min(failures, 10), maxMigrationRetry)
 }
 
-// migrateAll migrates every endpoint that needs it, and reports whether all are done.
+// migrateAll changes every endpoint that needs it, and reports whether all are done.
 func (c *Core) migrateAll(ctx context.Context) (done bool) {
 	records := map[string][]endpoint.Record{}
 	for _, r := range c.store.List() {
@@ -77,6 +78,9 @@ func (c *Core) migrateAll(ctx context.Context) (done bool) {
 	done = true
 	for _, name := range c.tenants.Names() {
 		if ctx.Err() == nil && !c.migrateTenant(ctx, name, records[name]) {
+			done = false
+		}
+		if ctx.Err() == nil && !c.settleTenant(ctx, name, records[name]) {
 			done = false
 		}
 	}

@@ -20,11 +20,12 @@ func (c *Core) Endpoints() []endpoint.Record { return c.store.List() }
 // TenantNames returns the tenants that this node knows, in order.
 func (c *Core) TenantNames() []string { return c.tenants.Names() }
 
-// Problems describes damaged state files, and what this node fails to apply of its tenants' updates, transit, policies
-// and migrations.
+// Problems describes damaged state files, and what this node fails to apply of its tenants' updates, transit, policies,
+// migrations and egress.
 func (c *Core) Problems() []string {
 	return slices.Concat(c.tenants.damages.Problems(), c.tenants.refusedProblems(), c.transitProblems(),
-		c.policyProblems(), c.tenants.migrationProblems(), c.offloadProblems())
+		c.policyProblems(), c.tenants.migrationProblems(), c.offloadProblems(),
+		c.egressProblems())
 }
 
 // Find returns the endpoint with this id, container id, pod or address. It refuses a container with several interfaces:

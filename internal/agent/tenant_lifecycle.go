@@ -154,6 +154,7 @@ func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
 		defer c.offloadsChanged.wake()
 		defer c.loadDue.wake()
 	}
+	defer c.signalGateways(before.Tenant, k.Tenant)
 	c.loadRulesFirst(before.Tenant)
 	if err := c.installTenant(ctx, k.Tenant.Name); err != nil {
 		if isConflict(err) {
@@ -302,7 +303,8 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	c.renewPolicies(k)
 	if after, _, _ := c.tenants.Get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network ||
 		after.Tenant.Leaving != before.Tenant.Leaving ||
-		after.Tenant.KeepsAddresses() && after.Tenant.Changes != before.Tenant.Changes {
+		after.Tenant.KeepsAddresses() && after.Tenant.Changes != before.Tenant.Changes ||
+		!sameEgress(before.Tenant, after.Tenant) {
 		c.migrationDue.wake()
 	}
 	return nil

@@ -80,7 +80,8 @@ too. Egress passes by the netfilter rules of the node.`,
 		Example: "  pilaster egress set blue --to 2001:db8:9::/48 --action allow\n  pilaster egress list",
 		Args:    cobra.NoArgs,
 	}
-	cmd.AddCommand(newEgressSet(env), newEgressDelete(env), newEgressList(env), newEgressProtect(env))
+	cmd.AddCommand(newEgressSet(env), newEgressDelete(env), newEgressList(env), newEgressProtect(env),
+		newEgressWho(env))
 	return cmd
 }
 

@@ -63,7 +63,8 @@ type statusView struct {
 	Tenants      uint32         `json:"tenants"`
 	Policies     *policiesView  `json:"policies"` // null if no tenant on this node has policies
 	Offloads     []roleView     `json:"offloads,omitempty"`
-	Load         *loadView      `json:"load,omitempty"` // absent while it is not measured
+	Load         *loadView      `json:"load,omitempty"`   // absent while it is not measured
+	Egress       *outsideView   `json:"egress,omitempty"` // absent if no packets of containers leave the cluster
 	Drops        []dropView     `json:"drops"`
 	Version      string         `json:"version"`
 	PID          uint32         `json:"pid"`
@@ -201,6 +202,45 @@ func (v roleView) text() string {
 	return fmt.Sprintf("tenant %s, offload %d, %s: %s", v.Tenant, v.ID, v.Phase, at)
 }
 
+// outsideView is how packets of the node's containers leave the cluster.
+type outsideView struct {
+	Addresses uint32               `json:"addresses"` // of containers, in use
+	Gateways  []outsideGatewayView `json:"gateways,omitempty"`
+}
+
+// outsideGatewayView is an egress gateway as the node sees it.
+type outsideGatewayView struct {
+	Node       string  `json:"node"`
+	Used       bool    `json:"used"`                 // by new connections
+	AnsweredMs *uint32 `json:"answeredMs,omitempty"` // milliseconds since its last answer; absent if it never has
+}
+
+func viewOutside(e *pilasterv1.Egress) *outsideView {
+	if e == nil {
+		return nil
+	}
+	v := &outsideView{Addresses: e.Addresses}
+	for _, g := range e.Gateways {
+		view := outsideGatewayView{Node: g.Node, Used: g.Alive}
+		if g.Answered {
+			view.AnsweredMs = &g.AgoMs
+		}
+		v.Gateways = append(v.Gateways, view)
+	}
+	return v
+}
+
+func (v outsideView) rows(row func(name, value, state, rest string)) {
+	row("egress", "", "addresses", humanize.Grouped(v.Addresses)+" in use")
+	for _, g := range v.Gateways {
+		answer := "has not answered"
+		if g.AnsweredMs != nil {
+			answer = fmt.Sprintf("answered %v ago", time.Duration(*g.AnsweredMs)*time.Millisecond)
+		}
+		row("", "", "gateway", g.Node+" "+answer+choose(g.Used, "", "; new connections avoid it"))
+	}
+}
+
 type entryView struct {
 	Table    string `json:"table"`
 	Used     uint32 `json:"used"`
@@ -286,6 +326,7 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		v.Offloads = append(v.Offloads, viewRole(r))
 	}
 	v.Load = viewLoad(s.GetLoad())
+	v.Egress = viewOutside(s.GetEgress())
 	for _, l := range s.GetLimits() {
 		v.Limits = append(v.Limits, limitView{l.Name, l.Used, l.Capacity, l.LargestTenant, l.LargestUsed})
 	}
@@ -350,6 +391,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 		v.Policies.rows(row)
 		for i, r := range v.Offloads {
 			row(choose(i == 0, "offloads", ""), "", r.Role, r.text())
+		}
+		if v.Egress != nil {
+			v.Egress.rows(row)
 		}
 		if v.Load != nil {
 			row("packets", "", "load", v.Load.text())

@@ -204,6 +204,9 @@ func theStatus() *pilasterv1.StatusResponse {
 			{Tenant: "green", Id: 8, Phase: pilasterv1.OffloadPhase_OFFLOAD_PHASE_DUAL, Node: "n4", Draining: true},
 			{Tenant: "red", Id: 9, Phase: 99, Node: "n5"},
 		},
+		Egress: &pilasterv1.Egress{Addresses: 1200, Gateways: []*pilasterv1.EgressGatewayState{
+			{Node: "n7", Alive: true, Answered: true, AgoMs: 40}, {Node: "n8", Answered: true, AgoMs: 3200}, {Node: "n9"},
+		}},
 		Load: &pilasterv1.NodeLoad{Budget: 1.5, Own: .123, Fronting: []*pilasterv1.FrontingLoad{
 			{Tenant: "green", Backend: "n4", Load: .25}, {Tenant: "red", Backend: "n5", Load: .05},
 		}},
@@ -248,6 +251,10 @@ policies       enforced          1,200 rules of 1 tenant; packets denied: 1,234,
 offloads       backend           tenant green, offload 7, active: frontends n2, n3; without an answer: n3
                frontend          tenant green, offload 8, dual: backend n4, draining
                frontend          tenant red, offload 9, unknown: backend n5
+egress         addresses         1,200 in use
+               gateway           n7 answered 40ms ago
+               gateway           n8 answered 3.2s ago; new connections avoid it
+               gateway           n9 has not answered; new connections avoid it
 packets        load              12 % of 1.5 CPUs by own containers, 30 % as a frontend
 drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)` +
 		`   pilaster monitor --type drop
@@ -302,7 +309,8 @@ func TestStatusBeforeRegistration(t *testing.T) {
 		!v.Datapath.Entries[1].Cache ||
 		v.Datapath.Switches["nimitz"] != "ovs" ||
 		v.Policies.Sessions.Evicted != 7 ||
-		v.Policies.Hits[1].Mode != "audit" || len(v.Offloads) != 3 || v.Offloads[1].Role != "frontend" {
+		v.Policies.Hits[1].Mode != "audit" || len(v.Offloads) != 3 || v.Offloads[1].Role != "frontend" ||
+		len(v.Egress.Gateways) != 3 || *v.Egress.Gateways[1].AnsweredMs != 3200 || v.Egress.Gateways[2].AnsweredMs != nil {
 		t.Errorf("status -o json: exit %d, %v, stdout\n%s", code, err, out)
 	}
 }

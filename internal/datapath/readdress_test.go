@@ -112,3 +112,80 @@ func TestReaddress(t *testing.T) {
 		t.Errorf("refused, it has %q, and had %q", got, before)
 	}
 }
+
+// TestDefaultRoute: a running container gets the default route and loses it again. Another interface that has one, or
+// gets one later, keeps it and is preferred, and is no difference to the record.
+func TestDefaultRoute(t *testing.T) {
+	w := newNimitzWire(t)
+	c, n := w.add(t, 1, 7, 2), w.nodes[0]
+	only := c.record
+	only.Attachments = []endpoint.Attachment{{
+		Network: "netpila", Plaintext: netip.MustParseAddr("fd70:696c:6100:1:0:700:1:1"),
+		Address: netip.MustParseAddr("fc00::7"),
+		Gateway: netip.MustParseAddr("fe80::1"), Routes: []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
+	}}
+	must(t, n.datapath.Readdress(t.Context(), c.record, only))
+	leaves := only
+	leaves.Attachments = slices.Clone(only.Attachments)
+	leaves.Attachments[0].Routes = append(slices.Clone(only.Attachments[0].Routes), endpoint.DefaultRoute)
+	h, err := c.ns.Netlink()
+	must(t, err)
+	defer h.Close()
+	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}, PeerName: "peer"}))
+	second, err := h.LinkByName("eth1")
+	must(t, err)
+	peer, err := h.LinkByName("peer")
+	must(t, err)
+	must(t, h.LinkSetUp(peer))
+	must(t, h.LinkSetUp(second))
+	own, err := h.LinkByName(c.record.Interface)
+	must(t, err)
+	outside := netip.MustParseAddr("2001:db8::1")
+	leadsTo := func(want netlink.Link) {
+		t.Helper()
+		routes, err := h.RouteGet(outside.AsSlice())
+		if want == nil {
+			if err == nil && routes[0].Type != unix.RTN_UNREACHABLE {
+				t.Errorf("%v leads to device %d", outside, routes[0].LinkIndex)
+			}
+			return
+		}
+		if err != nil || routes[0].LinkIndex != want.Attrs().Index {
+			t.Errorf("%v leads to %v, %v; want %s", outside, routes, err, want.Attrs().Name)
+		}
+	}
+	before := c.network(t)
+	with := slices.Sorted(slices.Values(append(slices.Clone(before), "route ::/0 by fe80::1")))
+	other := &netlink.Route{
+		LinkIndex: second.Attrs().Index, Dst: host.IPNet(endpoint.DefaultRoute), Gw: netip.MustParseAddr("fe80::9").AsSlice(),
+	}
+	for _, step := range []struct {
+		name    string
+		change  func() error
+		was, is endpoint.Record
+		leads   netlink.Link
+		want    []string
+	}{
+		{"added", nil, only, leaves, own, with},
+		{"added again", nil, only, leaves, own, with},
+		{"removed", nil, leaves, only, nil, before},
+		{"removed again", nil, leaves, only, nil, before},
+		{"beside another", func() error { return h.RouteAdd(other) }, only, leaves, second, with},
+		{"removed beside another", nil, leaves, only, second, before},
+		{"without another", func() error { return h.RouteDel(other) }, only, leaves, own, with},
+		{"another later", func() error { return h.RouteAdd(other) }, leaves, leaves, second, with},
+	} {
+		if step.change != nil {
+			must(t, step.change())
+		}
+		must(t, n.datapath.CanReaddress(step.was, step.is))
+		must(t, n.datapath.Readdress(t.Context(), step.was, step.is))
+		if got := c.network(t); !slices.Equal(got, step.want) {
+			t.Errorf("%s: it has %q, want %q", step.name, got, step.want)
+		}
+		leadsTo(step.leads)
+		if err := n.datapath.Check(t.Context(), step.is); err != nil {
+			t.Errorf("%s: %v", step.name, err)
+		}
+	}
+}

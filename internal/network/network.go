@@ -11,6 +11,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/dropreason"
+	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -31,6 +32,7 @@ type Node struct {
 	Plan    address.Plan
 	Prefix  netip.Prefix // its /64
 	Indexes Indexes
+	Egress  *egress.Addresses // at which hosts outside see containers; nil in simulations
 	Cluster Cluster
 }
 
@@ -69,7 +71,8 @@ type Dataplane interface {
 	// DeleteTenant removes the ids in t from this node: all ids of a tenant without endpoints here, or only some.
 	DeleteTenant(ctx context.Context, t tenant.Tenant) error
 
-	// Activate lets packets flow from and to an endpoint, whose device exists.
+	// Activate lets packets flow from and to an endpoint, whose device exists. Of one that is active it changes the
+	// entries to those of the record, and removes that of an egress address that it had: no packet of others is lost.
 	Activate(ctx context.Context, r endpoint.Record) error
 	// Deactivate is the inverse of Activate. The device may be gone.
 	Deactivate(ctx context.Context, r endpoint.Record) error

@@ -156,7 +156,7 @@ func clusterPeer(r *Rule, peer v1alpha2.ClusterNetworkPolicyEgressPeer, path *fi
 		}
 	case peer.DomainNames != nil:
 		return field.ErrorList{
-			field.Forbidden(path.Child("domainNames"), "domain names are not supported: write their networks"),
+			field.Forbidden(path.Child("domainNames"), "egress to names is not supported; use networks"),
 		}
 	}
 	pods, wrong := clusterPods(peer.Namespaces, peer.Pods, path, map[string]bool{"networks": peer.Networks != nil})

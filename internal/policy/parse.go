@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -182,10 +183,16 @@ func one[T any](where string, h head, text []byte, from func(*T) (Policy, field.
 func decode(text []byte, into any) error {
 	strict, err := kjson.UnmarshalStrict(text, into)
 	if err == nil {
-		err = errors.Join(strict...)
+		if err = errors.Join(strict...); err != nil && namesField.MatchString(err.Error()) {
+			strict = append(strict, errors.New("egress to names is not supported; use ipBlock or networks"))
+			err = errors.Join(strict...)
+		}
 	}
 	return inWords(err)
 }
+
+// namesField matches the error of a field by which other networks select peers outside by DNS names.
+var namesField = regexp.MustCompile(`(?i)unknown field "[^"]*\.(domainNames|(to)?fqdns?)"`)
 
 // decodeSome ignores unknown fields.
 func decodeSome(text []byte, into any) error {

@@ -112,7 +112,9 @@ func TestParseRefuses(t *testing.T) {
 			"document 1"},
 		"unknown field": {np("a", "{podSelectors: {}}"),
 			`document 1: NetworkPolicy shop/a: unknown field "spec.podSelectors"`},
-		"another case":  {np("a", "{podselector: {}}"), `unknown field "spec.podselector"`},
+		"another case": {np("a", "{podselector: {}}"), `unknown field "spec.podselector"`},
+		"domain names of a NetworkPolicy": {egress("{to: [{domainNames: [example.org]}]}"),
+			`spec.egress[0].to[0].domainNames"; egress to names is not supported; use ipBlock or networks`},
 		"a field twice": {np("a", "{podSelector: {}, podSelector: {}}"), "podSelector"},
 		"a field twice in JSON": {`{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy",` +
 			`"metadata":{"name":"a"},"spec":{"podSelector":{},"podSelector":{}}}`, `duplicate field ` +
@@ -209,7 +211,9 @@ func TestParseRefuses(t *testing.T) {
 		"nodes": {to("{nodes: {}}"), "spec.egress[0].to[0].nodes: Forbidden: peers that " +
 			"are nodes are not supported"},
 		"domain names": {to("{domainNames: [example.org]}"), "spec.egress[0].to[0].domainNames: " +
-			"Forbidden: domain names are not supported"},
+			"Forbidden: egress to names is not supported; use networks"},
+		"FQDNs": {to("{fqdns: [example.org]}"), `unknown field "spec.egress[0].to[0].fqdns"; egress to names ` +
+			"is not supported; use ipBlock or networks"},
 		"no networks": {to("{networks: []}"), "spec.egress[0].to[0].networks: Required"},
 		"26 networks": {to("{networks: [" + many(26, "10.0.0.0/8") + "]}"), "networks: Too many: 26"},
 		"a network twice": {to("{networks: [10.0.0.0/8, 10.0.0.0/8]}"),

@@ -23,6 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/policy"
@@ -91,7 +92,7 @@ func open(t *testing.T, ns *netns.Namespace, dir string, orchestrator *agenttest
 	must(t, err)
 	tenants, err := agent.OpenTenants(dir)
 	must(t, err)
-	addresses, err := netpila.New(plan, own, store, n.path.Netpila())
+	addresses, err := netpila.New(network.Node{Plan: plan, Prefix: own, Indexes: store}, n.path.Netpila())
 	must(t, err)
 	n.Core, err = agent.New(agent.Config{
 		Store: store, Tenants: tenants, Driver: n.path, Resolver: orchestrator, Plan: plan, Log: log,

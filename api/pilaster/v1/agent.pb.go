@@ -388,6 +388,7 @@ type Attachment struct {
 	Gateway       string                 `protobuf:"bytes,4,opt,name=gateway,proto3" json:"gateway,omitempty"`
 	Routes        []string               `protobuf:"bytes,5,rep,name=routes,proto3" json:"routes,omitempty"`                     // prefixes reached through the gateway
 	OnFabric      string                 `protobuf:"bytes,6,opt,name=on_fabric,json=onFabric,proto3" json:"on_fabric,omitempty"` // address on the fabric, if the node's locator replaces a part of the address
+	Egress        string                 `protobuf:"bytes,7,opt,name=egress,proto3" json:"egress,omitempty"`                     // address at which hosts outside of the cluster see it; empty if it has none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -464,6 +465,210 @@ func (x *Attachment) GetOnFabric() string {
 	return ""
 }
 
+func (x *Attachment) GetEgress() string {
+	if x != nil {
+		return x.Egress
+	}
+	return ""
+}
+
+type FindEgressAddressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"` // unset: at any time
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindEgressAddressRequest) Reset() {
+	*x = FindEgressAddressRequest{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindEgressAddressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindEgressAddressRequest) ProtoMessage() {}
+
+func (x *FindEgressAddressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindEgressAddressRequest.ProtoReflect.Descriptor instead.
+func (*FindEgressAddressRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *FindEgressAddressRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *FindEgressAddressRequest) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+type FindEgressAddressResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Holders       []*EgressHolder        `protobuf:"bytes,1,rep,name=holders,proto3" json:"holders,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`   // this one
+	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"` // the log goes back to it; unset if it is empty
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindEgressAddressResponse) Reset() {
+	*x = FindEgressAddressResponse{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindEgressAddressResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindEgressAddressResponse) ProtoMessage() {}
+
+func (x *FindEgressAddressResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindEgressAddressResponse.ProtoReflect.Descriptor instead.
+func (*FindEgressAddressResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *FindEgressAddressResponse) GetHolders() []*EgressHolder {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
+func (x *FindEgressAddressResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *FindEgressAddressResponse) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+// EgressHolder is a container that had an egress address.
+type EgressHolder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	ContainerId   string                 `protobuf:"bytes,2,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	Interface     string                 `protobuf:"bytes,3,opt,name=interface,proto3" json:"interface,omitempty"`
+	Pod           string                 `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
+	From          *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
+	Until         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=until,proto3" json:"until,omitempty"` // unset: it still has it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressHolder) Reset() {
+	*x = EgressHolder{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressHolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressHolder) ProtoMessage() {}
+
+func (x *EgressHolder) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressHolder.ProtoReflect.Descriptor instead.
+func (*EgressHolder) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *EgressHolder) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *EgressHolder) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *EgressHolder) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *EgressHolder) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *EgressHolder) GetFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *EgressHolder) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 type ExportSessionsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -473,7 +678,7 @@ type ExportSessionsRequest struct {
 
 func (x *ExportSessionsRequest) Reset() {
 	*x = ExportSessionsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[4]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -485,7 +690,7 @@ func (x *ExportSessionsRequest) String() string {
 func (*ExportSessionsRequest) ProtoMessage() {}
 
 func (x *ExportSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[4]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -498,7 +703,7 @@ func (x *ExportSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ExportSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExportSessionsRequest) GetKey() string {
@@ -517,7 +722,7 @@ type ExportSessionsResponse struct {
 
 func (x *ExportSessionsResponse) Reset() {
 	*x = ExportSessionsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[5]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -529,7 +734,7 @@ func (x *ExportSessionsResponse) String() string {
 func (*ExportSessionsResponse) ProtoMessage() {}
 
 func (x *ExportSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[5]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -542,7 +747,7 @@ func (x *ExportSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ExportSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ExportSessionsResponse) GetSessions() []*Session {
@@ -563,7 +768,7 @@ type ImportSessionsRequest struct {
 
 func (x *ImportSessionsRequest) Reset() {
 	*x = ImportSessionsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[6]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -575,7 +780,7 @@ func (x *ImportSessionsRequest) String() string {
 func (*ImportSessionsRequest) ProtoMessage() {}
 
 func (x *ImportSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[6]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -588,7 +793,7 @@ func (x *ImportSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ImportSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ImportSessionsRequest) GetContainerId() string {
@@ -622,7 +827,7 @@ type ImportSessionsResponse struct {
 
 func (x *ImportSessionsResponse) Reset() {
 	*x = ImportSessionsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[7]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +839,7 @@ func (x *ImportSessionsResponse) String() string {
 func (*ImportSessionsResponse) ProtoMessage() {}
 
 func (x *ImportSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[7]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +852,7 @@ func (x *ImportSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ImportSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ImportSessionsResponse) GetWaiting() bool {
@@ -683,7 +888,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[8]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +900,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[8]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +913,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Session) GetLocal() string {
@@ -791,7 +996,7 @@ type DeleteEndpointRequest struct {
 
 func (x *DeleteEndpointRequest) Reset() {
 	*x = DeleteEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[9]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -803,7 +1008,7 @@ func (x *DeleteEndpointRequest) String() string {
 func (*DeleteEndpointRequest) ProtoMessage() {}
 
 func (x *DeleteEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[9]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -816,7 +1021,7 @@ func (x *DeleteEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteEndpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteEndpointRequest) GetContainerId() string {
@@ -841,7 +1046,7 @@ type DeleteEndpointResponse struct {
 
 func (x *DeleteEndpointResponse) Reset() {
 	*x = DeleteEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[10]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -853,7 +1058,7 @@ func (x *DeleteEndpointResponse) String() string {
 func (*DeleteEndpointResponse) ProtoMessage() {}
 
 func (x *DeleteEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[10]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -866,7 +1071,7 @@ func (x *DeleteEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteEndpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 type CheckEndpointRequest struct {
@@ -881,7 +1086,7 @@ type CheckEndpointRequest struct {
 
 func (x *CheckEndpointRequest) Reset() {
 	*x = CheckEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[11]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +1098,7 @@ func (x *CheckEndpointRequest) String() string {
 func (*CheckEndpointRequest) ProtoMessage() {}
 
 func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[11]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +1111,7 @@ func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CheckEndpointRequest) GetContainerId() string {
@@ -945,7 +1150,7 @@ type CheckEndpointResponse struct {
 
 func (x *CheckEndpointResponse) Reset() {
 	*x = CheckEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[12]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1162,7 @@ func (x *CheckEndpointResponse) String() string {
 func (*CheckEndpointResponse) ProtoMessage() {}
 
 func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[12]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1175,7 @@ func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 type CollectGarbageRequest struct {
@@ -983,7 +1188,7 @@ type CollectGarbageRequest struct {
 
 func (x *CollectGarbageRequest) Reset() {
 	*x = CollectGarbageRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[13]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -995,7 +1200,7 @@ func (x *CollectGarbageRequest) String() string {
 func (*CollectGarbageRequest) ProtoMessage() {}
 
 func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[13]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1008,7 +1213,7 @@ func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CollectGarbageRequest) GetCniNetwork() string {
@@ -1034,7 +1239,7 @@ type CollectGarbageResponse struct {
 
 func (x *CollectGarbageResponse) Reset() {
 	*x = CollectGarbageResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1046,7 +1251,7 @@ func (x *CollectGarbageResponse) String() string {
 func (*CollectGarbageResponse) ProtoMessage() {}
 
 func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1059,7 +1264,7 @@ func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageResponse.ProtoReflect.Descriptor instead.
 func (*CollectGarbageResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CollectGarbageResponse) GetRemoved() []*Endpoint {
@@ -1077,7 +1282,7 @@ type ListEndpointsRequest struct {
 
 func (x *ListEndpointsRequest) Reset() {
 	*x = ListEndpointsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1294,7 @@ func (x *ListEndpointsRequest) String() string {
 func (*ListEndpointsRequest) ProtoMessage() {}
 
 func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1307,7 @@ func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 type ListEndpointsResponse struct {
@@ -1114,7 +1319,7 @@ type ListEndpointsResponse struct {
 
 func (x *ListEndpointsResponse) Reset() {
 	*x = ListEndpointsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1331,7 @@ func (x *ListEndpointsResponse) String() string {
 func (*ListEndpointsResponse) ProtoMessage() {}
 
 func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +1344,7 @@ func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListEndpointsResponse) GetEndpoints() []*Endpoint {
@@ -1158,7 +1363,7 @@ type GetEndpointRequest struct {
 
 func (x *GetEndpointRequest) Reset() {
 	*x = GetEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1375,7 @@ func (x *GetEndpointRequest) String() string {
 func (*GetEndpointRequest) ProtoMessage() {}
 
 func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1388,7 @@ func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointRequest.ProtoReflect.Descriptor instead.
 func (*GetEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetEndpointRequest) GetKey() string {
@@ -1202,7 +1407,7 @@ type GetEndpointResponse struct {
 
 func (x *GetEndpointResponse) Reset() {
 	*x = GetEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1214,7 +1419,7 @@ func (x *GetEndpointResponse) String() string {
 func (*GetEndpointResponse) ProtoMessage() {}
 
 func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1227,7 +1432,7 @@ func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointResponse.ProtoReflect.Descriptor instead.
 func (*GetEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetEndpointResponse) GetEndpoint() *Endpoint {
@@ -1248,7 +1453,7 @@ type LabelEndpointRequest struct {
 
 func (x *LabelEndpointRequest) Reset() {
 	*x = LabelEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1465,7 @@ func (x *LabelEndpointRequest) String() string {
 func (*LabelEndpointRequest) ProtoMessage() {}
 
 func (x *LabelEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1478,7 @@ func (x *LabelEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelEndpointRequest.ProtoReflect.Descriptor instead.
 func (*LabelEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LabelEndpointRequest) GetKey() string {
@@ -1306,7 +1511,7 @@ type LabelEndpointResponse struct {
 
 func (x *LabelEndpointResponse) Reset() {
 	*x = LabelEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1523,7 @@ func (x *LabelEndpointResponse) String() string {
 func (*LabelEndpointResponse) ProtoMessage() {}
 
 func (x *LabelEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1536,7 @@ func (x *LabelEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelEndpointResponse.ProtoReflect.Descriptor instead.
 func (*LabelEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LabelEndpointResponse) GetEndpoint() *Endpoint {
@@ -1349,7 +1554,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1566,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1579,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 type StatusResponse struct {
@@ -1397,14 +1602,15 @@ type StatusResponse struct {
 	Locator       string                 `protobuf:"bytes,17,opt,name=locator,proto3" json:"locator,omitempty"`   // the /64 of containers' addresses on the fabric, on a network with locators
 	Pulls         []*Pull                `protobuf:"bytes,18,rep,name=pulls,proto3" json:"pulls,omitempty"`       // of networks that subscribe to mappings
 	Offloads      []*OffloadRole         `protobuf:"bytes,19,rep,name=offloads,proto3" json:"offloads,omitempty"`
-	Load          *NodeLoad              `protobuf:"bytes,20,opt,name=load,proto3" json:"load,omitempty"` // of the last report, of a node that can be in offloads
+	Load          *NodeLoad              `protobuf:"bytes,20,opt,name=load,proto3" json:"load,omitempty"`     // of the last report, of a node that can be in offloads
+	Egress        *Egress                `protobuf:"bytes,21,opt,name=egress,proto3" json:"egress,omitempty"` // unset if no packets of containers here leave the cluster
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1622,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1635,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StatusResponse) GetNode() *Node {
@@ -1565,6 +1771,135 @@ func (x *StatusResponse) GetLoad() *NodeLoad {
 	return nil
 }
 
+func (x *StatusResponse) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+// Egress is how packets of this node's containers leave the cluster.
+type Egress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Addresses     uint32                 `protobuf:"varint,1,opt,name=addresses,proto3" json:"addresses,omitempty"` // of containers, in use
+	Gateways      []*EgressGatewayState  `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`    // in rules of tenants here, by name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Egress) Reset() {
+	*x = Egress{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Egress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Egress) ProtoMessage() {}
+
+func (x *Egress) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Egress.ProtoReflect.Descriptor instead.
+func (*Egress) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Egress) GetAddresses() uint32 {
+	if x != nil {
+		return x.Addresses
+	}
+	return 0
+}
+
+func (x *Egress) GetGateways() []*EgressGatewayState {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+// EgressGatewayState is a gateway as this node sees it.
+type EgressGatewayState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Alive         bool                   `protobuf:"varint,2,opt,name=alive,proto3" json:"alive,omitempty"`              // new connections use it; also if no gateway of a rule answers
+	Answered      bool                   `protobuf:"varint,3,opt,name=answered,proto3" json:"answered,omitempty"`        // it has ever answered a probe of this agent
+	AgoMs         uint32                 `protobuf:"varint,4,opt,name=ago_ms,json=agoMs,proto3" json:"ago_ms,omitempty"` // since then
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressGatewayState) Reset() {
+	*x = EgressGatewayState{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressGatewayState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressGatewayState) ProtoMessage() {}
+
+func (x *EgressGatewayState) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressGatewayState.ProtoReflect.Descriptor instead.
+func (*EgressGatewayState) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *EgressGatewayState) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *EgressGatewayState) GetAlive() bool {
+	if x != nil {
+		return x.Alive
+	}
+	return false
+}
+
+func (x *EgressGatewayState) GetAnswered() bool {
+	if x != nil {
+		return x.Answered
+	}
+	return false
+}
+
+func (x *EgressGatewayState) GetAgoMs() uint32 {
+	if x != nil {
+		return x.AgoMs
+	}
+	return 0
+}
+
 // OffloadRole is a node's part in an offload.
 type OffloadRole struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1586,7 +1921,7 @@ type OffloadRole struct {
 
 func (x *OffloadRole) Reset() {
 	*x = OffloadRole{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1933,7 @@ func (x *OffloadRole) String() string {
 func (*OffloadRole) ProtoMessage() {}
 
 func (x *OffloadRole) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1946,7 @@ func (x *OffloadRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffloadRole.ProtoReflect.Descriptor instead.
 func (*OffloadRole) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *OffloadRole) GetTenant() string {
@@ -1709,7 +2044,7 @@ type FrontendAnswer struct {
 
 func (x *FrontendAnswer) Reset() {
 	*x = FrontendAnswer{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1721,7 +2056,7 @@ func (x *FrontendAnswer) String() string {
 func (*FrontendAnswer) ProtoMessage() {}
 
 func (x *FrontendAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1734,7 +2069,7 @@ func (x *FrontendAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontendAnswer.ProtoReflect.Descriptor instead.
 func (*FrontendAnswer) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FrontendAnswer) GetFrontend() string {
@@ -1767,7 +2102,7 @@ type Pull struct {
 
 func (x *Pull) Reset() {
 	*x = Pull{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +2114,7 @@ func (x *Pull) String() string {
 func (*Pull) ProtoMessage() {}
 
 func (x *Pull) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +2127,7 @@ func (x *Pull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pull.ProtoReflect.Descriptor instead.
 func (*Pull) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Pull) GetNetwork() string {
@@ -1858,7 +2193,7 @@ type Policies struct {
 
 func (x *Policies) Reset() {
 	*x = Policies{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1870,7 +2205,7 @@ func (x *Policies) String() string {
 func (*Policies) ProtoMessage() {}
 
 func (x *Policies) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1883,7 +2218,7 @@ func (x *Policies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policies.ProtoReflect.Descriptor instead.
 func (*Policies) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Policies) GetTenants() uint32 {
@@ -1940,7 +2275,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2287,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2300,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Sessions) GetCapacity() uint32 {
@@ -2056,7 +2391,7 @@ type RuleHits struct {
 
 func (x *RuleHits) Reset() {
 	*x = RuleHits{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2403,7 @@ func (x *RuleHits) String() string {
 func (*RuleHits) ProtoMessage() {}
 
 func (x *RuleHits) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2416,7 @@ func (x *RuleHits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleHits.ProtoReflect.Descriptor instead.
 func (*RuleHits) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RuleHits) GetTenant() string {
@@ -2114,7 +2449,7 @@ type ListRuleHitsRequest struct {
 
 func (x *ListRuleHitsRequest) Reset() {
 	*x = ListRuleHitsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2461,7 @@ func (x *ListRuleHitsRequest) String() string {
 func (*ListRuleHitsRequest) ProtoMessage() {}
 
 func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2474,7 @@ func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRuleHitsRequest.ProtoReflect.Descriptor instead.
 func (*ListRuleHitsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListRuleHitsRequest) GetTenant() string {
@@ -2158,7 +2493,7 @@ type ListRuleHitsResponse struct {
 
 func (x *ListRuleHitsResponse) Reset() {
 	*x = ListRuleHitsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2170,7 +2505,7 @@ func (x *ListRuleHitsResponse) String() string {
 func (*ListRuleHitsResponse) ProtoMessage() {}
 
 func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2183,7 +2518,7 @@ func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRuleHitsResponse.ProtoReflect.Descriptor instead.
 func (*ListRuleHitsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListRuleHitsResponse) GetHits() []*RuleHits {
@@ -2207,7 +2542,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2219,7 +2554,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2232,7 +2567,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Gateway) GetOwn() string {
@@ -2284,7 +2619,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2296,7 +2631,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2309,7 +2644,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Limit) GetName() string {
@@ -2360,7 +2695,7 @@ type OrchestratorLink struct {
 
 func (x *OrchestratorLink) Reset() {
 	*x = OrchestratorLink{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2707,7 @@ func (x *OrchestratorLink) String() string {
 func (*OrchestratorLink) ProtoMessage() {}
 
 func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2720,7 @@ func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrchestratorLink.ProtoReflect.Descriptor instead.
 func (*OrchestratorLink) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *OrchestratorLink) GetUrl() string {
@@ -2440,7 +2775,7 @@ type DatapathStatus struct {
 
 func (x *DatapathStatus) Reset() {
 	*x = DatapathStatus{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +2787,7 @@ func (x *DatapathStatus) String() string {
 func (*DatapathStatus) ProtoMessage() {}
 
 func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +2800,7 @@ func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatapathStatus.ProtoReflect.Descriptor instead.
 func (*DatapathStatus) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DatapathStatus) GetDeviceKind() string {
@@ -2543,7 +2878,7 @@ type Entries struct {
 
 func (x *Entries) Reset() {
 	*x = Entries{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +2890,7 @@ func (x *Entries) String() string {
 func (*Entries) ProtoMessage() {}
 
 func (x *Entries) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +2903,7 @@ func (x *Entries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entries.ProtoReflect.Descriptor instead.
 func (*Entries) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Entries) GetTable() string {
@@ -2610,7 +2945,7 @@ type DropCount struct {
 
 func (x *DropCount) Reset() {
 	*x = DropCount{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2957,7 @@ func (x *DropCount) String() string {
 func (*DropCount) ProtoMessage() {}
 
 func (x *DropCount) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2970,7 @@ func (x *DropCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCount.ProtoReflect.Descriptor instead.
 func (*DropCount) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DropCount) GetReason() string {
@@ -2668,7 +3003,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +3015,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +3028,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExplainRequest) GetAddress() string {
@@ -2719,7 +3054,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2731,7 +3066,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2744,7 +3079,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExplainResponse) GetPlaintext() string {
@@ -2816,7 +3151,7 @@ type Overlaid struct {
 
 func (x *Overlaid) Reset() {
 	*x = Overlaid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2828,7 +3163,7 @@ func (x *Overlaid) String() string {
 func (*Overlaid) ProtoMessage() {}
 
 func (x *Overlaid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2841,7 +3176,7 @@ func (x *Overlaid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlaid.ProtoReflect.Descriptor instead.
 func (*Overlaid) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Overlaid) GetTenant() string {
@@ -2886,7 +3221,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2898,7 +3233,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2911,7 +3246,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WhyRequest) GetSource() string {
@@ -2966,7 +3301,7 @@ type WhyResponse struct {
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2978,7 +3313,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2991,7 +3326,7 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WhyResponse) GetReasons() []*Reason {
@@ -3021,7 +3356,7 @@ type PreActions struct {
 
 func (x *PreActions) Reset() {
 	*x = PreActions{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3033,7 +3368,7 @@ func (x *PreActions) String() string {
 func (*PreActions) ProtoMessage() {}
 
 func (x *PreActions) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3046,7 +3381,7 @@ func (x *PreActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreActions.ProtoReflect.Descriptor instead.
 func (*PreActions) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PreActions) GetFrontend() string {
@@ -3097,7 +3432,7 @@ type Reason struct {
 
 func (x *Reason) Reset() {
 	*x = Reason{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3109,7 +3444,7 @@ func (x *Reason) String() string {
 func (*Reason) ProtoMessage() {}
 
 func (x *Reason) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3122,7 +3457,7 @@ func (x *Reason) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reason.ProtoReflect.Descriptor instead.
 func (*Reason) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Reason) GetDirection() string {
@@ -3213,7 +3548,7 @@ type RuleName struct {
 
 func (x *RuleName) Reset() {
 	*x = RuleName{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3560,7 @@ func (x *RuleName) String() string {
 func (*RuleName) ProtoMessage() {}
 
 func (x *RuleName) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3573,7 @@ func (x *RuleName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleName.ProtoReflect.Descriptor instead.
 func (*RuleName) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RuleName) GetPolicy() string {
@@ -3277,7 +3612,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3289,7 +3624,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3302,7 +3637,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *TraceRequest) GetSource() string {
@@ -3375,7 +3710,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3387,7 +3722,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3400,7 +3735,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *TraceResponse) GetNode() string {
@@ -3511,7 +3846,7 @@ type TraceEnd struct {
 
 func (x *TraceEnd) Reset() {
 	*x = TraceEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3523,7 +3858,7 @@ func (x *TraceEnd) String() string {
 func (*TraceEnd) ProtoMessage() {}
 
 func (x *TraceEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3536,7 +3871,7 @@ func (x *TraceEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEnd.ProtoReflect.Descriptor instead.
 func (*TraceEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TraceEnd) GetAddress() string {
@@ -3611,7 +3946,7 @@ type TraceStep struct {
 
 func (x *TraceStep) Reset() {
 	*x = TraceStep{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3623,7 +3958,7 @@ func (x *TraceStep) String() string {
 func (*TraceStep) ProtoMessage() {}
 
 func (x *TraceStep) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3636,7 +3971,7 @@ func (x *TraceStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceStep.ProtoReflect.Descriptor instead.
 func (*TraceStep) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TraceStep) GetStage() string {
@@ -3695,7 +4030,7 @@ type FollowPacketsRequest struct {
 
 func (x *FollowPacketsRequest) Reset() {
 	*x = FollowPacketsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3707,7 +4042,7 @@ func (x *FollowPacketsRequest) String() string {
 func (*FollowPacketsRequest) ProtoMessage() {}
 
 func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3720,7 +4055,7 @@ func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsRequest.ProtoReflect.Descriptor instead.
 func (*FollowPacketsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *FollowPacketsRequest) GetSources() []string {
@@ -3774,7 +4109,7 @@ type FollowPacketsResponse struct {
 
 func (x *FollowPacketsResponse) Reset() {
 	*x = FollowPacketsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3786,7 +4121,7 @@ func (x *FollowPacketsResponse) String() string {
 func (*FollowPacketsResponse) ProtoMessage() {}
 
 func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3799,7 +4134,7 @@ func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsResponse.ProtoReflect.Descriptor instead.
 func (*FollowPacketsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FollowPacketsResponse) GetEvent() *PacketEvent {
@@ -3840,7 +4175,7 @@ type PacketEvent struct {
 
 func (x *PacketEvent) Reset() {
 	*x = PacketEvent{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3852,7 +4187,7 @@ func (x *PacketEvent) String() string {
 func (*PacketEvent) ProtoMessage() {}
 
 func (x *PacketEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3865,7 +4200,7 @@ func (x *PacketEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEvent.ProtoReflect.Descriptor instead.
 func (*PacketEvent) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PacketEvent) GetTime() uint64 {
@@ -4036,7 +4371,7 @@ type SendProbeRequest struct {
 
 func (x *SendProbeRequest) Reset() {
 	*x = SendProbeRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4048,7 +4383,7 @@ func (x *SendProbeRequest) String() string {
 func (*SendProbeRequest) ProtoMessage() {}
 
 func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4061,7 +4396,7 @@ func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeRequest.ProtoReflect.Descriptor instead.
 func (*SendProbeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SendProbeRequest) GetSource() string {
@@ -4117,7 +4452,7 @@ type SendProbeResponse struct {
 
 func (x *SendProbeResponse) Reset() {
 	*x = SendProbeResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4129,7 +4464,7 @@ func (x *SendProbeResponse) String() string {
 func (*SendProbeResponse) ProtoMessage() {}
 
 func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4142,7 +4477,7 @@ func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeResponse.ProtoReflect.Descriptor instead.
 func (*SendProbeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SendProbeResponse) GetAnswered() bool {
@@ -4174,7 +4509,7 @@ type RecentEventsRequest struct {
 
 func (x *RecentEventsRequest) Reset() {
 	*x = RecentEventsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4186,7 +4521,7 @@ func (x *RecentEventsRequest) String() string {
 func (*RecentEventsRequest) ProtoMessage() {}
 
 func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4199,7 +4534,7 @@ func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
 func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 type RecentEventsResponse struct {
@@ -4211,7 +4546,7 @@ type RecentEventsResponse struct {
 
 func (x *RecentEventsResponse) Reset() {
 	*x = RecentEventsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4223,7 +4558,7 @@ func (x *RecentEventsResponse) String() string {
 func (*RecentEventsResponse) ProtoMessage() {}
 
 func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4236,7 +4571,7 @@ func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
 func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
@@ -4255,7 +4590,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4267,7 +4602,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4280,7 +4615,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -4317,7 +4652,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4329,7 +4664,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4342,7 +4677,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -4490,7 +4825,7 @@ type PacketEnd struct {
 
 func (x *PacketEnd) Reset() {
 	*x = PacketEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4502,7 +4837,7 @@ func (x *PacketEnd) String() string {
 func (*PacketEnd) ProtoMessage() {}
 
 func (x *PacketEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4515,7 +4850,7 @@ func (x *PacketEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEnd.ProtoReflect.Descriptor instead.
 func (*PacketEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PacketEnd) GetEndpoint() string {
@@ -4549,7 +4884,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4561,7 +4896,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4574,7 +4909,7 @@ func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest_Valid.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest_Valid) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{13, 0}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16, 0}
 }
 
 func (x *CollectGarbageRequest_Valid) GetContainerId() string {
@@ -4642,7 +4977,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x05moved\x18\x16 \x01(\bR\x05moved\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xad\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc5\x01\n" +
 	"\n" +
 	"Attachment\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x1c\n" +
@@ -4650,7 +4985,22 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x18\n" +
 	"\agateway\x18\x04 \x01(\tR\agateway\x12\x16\n" +
 	"\x06routes\x18\x05 \x03(\tR\x06routes\x12\x1b\n" +
-	"\ton_fabric\x18\x06 \x01(\tR\bonFabric\")\n" +
+	"\ton_fabric\x18\x06 \x01(\tR\bonFabric\x12\x16\n" +
+	"\x06egress\x18\a \x01(\tR\x06egress\"`\n" +
+	"\x18FindEgressAddressRequest\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12*\n" +
+	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x96\x01\n" +
+	"\x19FindEgressAddressResponse\x123\n" +
+	"\aholders\x18\x01 \x03(\v2\x19.pilaster.v1.EgressHolderR\aholders\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xdb\x01\n" +
+	"\fEgressHolder\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12!\n" +
+	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x1c\n" +
+	"\tinterface\x18\x03 \x01(\tR\tinterface\x12\x10\n" +
+	"\x03pod\x18\x04 \x01(\tR\x03pod\x12.\n" +
+	"\x04from\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x120\n" +
+	"\x05until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\")\n" +
 	"\x15ExportSessionsRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\"J\n" +
 	"\x16ExportSessionsResponse\x120\n" +
@@ -4709,7 +5059,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
 	"\x15LabelEndpointResponse\x121\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x0f\n" +
-	"\rStatusRequest\"\xef\x05\n" +
+	"\rStatusRequest\"\x9c\x06\n" +
 	"\x0eStatusResponse\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12%\n" +
 	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12\x16\n" +
@@ -4730,8 +5080,17 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\alocator\x18\x11 \x01(\tR\alocator\x12'\n" +
 	"\x05pulls\x18\x12 \x03(\v2\x11.pilaster.v1.PullR\x05pulls\x124\n" +
 	"\boffloads\x18\x13 \x03(\v2\x18.pilaster.v1.OffloadRoleR\boffloads\x12)\n" +
-	"\x04load\x18\x14 \x01(\v2\x15.pilaster.v1.NodeLoadR\x04loadJ\x04\b\t\x10\n" +
-	"\"\xf8\x02\n" +
+	"\x04load\x18\x14 \x01(\v2\x15.pilaster.v1.NodeLoadR\x04load\x12+\n" +
+	"\x06egress\x18\x15 \x01(\v2\x13.pilaster.v1.EgressR\x06egressJ\x04\b\t\x10\n" +
+	"\"c\n" +
+	"\x06Egress\x12\x1c\n" +
+	"\taddresses\x18\x01 \x01(\rR\taddresses\x12;\n" +
+	"\bgateways\x18\x02 \x03(\v2\x1f.pilaster.v1.EgressGatewayStateR\bgateways\"q\n" +
+	"\x12EgressGatewayState\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05alive\x18\x02 \x01(\bR\x05alive\x12\x1a\n" +
+	"\banswered\x18\x03 \x01(\bR\banswered\x12\x15\n" +
+	"\x06ago_ms\x18\x04 \x01(\rR\x05agoMs\"\xf8\x02\n" +
 	"\vOffloadRole\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12/\n" +
@@ -5003,7 +5362,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\tPacketEnd\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
-	"\tplaintext\x18\x03 \x01(\tR\tplaintext2\xc1\v\n" +
+	"\tplaintext\x18\x03 \x01(\tR\tplaintext2\xa5\f\n" +
 	"\fAgentService\x12P\n" +
 	"\vAddEndpoint\x12\x1f.pilaster.v1.AddEndpointRequest\x1a .pilaster.v1.AddEndpointResponse\x12Y\n" +
 	"\x0eDeleteEndpoint\x12\".pilaster.v1.DeleteEndpointRequest\x1a#.pilaster.v1.DeleteEndpointResponse\x12V\n" +
@@ -5020,7 +5379,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\fListRuleHits\x12 .pilaster.v1.ListRuleHitsRequest\x1a!.pilaster.v1.ListRuleHitsResponse\x12V\n" +
 	"\rLabelEndpoint\x12!.pilaster.v1.LabelEndpointRequest\x1a\".pilaster.v1.LabelEndpointResponse\x12Y\n" +
 	"\x0eExportSessions\x12\".pilaster.v1.ExportSessionsRequest\x1a#.pilaster.v1.ExportSessionsResponse\x12Y\n" +
-	"\x0eImportSessions\x12\".pilaster.v1.ImportSessionsRequest\x1a#.pilaster.v1.ImportSessionsResponse\x12F\n" +
+	"\x0eImportSessions\x12\".pilaster.v1.ImportSessionsRequest\x1a#.pilaster.v1.ImportSessionsResponse\x12b\n" +
+	"\x11FindEgressAddress\x12%.pilaster.v1.FindEgressAddressRequest\x1a&.pilaster.v1.FindEgressAddressResponse\x12F\n" +
 	"\aMonitor\x12\x1b.pilaster.v1.MonitorRequest\x1a\x1c.pilaster.v1.MonitorResponse0\x01\x12S\n" +
 	"\fRecentEvents\x12 .pilaster.v1.RecentEventsRequest\x1a!.pilaster.v1.RecentEventsResponseB1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
 
@@ -5036,180 +5396,194 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
 	(*Endpoint)(nil),                    // 2: pilaster.v1.Endpoint
 	(*Attachment)(nil),                  // 3: pilaster.v1.Attachment
-	(*ExportSessionsRequest)(nil),       // 4: pilaster.v1.ExportSessionsRequest
-	(*ExportSessionsResponse)(nil),      // 5: pilaster.v1.ExportSessionsResponse
-	(*ImportSessionsRequest)(nil),       // 6: pilaster.v1.ImportSessionsRequest
-	(*ImportSessionsResponse)(nil),      // 7: pilaster.v1.ImportSessionsResponse
-	(*Session)(nil),                     // 8: pilaster.v1.Session
-	(*DeleteEndpointRequest)(nil),       // 9: pilaster.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),      // 10: pilaster.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),        // 11: pilaster.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),       // 12: pilaster.v1.CheckEndpointResponse
-	(*CollectGarbageRequest)(nil),       // 13: pilaster.v1.CollectGarbageRequest
-	(*CollectGarbageResponse)(nil),      // 14: pilaster.v1.CollectGarbageResponse
-	(*ListEndpointsRequest)(nil),        // 15: pilaster.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),       // 16: pilaster.v1.ListEndpointsResponse
-	(*GetEndpointRequest)(nil),          // 17: pilaster.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),         // 18: pilaster.v1.GetEndpointResponse
-	(*LabelEndpointRequest)(nil),        // 19: pilaster.v1.LabelEndpointRequest
-	(*LabelEndpointResponse)(nil),       // 20: pilaster.v1.LabelEndpointResponse
-	(*StatusRequest)(nil),               // 21: pilaster.v1.StatusRequest
-	(*StatusResponse)(nil),              // 22: pilaster.v1.StatusResponse
-	(*OffloadRole)(nil),                 // 23: pilaster.v1.OffloadRole
-	(*FrontendAnswer)(nil),              // 24: pilaster.v1.FrontendAnswer
-	(*Pull)(nil),                        // 25: pilaster.v1.Pull
-	(*Policies)(nil),                    // 26: pilaster.v1.Policies
-	(*Sessions)(nil),                    // 27: pilaster.v1.Sessions
-	(*RuleHits)(nil),                    // 28: pilaster.v1.RuleHits
-	(*ListRuleHitsRequest)(nil),         // 29: pilaster.v1.ListRuleHitsRequest
-	(*ListRuleHitsResponse)(nil),        // 30: pilaster.v1.ListRuleHitsResponse
-	(*Gateway)(nil),                     // 31: pilaster.v1.Gateway
-	(*Limit)(nil),                       // 32: pilaster.v1.Limit
-	(*OrchestratorLink)(nil),            // 33: pilaster.v1.OrchestratorLink
-	(*DatapathStatus)(nil),              // 34: pilaster.v1.DatapathStatus
-	(*Entries)(nil),                     // 35: pilaster.v1.Entries
-	(*DropCount)(nil),                   // 36: pilaster.v1.DropCount
-	(*ExplainRequest)(nil),              // 37: pilaster.v1.ExplainRequest
-	(*ExplainResponse)(nil),             // 38: pilaster.v1.ExplainResponse
-	(*Overlaid)(nil),                    // 39: pilaster.v1.Overlaid
-	(*WhyRequest)(nil),                  // 40: pilaster.v1.WhyRequest
-	(*WhyResponse)(nil),                 // 41: pilaster.v1.WhyResponse
-	(*PreActions)(nil),                  // 42: pilaster.v1.PreActions
-	(*Reason)(nil),                      // 43: pilaster.v1.Reason
-	(*RuleName)(nil),                    // 44: pilaster.v1.RuleName
-	(*TraceRequest)(nil),                // 45: pilaster.v1.TraceRequest
-	(*TraceResponse)(nil),               // 46: pilaster.v1.TraceResponse
-	(*TraceEnd)(nil),                    // 47: pilaster.v1.TraceEnd
-	(*TraceStep)(nil),                   // 48: pilaster.v1.TraceStep
-	(*FollowPacketsRequest)(nil),        // 49: pilaster.v1.FollowPacketsRequest
-	(*FollowPacketsResponse)(nil),       // 50: pilaster.v1.FollowPacketsResponse
-	(*PacketEvent)(nil),                 // 51: pilaster.v1.PacketEvent
-	(*SendProbeRequest)(nil),            // 52: pilaster.v1.SendProbeRequest
-	(*SendProbeResponse)(nil),           // 53: pilaster.v1.SendProbeResponse
-	(*RecentEventsRequest)(nil),         // 54: pilaster.v1.RecentEventsRequest
-	(*RecentEventsResponse)(nil),        // 55: pilaster.v1.RecentEventsResponse
-	(*MonitorRequest)(nil),              // 56: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 57: pilaster.v1.MonitorResponse
-	(*PacketEnd)(nil),                   // 58: pilaster.v1.PacketEnd
-	nil,                                 // 59: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 60: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 61: pilaster.v1.CollectGarbageRequest.Valid
-	nil,                                 // 62: pilaster.v1.LabelEndpointRequest.SetEntry
-	nil,                                 // 63: pilaster.v1.DatapathStatus.SwitchesEntry
-	nil,                                 // 64: pilaster.v1.TraceEnd.LabelsEntry
-	(*timestamppb.Timestamp)(nil),       // 65: google.protobuf.Timestamp
-	(*Node)(nil),                        // 66: pilaster.v1.Node
-	(*Plan)(nil),                        // 67: pilaster.v1.Plan
-	(*NodeLoad)(nil),                    // 68: pilaster.v1.NodeLoad
-	(OffloadPhase)(0),                   // 69: pilaster.v1.OffloadPhase
-	(*App)(nil),                         // 70: pilaster.v1.App
-	(*Service)(nil),                     // 71: pilaster.v1.Service
+	(*FindEgressAddressRequest)(nil),    // 4: pilaster.v1.FindEgressAddressRequest
+	(*FindEgressAddressResponse)(nil),   // 5: pilaster.v1.FindEgressAddressResponse
+	(*EgressHolder)(nil),                // 6: pilaster.v1.EgressHolder
+	(*ExportSessionsRequest)(nil),       // 7: pilaster.v1.ExportSessionsRequest
+	(*ExportSessionsResponse)(nil),      // 8: pilaster.v1.ExportSessionsResponse
+	(*ImportSessionsRequest)(nil),       // 9: pilaster.v1.ImportSessionsRequest
+	(*ImportSessionsResponse)(nil),      // 10: pilaster.v1.ImportSessionsResponse
+	(*Session)(nil),                     // 11: pilaster.v1.Session
+	(*DeleteEndpointRequest)(nil),       // 12: pilaster.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),      // 13: pilaster.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),        // 14: pilaster.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),       // 15: pilaster.v1.CheckEndpointResponse
+	(*CollectGarbageRequest)(nil),       // 16: pilaster.v1.CollectGarbageRequest
+	(*CollectGarbageResponse)(nil),      // 17: pilaster.v1.CollectGarbageResponse
+	(*ListEndpointsRequest)(nil),        // 18: pilaster.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),       // 19: pilaster.v1.ListEndpointsResponse
+	(*GetEndpointRequest)(nil),          // 20: pilaster.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),         // 21: pilaster.v1.GetEndpointResponse
+	(*LabelEndpointRequest)(nil),        // 22: pilaster.v1.LabelEndpointRequest
+	(*LabelEndpointResponse)(nil),       // 23: pilaster.v1.LabelEndpointResponse
+	(*StatusRequest)(nil),               // 24: pilaster.v1.StatusRequest
+	(*StatusResponse)(nil),              // 25: pilaster.v1.StatusResponse
+	(*Egress)(nil),                      // 26: pilaster.v1.Egress
+	(*EgressGatewayState)(nil),          // 27: pilaster.v1.EgressGatewayState
+	(*OffloadRole)(nil),                 // 28: pilaster.v1.OffloadRole
+	(*FrontendAnswer)(nil),              // 29: pilaster.v1.FrontendAnswer
+	(*Pull)(nil),                        // 30: pilaster.v1.Pull
+	(*Policies)(nil),                    // 31: pilaster.v1.Policies
+	(*Sessions)(nil),                    // 32: pilaster.v1.Sessions
+	(*RuleHits)(nil),                    // 33: pilaster.v1.RuleHits
+	(*ListRuleHitsRequest)(nil),         // 34: pilaster.v1.ListRuleHitsRequest
+	(*ListRuleHitsResponse)(nil),        // 35: pilaster.v1.ListRuleHitsResponse
+	(*Gateway)(nil),                     // 36: pilaster.v1.Gateway
+	(*Limit)(nil),                       // 37: pilaster.v1.Limit
+	(*OrchestratorLink)(nil),            // 38: pilaster.v1.OrchestratorLink
+	(*DatapathStatus)(nil),              // 39: pilaster.v1.DatapathStatus
+	(*Entries)(nil),                     // 40: pilaster.v1.Entries
+	(*DropCount)(nil),                   // 41: pilaster.v1.DropCount
+	(*ExplainRequest)(nil),              // 42: pilaster.v1.ExplainRequest
+	(*ExplainResponse)(nil),             // 43: pilaster.v1.ExplainResponse
+	(*Overlaid)(nil),                    // 44: pilaster.v1.Overlaid
+	(*WhyRequest)(nil),                  // 45: pilaster.v1.WhyRequest
+	(*WhyResponse)(nil),                 // 46: pilaster.v1.WhyResponse
+	(*PreActions)(nil),                  // 47: pilaster.v1.PreActions
+	(*Reason)(nil),                      // 48: pilaster.v1.Reason
+	(*RuleName)(nil),                    // 49: pilaster.v1.RuleName
+	(*TraceRequest)(nil),                // 50: pilaster.v1.TraceRequest
+	(*TraceResponse)(nil),               // 51: pilaster.v1.TraceResponse
+	(*TraceEnd)(nil),                    // 52: pilaster.v1.TraceEnd
+	(*TraceStep)(nil),                   // 53: pilaster.v1.TraceStep
+	(*FollowPacketsRequest)(nil),        // 54: pilaster.v1.FollowPacketsRequest
+	(*FollowPacketsResponse)(nil),       // 55: pilaster.v1.FollowPacketsResponse
+	(*PacketEvent)(nil),                 // 56: pilaster.v1.PacketEvent
+	(*SendProbeRequest)(nil),            // 57: pilaster.v1.SendProbeRequest
+	(*SendProbeResponse)(nil),           // 58: pilaster.v1.SendProbeResponse
+	(*RecentEventsRequest)(nil),         // 59: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),        // 60: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),              // 61: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 62: pilaster.v1.MonitorResponse
+	(*PacketEnd)(nil),                   // 63: pilaster.v1.PacketEnd
+	nil,                                 // 64: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 65: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 66: pilaster.v1.CollectGarbageRequest.Valid
+	nil,                                 // 67: pilaster.v1.LabelEndpointRequest.SetEntry
+	nil,                                 // 68: pilaster.v1.DatapathStatus.SwitchesEntry
+	nil,                                 // 69: pilaster.v1.TraceEnd.LabelsEntry
+	(*timestamppb.Timestamp)(nil),       // 70: google.protobuf.Timestamp
+	(*Node)(nil),                        // 71: pilaster.v1.Node
+	(*Plan)(nil),                        // 72: pilaster.v1.Plan
+	(*NodeLoad)(nil),                    // 73: pilaster.v1.NodeLoad
+	(OffloadPhase)(0),                   // 74: pilaster.v1.OffloadPhase
+	(*App)(nil),                         // 75: pilaster.v1.App
+	(*Service)(nil),                     // 76: pilaster.v1.Service
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	59, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	64, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	60, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	65, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	65, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	8,  // 5: pilaster.v1.ExportSessionsResponse.sessions:type_name -> pilaster.v1.Session
-	8,  // 6: pilaster.v1.ImportSessionsRequest.sessions:type_name -> pilaster.v1.Session
-	61, // 7: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
-	2,  // 8: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
-	2,  // 9: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
-	2,  // 10: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	62, // 11: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
-	2,  // 12: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	66, // 13: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	67, // 14: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
-	33, // 15: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
-	34, // 16: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
-	36, // 17: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
-	32, // 18: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
-	31, // 19: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
-	26, // 20: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
-	25, // 21: pilaster.v1.StatusResponse.pulls:type_name -> pilaster.v1.Pull
-	23, // 22: pilaster.v1.StatusResponse.offloads:type_name -> pilaster.v1.OffloadRole
-	68, // 23: pilaster.v1.StatusResponse.load:type_name -> pilaster.v1.NodeLoad
-	69, // 24: pilaster.v1.OffloadRole.phase:type_name -> pilaster.v1.OffloadPhase
-	24, // 25: pilaster.v1.OffloadRole.answers:type_name -> pilaster.v1.FrontendAnswer
-	35, // 26: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
-	27, // 27: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
-	28, // 28: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
-	44, // 29: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
-	28, // 30: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
-	65, // 31: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
-	35, // 32: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	63, // 33: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
-	70, // 34: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
-	2,  // 35: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	39, // 36: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	71, // 37: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
-	2,  // 38: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
-	43, // 39: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
-	42, // 40: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
-	2,  // 41: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
-	44, // 42: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
-	44, // 43: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
-	42, // 44: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
-	47, // 45: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
-	47, // 46: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
-	48, // 47: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
-	42, // 48: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
-	64, // 49: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
-	51, // 50: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
-	44, // 51: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
-	57, // 52: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	65, // 53: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	44, // 54: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
-	58, // 55: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
-	58, // 56: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
-	0,  // 57: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	9,  // 58: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	11, // 59: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	13, // 60: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	15, // 61: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	17, // 62: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	21, // 63: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	37, // 64: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	40, // 65: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
-	45, // 66: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
-	49, // 67: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
-	52, // 68: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
-	29, // 69: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
-	19, // 70: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
-	4,  // 71: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
-	6,  // 72: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
-	56, // 73: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	54, // 74: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 75: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	10, // 76: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	12, // 77: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	14, // 78: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	16, // 79: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	18, // 80: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	22, // 81: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	38, // 82: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	41, // 83: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
-	46, // 84: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
-	50, // 85: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
-	53, // 86: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
-	30, // 87: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
-	20, // 88: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
-	5,  // 89: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
-	7,  // 90: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
-	57, // 91: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	55, // 92: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	75, // [75:93] is the sub-list for method output_type
-	57, // [57:75] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	70, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	70, // 5: pilaster.v1.FindEgressAddressRequest.at:type_name -> google.protobuf.Timestamp
+	6,  // 6: pilaster.v1.FindEgressAddressResponse.holders:type_name -> pilaster.v1.EgressHolder
+	70, // 7: pilaster.v1.FindEgressAddressResponse.since:type_name -> google.protobuf.Timestamp
+	70, // 8: pilaster.v1.EgressHolder.from:type_name -> google.protobuf.Timestamp
+	70, // 9: pilaster.v1.EgressHolder.until:type_name -> google.protobuf.Timestamp
+	11, // 10: pilaster.v1.ExportSessionsResponse.sessions:type_name -> pilaster.v1.Session
+	11, // 11: pilaster.v1.ImportSessionsRequest.sessions:type_name -> pilaster.v1.Session
+	66, // 12: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	2,  // 13: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
+	2,  // 14: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
+	2,  // 15: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	67, // 16: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
+	2,  // 17: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	71, // 18: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	72, // 19: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	38, // 20: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
+	39, // 21: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
+	41, // 22: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
+	37, // 23: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
+	36, // 24: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
+	31, // 25: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
+	30, // 26: pilaster.v1.StatusResponse.pulls:type_name -> pilaster.v1.Pull
+	28, // 27: pilaster.v1.StatusResponse.offloads:type_name -> pilaster.v1.OffloadRole
+	73, // 28: pilaster.v1.StatusResponse.load:type_name -> pilaster.v1.NodeLoad
+	26, // 29: pilaster.v1.StatusResponse.egress:type_name -> pilaster.v1.Egress
+	27, // 30: pilaster.v1.Egress.gateways:type_name -> pilaster.v1.EgressGatewayState
+	74, // 31: pilaster.v1.OffloadRole.phase:type_name -> pilaster.v1.OffloadPhase
+	29, // 32: pilaster.v1.OffloadRole.answers:type_name -> pilaster.v1.FrontendAnswer
+	40, // 33: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
+	32, // 34: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
+	33, // 35: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
+	49, // 36: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
+	33, // 37: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
+	70, // 38: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	40, // 39: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
+	68, // 40: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
+	75, // 41: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	2,  // 42: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	44, // 43: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
+	76, // 44: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
+	2,  // 45: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
+	48, // 46: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
+	47, // 47: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
+	2,  // 48: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
+	49, // 49: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
+	49, // 50: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
+	47, // 51: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
+	52, // 52: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
+	52, // 53: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
+	53, // 54: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
+	47, // 55: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
+	69, // 56: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
+	56, // 57: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
+	49, // 58: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
+	62, // 59: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	70, // 60: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	49, // 61: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
+	63, // 62: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
+	63, // 63: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
+	0,  // 64: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	12, // 65: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	14, // 66: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	16, // 67: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	18, // 68: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	20, // 69: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	24, // 70: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	42, // 71: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	45, // 72: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	50, // 73: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
+	54, // 74: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
+	57, // 75: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
+	34, // 76: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
+	22, // 77: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
+	7,  // 78: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
+	9,  // 79: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
+	4,  // 80: pilaster.v1.AgentService.FindEgressAddress:input_type -> pilaster.v1.FindEgressAddressRequest
+	61, // 81: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	59, // 82: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 83: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	13, // 84: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	15, // 85: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	17, // 86: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	19, // 87: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	21, // 88: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	25, // 89: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	43, // 90: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	46, // 91: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	51, // 92: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
+	55, // 93: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
+	58, // 94: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
+	35, // 95: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
+	23, // 96: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
+	8,  // 97: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
+	10, // 98: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
+	5,  // 99: pilaster.v1.AgentService.FindEgressAddress:output_type -> pilaster.v1.FindEgressAddressResponse
+	62, // 100: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	60, // 101: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	83, // [83:102] is the sub-list for method output_type
+	64, // [64:83] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -5224,7 +5598,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   65,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

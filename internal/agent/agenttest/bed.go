@@ -8,6 +8,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/evpn"
@@ -35,6 +36,7 @@ type Bed struct {
 	Store        *endpoint.Store
 	Tenants      *agent.Tenants
 	Networks     map[string]agent.Network
+	Egress       *egress.Addresses
 	*agent.Core
 }
 
@@ -73,7 +75,15 @@ func (b *Bed) TryReopen() error {
 	if b.Tenants, err = agent.OpenTenantsWith(statefile.Disk{}, b.Damages, b.Dir); err != nil {
 		return err
 	}
-	own, err := netpila.New(address.DefaultPlan(), NodePrefix, b.Store, b.Driver.Path())
+	if b.Egress, err = egress.Open(egress.Config{
+		Dir: b.Dir, Plan: address.DefaultPlan(), Node: NodePrefix, Records: b.Store.List(), Now: func() time.Time { return b.Now },
+		Log: slog.New(slog.DiscardHandler),
+	}); err != nil {
+		return err
+	}
+	own, err := netpila.New(network.Node{
+		Plan: address.DefaultPlan(), Prefix: NodePrefix, Indexes: b.Store, Egress: b.Egress,
+	}, b.Driver.Path())
 	if err != nil {
 		return err
 	}
@@ -103,7 +113,7 @@ func (b *Bed) TryReopen() error {
 	b.Core, err = agent.New(agent.Config{
 		Store: b.Store, Tenants: b.Tenants,
 		Networks: b.Networks, Absent: map[string]string{nimitz.Name: "--some switch", evpn.Name: "--some pool"},
-		Driver: b.Driver, Resolver: b.Orchestrator, Tried: b.Tried,
+		Driver: b.Driver, Resolver: b.Orchestrator, Tried: b.Tried, Egress: b.Egress,
 		Plan: address.DefaultPlan(), Node: NodePrefix, Edge: b.Edge, MTUReserve: b.MTUReserve,
 		MaxEndpoints: b.Max, MaxTenantIDs: b.MaxIDs,
 		Now: func() time.Time { return b.Now }, Log: slog.New(slog.DiscardHandler),

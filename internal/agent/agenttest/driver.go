@@ -49,6 +49,7 @@ type Driver struct {
 	OldMAC       bool // devices have the MAC of older builds
 	Emit         chan dpapi.Event
 	VXLAN        *Switch // its part of network nimitz
+	Outside      Outside
 	Policies     map[string]dpapi.TenantPolicies
 	RuleRoom     int // entries that a table of rules takes of a tenant; 0: any number
 	Hits         map[uint32]uint64
@@ -60,7 +61,7 @@ func NewDriver() *Driver {
 		Tenants: map[string]tenant.Tenant{}, Devices: map[endpoint.ID]endpoint.Record{},
 		Active:   map[endpoint.ID]endpoint.Record{},
 		Policies: map[string]dpapi.TenantPolicies{}, Fail: map[string]error{}, Lost: map[string]error{},
-		Emit: make(chan dpapi.Event), VXLAN: NewSwitch(), LinkMTU: 1500,
+		Emit: make(chan dpapi.Event), VXLAN: NewSwitch(), Outside: newOutside(), LinkMTU: 1500,
 		Health: dpapi.Status{Healthy: true, FirstInChain: true},
 	}
 }
@@ -84,7 +85,7 @@ func (d *Driver) Path() Path { return Path{d} }
 // Factory opens network netpila on the driver.
 func (d *Driver) Factory() network.Factory {
 	return network.Factory{Name: netpila.Name, Open: func(n network.Node) (agent.Network, error) {
-		return netpila.New(n.Plan, n.Prefix, n.Indexes, d.Path())
+		return netpila.New(n, d.Path())
 	}}
 }
 
@@ -227,6 +228,7 @@ func (d *Driver) Restore(
 			lost[r.ID] = err
 		} else if r.Lives() {
 			found = append(found, r)
+			d.Devices[r.ID] = r // as repaired
 		}
 	}
 	maps.DeleteFunc(d.Devices, func(id endpoint.ID, _ endpoint.Record) bool { return !kept[id] })

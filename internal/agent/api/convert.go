@@ -57,6 +57,9 @@ func endpointToProto(of *networks.Set, r endpoint.Record) *pilasterv1.Endpoint {
 		if onFabric := of.OnFabric(a); onFabric.IsValid() {
 			p.OnFabric = onFabric.String()
 		}
+		if a.Egress.IsValid() {
+			p.Egress = a.Egress.String()
+		}
 		for _, route := range a.Routes {
 			p.Routes = append(p.Routes, route.String())
 		}

@@ -30,12 +30,14 @@ type collector struct {
 	sessions, room, most, mostOfTenant, sessionEnds *prometheus.Desc
 	subscriptions, misses                           *prometheus.Desc
 	offloads                                        offloadMetrics
+	egress                                          egressMetrics
 }
 
 func newCollector(s *Service) *collector {
 	return &collector{
 		service:  s,
 		offloads: newOffloadMetrics(),
+		egress:   newEgressMetrics(),
 		build: metric(
 			"build_info",
 			"1, labelled with the versions of this agent and of the attached programs.",
@@ -139,6 +141,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	c.policies(ch, s.Policies)
 	c.offloads.collect(ch, s)
+	c.egress.collect(ch, s)
 	if core := c.service.core.Load(); core != nil {
 		for _, times := range core.PolicyTimes() {
 			times.Collect(ch)

@@ -20,6 +20,7 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/gateways"
 	"pilaster.io/pilaster/internal/agent/monitor"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/agent/state"
@@ -31,13 +32,14 @@ import (
 
 // Service implements AgentService on a Core. Until the core is ready, its answers say what the agent waits for.
 type Service struct {
-	config  Config
-	core    atomic.Pointer[running]
-	tracer  atomic.Pointer[trace.Tracer] // nil if the packet path cannot be traced
-	sharing atomic.Pointer[Sharing]      // nil if the node cannot be in offloads
-	events  monitor.Hub
-	calls   *prometheus.HistogramVec
-	drops   monitor.DropWindow
+	config   Config
+	core     atomic.Pointer[running]
+	tracer   atomic.Pointer[trace.Tracer]    // nil if the packet path cannot be traced
+	sharing  atomic.Pointer[Sharing]         // nil if the node cannot be in offloads
+	gateways atomic.Pointer[gateways.Prober] // nil if containers here cannot use egress gateways
+	events   monitor.Hub
+	calls    *prometheus.HistogramVec
+	drops    monitor.DropWindow
 }
 
 // Config has the parts of a Service besides the core.

@@ -72,6 +72,7 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	s.addDatapath(ctx, r, core.Core)
 	addPolicies(r, core.Core)
 	s.addOffloads(r, core.Core)
+	s.addEgress(r, core.Core)
 	for _, gateway := range core.Networks().Gateways() {
 		addGateway(r, gateway)
 	}

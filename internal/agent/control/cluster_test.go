@@ -21,6 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/network/netpila"
 	"pilaster.io/pilaster/internal/network/nimitz"
 	"pilaster.io/pilaster/internal/orchestrator"
@@ -132,7 +133,9 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 		}
 	}
 	membership, _ := node.Membership()
-	network, err := netpila.New(membership.Plan, membership.Prefix, store, driver.Path())
+	own, err := netpila.New(network.Node{
+		Plan: membership.Plan, Prefix: membership.Prefix, Indexes: store,
+	}, driver.Path())
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -146,7 +149,7 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 		},
 	)
 	if m.Core, err = agent.New(agent.Config{
-		Store: store, Tenants: tenants, Networks: map[string]agent.Network{netpila.Name: network, nimitz.Name: overlay},
+		Store: store, Tenants: tenants, Networks: map[string]agent.Network{netpila.Name: own, nimitz.Name: overlay},
 		Driver: driver, Resolver: link, Plan: membership.Plan, Node: membership.Prefix,
 		MTUReserve: tenant.OffloadOverhead, Log: slog.New(slog.DiscardHandler),
 	}); err != nil {

@@ -29,6 +29,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/agent/trace"
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/join"
@@ -110,6 +111,7 @@ type daemon struct {
 	node     *state.Node
 	tenants  *agent.Tenants
 	store    *endpoint.Store
+	egress   *egress.Addresses
 	link     *control.Link
 	service  *api.Service
 	received control.MessageCounter
@@ -124,6 +126,7 @@ type daemon struct {
 	enforces []string // names of networks that enforce policies
 	form     string   // of packets on the fabric; known once networks are open
 	offloads bool     // this node can be in offloads; known once networks are open
+	leaves   bool     // its containers can reach hosts outside; known once the packet path is open
 }
 
 func newDaemon(o Options) (*daemon, error) {
@@ -152,6 +155,7 @@ func newDaemon(o Options) (*daemon, error) {
 		Gateway:  d.hasGateway,
 		Enforces: d.enforcing,
 		Form:     func() string { return d.form },
+		Egress:   func() bool { return d.leaves },
 		Offloads: func() bool { return d.offloads }, MTUReserve: o.MTUReserve, Rack: o.Rack,
 		UplinkAddresses: func() ([]netip.Addr, error) {
 			m, _ := d.node.Membership()
@@ -358,7 +362,8 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		d.registerAgain(ctx)
 	}
 	m, _ := d.node.Membership()
-	overlap := hostnet.NewOverlapWatch(m.Plan.Private, d.changed)
+	own := make(chan struct{}, 1)
+	overlap := hostnet.NewOverlapWatch(m.Plan.Private, d.changed, own)
 	if err := overlap.Check(); err != nil {
 		return err
 	}
@@ -367,6 +372,9 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		return err // the driver that came with it is not valid and must not be closed
 	}
 	d.driver = driver
+	if err := d.openEgress(ctx, g, m, own); err != nil {
+		return err
+	}
 	networks, absent, err := d.networks(m)
 	if err != nil {
 		return err
@@ -380,7 +388,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	}
 	core, err := agent.New(agent.Config{
 		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link,
-		Tried: d.link.Tried(), Edge: d.Edge, MTUReserve: d.MTUReserve,
+		Egress: d.egress, Tried: d.link.Tried(), Edge: d.Edge, MTUReserve: d.MTUReserve,
 		Plan: m.Plan, Node: m.Prefix, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
@@ -462,7 +470,7 @@ func (d *daemon) networks(m state.Membership) (has map[string]agent.Network, abs
 			absent[o.Name] = o.With
 			continue
 		}
-		n, err := o.Open(network.Node{Plan: m.Plan, Prefix: m.Prefix, Indexes: d.store, Cluster: d.link})
+		n, err := o.Open(network.Node{Plan: m.Plan, Prefix: m.Prefix, Indexes: d.store, Egress: d.egress, Cluster: d.link})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -506,6 +514,7 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *agent.Core
 		g.Go(func() error { prober.Run(ctx); return nil })
 		g.Go(func() error { d.link.ReportLoads(ctx, meter, core.LoadDue()); return nil })
 	}
+	d.probeGateways(ctx, g, core)
 	g.Go(func() error { return overlap.Run(ctx, d.Log) })
 	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplink, core, d.Log) })
 	if d.Steering != nil {

@@ -81,13 +81,13 @@ func localPrefixes() ([]localPrefix, error) {
 // OverlapWatch repeats the check after the start, because devices can appear later.
 type OverlapWatch struct {
 	private netip.Prefix
-	changed chan<- struct{} // buffered, size 1: receives a value when addresses have changed; may be nil
+	changed []chan<- struct{} // buffered, size 1: each receives a value when addresses have changed
 	mu      sync.Mutex
 	err     error
 }
 
-// NewOverlapWatch returns a watch for prefixes that overlap private. changed may be nil.
-func NewOverlapWatch(private netip.Prefix, changed chan<- struct{}) *OverlapWatch {
+// NewOverlapWatch returns a watch for prefixes that overlap private, which also tells all changes of addresses.
+func NewOverlapWatch(private netip.Prefix, changed ...chan<- struct{}) *OverlapWatch {
 	return &OverlapWatch{private: private, changed: changed}
 }
 
@@ -172,9 +172,11 @@ func (w *OverlapWatch) watch(ctx context.Context, log *slog.Logger) error {
 
 // signal does not block: one pending value covers all changes.
 func (w *OverlapWatch) signal() {
-	select {
-	case w.changed <- struct{}{}:
-	default:
+	for _, changed := range w.changed {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
 	}
 }
 

@@ -114,8 +114,8 @@ func TestChangesOfAddressesAreTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	changed, ended := make(chan struct{}, 1), make(chan error, 1)
-	w := &OverlapWatch{private: netip.MustParsePrefix("fc00::/8"), changed: changed}
+	changed, also, ended := make(chan struct{}, 1), make(chan struct{}, 1), make(chan error, 1)
+	w := NewOverlapWatch(netip.MustParsePrefix("fc00::/8"), changed, also)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { ended <- ns.Do(func() error { return w.Run(ctx, slog.New(slog.DiscardHandler)) }) }()
 	a, err := netlink.ParseAddr("2001:db8::7/128")
@@ -130,10 +130,12 @@ func TestChangesOfAddressesAreTold(t *testing.T) {
 		if err := change(); err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case <-changed:
-		case <-time.After(20 * time.Second):
-			t.Fatalf("change %d was not signalled", i)
+		for _, told := range []chan struct{}{changed, also} {
+			select {
+			case <-told:
+			case <-time.After(20 * time.Second):
+				t.Fatalf("change %d was not signalled", i)
+			}
 		}
 	}
 	cancel()

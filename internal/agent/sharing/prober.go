@@ -12,14 +12,15 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/probe"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
 const (
-	probeEvery = 100 * time.Millisecond // NZ6
-	lostAfter  = 3                      // probes without an answer
-	maxProbes  = 1024                   // in one round; more frontends take turns
+	probeEvery = probe.Every // NZ6
+	lostAfter  = 3           // probes without an answer
+	maxProbes  = 1024        // in one round; more frontends take turns
 
 	// A start waits for the first answers, which come once a frontend has loaded its rules.
 	probeNewEvery = 10 * time.Millisecond
@@ -66,14 +67,11 @@ type probed struct {
 type sight struct {
 	tenant, node string
 	prefix       netip.Prefix
-	probe        dpapi.Probe
+	asked        dpapi.Probe
 	used         bool      // packets are sent to it
 	since        time.Time // when it became a frontend
-	sent         time.Time // the last probe; zero before the first one
-	due          bool      // the last probe should be answered
-	answered     time.Time // the last answer; zero before the first one
-	missed       int       // probes in a row
 	round        uint64
+	probe.Pulse
 }
 
 // NewProber returns a prober that does not run yet.
@@ -83,26 +81,8 @@ func NewProber(of Backends, path Probing, log *slog.Logger) *Prober {
 
 // Run probes until ctx ends. Without an offload whose backend is this node, it waits for one.
 func (p *Prober) Run(ctx context.Context) {
-	every := probeEvery
-	ticks := time.NewTicker(every)
-	defer ticks.Stop()
-	for round := uint64(1); ; round++ {
-		next := ticks.C
-		switch wanted := p.probe(round); wanted {
-		case 0:
-			next = nil
-		case every:
-		default:
-			every = wanted
-			ticks.Reset(every)
-		}
-		select {
-		case <-next:
-		case <-p.of.OffloadsChanged():
-		case <-ctx.Done():
-			return
-		}
-	}
+	round := uint64(0)
+	probe.Rounds(ctx, p.of.OffloadsChanged(), func() time.Duration { round++; return p.probe(round) })
 }
 
 // probe reads the answers, sends a probe to each frontend that is due, and reports what has changed. It returns the
@@ -118,12 +98,12 @@ func (p *Prober) probe(round uint64) (next time.Duration) {
 		for _, f := range role.Frontends {
 			s := p.see(role, f)
 			s.round, next = round, probeEvery
-			if s.sent.IsZero() || time.Since(s.sent) >= s.every()*9/10 { // if not, a change caused this round
+			if s.Sent.IsZero() || time.Since(s.Sent) >= s.every()*9/10 { // if not, a change caused this round
 				due = append(due, s)
 			}
 		}
 	}
-	slices.SortStableFunc(due, func(a, b *sight) int { return a.sent.Compare(b.sent) })
+	slices.SortStableFunc(due, func(a, b *sight) int { return a.Sent.Compare(b.Sent) })
 	var failed error
 	for _, s := range due[:min(len(due), maxProbes)] {
 		if err := p.probeOne(s); err != nil {
@@ -140,9 +120,9 @@ func (p *Prober) probe(round uint64) (next time.Duration) {
 		}
 		switch {
 		case s.round != round: // it is no frontend any more
-		case s.missed >= lostAfter:
+		case s.Missed >= lostAfter:
 			of.lost = append(of.lost, s.node)
-		case !s.answered.IsZero():
+		case !s.Answered.IsZero():
 			of.answering = append(of.answering, s.node)
 		default:
 			next = min(next, s.every())
@@ -170,14 +150,14 @@ func (p *Prober) see(role agent.Role, f tenant.Frontend) *sight {
 		p.seen[key] = s
 	}
 	s.tenant, s.node, s.prefix = role.Tenant, f.Node, f.Prefix
-	s.probe = dpapi.Probe{Offload: role.ID, VNI: uint32(role.TenantID), Epoch: role.Epoch}
+	s.asked = dpapi.Probe{Offload: role.ID, VNI: uint32(role.TenantID), Epoch: role.Epoch}
 	s.used = role.Phase.Fronted() && !f.Draining
 	return s
 }
 
 // every returns the time between two probes.
 func (s *sight) every() time.Duration {
-	if s.answered.IsZero() && !s.due && time.Since(s.since) < newFor {
+	if s.Answered.IsZero() && !s.Due && time.Since(s.since) < newFor {
 		return probeNewEvery
 	}
 	return probeEvery
@@ -185,14 +165,10 @@ func (s *sight) every() time.Duration {
 
 // probeOne counts whether the last probe was answered, and sends the next one.
 func (p *Prober) probeOne(s *sight) error {
-	ago, ok, err := p.path.ProbeAnswered(s.probe.Offload, s.prefix)
-	if at := time.Now().Add(-ago); ok && !s.sent.IsZero() && !at.Before(s.sent) {
-		s.answered, s.missed = at, 0
-	} else if s.due {
-		s.missed++
-	}
-	s.sent, s.due = time.Now(), !s.answered.IsZero() || s.used
-	return cmp.Or(p.path.Probe(s.probe, s.prefix), err)
+	ago, ok, err := p.path.ProbeAnswered(s.asked.Offload, s.prefix)
+	s.Count(ago, ok)
+	s.Send(!s.Answered.IsZero() || s.used)
+	return cmp.Or(p.path.Probe(s.asked, s.prefix), err)
 }
 
 // Problems says if frontends are probed less often than they should be.
@@ -215,8 +191,8 @@ func (p *Prober) Answers(name string) map[string]time.Duration {
 	defer p.mu.Unlock()
 	all := map[string]time.Duration{}
 	for _, s := range p.seen {
-		if s.tenant == name && !s.answered.IsZero() {
-			all[s.node] = time.Since(s.answered)
+		if s.tenant == name && !s.Answered.IsZero() {
+			all[s.node] = time.Since(s.Answered)
 		}
 	}
 	return all

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/statefile"
@@ -307,6 +308,7 @@ func IsState(name string) bool {
 		append(
 			endpoint.Folders(),
 			endpoint.LastIDFile,
+			egress.Folder,
 			NodeFileName,
 			gatewaysFileName,
 			reservedFileName,

@@ -101,6 +101,13 @@ func (in *ContainerNS) attach(attachments []endpoint.Attachment, container netli
 			func() error { return in.setAddress(container, a) },
 			func() error { return in.NeighSet(GatewayNeighbour(container, a)) },
 		)
+	}
+	return append(steps, in.addRoutes(attachments, container)...)
+}
+
+// addRoutes returns the steps that add the routes of attachments.
+func (in *ContainerNS) addRoutes(attachments []endpoint.Attachment, container netlink.Link) (steps []func() error) {
+	for _, a := range attachments {
 		for _, route := range ContainerRoutes(container, a) {
 			steps = append(steps, func() error { return in.RouteReplace(&route) })
 		}
@@ -108,12 +115,20 @@ func (in *ContainerNS) attach(attachments []endpoint.Attachment, container netli
 	return steps
 }
 
-// detach returns the steps that remove attachments, except the next hops that the remaining attachments use.
-func (in *ContainerNS) detach(attachments, stay []endpoint.Attachment, container netlink.Link) (steps []func() error) {
+// deleteRoutes returns the steps that delete the routes of attachments.
+func (in *ContainerNS) deleteRoutes(attachments []endpoint.Attachment, container netlink.Link) (steps []func() error) {
 	for _, a := range attachments {
 		for _, route := range ContainerRoutes(container, a) {
 			steps = append(steps, func() error { return netns.DeleteRoute(in.Handle, &route) })
 		}
+	}
+	return steps
+}
+
+// detach returns the steps that remove attachments, except the next hops that the remaining attachments use.
+func (in *ContainerNS) detach(attachments, stay []endpoint.Attachment, container netlink.Link) (steps []func() error) {
+	steps = in.deleteRoutes(attachments, container)
+	for _, a := range attachments {
 		steps = append(steps, func() error { return in.AddrDel(container, ContainerAddress(a)) })
 		if !slices.ContainsFunc(stay, func(o endpoint.Attachment) bool { return o.Gateway == a.Gateway }) {
 			steps = append(steps, func() error { return in.NeighDel(GatewayNeighbour(container, a)) })
@@ -135,6 +150,11 @@ func (in *ContainerNS) setAddress(container netlink.Link, a endpoint.Attachment)
 	return err
 }
 
+// defaultMetric is the metric of the container's default route. It is higher than that of any other in practice (the
+// kernel's default is 1024, NetworkManager's highest 20,700): another interface of the container that has a default
+// route, or gets one later, keeps it.
+const defaultMetric = 1 << 20
+
 // routesAreFree returns an error if another device of the container has one of the routes: that device would lose it.
 func (in *ContainerNS) routesAreFree(attachments []endpoint.Attachment, container netlink.Link) error {
 	there, err := netns.List(func() ([]netlink.Route, error) { return in.RouteList(nil, unix.AF_UNSPEC) })
@@ -144,6 +164,9 @@ func (in *ContainerNS) routesAreFree(attachments []endpoint.Attachment, containe
 	for _, a := range attachments {
 		for _, wanted := range a.Routes {
 			for _, other := range there {
+				if wanted == endpoint.DefaultRoute && other.Priority != defaultMetric {
+					continue
+				}
 				if other.LinkIndex != container.Attrs().Index && host.PrefixOf(other.Dst) == wanted {
 					return fmt.Errorf(
 						"the container already has a route %v through its device %d, which would stop working; "+
@@ -215,6 +238,9 @@ func ContainerRoutes(container netlink.Link, a endpoint.Attachment) []netlink.Ro
 		routes[i] = netlink.Route{
 			LinkIndex: container.Attrs().Index, Dst: host.IPNet(dst), Gw: a.Gateway.AsSlice(),
 			Flags: int(netlink.FLAG_ONLINK), Src: a.Address.AsSlice(), Protocol: unix.RTPROT_STATIC,
+		}
+		if dst == endpoint.DefaultRoute {
+			routes[i].Priority = defaultMetric
 		}
 	}
 	return routes

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -33,7 +34,7 @@ func (d *Devices) CanReaddress(was, is endpoint.Record) error {
 	return nil
 }
 
-// openForReaddress opens the namespace of a container that has room for the new attachments.
+// openForReaddress opens the namespace of a container that has room for the new attachments and routes.
 func (d *Devices) openForReaddress(was, is endpoint.Record) (*ContainerNS, netlink.Link, error) {
 	in, err := OpenContainerNS(is.Netns)
 	if err != nil {
@@ -41,7 +42,7 @@ func (d *Devices) openForReaddress(was, is endpoint.Record) (*ContainerNS, netli
 	}
 	container, err := d.Driver(is).containerLink(is, in)
 	if err == nil {
-		err = in.routesAreFree(attachmentsNotIn(is, was), container)
+		err = in.routesAreFree(slices.Concat(attachmentsNotIn(is, was), routesNotIn(is, was)), container)
 	}
 	if err != nil {
 		in.Close()
@@ -50,8 +51,8 @@ func (d *Devices) openForReaddress(was, is endpoint.Record) (*ContainerNS, netli
 	return in, container, nil
 }
 
-// readdress adds the attachments that a running container's new record has in addition, and removes those that it no
-// longer has. The device stays, its entry program may change.
+// readdress adds the attachments and routes that a running container's new record has in addition, and removes those
+// that it no longer has. The device stays, its entry program may change.
 func (d *Devices) readdress(ctx context.Context, was, is endpoint.Record) error {
 	in, container, err := d.openForReaddress(was, is)
 	if err != nil {
@@ -61,7 +62,10 @@ func (d *Devices) readdress(ctx context.Context, was, is endpoint.Record) error 
 	more, less := is, was
 	more.Attachments, less.Attachments = attachmentsNotIn(is, was), attachmentsNotIn(was, is)
 	if err := d.WithDeviceLock(func() error {
-		return in.replaceAttachments(more.Attachments, less.Attachments, is.Attachments, container)
+		add := append(in.attach(more.Attachments, container), in.addRoutes(routesNotIn(is, was), container)...)
+		remove := append(in.deleteRoutes(routesNotIn(was, is), container),
+			in.detach(less.Attachments, is.Attachments, container)...)
+		return replaceAttachments(add, remove)
 	}); err != nil {
 		return fmt.Errorf("container side: %w", err)
 	}
@@ -85,29 +89,41 @@ func (d *Devices) readdress(ctx context.Context, was, is endpoint.Record) error 
 // attachmentsNotIn returns the attachments of r that other does not have. One that goes to its second network stays in
 // the container as it is.
 func attachmentsNotIn(r, other endpoint.Record) []endpoint.Attachment {
-	has := func(a endpoint.Attachment) bool {
-		return slices.ContainsFunc(
-			other.Attachments,
-			func(o endpoint.Attachment) bool {
-				return o.Address == a.Address && (o.Network == a.Network || o.Network == a.Also || o.Also == a.Network)
-			},
-		)
-	}
-	return slices.DeleteFunc(slices.Clone(r.Attachments), has)
+	return slices.DeleteFunc(slices.Clone(r.Attachments), func(a endpoint.Attachment) bool {
+		return indexIn(other, a) >= 0
+	})
 }
 
-func (in *ContainerNS) replaceAttachments(more, less, stay []endpoint.Attachment, container netlink.Link) error {
-	for _, step := range in.attach(more, container) {
+// indexIn finds an attachment in a record, there perhaps with other routes; -1: the record does not have it.
+func indexIn(r endpoint.Record, a endpoint.Attachment) int {
+	return slices.IndexFunc(r.Attachments, func(o endpoint.Attachment) bool {
+		return o.Address == a.Address && (o.Network == a.Network || o.Network == a.Also || o.Also == a.Network)
+	})
+}
+
+// routesNotIn returns the attachments that both records have, each with the routes that it has in r only.
+func routesNotIn(r, other endpoint.Record) (changed []endpoint.Attachment) {
+	for _, a := range r.Attachments {
+		if i := indexIn(other, a); i >= 0 {
+			a.Routes = slices.DeleteFunc(slices.Clone(a.Routes), func(p netip.Prefix) bool {
+				return slices.Contains(other.Attachments[i].Routes, p)
+			})
+			changed = append(changed, a)
+		}
+	}
+	return changed
+}
+
+// replaceAttachments runs the steps that add, then those that remove what the container may have removed itself.
+func replaceAttachments(add, remove []func() error) error {
+	for _, step := range add {
 		if err := netns.Retry(step); err != nil {
 			return err
 		}
 	}
 	var errs []error
-	for _, step := range in.detach(less, stay, container) {
-		if err := host.IgnoreGone(netns.Retry(step)); !errors.Is(
-			err,
-			unix.ENOENT,
-		) { // the container may have removed it
+	for _, step := range remove {
+		if err := host.IgnoreGone(netns.Retry(step)); !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, err)
 		}
 	}

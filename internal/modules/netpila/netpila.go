@@ -15,7 +15,7 @@ func Module() module.Module {
 		Name:     netpila.Name,
 		NewAgent: func() module.Agent { return agent{} },
 		Addresses: func(on network.Node) (network.Addresses, error) {
-			return netpila.New(on.Plan, on.Prefix, on.Indexes, nil)
+			return netpila.New(on, nil)
 		},
 	}
 }
@@ -23,5 +23,5 @@ func Module() module.Module {
 type agent struct{ module.NoFlags }
 
 func (agent) Open(_ context.Context, on module.Host, node network.Node) (network.Network, error) {
-	return netpila.New(node.Plan, node.Prefix, node.Indexes, on.Path.Netpila())
+	return netpila.New(node, on.Path.Netpila())
 }

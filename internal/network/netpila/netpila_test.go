@@ -2,11 +2,15 @@ package netpila
 
 import (
 	"errors"
+	"log/slog"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -43,7 +47,13 @@ func (m *memory) ReleaseIndex(_ endpoint.CursorKey, i address.Index) error {
 func newNetwork(t *testing.T) (*Network, *memory) {
 	t.Helper()
 	m := &memory{next: map[endpoint.CursorKey]address.Index{}}
-	n, err := New(address.DefaultPlan(), node, m, nil)
+	addresses, err := egress.Open(egress.Config{
+		Dir: t.TempDir(), Plan: address.DefaultPlan(), Node: node, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := New(network.Node{Plan: address.DefaultPlan(), Prefix: node, Indexes: m, Egress: addresses}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,6 +99,31 @@ func TestPrepareEncrypted(t *testing.T) {
 	}
 }
 
+// A container whose tenant may leave has the default route, and an egress address if packets leave at this node. Release
+// frees it, and so does a failure.
+func TestPrepareEgress(t *testing.T) {
+	n, m := newNetwork(t)
+	leaves := blue
+	leaves.Egress = []tenant.EgressRule{{To: endpoint.DefaultRoute, Allow: true}}
+	a := prepare(t, n, leaves, 5)
+	if !slices.Contains(a.Routes, endpoint.DefaultRoute) || !tenant.IsEgressAddress(a.Egress) || !node.Contains(a.Egress) {
+		t.Errorf("attachment %+v", a)
+	}
+	if err := n.Validate(endpoint.Record{TenantID: 9, App: 5, Attachments: []endpoint.Attachment{a}}); err != nil {
+		t.Error(err)
+	}
+	if err := n.Release(t.Context(), endpoint.Record{Attachments: []endpoint.Attachment{a}}); err != nil ||
+		n.on.Egress.Used() != 0 {
+		t.Errorf("after the release %d egress addresses are in use, %v", n.on.Egress.Used(), err)
+	}
+	n.on.Egress = nil
+	released := len(m.released)
+	if _, err := n.Prepare(t.Context(), leaves, 5, endpoint.Record{TenantID: 9}); err == nil ||
+		len(m.released) != released+1 {
+		t.Errorf("without an egress address: %v; %d indexes were released", err, len(m.released)-released)
+	}
+}
+
 func TestPrepareClear(t *testing.T) {
 	n, m := newNetwork(t)
 	red := tenant.Tenant{Name: "red", Addressing: tenant.Clear, IDs: []tenant.ID{{ID: 2}}}
@@ -123,6 +158,9 @@ func TestRefusals(t *testing.T) {
 			p.Index = 0
 			a.Plaintext = p.Addr()
 		},
+		"an egress address of another node": func(_ *endpoint.Record, a *endpoint.Attachment) {
+			a.Egress = tenant.EgressAddress(netip.MustParsePrefix("fd70:696c:6100:4::/64"), tenant.FirstEgressIndex)
+		},
 		"IPv4": func(_ *endpoint.Record, a *endpoint.Attachment) { a.Address = netip.MustParseAddr("10.0.0.1") },
 	} {
 		r, a := sound, sound.Attachments[0]
@@ -132,7 +170,9 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: Validate accepted %+v", name, r)
 		}
 	}
-	if _, err := New(address.DefaultPlan(), netip.MustParsePrefix("fd71::/64"), nil, nil); err == nil {
+	if _, err := New(network.Node{
+		Plan: address.DefaultPlan(), Prefix: netip.MustParsePrefix("fd71::/64"),
+	}, nil); err == nil {
 		t.Error("New accepted a node outside the base prefix")
 	}
 }

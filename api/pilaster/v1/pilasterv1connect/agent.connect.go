@@ -76,6 +76,9 @@ const (
 	// AgentServiceImportSessionsProcedure is the fully-qualified name of the AgentService's
 	// ImportSessions RPC.
 	AgentServiceImportSessionsProcedure = "/pilaster.v1.AgentService/ImportSessions"
+	// AgentServiceFindEgressAddressProcedure is the fully-qualified name of the AgentService's
+	// FindEgressAddress RPC.
+	AgentServiceFindEgressAddressProcedure = "/pilaster.v1.AgentService/FindEgressAddress"
 	// AgentServiceMonitorProcedure is the fully-qualified name of the AgentService's Monitor RPC.
 	AgentServiceMonitorProcedure = "/pilaster.v1.AgentService/Monitor"
 	// AgentServiceRecentEventsProcedure is the fully-qualified name of the AgentService's RecentEvents
@@ -115,6 +118,8 @@ type AgentServiceClient interface {
 	// ImportSessions adds sessions to an endpoint. If there is no such endpoint yet, the ADD that creates it within a
 	// minute adds them.
 	ImportSessions(context.Context, *connect.Request[v1.ImportSessionsRequest]) (*connect.Response[v1.ImportSessionsResponse], error)
+	// FindEgressAddress returns which containers of this node had an egress address.
+	FindEgressAddress(context.Context, *connect.Request[v1.FindEgressAddressRequest]) (*connect.Response[v1.FindEgressAddressResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error)
 	// RecentEvents returns the last events that Monitor would have sent, oldest first.
 	RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error)
@@ -227,6 +232,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("ImportSessions")),
 			connect.WithClientOptions(opts...),
 		),
+		findEgressAddress: connect.NewClient[v1.FindEgressAddressRequest, v1.FindEgressAddressResponse](
+			httpClient,
+			baseURL+AgentServiceFindEgressAddressProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("FindEgressAddress")),
+			connect.WithClientOptions(opts...),
+		),
 		monitor: connect.NewClient[v1.MonitorRequest, v1.MonitorResponse](
 			httpClient,
 			baseURL+AgentServiceMonitorProcedure,
@@ -244,24 +255,25 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 
 // agentServiceClient implements AgentServiceClient.
 type agentServiceClient struct {
-	addEndpoint    *connect.Client[v1.AddEndpointRequest, v1.AddEndpointResponse]
-	deleteEndpoint *connect.Client[v1.DeleteEndpointRequest, v1.DeleteEndpointResponse]
-	checkEndpoint  *connect.Client[v1.CheckEndpointRequest, v1.CheckEndpointResponse]
-	collectGarbage *connect.Client[v1.CollectGarbageRequest, v1.CollectGarbageResponse]
-	listEndpoints  *connect.Client[v1.ListEndpointsRequest, v1.ListEndpointsResponse]
-	getEndpoint    *connect.Client[v1.GetEndpointRequest, v1.GetEndpointResponse]
-	status         *connect.Client[v1.StatusRequest, v1.StatusResponse]
-	explain        *connect.Client[v1.ExplainRequest, v1.ExplainResponse]
-	why            *connect.Client[v1.WhyRequest, v1.WhyResponse]
-	trace          *connect.Client[v1.TraceRequest, v1.TraceResponse]
-	followPackets  *connect.Client[v1.FollowPacketsRequest, v1.FollowPacketsResponse]
-	sendProbe      *connect.Client[v1.SendProbeRequest, v1.SendProbeResponse]
-	listRuleHits   *connect.Client[v1.ListRuleHitsRequest, v1.ListRuleHitsResponse]
-	labelEndpoint  *connect.Client[v1.LabelEndpointRequest, v1.LabelEndpointResponse]
-	exportSessions *connect.Client[v1.ExportSessionsRequest, v1.ExportSessionsResponse]
-	importSessions *connect.Client[v1.ImportSessionsRequest, v1.ImportSessionsResponse]
-	monitor        *connect.Client[v1.MonitorRequest, v1.MonitorResponse]
-	recentEvents   *connect.Client[v1.RecentEventsRequest, v1.RecentEventsResponse]
+	addEndpoint       *connect.Client[v1.AddEndpointRequest, v1.AddEndpointResponse]
+	deleteEndpoint    *connect.Client[v1.DeleteEndpointRequest, v1.DeleteEndpointResponse]
+	checkEndpoint     *connect.Client[v1.CheckEndpointRequest, v1.CheckEndpointResponse]
+	collectGarbage    *connect.Client[v1.CollectGarbageRequest, v1.CollectGarbageResponse]
+	listEndpoints     *connect.Client[v1.ListEndpointsRequest, v1.ListEndpointsResponse]
+	getEndpoint       *connect.Client[v1.GetEndpointRequest, v1.GetEndpointResponse]
+	status            *connect.Client[v1.StatusRequest, v1.StatusResponse]
+	explain           *connect.Client[v1.ExplainRequest, v1.ExplainResponse]
+	why               *connect.Client[v1.WhyRequest, v1.WhyResponse]
+	trace             *connect.Client[v1.TraceRequest, v1.TraceResponse]
+	followPackets     *connect.Client[v1.FollowPacketsRequest, v1.FollowPacketsResponse]
+	sendProbe         *connect.Client[v1.SendProbeRequest, v1.SendProbeResponse]
+	listRuleHits      *connect.Client[v1.ListRuleHitsRequest, v1.ListRuleHitsResponse]
+	labelEndpoint     *connect.Client[v1.LabelEndpointRequest, v1.LabelEndpointResponse]
+	exportSessions    *connect.Client[v1.ExportSessionsRequest, v1.ExportSessionsResponse]
+	importSessions    *connect.Client[v1.ImportSessionsRequest, v1.ImportSessionsResponse]
+	findEgressAddress *connect.Client[v1.FindEgressAddressRequest, v1.FindEgressAddressResponse]
+	monitor           *connect.Client[v1.MonitorRequest, v1.MonitorResponse]
+	recentEvents      *connect.Client[v1.RecentEventsRequest, v1.RecentEventsResponse]
 }
 
 // AddEndpoint calls pilaster.v1.AgentService.AddEndpoint.
@@ -344,6 +356,11 @@ func (c *agentServiceClient) ImportSessions(ctx context.Context, req *connect.Re
 	return c.importSessions.CallUnary(ctx, req)
 }
 
+// FindEgressAddress calls pilaster.v1.AgentService.FindEgressAddress.
+func (c *agentServiceClient) FindEgressAddress(ctx context.Context, req *connect.Request[v1.FindEgressAddressRequest]) (*connect.Response[v1.FindEgressAddressResponse], error) {
+	return c.findEgressAddress.CallUnary(ctx, req)
+}
+
 // Monitor calls pilaster.v1.AgentService.Monitor.
 func (c *agentServiceClient) Monitor(ctx context.Context, req *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error) {
 	return c.monitor.CallServerStream(ctx, req)
@@ -386,6 +403,8 @@ type AgentServiceHandler interface {
 	// ImportSessions adds sessions to an endpoint. If there is no such endpoint yet, the ADD that creates it within a
 	// minute adds them.
 	ImportSessions(context.Context, *connect.Request[v1.ImportSessionsRequest]) (*connect.Response[v1.ImportSessionsResponse], error)
+	// FindEgressAddress returns which containers of this node had an egress address.
+	FindEgressAddress(context.Context, *connect.Request[v1.FindEgressAddressRequest]) (*connect.Response[v1.FindEgressAddressResponse], error)
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error
 	// RecentEvents returns the last events that Monitor would have sent, oldest first.
 	RecentEvents(context.Context, *connect.Request[v1.RecentEventsRequest]) (*connect.Response[v1.RecentEventsResponse], error)
@@ -494,6 +513,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("ImportSessions")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceFindEgressAddressHandler := connect.NewUnaryHandler(
+		AgentServiceFindEgressAddressProcedure,
+		svc.FindEgressAddress,
+		connect.WithSchema(agentServiceMethods.ByName("FindEgressAddress")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceMonitorHandler := connect.NewServerStreamHandler(
 		AgentServiceMonitorProcedure,
 		svc.Monitor,
@@ -540,6 +565,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceExportSessionsHandler.ServeHTTP(w, r)
 		case AgentServiceImportSessionsProcedure:
 			agentServiceImportSessionsHandler.ServeHTTP(w, r)
+		case AgentServiceFindEgressAddressProcedure:
+			agentServiceFindEgressAddressHandler.ServeHTTP(w, r)
 		case AgentServiceMonitorProcedure:
 			agentServiceMonitorHandler.ServeHTTP(w, r)
 		case AgentServiceRecentEventsProcedure:
@@ -615,6 +642,10 @@ func (UnimplementedAgentServiceHandler) ExportSessions(context.Context, *connect
 
 func (UnimplementedAgentServiceHandler) ImportSessions(context.Context, *connect.Request[v1.ImportSessionsRequest]) (*connect.Response[v1.ImportSessionsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.ImportSessions is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) FindEgressAddress(context.Context, *connect.Request[v1.FindEgressAddressRequest]) (*connect.Response[v1.FindEgressAddressResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.FindEgressAddress is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error {

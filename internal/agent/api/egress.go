@@ -1,0 +1,111 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/gateways"
+)
+
+// ServeGateways makes status and metrics show the egress gateways of tenants here.
+func (s *Service) ServeGateways(of *gateways.Prober) { s.gateways.Store(of) }
+
+func (s *Service) addEgress(r *pilasterv1.StatusResponse, core *agent.Core) {
+	out := &pilasterv1.Egress{Addresses: uint32(core.EgressUsed())}
+	if prober := s.gateways.Load(); prober != nil {
+		for _, g := range prober.States() {
+			state := &pilasterv1.EgressGatewayState{Node: g.Node, Alive: g.Alive, Answered: !g.Answered.IsZero()}
+			if state.Answered {
+				state.AgoMs = uint32(time.Since(g.Answered).Milliseconds())
+			}
+			out.Gateways = append(out.Gateways, state)
+			if !g.Alive {
+				r.Problems = append(r.Problems, fmt.Sprintf("egress gateway %s does not answer; new connections use the "+
+					"other gateway of the rule, or fail if that does not answer either\n  see `pilaster status` on that "+
+					"node", g.Node))
+			}
+		}
+	}
+	if out.Addresses > 0 || len(out.Gateways) > 0 {
+		r.Egress = out
+	}
+}
+
+// egressMetrics are those of how packets leave the cluster.
+type egressMetrics struct{ addresses, alive, answered *prometheus.Desc }
+
+func newEgressMetrics() egressMetrics {
+	return egressMetrics{
+		addresses: metric("egress_addresses", "Egress addresses of containers on this node, in use."),
+		alive: metric(
+			"egress_gateway_used",
+			"1 if new connections use the egress gateway, 0 while it does not answer and another one does.",
+			"gateway",
+		),
+		answered: metric(
+			"egress_probe_age_seconds",
+			"Since an egress gateway has last answered a probe of this agent; probes are sent every 0.1 s.",
+			"gateway",
+		),
+	}
+}
+
+func (m egressMetrics) collect(ch chan<- prometheus.Metric, s *pilasterv1.StatusResponse) {
+	send := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	if s.Egress == nil {
+		return
+	}
+	send(m.addresses, float64(s.Egress.Addresses))
+	for _, g := range s.Egress.Gateways {
+		send(m.alive, number(g.Alive), g.Node)
+		if g.Answered {
+			send(m.answered, float64(g.AgoMs)/1000, g.Node)
+		}
+	}
+}
+
+func (s *Service) FindEgressAddress(
+	_ context.Context,
+	req *connect.Request[pilasterv1.FindEgressAddressRequest],
+) (*connect.Response[pilasterv1.FindEgressAddressResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	a, err := address.ParseAny(req.Msg.Address)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	had, since, err := core.FindEgressAddress(a)
+	if err != nil {
+		return nil, toConnect(err)
+	}
+	resp := &pilasterv1.FindEgressAddressResponse{Node: s.config.Node.Name(), Since: timeToProto(since)}
+	for _, e := range had {
+		if req.Msg.At == nil || e.Had(req.Msg.At.AsTime()) {
+			resp.Holders = append(resp.Holders, &pilasterv1.EgressHolder{
+				Tenant: e.Tenant, ContainerId: e.Container, Interface: e.Interface, Pod: e.Pod,
+				From: timeToProto(e.From), Until: timeToProto(e.Until),
+			})
+		}
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// timeToProto returns nil for the zero time.
+func timeToProto(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}

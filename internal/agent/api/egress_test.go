@@ -1,0 +1,106 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/agent/agenttest"
+	"pilaster.io/pilaster/internal/agent/gateways"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// Status, metrics and the record of addresses say how packets of this node's containers leave the cluster.
+func TestEgress(t *testing.T) {
+	b := newServiceBed(t)
+	b.service.Serve(b.Core, nil)
+	b.MustAdd("inside")
+	if s := b.service.status(t.Context()); s.Egress != nil {
+		t.Errorf("a node whose containers do not leave says %v", s.Egress)
+	}
+	red := b.Orchestrator.Tenants["red"]
+	via := tenant.EgressRule{To: netip.MustParsePrefix("2001:db8::/32"), Allow: true}
+	for _, n := range []string{"7", "8"} {
+		node := netip.MustParsePrefix("fd70:696c:6100:" + n + "::/64")
+		via.Via = append(via.Via, tenant.EgressGateway{
+			Node: "n" + n, Prefix: node, Address: tenant.EgressAddress(node, tenant.FirstGatewayIndex),
+		})
+	}
+	red.Egress = []tenant.EgressRule{{To: endpoint.DefaultRoute, Allow: true}, via}
+	b.Orchestrator.Tenants["red"] = red
+	q := b.Request("leaves")
+	q.Tenant = "red"
+	r, err := b.Add(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := r.Attachments[0].Egress
+	prober := gateways.New(b.Core, b.Driver, agenttest.NodePrefix, slog.New(slog.DiscardHandler))
+	b.service.ServeGateways(prober)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	b.Driver.Outside.Silent[via.Via[1].Prefix] = true
+	go func() { defer close(ended); prober.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
+	agenttest.Eventually(t, func() error {
+		s := b.service.status(t.Context())
+		g := s.Egress.GetGateways()
+		if s.Egress.GetAddresses() != 1 || len(g) != 2 || g[0].Node != "n7" || !g[0].Alive || !g[0].Answered ||
+			g[1].Alive || g[1].Answered || !strings.Contains(strings.Join(s.Problems, "\n"), "gateway n8 does not answer") {
+			return fmt.Errorf("status %v, problems %q", s.Egress, s.Problems)
+		}
+		return nil
+	})
+	w := httptest.NewRecorder()
+	b.service.ObserveHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	metrics, _ := io.ReadAll(w.Body)
+	for _, line := range []string{
+		"\npilaster_egress_addresses 1\n", `pilaster_egress_gateway_used{gateway="n7"} 1` + "\n",
+		`pilaster_egress_gateway_used{gateway="n8"} 0` + "\n", `pilaster_egress_probe_age_seconds{gateway="n7"} `,
+	} {
+		if !strings.Contains(string(metrics), line) {
+			t.Errorf("metrics lack %q", line)
+		}
+	}
+	find := func(addr netip.Addr, at *timestamppb.Timestamp) (*pilasterv1.FindEgressAddressResponse, error) {
+		resp, err := b.client.FindEgressAddress(t.Context(), connect.NewRequest(&pilasterv1.FindEgressAddressRequest{
+			Address: addr.String(), At: at,
+		}))
+		if err != nil {
+			return nil, err
+		}
+		return resp.Msg, nil
+	}
+	got, err := find(addr, nil)
+	if err != nil || got.Node != "n1" || len(got.Holders) != 1 || got.Holders[0].Pod != "default/leaves" ||
+		got.Holders[0].Tenant != "red" || !got.Holders[0].From.AsTime().Equal(b.Now) || got.Holders[0].Until != nil ||
+		!got.Since.AsTime().Equal(b.Now) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got, err = find(addr, timestamppb.New(b.Now.Add(-time.Second))); err != nil || len(got.Holders) != 0 {
+		t.Errorf("before it was allocated: %v, %v", got, err)
+	}
+	if _, err := find(via.Via[0].Address.Next(), nil); connect.CodeOf(err) != connect.CodeInvalidArgument {
+		t.Errorf("the address of a gateway: %v", err)
+	}
+	other := tenant.EgressAddress(via.Via[0].Prefix, tenant.FirstEgressIndex)
+	if _, err := find(other, nil); connect.CodeOf(err) != connect.CodeNotFound {
+		t.Errorf("the address of another node: %v", err)
+	}
+	e, err := b.client.GetEndpoint(t.Context(), connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: "default/leaves"}))
+	if err != nil || e.Msg.Endpoint.Attachments[0].Egress != addr.String() {
+		t.Errorf("%v, %v", e, err)
+	}
+}

@@ -1,0 +1,83 @@
+package hostnet
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// The packet path gets the node's addresses at the start and after each change, also after a failure, and not again
+// without a change.
+func TestOwnAddresses(t *testing.T) {
+	ns := testNetns(t)
+	handle, err := ns.Netlink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer handle.Close()
+	lo, err := handle.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	add := func(text string) {
+		t.Helper()
+		a, err := netlink.ParseAddr(text)
+		if err == nil {
+			err = handle.AddrReplace(lo, a)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	add("fe80::7/64")
+	add("2001:db8::7/128")
+	changed, got, ended := make(chan struct{}), make(chan []netip.Addr), make(chan error)
+	ctx, cancel := context.WithCancel(t.Context())
+	fails := true
+	go func() {
+		ended <- ns.Do(func() error {
+			FollowOwnAddresses(ctx, changed, func(own []netip.Addr) error {
+				got <- own
+				if fails {
+					fails = false
+					return errors.New("no room")
+				}
+				return nil
+			}, slog.New(slog.DiscardHandler))
+			return nil
+		})
+	}()
+	wait := func(want ...string) {
+		t.Helper()
+		select {
+		case own := <-got:
+			var all []string
+			for _, a := range own {
+				all = append(all, a.String())
+			}
+			if !slices.Equal(all, want) {
+				t.Errorf("addresses %v, want %v", all, want)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("nothing was set, want %v", want)
+		}
+	}
+	wait("2001:db8::7")
+	changed <- struct{}{} // the same addresses, after a failure
+	wait("2001:db8::7")
+	changed <- struct{}{}
+	changed <- struct{}{} // it has handled the one before
+	add("2001:db8::8/128")
+	changed <- struct{}{}
+	wait("2001:db8::7", "2001:db8::8")
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
