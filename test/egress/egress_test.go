@@ -117,7 +117,7 @@ func (b bed) allowed(ctx context.Context, tenantName, container string) {
 			}
 		}
 	}
-	who, err := b.Output(ctx, lab.Orchestrator, "pilaster", "egress", "who", seen.String())
+	who, err := b.Output(ctx, "n1", "pilaster", "egress", "who", seen.String())
 	if err != nil || !strings.Contains(who, container) {
 		b.Errorf("egress who %v: %q, %v; want %s", seen, who, err, container)
 	}
