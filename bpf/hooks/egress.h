@@ -60,9 +60,10 @@ static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct
 struct egress_way {
 	struct addr next_hop;
 	struct access_rule rule;
+	int verdict; /* of a packet that does not go on */
 };
 
-/* egress_begin has the stages of a miss: identity, rule, route. It returns 1 if it has dropped the packet. */
+/* egress_begin has the stages of a miss: identity, rule, route. It returns 1 if the packet does not go on. */
 static __noinline int egress_begin(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key,
 				   struct flow *f, struct egress_way *way)
 {
@@ -76,6 +77,7 @@ static __noinline int egress_begin(struct __sk_buff *skb, const struct packet *p
 	if (!p || !key || !f || !way)
 		return 1;
 	dst = key->dst;
+	way->verdict = TC_ACT_SHOT;
 	why = identify(key, &m);
 	if (why) {
 		drop(skb, why, HOOK_CONTAINER);
@@ -84,7 +86,7 @@ static __noinline int egress_begin(struct __sk_buff *skb, const struct packet *p
 	begin_outside(f, key, &m.from->plain, &dst, m.from->plain.lo);
 	rule = access_rule_of(m.from->tenant_id, &dst);
 	if (!rule || (rule->action != ACCESS_OUTSIDE && rule->action != ACCESS_GATEWAY) || is_protected(&dst)) {
-		egress_denied(skb, p, f, rule);
+		way->verdict = egress_denied(skb, p, f, rule);
 		return 1;
 	}
 	way->rule = *rule;
@@ -106,7 +108,7 @@ static __noinline int egress_begin(struct __sk_buff *skb, const struct packet *p
 	if (why == REASON_TOO_BIG) { /* a router checks the hop limit first */
 		struct eth_ip6 *h = eth_ip6_of(skb);
 
-		icmp_error_send(skb, p, f, h && h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);
+		way->verdict = icmp_error_send(skb, p, f, h && h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);
 		return 1;
 	}
 	if (why)
@@ -132,7 +134,7 @@ static __always_inline int egress_from_container(struct __sk_buff *skb)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
 	if (!flow_matches(f, &key) || f->expires <= bpf_jiffies64()) {
 		if (egress_begin(skb, &p, &key, f, &way))
-			return TC_ACT_SHOT;
+			return way.verdict;
 		if (way.rule.action == ACCESS_GATEWAY)
 			return to_egress_gateway(skb, &p, f, &way.rule);
 		egress = EGRESS_NEIGHBOUR;

@@ -41,7 +41,7 @@ func TestGateway(t *testing.T) {
 
 	blue.Addressing = Clear
 	guest, err := blue.Gateway(plan, node, ids[0])
-	want := address.Plain{Node: node, Tenant: 7, App: address.GatewayApp, Index: 1}.Addr()
+	want := NodeAddress(node)
 	if err != nil || guest != (Guest{want, want}) {
 		t.Errorf("the guest of a clear tenant is %v, %v; want %v", guest, err, want)
 	}

@@ -123,7 +123,12 @@ static __noinline struct flow *cached_hop(struct __sk_buff *skb, const struct ad
 	if (flow_matches(f, key) && f->key.zero && f->expires > bpf_jiffies64())
 		return f;
 	begin_outside(f, key, src, dst, 0);
-	return find_next_hop(skb, f, 1, &d->next_hop) ? NULL : f;
+	if (find_next_hop(skb, f, 1, &d->next_hop))
+		return NULL;
+	/* Without a known neighbour the FIB says the MTU only of a packet that is too long. */
+	if (f->egress != EGRESS_UPLINK)
+		find_next_hop(skb, f, 0xffff, &d->next_hop);
+	return f;
 }
 
 /* send_by sends a packet, which is complete, by the next hop of a flow. */

@@ -1,0 +1,345 @@
+package datapath
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// outsideWire has three nodes, a host outside of the cluster, and a router between them, which checks that each node
+// sends with sources of its own /64s only.
+type outsideWire struct {
+	nodes    [3]*testNode
+	router   *netns.Namespace
+	host     *netns.Namespace
+	hostAddr netip.Addr
+}
+
+func newOutsideWire(t testing.TB) *outsideWire {
+	t.Helper()
+	w := &outsideWire{host: namespace(t, "host"), router: namespace(t, "router")}
+	must(t, withSettings(w.router, func(s host.Sysctls) error {
+		return s.Set("all", []host.Sysctl{{Family: "ipv6", Name: "forwarding", Value: "1"}})
+	}))
+	for i := range w.nodes {
+		w.nodes[i] = &testNode{
+			ns:     namespace(t, fmt.Sprint("node", i)),
+			prefix: netip.MustParsePrefix(fmt.Sprintf("fd70:696c:6100:%d::/64", i+1)),
+		}
+		w.nodes[i].underlay = joinRouter(t, w.router, w.nodes[i].ns, i+1, w.nodes[i].prefix)
+	}
+	w.hostAddr = joinRouter(t, w.router, w.host, 9, netip.Prefix{})
+	checkSources(t, w.router)
+	openAll(t, joined, w.nodes[:]...)
+	return w
+}
+
+// leaving returns a tenant that may send to hosts outside by a rule.
+func leaving(of tenant.Tenant, rules ...tenant.EgressRule) tenant.Tenant {
+	of.Network = tenant.Netpila
+	of.Egress = rules
+	return of
+}
+
+var everywhere = tenant.EgressRule{To: endpoint.DefaultRoute, Allow: true}
+
+// via returns a rule by gateways, which have an address of their own each.
+func (w *outsideWire) via(gateways ...int) tenant.EgressRule {
+	r := everywhere
+	for _, i := range gateways {
+		r.Via = append(r.Via, tenant.EgressGateway{
+			Node: fmt.Sprint("n", i), Prefix: w.nodes[i].prefix,
+			Address: tenant.EgressAddress(w.nodes[i].prefix, tenant.FirstGatewayIndex),
+		})
+	}
+	return r
+}
+
+// put installs a tenant on all nodes.
+func (w *outsideWire) put(t testing.TB, of tenant.Tenant) {
+	t.Helper()
+	for _, n := range w.nodes {
+		must(t, n.datapath.putTenant(of))
+	}
+}
+
+// addLeaving makes a container with an egress address and a default route.
+func (n *testNode) addLeaving(t testing.TB, of tenant.Tenant, app address.AppID) *testContainer {
+	t.Helper()
+	c := n.create(t, of, app)
+	a := &c.record.Attachments[0]
+	a.Egress = tenant.EgressAddress(n.prefix, tenant.FirstEgressIndex+address.Index(n.ids))
+	a.Routes = append(a.Routes, endpoint.DefaultRoute)
+	must(t, c.ns.Do(func() error {
+		h, err := netlink.NewHandle()
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		l, err := h.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return h.RouteAdd(&netlink.Route{
+			LinkIndex: l.Attrs().Index, Dst: host.IPNet(endpoint.DefaultRoute), Gw: a.Gateway.AsSlice(),
+			Flags: int(netlink.FLAG_ONLINK), Src: a.Address.AsSlice(),
+		})
+	}))
+	must(t, n.datapath.activate(c.record))
+	return c
+}
+
+func (c *testContainer) egress() netip.Addr { return c.record.Attachments[0].Egress }
+
+// watchedEcho answers each connection with what it receives, and reports who connects.
+func watchedEcho(t testing.TB, ns *netns.Namespace, at netip.AddrPort) <-chan netip.AddrPort {
+	t.Helper()
+	var l net.Listener
+	must(t, ns.Do(func() (err error) { l, err = net.Listen("tcp6", at.String()); return err }))
+	t.Cleanup(func() { l.Close() })
+	clients := make(chan netip.AddrPort, 64)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			clients <- addrPort(c.RemoteAddr())
+			go func() {
+				defer c.Close()
+				io.Copy(c, c)
+			}()
+		}
+	}()
+	return clients
+}
+
+func dial(ns *netns.Namespace, to netip.AddrPort) (c net.Conn, err error) {
+	doErr := ns.Do(func() error { c, err = net.DialTimeout("tcp6", to.String(), patience); return nil })
+	if doErr != nil {
+		return nil, doErr
+	}
+	return c, err
+}
+
+// exchange sends and receives n bytes over an echoing connection.
+func exchange(t testing.TB, c net.Conn, n int) {
+	t.Helper()
+	must(t, c.SetDeadline(time.Now().Add(10*time.Second)))
+	sent := make([]byte, n)
+	for i := range sent {
+		sent[i] = byte(i * 7)
+	}
+	failed := make(chan error, 1)
+	go func() { _, err := c.Write(sent); failed <- err }()
+	got := make([]byte, n)
+	if _, err := io.ReadFull(c, got); err != nil {
+		t.Fatalf("read %d bytes: %v", n, err)
+	}
+	must(t, <-failed)
+	if string(got) != string(sent) {
+		t.Fatal("the bytes that came back are others")
+	}
+}
+
+// TestEgress: a container reaches a host outside with an address of its own, by TCP, UDP and ping; nothing comes in
+// without a session.
+func TestEgress(t *testing.T) {
+	w := newOutsideWire(t)
+	for _, of := range []tenant.Tenant{blue, plain} {
+		w.put(t, leaving(of, everywhere))
+		c := w.nodes[0].addLeaving(t, leaving(of, everywhere), 1)
+		at := netip.AddrPortFrom(w.hostAddr, 80+uint16(of.IDs[0].ID))
+		clients := watchedEcho(t, w.host, at)
+		conn, err := dial(c.ns, at)
+		if err != nil {
+			t.Fatalf("%s: %v; drops %v", of.Name, err, w.nodes[0].drops(t))
+		}
+		exchange(t, conn, 1<<20)
+		if seen := <-clients; seen.Addr() != c.egress() {
+			t.Errorf("%s: the host sees %v, want %v", of.Name, seen, c.egress())
+		}
+		if r := c.ping(t, w.hostAddr, 1000, patience); r.Received != 2 {
+			t.Errorf("%s: ping: %+v; drops %v", of.Name, r, w.nodes[0].drops(t))
+		}
+		before := w.nodes[0].drops(t)["no-session"]
+		r, err := packet.Ping(t.Context(), w.host, c.egress(), packet.PingOptions{Count: 2, Timeout: impatience})
+		must(t, err)
+		if r.Received != 0 || w.nodes[0].drops(t)["no-session"] != before+2 {
+			t.Errorf("%s: the host pings the container: %+v, drops %v", of.Name, r, w.nodes[0].drops(t))
+		}
+		conn.Close()
+	}
+}
+
+// TestEgressDenied: without a rule packets are dropped, and with rules that do not allow a destination the container
+// gets an error at once.
+func TestEgressDenied(t *testing.T) {
+	w := newOutsideWire(t)
+	c := w.nodes[0].addLeaving(t, leaving(blue), 1)
+	at := netip.AddrPortFrom(w.hostAddr, 80)
+	watchedEcho(t, w.host, at)
+	if r := c.ping(t, w.hostAddr, 100, impatience); r.Received != 0 || w.nodes[0].drops(t)["dst-not-private"] < 2 {
+		t.Errorf("without rules: %+v, drops %v", r, w.nodes[0].drops(t))
+	}
+	host := netip.PrefixFrom(w.hostAddr, 128)
+	for name, rules := range map[string][]tenant.EgressRule{
+		"another prefix":      {{To: netip.MustParsePrefix("2001:db8:9::/48"), Allow: true}},
+		"a longer denial":     {everywhere, {To: host}},
+		"only another denial": {{To: netip.MustParsePrefix("2001:db8:9::/48")}},
+	} {
+		must(t, w.nodes[0].datapath.putTenant(leaving(blue, rules...)))
+		began := time.Now()
+		_, err := dial(c.ns, at)
+		if err == nil || !isErrno(err, syscall.EACCES) || time.Since(began) > 2*time.Second {
+			t.Errorf("%s: %v after %v; want EACCES with the first retransmission at the latest", name, err, time.Since(began))
+		}
+	}
+	// Protected: by the cluster, and the router's own address if the node has it.
+	must(t, w.nodes[0].datapath.putTenant(leaving(blue, everywhere)))
+	if conn, err := dial(c.ns, at); err != nil {
+		t.Errorf("with a rule: %v", err)
+	} else {
+		conn.Close()
+	}
+	protected := leaving(blue, everywhere)
+	protected.Protected = []netip.Prefix{host}
+	must(t, w.nodes[0].datapath.putTenant(protected))
+	if _, err := dial(c.ns, at); !isErrno(err, syscall.EACCES) {
+		t.Errorf("protected: %v", err)
+	}
+	protected.Egress = append(protected.Egress, tenant.EgressRule{To: host, Allow: true})
+	must(t, w.nodes[0].datapath.putTenant(protected))
+	if conn, err := dial(c.ns, at); err != nil {
+		t.Errorf("protected, but with a rule of its own: %v", err)
+	} else {
+		conn.Close()
+	}
+	must(t, w.nodes[0].datapath.SetOwnAddresses([]netip.Addr{w.hostAddr}))
+	if _, err := dial(c.ns, at); !isErrno(err, syscall.EACCES) {
+		t.Errorf("an address of the node: %v", err)
+	}
+}
+
+func isErrno(err error, want syscall.Errno) bool {
+	op, ok := err.(*net.OpError)
+	if !ok {
+		return false
+	}
+	sys, ok := op.Err.(*os.SyscallError)
+	return ok && sys.Err == want
+}
+
+// TestEgressGateway: a container reaches a host outside with the address of a gateway, in both directions with packets
+// of full size.
+func TestEgressGateway(t *testing.T) {
+	w := newOutsideWire(t)
+	for _, of := range []tenant.Tenant{blue, plain} {
+		of = leaving(of, w.via(1))
+		w.put(t, of)
+		c := w.nodes[0].addLeaving(t, of, 1)
+		at := netip.AddrPortFrom(w.hostAddr, 80+uint16(of.IDs[0].ID))
+		clients := watchedEcho(t, w.host, at)
+		conn, err := dial(c.ns, at)
+		if err != nil {
+			t.Fatalf("%s: %v; drops %v, gateway %v", of.Name, err, w.nodes[0].drops(t), w.nodes[1].drops(t))
+		}
+		if seen := <-clients; seen.Addr() != of.Egress[0].Via[0].Address {
+			t.Errorf("%s: the host sees %v, want %v", of.Name, seen, of.Egress[0].Via[0].Address)
+		}
+		exchange(t, conn, 1<<20)
+		conn.Close()
+		if r := c.ping(t, w.hostAddr, 1000, patience); r.Received != 2 {
+			t.Errorf("%s: ping: %+v; drops %v, gateway %v", of.Name, r, w.nodes[0].drops(t), w.nodes[1].drops(t))
+		}
+		w.put(t, leaving(of))
+	}
+}
+
+// TestNodes: processes of another node reach containers whose tenant allows it, and are reached; without it neither.
+func TestNodes(t *testing.T) {
+	w := newOutsideWire(t)
+	for _, of := range []tenant.Tenant{blue, plain} {
+		of.Network = tenant.Netpila
+		allowed := of
+		allowed.Nodes = []netip.Prefix{address.DefaultPlan().Base}
+		c := w.nodes[0].add(t, of, 1)
+		for i, n := range w.nodes[:2] {
+			seen, err := of.Gateway(address.DefaultPlan(), n.prefix, of.Current())
+			must(t, err)
+			at := netip.AddrPortFrom(netip.IPv6Unspecified(), 8000+uint16(of.IDs[0].ID))
+			clients := watchedEcho(t, n.ns, at)
+			to := netip.AddrPortFrom(seen.Address, at.Port())
+			must(t, w.nodes[0].datapath.putTenant(of))
+			if _, err := dialWithin(c.ns, to, impatience); err == nil {
+				t.Errorf("%s: the container reaches node %d without permission", of.Name, i)
+			}
+			must(t, w.nodes[0].datapath.putTenant(allowed))
+			conn, err := dial(c.ns, to)
+			if err != nil {
+				t.Errorf("%s: to node %d: %v; drops %v and %v", of.Name, i, err, w.nodes[0].drops(t), n.drops(t))
+				continue
+			}
+			exchange(t, conn, 100_000)
+			conn.Close()
+			want := c.seen()
+			if i > 0 {
+				want = c.plain()
+			}
+			if got := <-clients; got.Addr() != want {
+				t.Errorf("%s: node %d sees %v, want %v", of.Name, i, got, want)
+			}
+		}
+		// the other way
+		at := netip.AddrPortFrom(c.seen(), 9000)
+		clients := watchedEcho(t, c.ns, at)
+		alias, err := of.Gateway(address.DefaultPlan(), w.nodes[1].prefix, of.Current())
+		must(t, err)
+		for _, is := range []tenant.Tenant{of, allowed} {
+			must(t, w.nodes[0].datapath.putTenant(is))
+			conn, err := dialFrom(w.nodes[1].ns, w.nodes[1].address(), netip.AddrPortFrom(c.plain(), at.Port()))
+			if (err == nil) != (len(is.Nodes) > 0) {
+				t.Errorf("%s: from node 1 with %v: %v; drops %v", of.Name, is.Nodes, err, w.nodes[0].drops(t))
+			}
+			if err == nil {
+				exchange(t, conn, 100_000)
+				conn.Close()
+				if got := <-clients; got.Addr() != alias.Address {
+					t.Errorf("%s: the container sees %v, want %v", of.Name, got, alias.Address)
+				}
+			}
+		}
+	}
+}
+
+func dialWithin(ns *netns.Namespace, to netip.AddrPort, limit time.Duration) (c net.Conn, err error) {
+	doErr := ns.Do(func() error { c, err = net.DialTimeout("tcp6", to.String(), limit); return nil })
+	if doErr != nil {
+		return nil, doErr
+	}
+	return c, err
+}
+
+// dialFrom dials for a second from an address: the kernel prefers the one of the uplink.
+func dialFrom(ns *netns.Namespace, from netip.Addr, to netip.AddrPort) (c net.Conn, err error) {
+	d := net.Dialer{Timeout: time.Second, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+	doErr := ns.Do(func() error { c, err = d.Dial("tcp6", to.String()); return nil })
+	if doErr != nil {
+		return nil, doErr
+	}
+	return c, err
+}
