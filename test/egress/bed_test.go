@@ -171,11 +171,15 @@ func (f *flow) echo(within time.Duration) error {
 	return nil
 }
 
-// datagram sends a datagram to an echo server, and returns whom it sees.
-func (b bed) datagram(place string, to netip.Addr, within time.Duration) (seen netip.Addr, err error) {
+// datagram sends a datagram to an echo server, and returns whom it sees. from is the source address, or the zero Addr.
+func (b bed) datagram(place string, from, to netip.Addr, within time.Duration) (seen netip.Addr, err error) {
 	b.Helper()
 	err = <-labtest.RunIn(b.T, b.Lab, place, func() error {
-		c, err := net.Dial("udp6", netip.AddrPortFrom(to, echoPort).String())
+		var dialer net.Dialer
+		if from.IsValid() {
+			dialer.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
+		}
+		c, err := dialer.Dial("udp6", netip.AddrPortFrom(to, echoPort).String())
 		if err != nil {
 			return err
 		}
@@ -211,7 +215,7 @@ func (b bed) reaches(place string, to netip.Addr) (seen netip.Addr) {
 	return seen
 }
 
-// becomes waits until an attempt to connect ends as it must.
+// becomes waits until the attempt to reach an echo server ends as it must.
 func (b bed) becomes(place string, to netip.Addr, want outcome) {
 	b.Helper()
 	var last outcome
@@ -220,10 +224,10 @@ func (b bed) becomes(place string, to netip.Addr, want outcome) {
 			return
 		}
 	}
-	b.Fatalf("%s connects to %v: %s, want %s", place, to, last, want)
+	b.Fatalf("%s to %v: %s, want %s", place, to, last, want)
 }
 
-// outcome says how an attempt to connect has ended.
+// outcome says how an attempt to reach an echo server has ended.
 type outcome string
 
 const (
@@ -233,13 +237,11 @@ const (
 	routeless outcome = "no route" // without a packet
 )
 
-// try connects once.
+// try sends a datagram. Unlike a connection, it fails at once after an ICMPv6 error: the kernel ignores an error that
+// arrives while connect holds the socket's lock, until it repeats the SYN a second later.
 func (b bed) try(place string, from, to netip.Addr) outcome {
 	b.Helper()
-	f, err := b.connect(place, from, to, silence)
-	if err == nil {
-		f.Close()
-	}
+	_, err := b.datagram(place, from, to, silence)
 	return outcomeOf(err)
 }
 
