@@ -128,8 +128,8 @@ func (p Plan) validateEgress() error {
 	others := append([]netip.Prefix{p.Base, p.Private, p.Gateway6, without.ReservedPrefix()}, Elsewhere...)
 	for _, other := range others {
 		if other.IsValid() && p.Egress.Overlaps(other) {
-			return fmt.Errorf("egress prefix %v overlaps %v, whose addresses are not for this; choose another", p.Egress,
-				other)
+			return fmt.Errorf("egress prefix %v overlaps %v, whose addresses are not for this; choose another",
+				p.Egress, other)
 		}
 	}
 	return nil

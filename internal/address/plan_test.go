@@ -48,7 +48,7 @@ func TestPlanValidate(t *testing.T) {
 	}
 }
 
-// TestEgressPrefix: an egress prefix is apart from all others, and has a /64 for each node whose number it has room for.
+// TestEgressPrefix: an egress prefix is apart from all others, and has a /64 for each node that it has room for.
 func TestEgressPrefix(t *testing.T) {
 	for _, c := range []struct {
 		egress, refused string

@@ -64,7 +64,7 @@ type Core struct {
 	migrationDue wakeup               // endpoints may have to migrate, or to get or lose egress addresses
 	migrated     map[endpoint.ID]bool // endpoints on two networks whose new attachment this process has verified
 	settling     map[endpoint.ID]bool // endpoints whose record has egress that their device or entries may lack
-	unsettled    map[string]error     // by tenant: why an endpoint does not have the egress that its record or tenant says
+	unsettled    map[string]error     // by tenant: why an endpoint does not have the egress that its tenant requires
 }
 
 // Config has the parts and limits of a Core.
@@ -75,7 +75,7 @@ type Config struct {
 	Absent   map[string]string  // by name of a network that this node lacks: the option that enables it
 	Driver   dpapi.Driver
 	Resolver Resolver
-	Egress   *egress.Addresses // those of network netpila
+	Egress   *egress.Addresses // those that the networks allocate
 	// closed after the first contact with the orchestrator, or a bounded time without one; nil: do not wait
 	Tried        <-chan struct{}
 	Plan         address.Plan

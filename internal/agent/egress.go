@@ -220,8 +220,8 @@ func (c *Core) egressProblems() (all []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(c.unsettled)) {
-		all = append(all, fmt.Sprintf("tenant %s: containers do not have the egress that its rules require; retrying: %v",
-			name, c.unsettled[name]))
+		all = append(all, fmt.Sprintf("tenant %s: containers do not have the default route or the egress address that "+
+			"its rules require, or still have one; retrying: %v", name, c.unsettled[name]))
 	}
 	return all
 }
@@ -256,8 +256,8 @@ func (c *Core) signalGateways(of ...tenant.Tenant) {
 // EgressUsed returns how many egress addresses endpoints of this node have.
 func (c *Core) EgressUsed() int { return c.egress.Used() }
 
-// FindEgressAddress returns who had an egress address of this node, as far as the log goes back, oldest first, and since
-// when that is. If the address is another node's, the error says which node to ask.
+// FindEgressAddress returns who had an egress address of this node, as far as the log goes back, oldest first, and
+// since when that is. If the address is another node's, the error says which node to ask.
 func (c *Core) FindEgressAddress(a netip.Addr) (had []egress.Entry, since time.Time, err error) {
 	owner, ok := c.egressNode(a)
 	switch {
@@ -267,8 +267,8 @@ func (c *Core) FindEgressAddress(a netip.Addr) (had []egress.Entry, since time.T
 		return nil, since, refusal.New(refusal.ErrInvalid,
 			"%v is an address of the egress gateway with the prefix %v, not of one container", a, owner)
 	case owner != c.tenants.node:
-		return nil, since, refusal.New(refusal.ErrNotFound, "%v is an egress address of the node with the prefix %v\n  "+
-			"run this command there; `pilaster node list` shows its name", a, owner)
+		return nil, since, refusal.New(refusal.ErrNotFound, "%v is an egress address of the node with the prefix "+
+			"%v\n  run this command there; `pilaster node list` shows its name", a, owner)
 	}
 	return c.egress.Find(a)
 }

@@ -193,6 +193,46 @@ func TestEgressDuringADD(t *testing.T) {
 	}
 }
 
+// The answer to an ADD may have other rules before the stream has; running containers follow them too.
+func TestEgressByTheAnswerToAnADD(t *testing.T) {
+	b := newBed(t)
+	b.MustAdd("c1")
+	b.MigrateAll(t.Context())
+	blue := b.Orchestrator.Tenants["blue"]
+	blue.Egress, blue.Changes = egressVia, blue.Changes+1
+	b.Orchestrator.Tenants["blue"] = blue
+	q := b.Request("c2")
+	q.Labels = map[string]string{"app": "another"}
+	if _, err := b.Add(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-b.MigrationDue():
+	default:
+		t.Error("the loop was not woken")
+	}
+	if !b.MigrateAll(t.Context()) {
+		t.Error(b.Problems())
+	}
+	checkEgress(b, true, false)
+	select {
+	case <-b.GatewaysChanged():
+	default:
+		t.Error("the prober of gateways was not woken")
+	}
+	if got := b.EgressGateways(); len(got) != 1 || !slices.Equal(got[0], egressVia[0].Via) {
+		t.Errorf("gateways %v", got)
+	}
+	for _, c := range []string{"c1", "c2"} {
+		if err := b.Delete(t.Context(), c, "eth0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := b.EgressGateways(); len(got) != 0 {
+		t.Errorf("gateways without containers: %v", got)
+	}
+}
+
 // Only the node with the address knows who had it.
 func TestFindEgressAddress(t *testing.T) {
 	b := newBed(t)
@@ -205,11 +245,12 @@ func TestFindEgressAddress(t *testing.T) {
 		t.Errorf("%+v since %v, %v", had, since, err)
 	}
 	other := netip.MustParsePrefix("fd70:696c:6100:7::/64")
+	foreign := netip.MustParsePrefix("2001:db8::/64")
 	for a, want := range map[netip.Addr]string{
-		tenant.EgressAddress(other, tenant.FirstEgressIndex):                                  "the prefix " + other.String(),
-		egressVia[0].Via[0].Address:                                                           "egress gateway",
-		netip.MustParseAddr("2001:db8::1"):                                                    "not an egress address",
-		tenant.EgressAddress(netip.MustParsePrefix("2001:db8::/64"), tenant.FirstEgressIndex): "not an egress address",
+		tenant.EgressAddress(other, tenant.FirstEgressIndex):   "the prefix " + other.String(),
+		egressVia[0].Via[0].Address:                            "egress gateway",
+		netip.MustParseAddr("2001:db8::1"):                     "not an egress address",
+		tenant.EgressAddress(foreign, tenant.FirstEgressIndex): "not an egress address",
 	} {
 		if _, _, err := b.FindEgressAddress(a); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", a, err, want)

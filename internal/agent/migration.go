@@ -44,8 +44,8 @@ const (
 	migrationReport   = time.Second
 )
 
-// runMigrations keeps endpoints on their tenants' networks, with the egress that their tenants' rules require, until ctx
-// ends.
+// runMigrations keeps endpoints on their tenants' networks, with the egress that their tenants' rules require, until
+// ctx ends.
 func (c *Core) runMigrations(ctx context.Context) {
 	for failures := 0; ; {
 		var again <-chan time.Time

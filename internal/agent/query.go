@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/refusal"
@@ -265,4 +266,15 @@ func (c *Core) seen(plaintext netip.Addr) netip.Addr {
 		return netip.Addr{}
 	}
 	return seen
+}
+
+// LinkStatus is the current state of the link to the orchestrator.
+type LinkStatus struct {
+	Connected bool
+	Since     time.Time
+	Revision  int64
+	LastError string
+	Refused   bool // the orchestrator knows this node and rejects it: LastError has the reason
+
+	NotTaken []string // parts of this node's reports that the orchestrator rejected, with the reason
 }

@@ -16,6 +16,20 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
+// Resolver asks the orchestrator for a tenant or for the app of a label set. Its errors are refusals of kind
+// ErrNotFound, ErrExhausted, ErrInvalid, ErrUnavailable or ErrNever.
+type Resolver interface {
+	Resolve(ctx context.Context, name string, identity map[string]string) (Resolved, error)
+}
+
+// Resolved is the orchestrator's answer.
+type Resolved struct {
+	Tenant   tenant.Tenant
+	App      address.AppID
+	Policies bool // the tenant has policies; they arrive on the stream
+	Retiring Retiring
+}
+
 // acquire finds the tenant and app of a new endpoint and installs the tenant on its network until release. The app
 // counts as used until unclaim. A tenant and app that this node knows need no request.
 func (c *Core) acquire(
@@ -162,6 +176,9 @@ func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
 		}
 		return err
 	}
+	if after, _, _ := c.tenants.Get(k.Tenant.Name); !sameEgress(before.Tenant, after.Tenant) {
+		defer c.migrationDue.wake()
+	}
 	return c.tenants.save(k.Tenant.Name)
 }
 
@@ -303,8 +320,7 @@ func (c *Core) applyOne(ctx context.Context, k TenantState) error {
 	c.renewPolicies(k)
 	if after, _, _ := c.tenants.Get(k.Tenant.Name); after.Tenant.Network != before.Tenant.Network ||
 		after.Tenant.Leaving != before.Tenant.Leaving ||
-		after.Tenant.KeepsAddresses() && after.Tenant.Changes != before.Tenant.Changes ||
-		!sameEgress(before.Tenant, after.Tenant) {
+		after.Tenant.KeepsAddresses() && after.Tenant.Changes != before.Tenant.Changes {
 		c.migrationDue.wake()
 	}
 	return nil

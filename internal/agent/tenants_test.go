@@ -72,7 +72,8 @@ func TestEgressOfTenants(t *testing.T) {
 			{Node: "n2", Prefix: prefix("fd70:696c:6100:2::/64"), Address: netip.MustParseAddr("2001:db8:7::9")},
 		}},
 	}
-	blue.Nodes, blue.Protected = []netip.Prefix{prefix("fd70:696c:6100::/40")}, []netip.Prefix{prefix("2001:db8:5::/48")}
+	blue.Nodes = []netip.Prefix{prefix("fd70:696c:6100::/40")}
+	blue.Protected = []netip.Prefix{prefix("2001:db8:5::/48")}
 	b.Orchestrator.Tenants["blue"] = blue
 	now := blue
 	now.Protected = []netip.Prefix{prefix("2001:db8:6::/48")}
@@ -94,7 +95,8 @@ func TestEgressOfTenants(t *testing.T) {
 		for range 2 {
 			if has, _, _ := b.Tenants.Get("blue"); !has.Tenant.Equal(step.want) ||
 				!b.Driver.Tenants["blue"].Equal(step.want) {
-				t.Errorf("step %d: %+v, in the packet path %+v; want %+v", i, has.Tenant, b.Driver.Tenants["blue"], step.want)
+				t.Errorf("step %d: %+v, in the packet path %+v; want %+v", i, has.Tenant,
+					b.Driver.Tenants["blue"], step.want)
 			}
 			b.Reopen()
 		}

@@ -14,13 +14,17 @@ import (
 
 // startOrchestrator starts an orchestrator, and sets the environment variable by which commands find the orchestrator's
 // socket.
-func startOrchestrator(t *testing.T) *orchestrator.Server {
+func startOrchestrator(t *testing.T, change ...func(*orchestrator.Config)) *orchestrator.Server {
 	t.Helper()
 	dir := t.TempDir()
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", orchestrator.Socket(dir))
-	s, err := orchestrator.Start(t.Context(), orchestrator.Config{
+	c := orchestrator.Config{
 		DataDir: filepath.Join(dir, "data"), RunDir: dir, Listen: "[::1]:0", Log: slog.New(slog.DiscardHandler),
-	})
+	}
+	for _, change := range change {
+		change(&c)
+	}
+	s, err := orchestrator.Start(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}

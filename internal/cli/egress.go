@@ -277,8 +277,8 @@ func newEgressProtect(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "protect",
 		Short: "Protect prefixes from wide rules of tenants",
-		Long: `Protect prefixes from wide rules of tenants, for example those of an administration network. Of all tenants,
-only rules for a protected prefix or for a part of it allow it.`,
+		Long: `Protect prefixes from wide rules of tenants, for example those of an administration network. Only
+rules for a protected prefix or for a part of it allow it.`,
 		Example: "  pilaster egress protect add 2001:db8:5::/48\n  pilaster egress protect list",
 		Args:    cobra.NoArgs,
 	}
@@ -373,7 +373,7 @@ func newTenantSet(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set NAME",
 		Short: "Change which nodes a tenant's containers reach",
-		Long: `Change which nodes the containers of a tenant on network ` + tenant.NetworksWith(tenant.Egress) + ` reach.
+		Long: `Change which nodes a tenant's containers reach, on network ` + tenant.NetworksWith(tenant.Egress) + `.
 
 Processes of these nodes reach the containers at their plaintext addresses, and containers reach the
 nodes' addresses and what listens there: all nodes, none, or those in prefixes of the base prefix. The

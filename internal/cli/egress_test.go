@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator"
 )
 
 func TestEgress(t *testing.T) {
@@ -88,7 +90,8 @@ func TestEgress(t *testing.T) {
 		"tenant", "set", "blue", "--nodes", "allow")
 	r := command(t, "tenant", "get", "blue")
 	for _, line := range []string{
-		"egress       ::/0              allow via n1 (" + address + ")\n", "reaches      nodes in fd70:696c:6100::/40\n",
+		"egress       ::/0              allow via n1 (" + address + ")\n",
+		"reaches      nodes in fd70:696c:6100::/40\n",
 	} {
 		if !strings.Contains(r.stdout, line) {
 			t.Errorf("tenant get blue: %swant %s", r.stdout, line)
@@ -103,8 +106,10 @@ func TestEgress(t *testing.T) {
 		t.Errorf("node get: %s, want egress", r.stdout)
 	}
 	for line, says := range map[string]string{
-		"egress delete --to ::/0": "blue\ngreen\n:", "egress set blue --via": "n1\n:", "egress set blue --action": "allow\ndeny\n:",
-		"egress list": "blue\ngreen\n:", "egress protect remove": "2001:db8:5::/48\n:", "tenant set --nodes deny": "blue\ngreen\n:",
+		"egress delete --to ::/0": "blue\ngreen\n:", "egress set blue --via": "n1\n:",
+		"egress set blue --action": "allow\ndeny\n:",
+		"egress list":              "blue\ngreen\n:", "egress protect remove": "2001:db8:5::/48\n:",
+		"tenant set --nodes deny": "blue\ngreen\n:",
 		"tenant set blue --nodes": "allow\ndeny\n:", "egress set blue --to": ":", "egress protect add": ":",
 	} {
 		if r := command(t, append(append([]string{"__complete"}, strings.Fields(line)...), "")...); !strings.HasPrefix(
@@ -123,4 +128,24 @@ func TestEgress(t *testing.T) {
 	}
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", "/nonexistent")
 	refused(t, ExitUnreachable, "/nonexistent", "egress", "list")
+}
+
+// With an egress prefix, the fabric must have another route to each node, and gateways have addresses there.
+func TestEgressPrefix(t *testing.T) {
+	s := startOrchestrator(t, func(c *orchestrator.Config) {
+		c.Plan.Egress = netip.MustParsePrefix("2001:db8:7::/48")
+	})
+	joinNode(t, s, "n1", &pilasterv1.RegisterRequest{UplinkAddresses: []string{"2001:db8:70:1::2"}, Egress: true})
+	routes := "fd70:696c:6100:1::/64 via 2001:db8:70:1::2, 2001:db8:7:1::/64 via 2001:db8:70:1::2\n"
+	for _, args := range [][]string{{"node", "list"}, {"node", "get", "n1"}} {
+		if r := command(t, args...); !strings.Contains(r.stdout, routes) {
+			t.Errorf("%v: %s, want %s", args, r.stdout, routes)
+		}
+	}
+	if n := ask[[]nodeView](t, "node", "list"); len(n) != 1 || n[0].EgressRoute == "" {
+		t.Errorf("node list: %+v", n)
+	}
+	command(t, "tenant", "create", "blue")
+	prints(t, "egress of tenant blue to ::/0: allow via n1 (2001:db8:7:1:0:ff:100:10)\n",
+		"egress", "set", "blue", "--to", "::/0", "--action", "allow", "--via", "n1")
 }

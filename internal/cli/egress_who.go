@@ -40,12 +40,12 @@ func newEgressWho(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "who ADDRESS",
 		Short: "Show which container has or had an egress address",
-		Long: `Show which containers of this node had an egress address, and when, oldest first. With --at only the one that
-had it at that time. The node's agent records this on disk; the oldest records are deleted when they
-exceed 64 MiB. If the address is another node's, the error says where to run the command. The exit status
-is 1 if nobody had the address.`,
-		Example: "  pilaster egress who 2001:db8:7:3:0:ff:100:2f\n" +
-			"  pilaster egress who 2001:db8:7:3:0:ff:100:2f --at 2026-11-20T14:05",
+		Long: `Show which containers of this node had an egress address, and when, oldest first. With --at, show
+only the one that had it at that time. The node's agent records this on disk; the oldest records are deleted when
+they exceed 64 MiB. If the address is another node's, the error says where to run the command. The exit
+status is 1 if no container had the address.`,
+		Example: "  pilaster egress who 2001:db8:7:3:0:ff:101:2f\n" +
+			"  pilaster egress who 2001:db8:7:3:0:ff:101:2f --at 2026-11-20T14:05",
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			a, err := address.ParseAny(args[0])
@@ -77,7 +77,8 @@ is 1 if nobody had the address.`,
 	}
 	out.bind(c)
 	socket.bind(c)
-	c.Flags().StringVar(&at, "at", "", "only who had it at this time: 2006-01-02T15:04[:05], in UTC or with a time zone")
+	c.Flags().StringVar(&at, "at", "",
+		"only who had it at this time: 2006-01-02T15:04[:05], in UTC or with a time zone")
 	_ = c.RegisterFlagCompletionFunc("at", cobra.NoFileCompletions)
 	return c
 }
@@ -130,7 +131,8 @@ func (v holdersView) text(w io.Writer) {
 		if h.Until != nil {
 			until = " until " + v.clock(*h.Until)
 		}
-		fmt.Fprintf(w, "%s / %s (%s), from %s%s\n", h.Tenant, cmp.Or(h.Pod, h.ContainerID), v.Node, v.clock(h.From), until)
+		fmt.Fprintf(w, "%s / %s (%s), from %s%s\n", h.Tenant, cmp.Or(h.Pod, h.ContainerID), v.Node, v.clock(h.From),
+			until)
 	}
 }
 

@@ -54,23 +54,27 @@ func TestEgressWho(t *testing.T) {
 	socket := serve(t, recordAgent{})
 	const first = "blue / web-7f9c (n3), from 13:58:12 until 15:20:40\n"
 	const address = "2001:db8:7:3:0:ff:101:2f"
+	const second = "red / c2 (n3), from 2026-11-21T08:00:00Z; it still has it\n"
+	const none = "no container of n3 had " + address + " at 2026-11-20T13:05:00Z; the record of this node begins at " +
+		"2026-11-01T00:00:00Z\n"
 	for line, want := range map[string]struct {
 		code      int
 		out, errs string
 	}{
 		address + " --at 2026-11-20T14:05":          {0, first, ""},
 		address + " --at 2026-11-20T15:05:00+01:00": {0, first, ""},
-		address + " --at 2026-11-22T00:00":          {0, "red / c2 (n3), from 2026-11-21T08:00:00Z; it still has it\n", ""},
-		address:                                     {0, "red / c2 (n3)", ""},
-		address + " --at 2026-11-20T13:05":          {ExitFailed, "no container of n3 had " + address + " at 2026-11-20T13:05:00Z; the record of this node begins at 2026-11-01T00:00:00Z\n", ""},
+		address + " --at 2026-11-22T00:00":          {0, second, ""},
+		address:                                     {0, second, ""},
+		address + " --at 2026-11-20T13:05":          {ExitFailed, none, ""},
 		address + " --at yesterday":                 {ExitUsage, "", "write a time as 2026-11-20T14:05"},
 		"2001:db8:7:4:0:ff:101:2f":                  {ExitFailed, "", "another node's"},
 		"here":                                      {ExitUsage, "", "here"},
 	} {
-		code, out, errs := run(t, "", append([]string{"egress", "who", "--agent-socket", socket}, strings.Fields(line)...)...)
+		args := append([]string{"egress", "who", "--agent-socket", socket}, strings.Fields(line)...)
+		code, out, errs := run(t, "", args...)
 		if code != want.code || !strings.Contains(out, want.out) || !strings.Contains(errs, want.errs) {
-			t.Errorf("%s: exit %d, want %d; stdout %q, want %q; stderr %q, want %q", line, code, want.code, out, want.out,
-				errs, want.errs)
+			t.Errorf("%s: exit %d, want %d; stdout %q, want %q; stderr %q, want %q", line, code, want.code, out,
+				want.out, errs, want.errs)
 		}
 	}
 	_, out, _ := run(t, "", "egress", "who", "--agent-socket", socket, address, "-o", "json")

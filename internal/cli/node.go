@@ -1,8 +1,10 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 )
 
 // nodeView is a node as JSON.
@@ -17,8 +20,9 @@ type nodeView struct {
 	Name            string     `json:"name"`
 	UUID            string     `json:"uuid"`
 	Prefix          string     `json:"prefix"`
-	State           string     `json:"state"` // connected (to any orchestrator) or away
-	Route           string     `json:"route"` // the route that the fabric must have; empty if the node has reported no next hop
+	State           string     `json:"state"`                 // connected (to any orchestrator) or away
+	Route           string     `json:"route"`                 // the route that the fabric must have; empty if the node has reported no next hop
+	EgressRoute     string     `json:"egressRoute,omitempty"` // another one, if the cluster has an egress prefix
 	UplinkAddresses []string   `json:"uplinkAddresses"`
 	Version         string     `json:"version"`
 	Registered      time.Time  `json:"registered"`
@@ -86,6 +90,37 @@ func viewNode(n *pilasterv1.Node) nodeView {
 	return v
 }
 
+// routes names the routes that the fabric must have to the node.
+func (v nodeView) routes() string {
+	if v.EgressRoute == "" {
+		return orNone(v.Route)
+	}
+	return v.Route + ", " + v.EgressRoute
+}
+
+// egressRoutes adds the routes to nodes' egress addresses, if the cluster has a prefix for these.
+func (s *orchestratorSocket) egressRoutes(ctx context.Context, nodes ...*nodeView) error {
+	resp, err := s.client().ClusterStatus(ctx, connect.NewRequest(&pilasterv1.ClusterStatusRequest{}))
+	if err != nil || resp.Msg.GetPlan().GetEgressPrefix() == "" {
+		return err
+	}
+	plan := address.Plan{}
+	if plan.Egress, err = netip.ParsePrefix(resp.Msg.Plan.EgressPrefix); err != nil {
+		return fmt.Errorf("the orchestrator's plan: %w", err)
+	}
+	if plan.Base, err = netip.ParsePrefix(resp.Msg.Plan.BasePrefix); err != nil {
+		return fmt.Errorf("the orchestrator's plan: %w", err)
+	}
+	for _, v := range nodes {
+		prefix, err := netip.ParsePrefix(v.Prefix)
+		at, ok := plan.EgressNode(prefix)
+		if err == nil && ok && len(v.UplinkAddresses) > 0 {
+			v.EgressRoute = at.String() + " via " + v.UplinkAddresses[0]
+		}
+	}
+	return nil
+}
+
 // enforcedOn describes the networks on which a node enforces policies.
 func enforcedOn(networks []string) string {
 	if len(networks) == 0 {
@@ -121,6 +156,9 @@ func newNodeGet(env Env) *cobra.Command {
 			}
 			v := viewNode(resp.Msg.Node)
 			v.Tenants = append([]string{}, resp.Msg.Tenants...)
+			if err := socket.egressRoutes(cmd.Context(), &v); err != nil {
+				return err
+			}
 			offloads, err := socket.client().
 				ListOffloads(cmd.Context(), connect.NewRequest(&pilasterv1.ListOffloadsRequest{}))
 			if err != nil && connect.CodeOf(err) != connect.CodeUnimplemented {
@@ -137,7 +175,7 @@ func newNodeGet(env Env) *cobra.Command {
 					v.UUID,
 					v.Prefix,
 					v.State,
-					orNone(v.Route),
+					v.routes(),
 					v.Version,
 					moment(v.Registered),
 					enforcedOn(v.Enforces),
@@ -177,14 +215,18 @@ func newNodeList(env Env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			views := []nodeView{}
-			for _, n := range resp.Msg.Nodes {
-				views = append(views, viewNode(n))
+			views, all := make([]nodeView, len(resp.Msg.Nodes)), make([]*nodeView, len(resp.Msg.Nodes))
+			for i, n := range resp.Msg.Nodes {
+				views[i] = viewNode(n)
+				all[i] = &views[i]
+			}
+			if err := socket.egressRoutes(cmd.Context(), all...); err != nil {
+				return err
 			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
 				fmt.Fprintln(w, "NAME\tPREFIX\tSTATE\tROUTE THE FABRIC MUST HAVE")
 				for _, v := range views {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, v.Prefix, v.State, orNone(v.Route))
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, v.Prefix, v.State, v.routes())
 				}
 			})
 		},

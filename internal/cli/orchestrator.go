@@ -154,8 +154,8 @@ rotate" replaces.`,
 		"egress-prefix",
 		"",
 		"prefix, routed from outside, in which each node has a /64 for the addresses at which hosts outside see "+
-			"containers of network "+tenant.NetworksWith(tenant.Egress)+"; /8 to /64; fixed once it is set (default the "+
-			"/64s of nodes)",
+			"containers of network "+tenant.NetworksWith(tenant.Egress)+"; /8 to /64; fixed once it is set (default "+
+			"the /64s of nodes)",
 	)
 	bindEVPN(f, &evpn)
 	return cmd

@@ -205,7 +205,8 @@ func theStatus() *pilasterv1.StatusResponse {
 			{Tenant: "red", Id: 9, Phase: 99, Node: "n5"},
 		},
 		Egress: &pilasterv1.Egress{Addresses: 1200, Gateways: []*pilasterv1.EgressGatewayState{
-			{Node: "n7", Alive: true, Answered: true, AgoMs: 40}, {Node: "n8", Answered: true, AgoMs: 3200}, {Node: "n9"},
+			{Node: "n7", Alive: true, Answered: true, AgoMs: 40}, {Node: "n8", Answered: true, AgoMs: 3200},
+			{Node: "n9"},
 		}},
 		Load: &pilasterv1.NodeLoad{Budget: 1.5, Own: .123, Fronting: []*pilasterv1.FrontingLoad{
 			{Tenant: "green", Backend: "n4", Load: .25}, {Tenant: "red", Backend: "n5", Load: .05},
@@ -310,7 +311,8 @@ func TestStatusBeforeRegistration(t *testing.T) {
 		v.Datapath.Switches["nimitz"] != "ovs" ||
 		v.Policies.Sessions.Evicted != 7 ||
 		v.Policies.Hits[1].Mode != "audit" || len(v.Offloads) != 3 || v.Offloads[1].Role != "frontend" ||
-		len(v.Egress.Gateways) != 3 || *v.Egress.Gateways[1].AnsweredMs != 3200 || v.Egress.Gateways[2].AnsweredMs != nil {
+		len(v.Egress.Gateways) != 3 || *v.Egress.Gateways[1].AnsweredMs != 3200 ||
+		v.Egress.Gateways[2].AnsweredMs != nil {
 		t.Errorf("status -o json: exit %d, %v, stdout\n%s", code, err, out)
 	}
 }

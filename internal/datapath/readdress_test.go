@@ -157,7 +157,8 @@ func TestDefaultRoute(t *testing.T) {
 	before := c.network(t)
 	with := slices.Sorted(slices.Values(append(slices.Clone(before), "route ::/0 by fe80::1")))
 	other := &netlink.Route{
-		LinkIndex: second.Attrs().Index, Dst: host.IPNet(endpoint.DefaultRoute), Gw: netip.MustParseAddr("fe80::9").AsSlice(),
+		LinkIndex: second.Attrs().Index, Dst: host.IPNet(endpoint.DefaultRoute),
+		Gw: netip.MustParseAddr("fe80::9").AsSlice(),
 	}
 	for _, step := range []struct {
 		name    string

@@ -19,8 +19,8 @@ import (
 // Folder is the name of the folder with the log, in the state directory.
 const Folder = "egress"
 
-// MaxLog is the size in bytes of both files of the log together. The addresses in use, which each file begins with, come
-// in addition.
+// MaxLog is the size in bytes of both files of the log together. The addresses in use, which each file begins with,
+// come in addition.
 const MaxLog = 64 << 20
 
 // draws is how many random addresses are tried. A node has at most 65,535 endpoints and 16,711,680 addresses, so that
@@ -72,7 +72,7 @@ type Config struct {
 	// what endpoints have: entries of others end, and an address without an entry gets one
 	Records []endpoint.Record
 	Now     func() time.Time     // nil means time.Now
-	Pick    func() address.Index // draws an index; nil means any of them, at random
+	Pick    func() address.Index // chooses an index; nil means at random
 	MaxLog  int                  // 0 means MaxLog
 	Log     *slog.Logger
 }
@@ -218,8 +218,8 @@ func (a *Addresses) Settled(t tenant.Tenant, at endpoint.Attachment) bool {
 
 func (a *Addresses) allocate(r endpoint.Record) (netip.Addr, error) {
 	if a == nil || !a.node.IsValid() {
-		return netip.Addr{}, fmt.Errorf("this node has none, because its number is beyond the cluster's egress prefix\n" +
-			"  nothing was changed; use another node, or egress gateways")
+		return netip.Addr{}, fmt.Errorf("this node has none, because its number is beyond the cluster's egress " +
+			"prefix\n  nothing was changed; use another node, or egress gateways")
 	}
 	addr, err := a.draw(r)
 	if err != nil {

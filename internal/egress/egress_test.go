@@ -158,7 +158,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// No two endpoints have an address, and nobody gets one within five minutes after its release, also after a restart.
+// No two endpoints have an address, and none gets one within five minutes after its release, also after a restart.
 func TestAllocation(t *testing.T) {
 	b := newBed(t)
 	b.draws = []address.Index{70000, 70000, 70001}
@@ -215,7 +215,9 @@ func TestLaterPrefix(t *testing.T) {
 
 // A random index is in the range of containers.
 func TestRandomIndex(t *testing.T) {
-	a, err := Open(Config{Dir: t.TempDir(), Plan: address.DefaultPlan(), Node: node, Log: slog.New(slog.DiscardHandler)})
+	a, err := Open(Config{
+		Dir: t.TempDir(), Plan: address.DefaultPlan(), Node: node, Log: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,8 +317,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// The log has a bounded size, and still says which addresses are in use or in quarantine. After a crash between the two
-// steps of a change of files, nothing is lost.
+// The log has a bounded size, and still says which addresses are in use or in quarantine. After a crash between the
+// two steps of a change of files, nothing is lost.
 func TestRotation(t *testing.T) {
 	b := newBed(t)
 	b.max = 20000

@@ -52,7 +52,7 @@ type Tenant struct {
 
 	// Only on networks with the capability Egress; see CheckEgress.
 	Egress    []EgressRule
-	Nodes     []netip.Prefix // nodes whose processes containers reach, and are reached by, by their /64s; none: own node
+	Nodes     []netip.Prefix // nodes whose processes containers reach and are reached by, by their /64s; none: own node
 	Protected []netip.Prefix // prefixes of the cluster that only rules for them or parts of them allow
 }
 

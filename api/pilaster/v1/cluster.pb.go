@@ -469,8 +469,8 @@ type Tenant struct {
 	// With leaving, in the first part of a migration that keeps the addresses: the tenant will move to that network. Its
 	// containers receive by both networks and send by network.
 	Joining       bool          `protobuf:"varint,14,opt,name=joining,proto3" json:"joining,omitempty"`
-	Egress        []*EgressRule `protobuf:"bytes,15,rep,name=egress,proto3" json:"egress,omitempty"`                                 // of a netpila tenant: by prefix, at most 256
-	NodePrefixes  []string      `protobuf:"bytes,16,rep,name=node_prefixes,json=nodePrefixes,proto3" json:"node_prefixes,omitempty"` // of a netpila tenant: the nodes that its containers reach and are reached by
+	Egress        []*EgressRule `protobuf:"bytes,15,rep,name=egress,proto3" json:"egress,omitempty"`                                 // by prefix, at most 256; only on a network with egress
+	NodePrefixes  []string      `protobuf:"bytes,16,rep,name=node_prefixes,json=nodePrefixes,proto3" json:"node_prefixes,omitempty"` // the nodes that its containers reach and are reached by; likewise
 	Protected     []string      `protobuf:"bytes,17,rep,name=protected,proto3" json:"protected,omitempty"`                           // the cluster's protected prefixes; derived, never stored
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -76,8 +76,8 @@ func (b *Bed) TryReopen() error {
 		return err
 	}
 	if b.Egress, err = egress.Open(egress.Config{
-		Dir: b.Dir, Plan: address.DefaultPlan(), Node: NodePrefix, Records: b.Store.List(), Now: func() time.Time { return b.Now },
-		Log: slog.New(slog.DiscardHandler),
+		Dir: b.Dir, Plan: address.DefaultPlan(), Node: NodePrefix, Records: b.Store.List(),
+		Now: func() time.Time { return b.Now }, Log: slog.New(slog.DiscardHandler),
 	}); err != nil {
 		return err
 	}

@@ -28,9 +28,8 @@ func (s *Service) addEgress(r *pilasterv1.StatusResponse, core *agent.Core) {
 			}
 			out.Gateways = append(out.Gateways, state)
 			if !g.Alive {
-				r.Problems = append(r.Problems, fmt.Sprintf("egress gateway %s does not answer; new connections use the "+
-					"other gateway of the rule, or fail if that does not answer either\n  see `pilaster status` on that "+
-					"node", g.Node))
+				r.Problems = append(r.Problems, fmt.Sprintf("egress gateway %s does not answer; new connections use "+
+					"the other gateway of their rule\n  start the agent of that node, or check the fabric", g.Node))
 			}
 		}
 	}

@@ -58,7 +58,8 @@ func TestEgress(t *testing.T) {
 		s := b.service.status(t.Context())
 		g := s.Egress.GetGateways()
 		if s.Egress.GetAddresses() != 1 || len(g) != 2 || g[0].Node != "n7" || !g[0].Alive || !g[0].Answered ||
-			g[1].Alive || g[1].Answered || !strings.Contains(strings.Join(s.Problems, "\n"), "gateway n8 does not answer") {
+			g[1].Alive || g[1].Answered ||
+			!strings.Contains(strings.Join(s.Problems, "\n"), "gateway n8 does not answer") {
 			return fmt.Errorf("status %v, problems %q", s.Egress, s.Problems)
 		}
 		return nil
@@ -99,7 +100,8 @@ func TestEgress(t *testing.T) {
 	if _, err := find(other, nil); connect.CodeOf(err) != connect.CodeNotFound {
 		t.Errorf("the address of another node: %v", err)
 	}
-	e, err := b.client.GetEndpoint(t.Context(), connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: "default/leaves"}))
+	key := &pilasterv1.GetEndpointRequest{Key: "default/leaves"}
+	e, err := b.client.GetEndpoint(t.Context(), connect.NewRequest(key))
 	if err != nil || e.Msg.Endpoint.Attachments[0].Egress != addr.String() {
 		t.Errorf("%v, %v", e, err)
 	}

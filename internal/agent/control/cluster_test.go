@@ -19,6 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/agent/state"
+	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/network"
@@ -112,6 +113,7 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 		Version: "v1", Node: node, Tenants: tenants, Endpoints: func() []endpoint.Record { return store.List() },
 		UplinkAddresses: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("2001:db8::2")}, nil },
 		Enforces:        func() []string { return []string{"netpila", "nimitz"} },
+		Egress:          func() bool { return true },
 		Offloads:        func() bool { return true }, MTUReserve: 104,
 		Dial: func(ctx context.Context) (pilasterv1connect.NodeServiceClient, error) {
 			return join.Dial(ctx, join.Config{
@@ -133,8 +135,14 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 		}
 	}
 	membership, _ := node.Membership()
+	if m.Egress, err = egress.Open(egress.Config{
+		Dir: dir, Plan: membership.Plan, Node: membership.Prefix, Records: store.List(),
+		Log: slog.New(slog.DiscardHandler),
+	}); err != nil {
+		c.t.Fatal(err)
+	}
 	own, err := netpila.New(network.Node{
-		Plan: membership.Plan, Prefix: membership.Prefix, Indexes: store,
+		Plan: membership.Plan, Prefix: membership.Prefix, Indexes: store, Egress: m.Egress,
 	}, driver.Path())
 	if err != nil {
 		c.t.Fatal(err)
@@ -150,7 +158,7 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 	)
 	if m.Core, err = agent.New(agent.Config{
 		Store: store, Tenants: tenants, Networks: map[string]agent.Network{netpila.Name: own, nimitz.Name: overlay},
-		Driver: driver, Resolver: link, Plan: membership.Plan, Node: membership.Prefix,
+		Driver: driver, Resolver: link, Egress: m.Egress, Plan: membership.Plan, Node: membership.Prefix,
 		MTUReserve: tenant.OffloadOverhead, Log: slog.New(slog.DiscardHandler),
 	}); err != nil {
 		c.t.Fatal(err)

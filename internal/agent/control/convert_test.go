@@ -72,7 +72,8 @@ func TestTenantsOfALaterBuild(t *testing.T) {
 		{Name: "green", Network: "netpila", Overlays: []*pilasterv1.Overlay{{Cidr: "10.0.0.0/16"}}},
 	} {
 		p.Ids = []*pilasterv1.TenantId{{Id: 3, Key: make([]byte, 16)}}
-		if _, err := tenantFromProto(p, address.DefaultPlan()); err == nil || !strings.Contains(err.Error(), "upgrade the agent") {
+		if _, err := tenantFromProto(p, address.DefaultPlan()); err == nil ||
+			!strings.Contains(err.Error(), "upgrade the agent") {
 			t.Errorf("%v: %v", p, err)
 		}
 	}

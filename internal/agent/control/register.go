@@ -74,7 +74,8 @@ func (l *Link) register(ctx context.Context) (pilasterv1connect.NodeServiceClien
 		if err := l.config.Node.Join(m); err != nil {
 			return nil, err
 		}
-		if joined && (m.Plan.Identifiers && !was.Plan.Identifiers || m.Plan.Egress.IsValid() && !was.Plan.Egress.IsValid()) {
+		if joined && (m.Plan.Identifiers && !was.Plan.Identifiers ||
+			m.Plan.Egress.IsValid() && !was.Plan.Egress.IsValid()) {
 			l.reserved()
 		}
 	}

@@ -223,7 +223,8 @@ func TestPulledChangeThatFails(t *testing.T) {
 	}
 }
 
-// TestReservationWhileRunning: the agent stores that the cluster has reserved a prefix, and calls its daemon once.
+// TestReservationWhileRunning: the agent stores that the cluster has reserved a prefix or has got an egress prefix, and
+// calls its daemon once for each.
 func TestReservationWhileRunning(t *testing.T) {
 	b := newLinkBed(t)
 	reserved := 0
@@ -241,5 +242,14 @@ func TestReservationWhileRunning(t *testing.T) {
 	}
 	if m, _ := b.node.Membership(); reserved != 1 || !m.Plan.Identifiers {
 		t.Errorf("%d calls, plan %v", reserved, m.Plan)
+	}
+	b.cluster.answer.Plan.EgressPrefix = "2001:db8:7::/48" // the cluster gets an egress prefix
+	for range 2 {
+		if _, err := b.link.register(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m, _ := b.node.Membership(); reserved != 2 || m.Plan.Egress.String() != "2001:db8:7::/48" {
+		t.Errorf("with an egress prefix: %d calls, plan %v", reserved, m.Plan)
 	}
 }

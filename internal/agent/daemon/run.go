@@ -404,7 +404,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 		d.Log.Warn("notifying the service manager failed", "error", err)
 	}
 	d.supply(ctx, g, core, overlap)
-	if !m.Plan.Identifiers && !d.Identifiers {
+	if !m.Plan.Identifiers && !d.Identifiers || !m.Plan.Egress.IsValid() {
 		g.Go(func() error { return d.awaitReservation(ctx) })
 	}
 	return nil
@@ -470,7 +470,9 @@ func (d *daemon) networks(m state.Membership) (has map[string]agent.Network, abs
 			absent[o.Name] = o.With
 			continue
 		}
-		n, err := o.Open(network.Node{Plan: m.Plan, Prefix: m.Prefix, Indexes: d.store, Egress: d.egress, Cluster: d.link})
+		n, err := o.Open(network.Node{
+			Plan: m.Plan, Prefix: m.Prefix, Indexes: d.store, Egress: d.egress, Cluster: d.link,
+		})
 		if err != nil {
 			return nil, nil, err
 		}

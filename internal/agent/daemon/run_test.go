@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -20,6 +21,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/agenttest"
+	"pilaster.io/pilaster/internal/agent/hostnet"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/unixrpc"
@@ -101,6 +103,20 @@ func TestDaemonWithTheOrchestratorAway(t *testing.T) {
 	if len(driver.IDs("blue")) != 1 {
 		t.Error("the tenant was not made known again")
 	}
+
+	// Nothing in containers reaches the node's own addresses by egress.
+	own, err := hostnet.OwnAddresses()
+	if err != nil {
+		t.Fatal(err)
+	}
+	agenttest.Eventually(t, func() error {
+		driver.Mu.Lock()
+		defer driver.Mu.Unlock()
+		if !slices.Contains(driver.Calls, "SetOwnAddresses") || !slices.Equal(driver.Outside.Own, own) {
+			return fmt.Errorf("own addresses are %v, want %v", driver.Outside.Own, own)
+		}
+		return nil
+	})
 
 	if err := Run(ctx, o); err == nil || !strings.Contains(err.Error(), "in use by another process") {
 		t.Errorf("a second agent on the same state: %v", err)

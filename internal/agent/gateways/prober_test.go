@@ -57,7 +57,7 @@ func gatewayOf(n byte) tenant.EgressGateway {
 	return tenant.EgressGateway{Node: string(rune('a' + n)), Prefix: prefix(n)}
 }
 
-// TestProber: seven probes without an answer make a gateway dead if another one of a rule is not, and an answer ends it.
+// TestProber: seven probes without an answer make a gateway dead if another one of a rule is not; an answer ends it.
 func TestProber(t *testing.T) {
 	own := byte(9)
 	run := func(name string, test func(t *testing.T, b *bed, after func(time.Duration, ...byte))) {

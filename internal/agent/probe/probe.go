@@ -16,8 +16,8 @@ type Pulse struct {
 	Missed   int       // due probes in a row without an answer
 }
 
-// Count notes whether the last probe was answered: ago is the age of the last answer, if there is one. Probes count, and
-// not the time, so that a pause of this process is no loss.
+// Count notes whether the last probe was answered: ago is the age of the last answer, if there is one. Probes count,
+// and not the time, so that a pause of this process is no loss.
 func (p *Pulse) Count(ago time.Duration, ok bool) {
 	if at := time.Now().Add(-ago); ok && !p.Sent.IsZero() && !at.Before(p.Sent) {
 		p.Answered, p.Missed = at, 0

@@ -53,8 +53,8 @@ func (n *Node) readReserved() error {
 	}
 	n.reserved = reservedFile{}
 	return n.damages.SetAside(err, "the agent requests its content from the orchestrator again; until it has that, "+
-		"packets of other hosts and interfaces may have addresses that are reserved for containers, and new containers "+
-		"get no egress addresses of the cluster's egress prefix")
+		"packets of other hosts and interfaces may have addresses that are reserved for containers, and new "+
+		"containers get no egress addresses of the cluster's egress prefix")
 }
 
 // joinReserved stores what is reserved. A reservation stays, because an older orchestrator does not send it.

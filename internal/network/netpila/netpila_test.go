@@ -99,14 +99,15 @@ func TestPrepareEncrypted(t *testing.T) {
 	}
 }
 
-// A container whose tenant may leave has the default route, and an egress address if packets leave at this node. Release
-// frees it, and so does a failure.
+// A container whose tenant may leave has the default route, and an egress address if packets leave at this node.
+// Release frees it, and so does a failure.
 func TestPrepareEgress(t *testing.T) {
 	n, m := newNetwork(t)
 	leaves := blue
 	leaves.Egress = []tenant.EgressRule{{To: endpoint.DefaultRoute, Allow: true}}
 	a := prepare(t, n, leaves, 5)
-	if !slices.Contains(a.Routes, endpoint.DefaultRoute) || !tenant.IsEgressAddress(a.Egress) || !node.Contains(a.Egress) {
+	if !slices.Contains(a.Routes, endpoint.DefaultRoute) || !tenant.IsEgressAddress(a.Egress) ||
+		!node.Contains(a.Egress) {
 		t.Errorf("attachment %+v", a)
 	}
 	if err := n.Validate(endpoint.Record{TenantID: 9, App: 5, Attachments: []endpoint.Attachment{a}}); err != nil {

@@ -114,6 +114,8 @@ func checkRestored(t *testing.T, was, is map[string]string, skip uint64) {
 		if node, ok := strings.CutPrefix(key, dirNodes); ok {
 			mark := dirPublishedMarks + node
 			marks[mark], least[mark] = 1<<24, 2
+			mark = dirGatewayMarks + node
+			marks[mark], least[mark] = 1<<16, 16
 		}
 	}
 	for key, end := range marks {

@@ -23,8 +23,8 @@ import (
 // addresses that it got as an egress gateway. Indexes are never reused: firewalls outside may still admit the old
 // addresses.
 
-// SetEgressRules creates or replaces the egress rules of a tenant for some prefixes. Of a gateway, only node and address
-// count; without an address, the tenant keeps the one that it has at the node, or gets one.
+// SetEgressRules creates or replaces the egress rules of a tenant for some prefixes. Of a gateway, only node and
+// address count; without an address, the tenant keeps the one that it has at the node, or gets one.
 func (s *Store) SetEgressRules(
 	ctx context.Context,
 	name string,
@@ -46,7 +46,8 @@ func (s *Store) SetEgressRules(
 		if n := len(found.Egress) + len(to); n > tenant.MaxEgressRules {
 			return refuse(
 				Full,
-				"tenant %s would have %d egress rules, and a tenant has %d at most; nothing was changed: delete some first",
+				"tenant %s would have %d egress rules, and a tenant has %d at most; nothing was changed: delete "+
+					"some first",
 				name,
 				n,
 				tenant.MaxEgressRules,
@@ -118,7 +119,8 @@ func (s *Store) DeleteEgressRules(ctx context.Context, name string, to []netip.P
 			if i < 0 {
 				return refuse(
 					NotFound,
-					"tenant %s has no egress rule to %v; nothing was changed: `pilaster egress list %s` lists its rules",
+					"tenant %s has no egress rule to %v; nothing was changed: `pilaster egress list %s` lists its "+
+						"rules",
 					name,
 					p,
 					name,
@@ -170,8 +172,8 @@ func (s *Store) changeEgress(
 		if network := cmp.Or(found.Network, tenant.DefaultNetwork); !tenant.NetworkHas(network, tenant.Egress) {
 			return refuse(
 				Refused,
-				"tenant %s is on network %s, and only tenants of network %s have egress rules and reach nodes; nothing "+
-					"was changed",
+				"tenant %s is on network %s, and only tenants of network %s have egress rules and reach nodes; "+
+					"nothing was changed",
 				name,
 				network,
 				tenant.NetworksWith(tenant.Egress),
@@ -305,7 +307,7 @@ func (t *txn) mayHaveAddress(plan address.Plan, name, node string, prefix netip.
 		}
 		return refuse(
 			Invalid,
-			"address %v is in %v, whose addresses the cluster allocates or nobody has outside; nothing was changed: "+
+			"address %v is in %v, whose addresses the cluster allocates or no host outside has; nothing was changed: "+
 				"leave --address out, or use an address that is routed to node %s",
 			a,
 			by,
@@ -450,7 +452,8 @@ func (s *Store) ChangeProtected(ctx context.Context, add, remove []netip.Prefix)
 			if i < 0 {
 				return refuse(
 					NotFound,
-					"prefix %v is not protected; nothing was changed: `pilaster egress protect list` lists the prefixes",
+					"prefix %v is not protected; nothing was changed: `pilaster egress protect list` lists the "+
+						"prefixes",
 					p,
 				)
 			}

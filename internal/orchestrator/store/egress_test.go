@@ -109,8 +109,8 @@ func testEgressRules(t *testing.T, etcd *clientv3.Client) {
 		{"blue", prefixes("10.0.0.0/8"), store.Invalid, "not an IPv6 prefix"},
 		{"blue", prefixes("2001:db8:7::1/48"), store.Invalid, "write 2001:db8:7::/48"},
 		{"blue", prefixes("2001:db8:7::/48", "2001:db8:7::/48"), store.Invalid, "there twice"},
-		{"blue", prefixes("2001:db8:7::/48", "fe80::/64"), store.Invalid, "would have no effect, because no rule leads " +
-			"to fe80::/10"},
+		{"blue", prefixes("2001:db8:7::/48", "fe80::/64"), store.Invalid, "would have no effect, because no " +
+			"rule leads to fe80::/10"},
 		{"blue", prefixes("fd70:696c:6100:1::/64"), store.Invalid, "no rule leads to fd70:696c:6100::/40"},
 		{"blue", prefixes("64:ff9b::a00:0/104"), store.Invalid, "would have no effect"},
 	} {
@@ -154,7 +154,8 @@ func testEgressRules(t *testing.T, etcd *clientv3.Client) {
 		{nil, false, "[]"},
 	} {
 		set, err := s.SetTenantNodes(ctx, "blue", c.nodes, c.all)
-		if got := stored(t, s, "blue").NodePrefixes; err != nil || fmt.Sprint(got) != c.want || !slices.Equal(got, set) {
+		if got := stored(t, s, "blue").NodePrefixes; err != nil || fmt.Sprint(got) != c.want ||
+			!slices.Equal(got, set) {
 			t.Errorf("nodes %v, all %v: %v, %v; want %s", c.nodes, c.all, got, err, c.want)
 		}
 	}
@@ -291,7 +292,7 @@ func testProtected(t *testing.T, etcd *clientv3.Client) {
 		want        string
 	}{
 		{prefixes("2001:db8:ff::/48"), nil, store.Full, "65 prefixes"},
-		{prefixes("2001:db8:ff::/48"), prefixes("2001:db8:fe::/48"), store.NotFound, "2001:db8:fe::/48 is not protected"},
+		{prefixes("2001:db8:ff::/48"), prefixes("2001:db8:fe::/48"), store.NotFound, "2001:db8:fe::/48 is not"},
 		{prefixes("2001:db8:1::1/48"), most[:2], store.Invalid, "write 2001:db8:1::/48"},
 		{prefixes("10.0.0.0/8"), most[:2], store.Invalid, "not an IPv6 prefix"},
 		{prefixes("fe80:1::/32"), most[:2], store.Invalid, "always protected, as a part of fe80::/10"},
@@ -317,8 +318,8 @@ func testEgressPrefix(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ egress, want string }{
-		{"2001:db8:7::/63", "--egress-prefix: node n2: node prefix fd70:696c:6100:2::/64 has number 2, and egress prefix " +
-			"2001:db8:7::/63 has a /64 for numbers below 2"},
+		{"2001:db8:7::/63", "--egress-prefix: node n2: node prefix fd70:696c:6100:2::/64 has number 2, and " +
+			"egress prefix 2001:db8:7::/63 has a /64 for numbers below 2"},
 		{"2001:db8:6::/48", "overlaps 2001:db8:6::1/128, an address of node n3"},
 		{"fd70:696c:6100::/48", "overlaps fd70:696c:6100::/40"},
 	} {

@@ -499,11 +499,11 @@ type OperatorServiceClient interface {
 	StopOffload(context.Context, *connect.Request[v1.StopOffloadRequest]) (*connect.Response[v1.StopOffloadResponse], error)
 	// SetOffloadAuto decides whether offloads start and end by the nodes' load.
 	SetOffloadAuto(context.Context, *connect.Request[v1.SetOffloadAutoRequest]) (*connect.Response[v1.SetOffloadAutoResponse], error)
-	// SetEgressRule creates or replaces the egress rules of a netpila tenant for some prefixes: all of them, or none.
+	// SetEgressRule creates or replaces the egress rules of a tenant for some prefixes: all of them, or none.
 	SetEgressRule(context.Context, *connect.Request[v1.SetEgressRuleRequest]) (*connect.Response[v1.SetEgressRuleResponse], error)
 	DeleteEgressRule(context.Context, *connect.Request[v1.DeleteEgressRuleRequest]) (*connect.Response[v1.DeleteEgressRuleResponse], error)
 	ListEgressRules(context.Context, *connect.Request[v1.ListEgressRulesRequest]) (*connect.Response[v1.ListEgressRulesResponse], error)
-	// SetTenantNodes replaces the nodes whose processes reach the containers of a netpila tenant, and are reached by them.
+	// SetTenantNodes replaces the nodes whose processes reach the containers of a tenant, and are reached by them.
 	SetTenantNodes(context.Context, *connect.Request[v1.SetTenantNodesRequest]) (*connect.Response[v1.SetTenantNodesResponse], error)
 	// ChangeProtected adds and removes prefixes of the cluster that only egress rules for them or parts of them allow.
 	ChangeProtected(context.Context, *connect.Request[v1.ChangeProtectedRequest]) (*connect.Response[v1.ChangeProtectedResponse], error)
@@ -1010,11 +1010,11 @@ type OperatorServiceHandler interface {
 	StopOffload(context.Context, *connect.Request[v1.StopOffloadRequest]) (*connect.Response[v1.StopOffloadResponse], error)
 	// SetOffloadAuto decides whether offloads start and end by the nodes' load.
 	SetOffloadAuto(context.Context, *connect.Request[v1.SetOffloadAutoRequest]) (*connect.Response[v1.SetOffloadAutoResponse], error)
-	// SetEgressRule creates or replaces the egress rules of a netpila tenant for some prefixes: all of them, or none.
+	// SetEgressRule creates or replaces the egress rules of a tenant for some prefixes: all of them, or none.
 	SetEgressRule(context.Context, *connect.Request[v1.SetEgressRuleRequest]) (*connect.Response[v1.SetEgressRuleResponse], error)
 	DeleteEgressRule(context.Context, *connect.Request[v1.DeleteEgressRuleRequest]) (*connect.Response[v1.DeleteEgressRuleResponse], error)
 	ListEgressRules(context.Context, *connect.Request[v1.ListEgressRulesRequest]) (*connect.Response[v1.ListEgressRulesResponse], error)
-	// SetTenantNodes replaces the nodes whose processes reach the containers of a netpila tenant, and are reached by them.
+	// SetTenantNodes replaces the nodes whose processes reach the containers of a tenant, and are reached by them.
 	SetTenantNodes(context.Context, *connect.Request[v1.SetTenantNodesRequest]) (*connect.Response[v1.SetTenantNodesResponse], error)
 	// ChangeProtected adds and removes prefixes of the cluster that only egress rules for them or parts of them allow.
 	ChangeProtected(context.Context, *connect.Request[v1.ChangeProtectedRequest]) (*connect.Response[v1.ChangeProtectedResponse], error)
