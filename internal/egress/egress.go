@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -37,8 +38,8 @@ type Addresses struct {
 
 	mu     sync.Mutex
 	used   map[address.Index]Entry
-	ended  map[address.Index]time.Time // released ones, until their quarantine is over
-	checks int                         // of ended, when it is swept next
+	ended  map[address.Index]Entry // released ones, until their quarantine is over
+	checks int                     // released addresses, for sweepEvery
 }
 
 // Entry says who has or had an address.
@@ -81,7 +82,7 @@ type Config struct {
 func Open(c Config) (*Addresses, error) {
 	a := &Addresses{
 		own: c.Node, quarantine: endpoint.MinQuarantine, now: c.Now, pick: c.Pick,
-		used: map[address.Index]Entry{}, ended: map[address.Index]time.Time{},
+		used: map[address.Index]Entry{}, ended: map[address.Index]Entry{},
 	}
 	a.node, _ = c.Plan.EgressNode(c.Node) // if its number is beyond the egress prefix, it has none
 	if a.now == nil {
@@ -92,13 +93,9 @@ func Open(c Config) (*Addresses, error) {
 			return tenant.FirstEgressIndex + address.Index(rand.N(uint32(address.MaxIndex-tenant.FirstEgressIndex+1)))
 		}
 	}
-	log, entries, err := openLog(c.Disk, c.Dir, cmp.Or(c.MaxLog, MaxLog)/2, c.Log)
-	if err != nil {
+	var err error
+	if a.log, err = openLog(c.Disk, c.Dir, cmp.Or(c.MaxLog, MaxLog)/2, c.Log, a.note); err != nil {
 		return nil, err
-	}
-	a.log = log
-	for _, e := range entries {
-		a.note(e)
 	}
 	return a, a.reconcile(c.Records)
 }
@@ -114,10 +111,12 @@ func (a *Addresses) note(e Entry) {
 	if has, ok := a.used[i]; ok && has.same(e) {
 		delete(a.used, i)
 	}
-	if a.now().Sub(e.Until) < a.quarantine {
-		a.ended[i] = e.Until
+	if a.isQuarantined(e) {
+		a.ended[i] = e
 	}
 }
+
+func (a *Addresses) isQuarantined(e Entry) bool { return a.now().Sub(e.Until) < a.quarantine }
 
 // reconcile ends the entries of endpoints that are gone, after a crash, and adds those that a damaged log lacks.
 func (a *Addresses) reconcile(records []endpoint.Record) error {
@@ -170,7 +169,11 @@ func (a *Addresses) end(e Entry) error {
 
 // write adds an entry to the log. The caller holds the lock, or is Open.
 func (a *Addresses) write(e Entry) error {
-	if err := a.log.append(e, func() []Entry { return sorted(a.used) }); err != nil {
+	carried := func() []Entry {
+		a.sweep()
+		return append(sorted(a.ended), sorted(a.used)...)
+	}
+	if err := a.log.append(e, a.now(), carried); err != nil {
 		return fmt.Errorf("recording who has the egress address %v: %w", e.Address, err)
 	}
 	a.note(e)
@@ -236,7 +239,7 @@ func (a *Addresses) draw(r endpoint.Record) (netip.Addr, error) {
 		if _, used := a.used[i]; used {
 			continue
 		}
-		if until, ended := a.ended[i]; ended && a.now().Sub(until) < a.quarantine {
+		if e, ended := a.ended[i]; ended && a.isQuarantined(e) {
 			continue
 		}
 		addr := tenant.EgressAddress(a.node, i)
@@ -255,7 +258,9 @@ func (a *Addresses) Release(addr netip.Addr) error {
 	var err error
 	if ok = ok && e.Address == addr; ok {
 		err = a.end(e)
-		a.sweep()
+		if a.checks++; a.checks%sweepEvery == 0 {
+			a.sweep()
+		}
 	}
 	a.mu.Unlock()
 	if err != nil || !ok {
@@ -268,15 +273,7 @@ func (a *Addresses) Release(addr netip.Addr) error {
 const sweepEvery = 1024
 
 func (a *Addresses) sweep() {
-	if a.checks++; a.checks < sweepEvery {
-		return
-	}
-	a.checks = 0
-	for i, until := range a.ended {
-		if a.now().Sub(until) >= a.quarantine {
-			delete(a.ended, i)
-		}
-	}
+	maps.DeleteFunc(a.ended, func(_ address.Index, e Entry) bool { return !a.isQuarantined(e) })
 }
 
 // Validate refuses an address that this node cannot have allocated.
@@ -301,8 +298,8 @@ func (a *Addresses) Used() int {
 	return len(a.used)
 }
 
-// Find returns who had an address, as far as the log goes back, oldest first, and the time of the first entry of the
-// log; zero if the log is empty.
+// Find returns who had an address, as far as the log goes back, oldest first, and since when it has all changes; zero if
+// it is empty.
 func (a *Addresses) Find(addr netip.Addr) (had []Entry, since time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

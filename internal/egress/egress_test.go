@@ -323,9 +323,12 @@ func TestRotation(t *testing.T) {
 	b := newBed(t)
 	b.max = 20000
 	b.reopen()
-	kept := b.give("long")
+	kept, start, all := b.give("long"), b.now, []netip.Addr(nil)
 	for i := range 300 {
-		b.release(b.give(fmt.Sprint("c", i)))
+		b.now = start.Add(time.Duration(i) * time.Hour)
+		all = append(all, b.give(fmt.Sprint("c", i)))
+		b.now = b.now.Add(time.Second)
+		b.release(all[i])
 		if i%50 == 0 {
 			b.reopen(record("long", kept))
 		}
@@ -341,6 +344,21 @@ func TestRotation(t *testing.T) {
 	}
 	if total > int64(b.max)+1000 || total < int64(b.max)/2 {
 		t.Errorf("the log has %d bytes, want about %d", total, b.max)
+	}
+	had, since, err := b.Find(kept)
+	if err != nil || len(had) != 1 || !since.After(start) || !since.Before(b.now) {
+		t.Errorf("%+v since %v, %v; want one, and since a time after %v", had, since, err, start)
+	}
+	forgotten := 0
+	for i, addr := range all {
+		if at := start.Add(time.Duration(i) * time.Hour); len(b.who(addr, at.Add(time.Second/2))) == 0 {
+			if forgotten++; at.After(since) {
+				t.Errorf("%v of %v is not in the log since %v", addr, at, since)
+			}
+		}
+	}
+	if forgotten == 0 {
+		t.Error("the log has forgotten nothing")
 	}
 	last := b.give("last")
 	b.release(last)
@@ -361,4 +379,27 @@ func TestRotation(t *testing.T) {
 			t.Errorf("%v was allocated again", got)
 		}
 	}
+}
+
+// FuzzLog: what a file says is the same when it is written again, whatever it contains.
+func FuzzLog(f *testing.F) {
+	f.Add([]byte(`{"address":"fd70:696c:6100:3:0:ff:101:2f","container":"c1","interface":"eth0","tenant":"blue",` +
+		`"from":"2026-11-20T13:58:12Z","until":"2026-11-20T15:20:40Z"}` + "\n" + `{"since":"2026-11-20T13:58:12Z"}` +
+		"\n{\"addr"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var all, again []Entry
+		parse(b, func(e Entry) { all = append(all, e) })
+		var written bytes.Buffer
+		for _, e := range all {
+			line, err := encode(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			written.Write(line)
+		}
+		if damaged := parse(written.Bytes(), func(e Entry) { again = append(again, e) }); damaged > 0 ||
+			!slices.EqualFunc(all, again, func(x, y Entry) bool { return x.same(y) && x.Until.Equal(y.Until) }) {
+			t.Errorf("%+v became %+v, with %d damaged lines", all, again, damaged)
+		}
+	})
 }
