@@ -182,17 +182,19 @@ func (a *Addresses) write(e Entry) error {
 
 // Settle returns an attachment with the default route and the egress address that its tenant's rules require, and
 // without those that they do not. A new address is recorded on disk by then. The caller releases an address that the
-// attachment had before.
+// attachment had before. It returns an attachment of a network without egress as it is.
 func (a *Addresses) Settle(t tenant.Tenant, r endpoint.Record, at endpoint.Attachment) (endpoint.Attachment, error) {
-	leaves, addressed := Needs(t, at)
+	if !tenant.NetworkHas(at.Network, tenant.Egress) {
+		return at, nil
+	}
 	at.Routes = slices.DeleteFunc(slices.Clone(at.Routes), func(p netip.Prefix) bool {
 		return p == endpoint.DefaultRoute
 	})
-	if leaves {
+	if t.MayLeave() {
 		at.Routes = append(at.Routes, endpoint.DefaultRoute)
 	}
 	switch {
-	case !addressed:
+	case !t.NeedsEgressAddress():
 		at.Egress = netip.Addr{}
 	case !at.Egress.IsValid() || !a.node.Contains(at.Egress):
 		var err error
@@ -203,20 +205,15 @@ func (a *Addresses) Settle(t tenant.Tenant, r endpoint.Record, at endpoint.Attac
 	return at, nil
 }
 
-// Needs reports whether an attachment of a tenant's endpoint needs the default route, and an egress address.
-func Needs(t tenant.Tenant, at endpoint.Attachment) (route, addr bool) {
-	if !tenant.NetworkHas(at.Network, tenant.Egress) {
-		return false, false
-	}
-	return t.MayLeave(), t.NeedsEgressAddress()
-}
-
 // Settled reports whether an attachment has what its tenant's rules require, and nothing else. An address in the node's
 // own /64 is replaced if the cluster has an egress prefix by now.
 func (a *Addresses) Settled(t tenant.Tenant, at endpoint.Attachment) bool {
-	route, addr := Needs(t, at)
-	return slices.Contains(at.Routes, endpoint.DefaultRoute) == route && at.Egress.IsValid() == addr &&
-		(!addr || a != nil && a.node.Contains(at.Egress))
+	if !tenant.NetworkHas(at.Network, tenant.Egress) {
+		return true
+	}
+	return slices.Contains(at.Routes, endpoint.DefaultRoute) == t.MayLeave() &&
+		at.Egress.IsValid() == t.NeedsEgressAddress() &&
+		(!at.Egress.IsValid() || a != nil && a.node.Contains(at.Egress))
 }
 
 func (a *Addresses) allocate(r endpoint.Record) (netip.Addr, error) {
@@ -298,8 +295,8 @@ func (a *Addresses) Used() int {
 	return len(a.used)
 }
 
-// Find returns who had an address, as far as the log goes back, oldest first, and since when it has all changes; zero if
-// it is empty.
+// Find returns who had an address, as far as the log goes back, oldest first, and since when it has all changes; zero
+// if it is empty.
 func (a *Addresses) Find(addr netip.Addr) (had []Entry, since time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -115,19 +116,16 @@ func TestSettle(t *testing.T) {
 	is := plain
 	for i, step := range []struct {
 		t           tenant.Tenant
-		network     string
 		route, addr bool
 	}{
-		{tenant.Tenant{}, tenant.Netpila, false, false},
-		{gateway, tenant.Netpila, true, false},
-		{direct, tenant.Netpila, true, true},
-		{gateway, tenant.Netpila, true, false},
-		{direct, tenant.Netpila, true, true},
-		{direct, tenant.Nimitz, false, false},
-		{tenant.Tenant{Egress: []tenant.EgressRule{{To: endpoint.DefaultRoute}}}, tenant.Netpila, false, false},
+		{tenant.Tenant{}, false, false},
+		{gateway, true, false},
+		{direct, true, true},
+		{gateway, true, false},
+		{direct, true, true},
+		{tenant.Tenant{Egress: []tenant.EgressRule{{To: endpoint.DefaultRoute}}}, false, false},
 	} {
 		was := is
-		is.Network = step.network
 		if b.Settled(step.t, is) != (slices.Contains(was.Routes, endpoint.DefaultRoute) == step.route &&
 			was.Egress.IsValid() == step.addr) {
 			t.Errorf("step %d: Settled differs from what is needed", i)
@@ -151,6 +149,12 @@ func TestSettle(t *testing.T) {
 		again, err := b.Settle(step.t, r, is)
 		if err != nil || again.Egress != is.Egress || !slices.Equal(again.Routes, is.Routes) {
 			t.Errorf("step %d: once more: %+v, %v", i, again, err)
+		}
+	}
+	other := endpoint.Attachment{Network: tenant.Nimitz, Routes: []netip.Prefix{endpoint.DefaultRoute}}
+	for _, of := range []tenant.Tenant{{}, direct} {
+		if is, err := b.Settle(of, r, other); err != nil || !reflect.DeepEqual(is, other) || !b.Settled(of, other) {
+			t.Errorf("an attachment of a network without egress became %+v, %v", is, err)
 		}
 	}
 	if len(plain.Routes) != 1 {
