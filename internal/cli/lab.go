@@ -128,6 +128,16 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
   containers:
     - {name: b1, node: n1, tenant: blue, labels: {app: web}}
 
+Hosts outside of the cluster, and tenants that may reach them and processes of nodes:
+
+  outside: [internet]            # hosts behind the fabric's router, with addresses of 2001:db8:f00d::/48, or
+                                 # with another address: "internet=2001:db8:9::2"
+  egressPrefix: 2001:db8:e::/48  # default none; the orchestrator's --egress-prefix
+  tenants:
+    - name: blue
+      egress: [{to: "::/0", action: allow}, {to: "2001:db8:9::/48", action: allow, via: [n1]}]
+      nodes: allow               # default none; as of pilaster tenant set --nodes
+
 ` + labHelp() +
 			`A lab can have several regions, each with its own orchestrator, nodes and CIDRs:
 
@@ -250,6 +260,12 @@ func printLab(w io.Writer, s lab.Status) {
 		}
 		fmt.Fprintf(w, "%s\t%v\t%s\t%d\n", name, n.Prefix, pid(n.AgentPID), n.AgentRestarts)
 	}
+	if len(s.Outside) > 0 {
+		fmt.Fprint(w, "\nOUTSIDE\tADDRESS\n")
+	}
+	for _, h := range s.Outside {
+		fmt.Fprintf(w, "%s\t%v\n", h.Name, h.Address)
+	}
 	fmt.Fprint(w, "\nCONTAINER\tNODE\tTENANT\tAPP\tADDRESS\tON THE FABRIC\tPID\n")
 	for _, c := range s.Containers {
 		fmt.Fprintf(
@@ -299,7 +315,7 @@ func newLabExec(env Env, flags *labFlags) *cobra.Command {
 		Use:               "exec NAME -- COMMAND…",
 		Short:             "Run a command in a container or on a node",
 		Long: `Run a command in a container, on a node, in the orchestrator's namespace ("orchestrator", or the name
-of a region) or on the fabric ("router"). It exits with the command's status. In the lab, "pilaster"
+of a region), on the fabric ("router") or on a host outside. It exits with the command's status. In the lab, "pilaster"
 is the lab's own binary, and environment variables point it to the lab's daemons and folders.`,
 		Example: "  pilaster lab exec b1 -- ip -6 addr\n  pilaster lab exec n1 -- pilaster status\n  pilaster lab " +
 			"exec router -- ip -6 route",

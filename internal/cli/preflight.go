@@ -11,6 +11,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/preflight"
 )
@@ -56,11 +57,14 @@ The exit status is 1 if a check failed, and 2 if nothing was checked.`,
 				}
 				config.NodePrefix = p
 			}
-			state, _ := agent.ReadDiskState(stateDir) // an unreadable state counts as none
-			if cluster := state.Node.Cluster; nodePrefix == "" && cluster != nil {
-				config.NodePrefix = cluster.Prefix
+			disk, _ := agent.ReadDiskState(stateDir) // an unreadable state counts as none
+			if m, joined := state.Peek(stateDir); nodePrefix == "" && joined {
+				config.NodePrefix = m.Prefix
+				if !config.Plan.Egress.IsValid() {
+					config.Plan.Egress = m.Plan.Egress
+				}
 			}
-			for _, r := range state.Endpoints {
+			for _, r := range disk.Endpoints {
 				if r != nil {
 					config.Endpoints = append(config.Endpoints, *r)
 				}
@@ -87,6 +91,8 @@ The exit status is 1 if a check failed, and 2 if nothing was checked.`,
 		config.Plan.Private,
 		"the `prefix` of the addresses that containers see",
 	)
+	f.TextVar(&config.Plan.Egress, "egress-prefix", config.Plan.Egress,
+		"the `prefix` of the addresses that hosts outside see, if the cluster has one")
 	f.StringVar(
 		&nodePrefix,
 		"node-prefix",

@@ -75,7 +75,7 @@ func reset(env Env, o resetOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, remains.Close()) }()
-	kernel, err := datapath.StaleState(remains.Prefix, o.bpffs)
+	kernel, err := datapath.StaleState(remains.Prefix, remains.Egress, o.bpffs)
 	if err != nil {
 		return err
 	}

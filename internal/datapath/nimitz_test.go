@@ -503,7 +503,7 @@ func TestNimitzOutlivesItsAgent(t *testing.T) {
 	}
 	names := map[string]bool{}
 	must(t, b.ns.Do(func() error {
-		left, err := StaleState(b.prefix, b.datapath.config.BPFFS)
+		left, err := StaleState(b.prefix, netip.Prefix{}, b.datapath.config.BPFFS)
 		for _, l := range left {
 			names[l.Name] = true
 		}

@@ -25,15 +25,16 @@ import (
 
 // StaleState finds what the packet path keeps in the kernel, in the order in which it can be removed without leaking a
 // packet: devices before programs, programs before the routes behind them. It loads nothing. Call it, and the functions
-// that it returns, in the node's namespace while no agent runs. The prefix is the node's; zero if unknown. Settings of
-// the machine are not among them: only our devices have settings, which are removed with the devices.
-func StaleState(prefix netip.Prefix, bpffs string) ([]network.StaleState, error) {
+// that it returns, in the node's namespace while no agent runs. The prefixes are the node's and that of its egress
+// addresses; zero if unknown. Settings of the machine are not among them: only our devices have settings, which are
+// removed with the devices.
+func StaleState(prefix, egress netip.Prefix, bpffs string) ([]network.StaleState, error) {
 	bpffs = filepath.Clean(bpffs)
 	var all []network.StaleState
 	for _, find := range []func() ([]network.StaleState, error){
 		staleDevices, device.StaleMacvlans, staleNodeDevice, staleNetworks,
 		func() ([]network.StaleState, error) { return stalePins(bpffs) },
-		func() ([]network.StaleState, error) { return stalePrefixes(prefix) },
+		func() ([]network.StaleState, error) { return stalePrefixes(prefix, egress) },
 		staleTunnelAddresses,
 	} {
 		found, err := find()
@@ -174,8 +175,8 @@ func holdsOnly(dir string, names ...string) (bool, error) {
 }
 
 // stalePrefixes finds node addresses and the unreachable routes behind them: the node's own, and those of a prefix that
-// it had before. Only Pilaster makes such a pair.
-func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
+// it had before. Only Pilaster makes such a pair. The route of the egress addresses has no address.
+func stalePrefixes(own, egress netip.Prefix) ([]network.StaleState, error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("lo: %w", err)
@@ -226,7 +227,7 @@ func stalePrefixes(own netip.Prefix) ([]network.StaleState, error) {
 	}
 	for p := range guarded {
 		// of a prefix that this node's programs alone use
-		if p != own && !hasAddress[p] && isDerived(p, own, hasAddress) {
+		if p != own && !hasAddress[p] && (p == egress || isDerived(p, own, hasAddress)) {
 			private = append(private, staleRoute(p))
 		}
 	}

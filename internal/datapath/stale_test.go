@@ -42,9 +42,11 @@ func TestLeftoversWithoutState(t *testing.T) {
 	guard, alone := netip.MustParsePrefix("2001:db8:1::/64"), netip.MustParsePrefix("2001:db8:2::/64")
 	must(t, h.RouteAdd(hook.UnreachableRoute(guard)))
 	must(t, h.AddrAdd(lo, hook.NodeAddress(alone)))
+	egress := netip.MustParsePrefix("2001:db8:e:1::/64")
+	must(t, h.RouteAdd(hook.UnreachableRoute(egress)))
 
 	must(t, n.ns.Do(func() error {
-		all, err := StaleState(netip.Prefix{}, dir)
+		all, err := StaleState(netip.Prefix{}, egress, dir)
 		must(t, err)
 		if got := kinds(all); got != "device pair link map folder route address route" {
 			t.Errorf("found %s", got)
@@ -53,7 +55,7 @@ func TestLeftoversWithoutState(t *testing.T) {
 			must(t, l.Remove())
 			must(t, orGone(l.Remove()))
 		}
-		if again, err := StaleState(n.prefix, dir); err != nil || len(again) != 0 {
+		if again, err := StaleState(n.prefix, egress, dir); err != nil || len(again) != 0 {
 			t.Errorf("left: %v, %v", again, err)
 		}
 		return nil
@@ -62,11 +64,14 @@ func TestLeftoversWithoutState(t *testing.T) {
 		t.Error(err)
 	}
 	must(t, h.RouteDel(hook.UnreachableRoute(guard)))
+	if err := h.RouteDel(hook.UnreachableRoute(egress)); err == nil {
+		t.Errorf("the route of the egress addresses %v is left", egress)
+	}
 	must(t, h.AddrDel(lo, hook.NodeAddress(alone)))
 	// Another program has removed a part: the node's own prefix is enough to find the rest.
 	must(t, h.AddrAdd(lo, hook.NodeAddress(n.prefix)))
 	must(t, n.ns.Do(func() error {
-		if all, err := StaleState(n.prefix, dir); err != nil || kinds(all) != "address" {
+		if all, err := StaleState(n.prefix, egress, dir); err != nil || kinds(all) != "address" {
 			t.Errorf("found %s, %v", kinds(all), err)
 		}
 		return nil

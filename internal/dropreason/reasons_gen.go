@@ -63,7 +63,7 @@ var reasons = [...]struct{ name, text string }{
 	3:  {"src-not-own", "The source is not an address of the endpoint on this device. A container may only use the addresses it was given. Towards its containers the node is its `prefix::1`."},
 	4:  {"dst-not-private", "The destination lies outside the prefix that the tenant's containers can reach, and the tenant has no egress rules. See `pilaster egress set`."},
 	5:  {"dst-undecryptable", "The destination decrypts to an address outside the base prefix: it was made up, or belongs to another tenant."},
-	6:  {"to-node", "The packet is for a node that the tenant may not reach, and does not answer a packet of the container's own node. See `pilaster tenant set --nodes`."},
+	6:  {"to-node", "The packet is for a node that the tenant may not reach, and does not answer a packet of the container's own node. See `pilaster tenant set NAME --nodes allow`."},
 	7:  {"tenant-mismatch", "Source and destination belong to different tenants."},
 	8:  {"app-reserved", "The app in an address is in the reserved range 0xff00–0xffff, which no container has."},
 	9:  {"no-endpoint", "No endpoint of the destination's node has this address: it was released, or never allocated."},

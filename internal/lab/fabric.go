@@ -93,9 +93,9 @@ func createRouter(f folder) error {
 	)
 }
 
-// connect creates a namespace and a link from the router to it. The device has the name of the namespace in the router,
-// and the name Uplink inside.
-func (r *fabric) connect(f folder, name string, link int) error {
+// connect creates a namespace and a link from the router to it, with a number of its own and an address inside. The
+// device has the name of the namespace in the router, and the name Uplink inside.
+func (r *fabric) connect(f folder, name string, link int, far netip.Addr) error {
 	ns, err := netns.Create(f.netns(name))
 	if err != nil {
 		return err
@@ -118,22 +118,22 @@ func (r *fabric) connect(f folder, name string, link int) error {
 		return err
 	}
 	defer inside.Close()
-	if err := setUp(inside, Uplink, farSide(link)); err != nil {
+	if err := setUp(inside, Uplink, far); err != nil {
 		return fmt.Errorf("link of %s: %w", name, err)
 	}
-	if err := setUp(r.handle, name, routerSide(link)); err != nil {
+	if err := setUp(r.handle, name, routerOf(far)); err != nil {
 		return fmt.Errorf("router's link to %s: %w", name, err)
 	}
 	err = netns.Retry(func() error {
-		return inside.RouteReplace(&netlink.Route{Family: unix.AF_INET6, Gw: routerSide(link).AsSlice()})
+		return inside.RouteReplace(&netlink.Route{Family: unix.AF_INET6, Gw: routerOf(far).AsSlice()})
 	})
 	if err != nil {
 		return fmt.Errorf("default route of %s: %w", name, err)
 	}
-	return errors.Join(r.allowSource(name, underlay(link)), r.refuseOtherSources(name))
+	return errors.Join(r.allowSource(name, netip.PrefixFrom(far, 64).Masked()), r.refuseOtherSources(name))
 }
 
-// route adds the route to a node's prefix, and the rules for packets from the node whose source is in this prefix.
+// route adds the route to a prefix of a node, and the rules for packets from the node whose source is in this prefix.
 func (r *fabric) route(name string, prefix netip.Prefix, via netip.Addr) error {
 	link, err := r.handle.LinkByName(name)
 	if err != nil {

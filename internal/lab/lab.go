@@ -102,16 +102,19 @@ func (l *Lab) ContainerNames() (all []string) {
 // NodeNames returns the names of all nodes.
 func (l *Lab) NodeNames() []string { return l.state.Spec.AllNodes() }
 
-// PingTargets returns the names of containers and nodes.
-func (l *Lab) PingTargets() []string { return append(l.ContainerNames(), l.state.Spec.AllNodes()...) }
+// PingTargets returns the names of containers, nodes and hosts outside.
+func (l *Lab) PingTargets() []string {
+	return slices.Concat(l.ContainerNames(), l.state.Spec.AllNodes(), l.OutsideNames())
+}
 
-// ExecTargets returns the names of all places for commands: containers, nodes, orchestrators and the router.
+// ExecTargets returns the names of all places for commands: containers, nodes, orchestrators, the router and hosts
+// outside.
 func (l *Lab) ExecTargets() []string {
-	all := l.PingTargets()
+	all := append(l.ContainerNames(), l.state.Spec.AllNodes()...)
 	for _, r := range l.state.Spec.regions() {
 		all = append(all, r.place())
 	}
-	return append(all, Router)
+	return append(append(all, Router), l.OutsideNames()...)
 }
 
 // Folder returns the lab's folder; log/ has the output of its daemons.
@@ -177,10 +180,14 @@ func (l *Lab) Prefix(node string) (netip.Prefix, error) {
 	return l.state.Nodes[i].Prefix, nil
 }
 
-// Address returns the address that containers of a container's tenant see, or the first address of a node's prefix.
+// Address returns the address that containers of a container's tenant see, the first address of a node's prefix, or the
+// address of a host outside.
 func (l *Lab) Address(name string) (netip.Addr, error) {
 	if c, err := l.Container(name); err == nil {
 		return c.Address, nil
+	}
+	if a, is := l.state.Spec.outsideHost(name); is {
+		return a, nil
 	}
 	p, err := l.Prefix(name)
 	if err != nil {
@@ -227,13 +234,17 @@ func (l *Lab) save() error {
 	if err := writeJSON(l.folder.state(), l.state); err != nil {
 		return fmt.Errorf("lab %s: %w", l.Name(), err)
 	}
-	nodes := localHost
+	outside := ""
+	for _, h := range l.state.Spec.outsideHosts() {
+		outside += h.Address.String() + " " + h.Name + "\n"
+	}
+	nodes := localHost + outside
 	for _, n := range l.state.Nodes {
 		nodes += n.Prefix.Addr().Next().String() + " " + n.Name + "\n"
 	}
 	hosts := map[string]string{nodeHosts: nodes}
 	for _, t := range l.state.Spec.Tenants {
-		hosts[t.Name] = l.hostsOf(t.Name)
+		hosts[t.Name] = l.hostsOf(t.Name) + outside
 	}
 	for viewer, text := range hosts {
 		// Write in place: running commands have this file mounted, and would not see a new file.

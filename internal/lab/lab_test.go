@@ -25,6 +25,7 @@ import (
 
 var small = lab.Spec{
 	Nodes:   []string{"n1", "n2"},
+	Outside: []lab.OutsideHost{{Name: "internet"}, {Name: "far", Address: netip.MustParseAddr("2001:db8:9::7")}},
 	Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}, {Name: "glass", Addressing: tenant.Clear}},
 	Containers: []lab.Container{
 		{Name: "b1", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},
@@ -63,9 +64,9 @@ func TestLab(t *testing.T) {
 		for typed, want := range map[string]string{
 			"--lab":   l.Name(),
 			"down":    l.Name(),
-			"ping":    "b1 b2 r1 g1 g2 n1 n2 :4",
-			"ping b1": "b1 b2 r1 g1 g2 n1 n2 :4",
-			"exec":    "b1 b2 r1 g1 g2 n1 n2 orchestrator router :4",
+			"ping":    "b1 b2 r1 g1 g2 n1 n2 internet far :4",
+			"ping b1": "b1 b2 r1 g1 g2 n1 n2 internet far :4",
+			"exec":    "b1 b2 r1 g1 g2 n1 n2 orchestrator router internet far :4",
 			"exec b1": ":0",
 		} {
 			args := append(append([]string{"__complete", "lab", "--lab", l.Name()}, strings.Fields(typed)...), "")
@@ -83,6 +84,30 @@ func TestLab(t *testing.T) {
 			if out, err := l.Output(ctx, "n1", argv...); err != nil || !strings.Contains(out, "pilaster") {
 				t.Errorf("%q printed %q: %v", argv, out, err)
 			}
+		}
+	})
+
+	t.Run("hosts outside reach nodes, and containers only with egress rules", func(t *testing.T) {
+		for _, pair := range [][2]string{{"n1", "internet"}, {"n2", "far"}, {"far", "internet"}, {"internet", "n1"}} {
+			e, err := l.Ping(ctx, pair[0], pair[1], packet.PingOptions{Timeout: 5 * time.Second})
+			if err != nil || !e.Reached() {
+				t.Errorf("%+v, %v", e, err)
+			}
+		}
+		e, err := l.Ping(ctx, "b1", "internet", packet.PingOptions{Timeout: 100 * time.Millisecond})
+		if err != nil || e.Reached() {
+			t.Errorf("without an egress rule: %+v, %v", e, err)
+		}
+		s, err := l.Status(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(s.Outside) != 2 || s.Outside[0].Address.String() != "2001:db8:f00d::2" ||
+			s.Outside[1].Address.String() != "2001:db8:9::7" || s.Outside[0].Netns == "" {
+			t.Errorf("status: %+v", s.Outside)
+		}
+		if hosts, err := l.Output(ctx, "b1", "cat", "/etc/hosts"); !strings.Contains(hosts, "2001:db8:9::7 far\n") {
+			t.Errorf("hosts of b1: %q, %v", hosts, err)
 		}
 	})
 
@@ -201,7 +226,7 @@ func TestLab(t *testing.T) {
 		}
 	})
 
-	t.Run("a container's hosts file names its tenant's containers only", func(t *testing.T) {
+	t.Run("a container's hosts file names its tenant's containers and hosts outside only", func(t *testing.T) {
 		for name, want := range map[string]string{
 			"b1": "localhost localhost b1 b2", "r1": "localhost localhost r1", "g1": "localhost localhost g1 g2",
 		} {
@@ -213,7 +238,7 @@ func TestLab(t *testing.T) {
 			for line := range strings.Lines(out) {
 				got = append(got, strings.Fields(line)[1])
 			}
-			if strings.Join(got, " ") != want {
+			if strings.Join(got, " ") != want+" internet far" {
 				t.Errorf("/etc/hosts of %s names %q, want %q", name, got, want)
 			}
 			if plain := strings.Contains(out, "fd70:696c:61"); plain != (name == "g1") {

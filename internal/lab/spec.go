@@ -36,6 +36,10 @@ type Spec struct {
 	MTUReserve int `yaml:"mtuReserve" json:"mtuReserve,omitempty"`
 	// rack of each node that has one; in YAML it is beside the node's name
 	Racks map[string]string `yaml:"-"          json:"racks,omitempty"`
+	// hosts outside of the cluster
+	Outside []OutsideHost `yaml:"outside"    json:"outside,omitempty"`
+	// the orchestrator's --egress-prefix
+	EgressPrefix netip.Prefix `yaml:"egressPrefix" json:"egressPrefix,omitzero"`
 	// keys of networks
 	modules.LabKeys `yaml:",inline"`
 	Tenants         []Tenant    `yaml:"tenants"    json:"tenants"`
@@ -58,6 +62,10 @@ type Tenant struct {
 	NodeBits NodeBits `yaml:"nodeBits"    json:"nodeBits,omitzero"`
 	// addresses are allocated one by one, without subnets of nodes
 	NoNodeCIDRs bool `yaml:"noNodeCIDRs" json:"noNodeCIDRs,omitempty"`
+	// rules for hosts outside; a later rule replaces one for the same prefix
+	Egress []EgressRule `yaml:"egress"      json:"egress,omitempty"`
+	// nodes whose processes reach the containers, and are reached by them, as of `pilaster tenant set --nodes`
+	Nodes string `yaml:"nodes"       json:"nodes,omitempty"`
 }
 
 // NodeBits are prefix lengths by family; 0 means the default.
@@ -183,6 +191,7 @@ func (s Spec) Validate() error {
 	for i, r := range s.Regions {
 		v.region(fmt.Sprintf("$.regions[%d]", i), s.Regions, i, r, s.Racks)
 	}
+	v.outside(s)
 	tenants := map[string]Tenant{}
 	for i, t := range s.Tenants {
 		at := fmt.Sprintf("$.tenants[%d].name", i)
@@ -336,6 +345,7 @@ func (v *validator) addressKey(at string, s Spec, i int, tenants map[string]Tena
 }
 
 func (v *validator) tenant(at string, s Spec, t Tenant) {
+	v.egress(at, s, t)
 	with, without := tenant.NetworksWith(tenant.OwnCIDRs), tenant.NetworksWithout(tenant.OwnCIDRs)
 	on, known := tenant.TraitsOf(t.Network)
 	switch {

@@ -1,6 +1,8 @@
 package lab_test
 
 import (
+	"encoding/json"
+	"errors"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -89,6 +91,29 @@ regions:
 	}
 }
 
+// TestParseOutside: hosts outside are names or names with addresses, and lab.json keeps them.
+func TestParseOutside(t *testing.T) {
+	yaml := strings.Replace(good, "name: blue",
+		`name: blue, nodes: allow, egress: [{to: "::/0", action: allow, via: [n1]}]`, 1)
+	got, err := lab.ParseSpec("lab.yaml", []byte(yaml+
+		"outside: [internet, far=2001:db8:9::7]\negressPrefix: 2001:db8:e::/48\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	far := lab.OutsideHost{Name: "far", Address: netip.MustParseAddr("2001:db8:9::7")}
+	rule := lab.EgressRule{To: netip.MustParsePrefix("::/0"), Action: "allow", Via: []string{"n1"}}
+	if !slices.Equal(got.Outside, []lab.OutsideHost{{Name: "internet"}, far}) ||
+		got.EgressPrefix.String() != "2001:db8:e::/48" || got.Tenants[0].Nodes != "allow" ||
+		!reflect.DeepEqual(got.Tenants[0].Egress, []lab.EgressRule{rule}) {
+		t.Errorf("%+v", got)
+	}
+	b, err := json.Marshal(got)
+	var again lab.Spec
+	if err := errors.Join(err, json.Unmarshal(b, &again)); err != nil || !reflect.DeepEqual(got, again) {
+		t.Errorf("%v, after JSON: %+v", err, again)
+	}
+}
+
 func TestParseSpecNamesTheLine(t *testing.T) {
 	for _, c := range []struct{ name, yaml, want string }{
 		{"unknown network", strings.Replace(good, "name: blue", "name: blue, network: carpathia", 1),
@@ -99,6 +124,17 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 		{"nimitz without CIDRs", strings.Replace(good, "name: blue", "name: blue, network: nimitz", 1),
 			`lab.yaml:4: a tenant of network nimitz needs its own CIDR: write it as cidrs: [10.0.0.0/16], ` +
 				`or one of each family`},
+		{"egress on nimitz", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: [10.0.0.0/16], "+
+			`egress: [{to: "::/0", action: allow}]`, 1), `lab.yaml:4: egress rules are for network netpila`},
+		{"gateway without a node", strings.Replace(good, "name: blue", "name: blue, "+
+			`egress: [{to: "::/0", action: allow, via: [n9]}]`, 1), `lab.yaml:4: no node is called "n9"`},
+		{"action", strings.Replace(good, "name: blue", `name: blue, egress: [{to: "::/0", action: drop}]`, 1),
+			`lab.yaml:4: action "drop": use allow or deny`},
+		{"outside in the cluster", good + "outside: [internet, far=fd70:696c:6100:9::2]\n",
+			`lab.yaml:10: address fd70:696c:6100:9::2 of far is in a prefix of the cluster or of the fabric`},
+		{"outside at the router", good + "outside: [far=2001:db8:9::1]\n", `lab.yaml:10: address 2001:db8:9::1 of ` +
+			`far: the router has the address before it, so the first one is 2001:db8:9::2`},
+		{"outside with a node's name", good + "outside: [n1]\n", `lab.yaml:10: a node is already called "n1"`},
 		{"two CIDRs of a family", strings.Replace(good, "name: blue", "name: blue, network: nimitz, cidrs: "+
 			"[10.0.0.0/16, 10.1.0.0/16]", 1),
 			`lab.yaml:4: 10.0.0.0/16 and 10.1.0.0/16 are of one family; a tenant has one CIDR of each at most`},
@@ -132,11 +168,11 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 				`the keys here are name, node, tenant, labels, addressKey, namespace, namespaceLabels, ports`},
 		{"unknown key at the top", good + "colour: blue\n",
 			`lab.yaml:10: unknown key "colour": ` +
-				`the keys here are name, nodes, regions, device, mtuReserve, nimitz, switches, ila, ilaMappings, ` +
-				`evpn, tenants, containers`},
+				`the keys here are name, nodes, regions, device, mtuReserve, outside, egressPrefix, nimitz, switches, ` +
+				`ila, ilaMappings, evpn, tenants, containers`},
 		{"unknown key of a tenant", strings.Replace(good, "addressing: clear", "cidr: [10.0.0.0/16]", 1),
 			`lab.yaml:4: unknown key "cidr": ` +
-				`the keys here are name, network, addressing, cidrs, regions, nodeBits, noNodeCIDRs`},
+				`the keys here are name, network, addressing, cidrs, regions, nodeBits, noNodeCIDRs, egress, nodes`},
 		{"unknown key of a node", strings.Replace(good, "[n1, n2]", "[n1, {name: n2, row: 1}]", 1),
 			`lab.yaml:3: unknown key "row" of a node: the keys here are name, rack`},
 		{"empty rack", strings.Replace(good, "[n1, n2]", "[n1, {name: n2, rack: ''}]", 1),

@@ -18,6 +18,7 @@ type Status struct {
 	Containers   []ContainerOutput  `json:"containers"`
 	Orchestrator OrchestratorStatus `json:"orchestrator"` // of the first region, if there are regions
 	Regions      []RegionStatus     `json:"regions,omitempty"`
+	Outside      []OutsideStatus    `json:"outside,omitempty"`
 	Supervisor   int                `json:"supervisorPid"` // 0 if it does not run; then the other pids are unknown
 }
 
@@ -32,6 +33,13 @@ type NodeStatus struct {
 	Region        string       `json:"region,omitempty"`
 	Edge          bool         `json:"edge,omitempty"` // the Edge Switch of its region
 	Silent        bool         `json:"silent"`         // its agent does not respond: the containers have their last known addresses
+}
+
+// OutsideStatus is a host outside of the cluster.
+type OutsideStatus struct {
+	Name    string     `json:"name"`
+	Address netip.Addr `json:"address"`
+	Netns   string     `json:"netns"`
 }
 
 // RegionStatus is a region and its orchestrator.
@@ -95,6 +103,9 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 		if r.Name != "" {
 			s.Regions = append(s.Regions, RegionStatus{r.Name, r.BasePrefix, l.folder.netns(r.place()), o})
 		}
+	}
+	for _, h := range l.state.Spec.outsideHosts() {
+		s.Outside = append(s.Outside, OutsideStatus{h.Name, h.Address, l.folder.netns(h.Name)})
 	}
 	for _, name := range l.state.Spec.AllNodes() {
 		prefix, err := l.Prefix(name)

@@ -91,7 +91,7 @@ func (l *Lab) up(ctx context.Context, external *ExternalOrchestrator, progress f
 	}
 
 	regions, nodes := spec.regions(), spec.AllNodes()
-	progress(fmt.Sprintf("fabric of %d links", len(nodes)+len(regions)))
+	progress(fmt.Sprintf("fabric of %d links", len(nodes)+len(regions)+len(spec.Outside)))
 	if err := l.createFabric(ctx); err != nil {
 		return err
 	}
@@ -130,6 +130,9 @@ func (l *Lab) up(ctx context.Context, external *ExternalOrchestrator, progress f
 		return err
 	}
 	if err := l.joinRegions(ctx); err != nil {
+		return err
+	}
+	if err := l.letOut(ctx); err != nil {
 		return err
 	}
 
@@ -180,11 +183,18 @@ func (l *Lab) createFabric(ctx context.Context) error {
 		names = append(names, r.place())
 	}
 	names = append(names, l.state.Spec.AllNodes()...)
+	addresses := map[string]netip.Addr{}
+	for link, name := range names {
+		addresses[name] = farSide(link)
+	}
+	for _, h := range l.state.Spec.outsideHosts() {
+		names, addresses[h.Name] = append(names, h.Name), h.Address
+	}
 	for link, name := range names {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err := r.connect(l.folder, name, link); err != nil {
+		if err := r.connect(l.folder, name, link, addresses[name]); err != nil {
 			return err
 		}
 	}
@@ -215,6 +225,9 @@ func orchestratorListen(region int) string {
 
 func (l *Lab) orchestratorProcess(r Region, number int) Process {
 	arguments := l.state.OrchestratorArgs
+	if egress := l.state.Spec.EgressPrefix; egress.IsValid() {
+		arguments = append([]string{"--egress-prefix", egress.String()}, arguments...)
+	}
 	if r.Name != "" {
 		arguments = append([]string{"--region", r.Name, "--base-prefix", r.BasePrefix.String()}, arguments...)
 	}
@@ -283,6 +296,13 @@ func (l *Lab) createTenant(ctx context.Context, region string, t Tenant) error {
 		return fmt.Errorf("create tenant %s: %w", t.Name, err)
 	}
 	return nil
+}
+
+// egressOf returns the /64 of a node for egress addresses, if it is not the node's own; false if it has none.
+func (l *Lab) egressOf(node string, prefix netip.Prefix) (netip.Prefix, bool) {
+	region, _ := l.state.Spec.RegionOf(node)
+	egress, ok := l.state.Spec.plan(region).EgressNode(prefix)
+	return egress, ok && egress != prefix
 }
 
 // locator returns the locator of a node; false if it has none.
@@ -356,6 +376,11 @@ func (l *Lab) routeNodes(ctx context.Context) error {
 		}
 		if err := r.route(n.Name, prefix, via); err != nil {
 			return err
+		}
+		if egress, ok := l.egressOf(n.Name, prefix); ok {
+			if err := r.route(n.Name, egress, via); err != nil {
+				return err
+			}
 		}
 		if locator, ok := l.locator(n.Name, prefix); ok {
 			if err := r.route(n.Name, locator, via); err != nil {

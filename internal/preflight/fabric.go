@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -42,14 +43,7 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 				why,
 			)
 	}
-	if !prefix.IsValid() {
-		return unchecked("this machine has no prefix yet")
-	}
-	source, found := globalAddress(uplink)
-	if !found {
-		return unchecked("the uplink has only link-local addresses")
-	}
-	router, err := routerMAC(ctx, uplink, plan)
+	source, router, err := probePath(ctx, uplink, plan, prefix)
 	if err != nil {
 		return unchecked(err.Error())
 	}
@@ -74,6 +68,48 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 		"a packet with the false source %v did not come back; one with the true source did",
 		foreignSource,
 	)
+}
+
+// probePath returns the source address and the router for packets to a prefix of this node.
+func probePath(
+	ctx context.Context,
+	uplink netlink.Link,
+	plan address.Plan,
+	prefix netip.Prefix,
+) (source netip.Addr, router net.HardwareAddr, err error) {
+	if !prefix.IsValid() {
+		return source, nil, errors.New("this machine has no prefix yet")
+	}
+	source, found := globalAddress(uplink)
+	if !found {
+		return source, nil, errors.New("the uplink has only link-local addresses")
+	}
+	router, err = routerMAC(ctx, uplink, plan)
+	return source, router, err
+}
+
+// egressRoute tests the route of the fabric to this node's egress addresses as fabric does to its prefix.
+func egressRoute(ctx context.Context, uplink netlink.Link, plan address.Plan, node netip.Prefix) Result {
+	source, router, err := probePath(ctx, uplink, plan, node)
+	if err != nil {
+		return todo("add the route of this node's egress addresses, as in 'pilaster node list', to the fabric",
+			"not checked: %v", err)
+	}
+	egress, has := plan.EgressNode(node)
+	if !has {
+		return warn("set up the cluster with a longer --base-prefix, or with a shorter --egress-prefix",
+			"the egress prefix %v has no /64 for the node %v: its containers have no egress addresses", plan.Egress, node)
+	}
+	came, _, err := probe(ctx, uplink.Attrs().Name, router, source, egress.Addr().Next())
+	switch {
+	case err != nil:
+		return todo("add the route of this node's egress addresses, as in 'pilaster node list', to the fabric",
+			"not checked: %v", err)
+	case !came:
+		return warn(fmt.Sprintf("add the route %v via %v to the fabric, and accept sources of %[1]v from this node: "+
+			"docs/howto/fabric.md", egress, source), "a packet for %v, sent to the router, did not come back", egress)
+	}
+	return ok("a packet for %v, sent to the router, came back", egress)
 }
 
 func globalAddress(uplink netlink.Link) (netip.Addr, bool) {

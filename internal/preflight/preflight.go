@@ -72,10 +72,16 @@ func Run(ctx context.Context, c Config) []Result {
 		route, sources := fabric(ctx, uplink, c.Plan, c.NodePrefix)
 		add("route to this node", route)
 		add("source check", sources)
+		if c.Plan.Egress.IsValid() {
+			add("route of egress addresses", egressRoute(ctx, uplink, c.Plan, c.NodePrefix))
+		}
 	}
 	add("router advertisements", routerAdvertisements())
 	add("private prefix", privatePrefix(c.Plan))
 	add("base prefix", basePrefix(c.Plan, c.Uplink))
+	if c.Plan.Egress.IsValid() {
+		add("egress prefix", egressPrefix(c.Plan, c.Uplink))
+	}
 	if c.URL == "" {
 		add("clock", ownClock())
 		return all

@@ -337,6 +337,13 @@ func basePrefix(plan address.Plan, uplink string) Result {
 	return free(plan.Base)
 }
 
+func egressPrefix(plan address.Plan, uplink string) Result {
+	if err := hostnet.CheckEgress(plan.Egress, uplink); err != nil {
+		return failed(err, "")
+	}
+	return free(plan.Egress)
+}
+
 func free(p netip.Prefix) Result {
 	return ok("no address or route of this machine overlaps %v", p)
 }

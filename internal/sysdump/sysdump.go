@@ -15,6 +15,7 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/preflight"
@@ -52,9 +53,8 @@ func (c Config) machine() []Part {
 				return nil, errors.New("the uplink is unknown, because no program is pinned; set it with --uplink")
 			}
 			config := preflight.Config{Uplink: c.Uplink, Plan: address.DefaultPlan(), BPFFS: c.BPFFS}
-			if s, _ := agent.ReadDiskState(c.StateDir); s.Node.Cluster != nil {
-				config.Plan = address.Plan{Base: s.Node.Cluster.Base, Private: s.Node.Cluster.Private}
-				config.NodePrefix = s.Node.Cluster.Prefix
+			if m, joined := state.Peek(c.StateDir); joined {
+				config.Plan, config.NodePrefix = m.Plan, m.Prefix
 			}
 			return preflight.Run(ctx, config), nil
 		}),

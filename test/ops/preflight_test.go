@@ -335,6 +335,23 @@ func (c *candidate) asksTheFabric(ctx context.Context, t *testing.T, args []stri
 	c.only(t, "route to this node", "warn", "did not come back", checks)
 	say(ctx, t, router, "ip -6 route add "+strings.Join(via[:5], " "))
 
+	egress := append(args, "--egress-prefix", "2001:db8:e::/48")
+	_, checks = c.preflight(ctx, t, egress...)
+	c.only(t, "route of egress addresses", "warn", "a packet for 2001:db8:e:1::/64, sent to the router, did not", checks)
+	say(ctx, t, router, "ip -6 route add 2001:db8:e:1::/64 "+strings.Join(via[1:5], " "))
+	if status, checks := c.preflight(ctx, t, egress...); status != 0 || !slices.ContainsFunc(checks, func(one check) bool {
+		return one.Check == "route of egress addresses" && one.State == "ok"
+	}) {
+		t.Errorf("with the route of egress addresses: exit status %d, %+v", status, checks)
+	}
+	say(ctx, t, router, "ip -6 route del 2001:db8:e:1::/64")
+	say(ctx, t, c.ns, "ip addr add 2001:db8:e:7::1/128 dev lo")
+	_, checks = c.preflight(ctx, t, egress...)
+	say(ctx, t, c.ns, "ip addr del 2001:db8:e:7::1/128 dev lo")
+	if !slices.ContainsFunc(checks, func(one check) bool { return one.Check == "egress prefix" && one.State == "fail" }) {
+		t.Errorf("with an address of the egress prefix: %+v", checks)
+	}
+
 	rules := say(ctx, t, router, "ip -6 rule")
 	say(ctx, t, router, "ip -6 rule del iif "+name+" blackhole")
 	_, checks = c.preflight(ctx, t, args...)

@@ -20,6 +20,7 @@ import (
 // StaleState is what an agent that does not run has left on disk. Until it is closed, no agent can start there.
 type StaleState struct {
 	Prefix    netip.Prefix         // of the node; zero if unknown
+	Egress    netip.Prefix         // of its egress addresses; zero if they are in Prefix
 	Endpoints []string             // endpoints without a DEL, as operators name them
 	Files     []network.StaleState // in the order in which they can be removed
 	lock      *os.File
@@ -101,9 +102,11 @@ func (r *StaleState) read(stateDir string) (err error) {
 	if r.lock, err = statefile.Lock(stateDir); err != nil {
 		return err
 	}
-	var node state.NodeFile
-	if statefile.Read(filepath.Join(stateDir, state.NodeFileName), state.Version, &node) == nil && node.Cluster != nil {
-		r.Prefix = node.Cluster.Prefix
+	if m, joined := state.Peek(stateDir); joined {
+		r.Prefix = m.Prefix
+		if egress, ok := m.Plan.EgressNode(r.Prefix); ok && egress != r.Prefix {
+			r.Egress = egress
+		}
 	}
 	for path, record := range endpoint.Peek(stateDir) {
 		if record == nil {

@@ -1,11 +1,13 @@
 package daemon
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
@@ -89,5 +91,34 @@ func TestRemainsOfARunningAgent(t *testing.T) {
 	defer l.Close()
 	if _, err := FindStaleState(t.TempDir(), run, nil); err == nil || !strings.Contains(err.Error(), "an agent runs") {
 		t.Errorf("a socket that answers: %v", err)
+	}
+}
+
+// TestStaleEgress: a reset finds the /64 of a node's egress addresses, whose route is the agent's.
+func TestStaleEgress(t *testing.T) {
+	dir := t.TempDir()
+	n, err := state.OpenNode(dir, "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := address.DefaultPlan()
+	m := state.Membership{ClusterUUID: "cluster", Prefix: plan.Node(7), Plan: plan}
+	for _, c := range []struct{ prefix, want netip.Prefix }{
+		{}, {netip.MustParsePrefix("2001:db8:e::/48"), netip.MustParsePrefix("2001:db8:e:7::/64")},
+	} {
+		m.Plan.Egress = c.prefix
+		if err := n.Join(m); err != nil {
+			t.Fatal(err)
+		}
+		r, err := FindStaleState(dir, t.TempDir(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Prefix != m.Prefix || r.Egress != c.want {
+			t.Errorf("egress prefix %v: found %v and %v, want %v", c.prefix, r.Prefix, r.Egress, c.want)
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -29,6 +29,12 @@ func CheckReserved(reserved netip.Prefix, uplink string) error {
 		func(device string) bool { return device == uplink })
 }
 
+// CheckEgress refuses the prefix of egress addresses if this node has a part of it elsewhere than on the fabric.
+func CheckEgress(egress netip.Prefix, uplink string) error {
+	return checkElsewhere("egress prefix", egress, "set up the cluster with another --egress-prefix",
+		func(device string) bool { return device == uplink })
+}
+
 // checkElsewhere refuses a prefix if a device has a part of it that may have none.
 func checkElsewhere(name string, prefix netip.Prefix, advice string, may func(device string) bool) error {
 	all, err := localPrefixes()

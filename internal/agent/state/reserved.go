@@ -19,6 +19,25 @@ type reservedFile struct {
 	Egress      netip.Prefix `json:"egressPrefix,omitzero"` // see address.Plan
 }
 
+// Peek reads the membership of a node from its folder as far as it can be read, without its gateway prefixes, and
+// changes nothing; false if it has not joined.
+func Peek(dir string) (Membership, bool) {
+	var node NodeFile
+	if statefile.Read(filepath.Join(dir, NodeFileName), Version, &node) != nil || node.Cluster == nil {
+		return Membership{}, false
+	}
+	m := node.Cluster.membership()
+	var reserved reservedFile
+	if statefile.Read(filepath.Join(dir, reservedFileName), Version, &reserved) == nil {
+		with := m
+		with.Plan.Identifiers, with.Plan.Egress = reserved.Identifiers, reserved.Egress
+		if with.validate() == nil {
+			m = with
+		}
+	}
+	return m, true
+}
+
 func (n *Node) reservedPath() string { return filepath.Join(n.Dir(), reservedFileName) }
 
 // readReserved reads the file; without it, nothing is reserved. After damage this is so until the next registration.

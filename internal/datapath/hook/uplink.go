@@ -263,7 +263,7 @@ func (d *Hooks) isOurLink(h hook, p link.AttachedProgram) bool {
 }
 
 // BlockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64, the private prefix,
-// its locator and the SIR prefix if they are reserved, unreachable: a packet that no program takes must not follow the
+// its /64 of egress addresses, its locator and the SIR prefix if they are reserved, unreachable: a packet that no program takes must not follow the
 // default route.
 func (d *Hooks) BlockUnclaimedPrefixes() error {
 	lo, err := d.Netlink.LinkByName("lo")

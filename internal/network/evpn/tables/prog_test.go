@@ -199,7 +199,7 @@ func TestReset(t *testing.T) {
 		t.Fatalf("lo has %v, without the tunnel address", before)
 	}
 	must(t, b.ns.Do(func() error {
-		all, err := datapath.StaleState(plan.Node(1), b.pins)
+		all, err := datapath.StaleState(plan.Node(1), netip.Prefix{}, b.pins)
 		for _, is := range all {
 			err = errors.Join(err, is.Remove())
 		}
