@@ -136,6 +136,15 @@ static __noinline int gateway_out(struct __sk_buff *skb, const struct addr *own)
 	return send_by(skb, hop);
 }
 
+/* send_back sends a packet, whose MACs are those of the one that it answers, out by the uplink. */
+static __always_inline int send_back(struct __sk_buff *skb)
+{
+	if (skb->vlan_present)
+		bpf_skb_vlan_pop(skb);
+	skb->mark = macvlan ? accept_mark : packet_mark;
+	return macvlan ? bpf_redirect_neigh(uplink_ifindex, NULL, 0, 0) : bpf_redirect(uplink_ifindex, 0);
+}
+
 /* too_big_outside sends ICMPv6 Packet Too Big to a host outside. */
 static __always_inline int too_big_outside(struct __sk_buff *skb, const struct packet *p, __u32 mtu)
 {
@@ -155,10 +164,7 @@ static __always_inline int too_big_outside(struct __sk_buff *skb, const struct p
 	a->frame.dst = *src_of(h);
 	a->type = ICMPV6_TOO_BIG;
 	a->mtu = bpf_htonl(mtu);
-	if (icmp_error_write(skb, a))
-		return TC_ACT_SHOT;
-	skb->mark = macvlan ? accept_mark : packet_mark;
-	return bpf_redirect(uplink_ifindex, 0);
+	return icmp_error_write(skb, a) ? TC_ACT_SHOT : send_back(skb);
 }
 
 /* read_nat_quote reads the connection of the packet that an error from outside quotes. */
@@ -298,6 +304,36 @@ static __always_inline int gateway_answered(struct __sk_buff *skb, const struct 
 	return egress_forward(skb, &p, f, EGRESS_LOCAL, NULL, RX, HOOK_UPLINK_IN);
 }
 
+/* probe_arrived answers a probe, or notes an answer. */
+static __noinline int probe_arrived(struct __sk_buff *skb)
+{
+	struct eth_ip6 *h = eth_ip6_of(skb);
+	struct gateway_probe probe;
+	__u8 mac[ETH_ALEN];
+	struct addr from;
+	__u64 now;
+
+	if (!h || bpf_skb_load_bytes(skb, sizeof(struct eth_ip6), &probe, sizeof(probe)) ||
+	    probe.magic != GATEWAY_PROBE_MAGIC || (probe.kind != GATEWAY_PROBE && probe.kind != GATEWAY_ALIVE))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
+	from = *src_of(h);
+	if (probe.kind == GATEWAY_ALIVE) {
+		now = bpf_ktime_get_ns();
+		bpf_map_update_elem(&pil_gwanswers, &from.hi, &now, BPF_ANY);
+		return TC_ACT_SHOT; /* consumed */
+	}
+	__builtin_memcpy(mac, h->eth.h_dest, ETH_ALEN);
+	__builtin_memcpy(h->eth.h_dest, h->eth.h_source, ETH_ALEN);
+	__builtin_memcpy(h->eth.h_source, mac, ETH_ALEN);
+	*src_of(h) = *dst_of(h);
+	*dst_of(h) = from;
+	h->hop_limit = TUNNEL_HOPS;
+	probe.kind = GATEWAY_ALIVE;
+	if (bpf_skb_store_bytes(skb, sizeof(struct eth_ip6), &probe, sizeof(probe), BPF_F_RECOMPUTE_CSUM))
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	return send_back(skb);
+}
+
 /* from_egress_tunnel handles a packet in the tunnel between a node and a gateway. The fabric has checked that the outer
  * source is the node that it says. */
 static __always_inline int from_egress_tunnel(struct __sk_buff *skb, struct eth_ip6 *outer)
@@ -309,6 +345,8 @@ static __always_inline int from_egress_tunnel(struct __sk_buff *skb, struct eth_
 	bool to_outside;
 	__u32 tenant;
 
+	if (outer->nexthdr == PROTO_NONE && is_egress_tunnel(src_of(outer)))
+		return probe_arrived(skb);
 	if (outer->nexthdr != PROTO_IPV6 || !is_egress_tunnel(src_of(outer)) ||
 	    bpf_skb_load_bytes(skb, sizeof(struct eth_ip6) + 8, ends, sizeof(ends)))
 		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);

@@ -13,6 +13,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -159,6 +160,8 @@ func (d *Datapath) setProtected(own []netip.Addr) error {
 	}
 	return nil
 }
+
+var _ dpapi.EgressPath = (*Datapath)(nil)
 
 // SetOwnAddresses sets the addresses of this node, which no egress rule leads to.
 func (d *Datapath) SetOwnAddresses(own []netip.Addr) error {

@@ -343,3 +343,60 @@ func dialFrom(ns *netns.Namespace, from netip.Addr, to netip.AddrPort) (c net.Co
 	}
 	return c, err
 }
+
+// TestTwoGateways: new connections go to both gateways; after one is silent, to the other; each connection stays at its
+// gateway, also when the other answers again.
+func TestTwoGateways(t *testing.T) {
+	w := newOutsideWire(t)
+	of := leaving(blue, w.via(1, 2))
+	w.put(t, of)
+	c := w.nodes[0].addLeaving(t, of, 1)
+	at := netip.AddrPortFrom(w.hostAddr, 80)
+	clients := watchedEcho(t, w.host, at)
+	source := w.nodes[0].datapath
+	for _, i := range []int{1, 2} {
+		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+			must(t, source.ProbeGateway(w.nodes[i].prefix))
+			ago, ok, err := source.GatewayAnswered(w.nodes[i].prefix)
+			must(t, err)
+			if ok && ago < time.Second {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("gateway %d does not answer probes: %v, %v; drops %v", i, ago, ok, w.nodes[i].drops(t))
+			}
+		}
+	}
+	connect := func(n int) (conns map[netip.Addr][]net.Conn) {
+		conns = map[netip.Addr][]net.Conn{}
+		for range n {
+			conn, err := dial(c.ns, at)
+			must(t, err)
+			t.Cleanup(func() { conn.Close() })
+			seen := (<-clients).Addr()
+			conns[seen] = append(conns[seen], conn)
+		}
+		return conns
+	}
+	first, second := of.Egress[0].Via[0].Address, of.Egress[0].Via[1].Address
+	began := connect(24)
+	if len(began[first]) == 0 || len(began[second]) == 0 {
+		t.Fatalf("connections by %d and %d of the gateways", len(began[first]), len(began[second]))
+	}
+	must(t, source.SetGatewayAlive(w.nodes[1].prefix, false))
+	later := connect(12)
+	if len(later[second]) != 12 {
+		t.Errorf("%d of 12 connections by the gateway that answers", len(later[second]))
+	}
+	must(t, source.SetGatewayAlive(w.nodes[1].prefix, true))
+	for _, conns := range []map[netip.Addr][]net.Conn{began, later} {
+		for _, of := range conns {
+			for _, conn := range of {
+				exchange(t, conn, 1000)
+			}
+		}
+	}
+	if again := connect(24); len(again[first]) == 0 {
+		t.Error("no connection by the gateway that answers again")
+	}
+}

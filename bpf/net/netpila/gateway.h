@@ -27,6 +27,30 @@ struct {
 	__uint(max_entries, 1024);
 } pil_gwsilent_v1 SEC(".maps");
 
+/* When a gateway has last answered a probe (CLOCK_MONOTONIC, ns), by the /64 of its node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, __u64);
+	__type(value, __u64);
+	__uint(max_entries, 1024);
+} pil_gwanswers SEC(".maps");
+
+/* A probe of a gateway, and its answer: the payload of a packet between tunnel addresses without an upper layer. The
+ * program answers, so a gateway without an agent is alive. */
+#define PROTO_NONE 59
+
+enum gateway_probe_kind {
+	GATEWAY_PROBE = 1,
+	GATEWAY_ALIVE = 2,
+};
+
+struct gateway_probe {
+	__be32 magic;
+	__u8 kind;
+	__u8 zero[3];
+};
+#define GATEWAY_PROBE_MAGIC bpf_htonl(0x50475750) /* "PGWP" */
+
 /* The address of this gateway for a tenant id. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

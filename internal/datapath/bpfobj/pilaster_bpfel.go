@@ -612,6 +612,7 @@ const (
 	PilasterMapPilEventsV2         = "pil_events_v2"
 	PilasterMapPilFlows            = "pil_flows"
 	PilasterMapPilGenerationV1     = "pil_generation_v1"
+	PilasterMapPilGwanswers        = "pil_gwanswers"
 	PilasterMapPilGwnatV1          = "pil_gwnat_v1"
 	PilasterMapPilGwscratch        = "pil_gwscratch"
 	PilasterMapPilGwsilentV1       = "pil_gwsilent_v1"
@@ -805,6 +806,7 @@ type PilasterMapSpecs struct {
 	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
 	PilFlows            *ebpf.MapSpec `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.MapSpec `ebpf:"pil_generation_v1"`
+	PilGwanswers        *ebpf.MapSpec `ebpf:"pil_gwanswers"`
 	PilGwnatV1          *ebpf.MapSpec `ebpf:"pil_gwnat_v1"`
 	PilGwscratch        *ebpf.MapSpec `ebpf:"pil_gwscratch"`
 	PilGwsilentV1       *ebpf.MapSpec `ebpf:"pil_gwsilent_v1"`
@@ -922,6 +924,7 @@ type PilasterMaps struct {
 	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
 	PilFlows            *ebpf.Map `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.Map `ebpf:"pil_generation_v1"`
+	PilGwanswers        *ebpf.Map `ebpf:"pil_gwanswers"`
 	PilGwnatV1          *ebpf.Map `ebpf:"pil_gwnat_v1"`
 	PilGwscratch        *ebpf.Map `ebpf:"pil_gwscratch"`
 	PilGwsilentV1       *ebpf.Map `ebpf:"pil_gwsilent_v1"`
@@ -980,6 +983,7 @@ func (m *PilasterMaps) Close() error {
 		m.PilEventsV2,
 		m.PilFlows,
 		m.PilGenerationV1,
+		m.PilGwanswers,
 		m.PilGwnatV1,
 		m.PilGwscratch,
 		m.PilGwsilentV1,

@@ -14,6 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Messages of bpf/net/nimitz/offload.h.
@@ -114,11 +115,8 @@ func (d *Hooks) ProbeAnswered(offload uint32, frontend netip.Prefix) (ago time.D
 	case at == 0:
 		return 0, false, nil
 	}
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return 0, false, err
-	}
-	return time.Duration(now.Nano() - int64(at)), true, nil
+	ago, err = sinceMonotonic(at)
+	return ago, err == nil, err
 }
 
 // awaitAnswers makes the entries for answers of these frontends, and removes those of others.
@@ -192,4 +190,43 @@ func (d *Hooks) countMessages(offloads map[uint32]bool) error {
 		}
 	}
 	return nil
+}
+
+// ProbeGateway sends a probe to the program of an egress gateway. The gateway's agent need not run.
+func (d *Hooks) ProbeGateway(node netip.Prefix) error {
+	to := tenant.EgressTunnel(node)
+	if err := d.probing.send(d, gatewayProbe(tenant.EgressTunnel(d.NodePrefix), to), to); err != nil {
+		return fmt.Errorf("probe egress gateway %v: %w", to, err)
+	}
+	return nil
+}
+
+// gatewayProbe returns an IPv6 packet without an upper layer: struct gateway_probe of bpf/net/netpila/gateway.h.
+func gatewayProbe(from, to netip.Addr) []byte {
+	b := binary.BigEndian.AppendUint32(nil, 6<<28)
+	b = append(binary.BigEndian.AppendUint16(b, 8), unix.IPPROTO_NONE, 64)
+	b = append(append(b, from.AsSlice()...), to.AsSlice()...)
+	return append(b, 'P', 'G', 'W', 'P', 1, 0, 0, 0)
+}
+
+// GatewayAnswered returns how long ago an egress gateway has last answered a probe; false if it never has.
+func (d *Hooks) GatewayAnswered(node netip.Prefix) (ago time.Duration, ok bool, err error) {
+	var at uint64
+	switch err := d.Objects.PilGwanswers.Lookup(bpfobj.ToAddr(node.Addr()).Hi, &at); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return 0, false, nil
+	case err != nil:
+		return 0, false, fmt.Errorf("read the answers of egress gateways: %w", err)
+	}
+	ago, err = sinceMonotonic(at)
+	return ago, err == nil, err
+}
+
+// sinceMonotonic returns how long ago a time of CLOCK_MONOTONIC, in ns, was.
+func sinceMonotonic(at uint64) (time.Duration, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0, err
+	}
+	return time.Duration(now.Nano() - int64(at)), nil
 }
