@@ -71,7 +71,7 @@ func (b bed) oneGateway(ctx context.Context) {
 	n3, err := b.Prefix("n3")
 	must(b.T, err)
 	for name, container := range tenants {
-		b.judged(container, seen[name], fmt.Sprintf("%v,%v>%v,%v", n1.Addr().Next(), b.plaintext(container),
+		b.judged(container, seen[name], fmt.Sprintf("%v,%v>%v,%v", tenant.EgressTunnel(n1), b.plaintext(container),
 			tenant.EgressTunnel(n3), b.address("internet")))
 	}
 	b.inbound()
