@@ -248,11 +248,11 @@ func isErrno(err error, want syscall.Errno) bool {
 // of full size.
 func TestEgressGateway(t *testing.T) {
 	w := newOutsideWire(t)
-	for _, of := range []tenant.Tenant{blue, plain} {
-		of = leaving(of, w.via(1))
+	for i, of := range []tenant.Tenant{blue, plain, blue} {
+		of = leaving(of, w.via([]int{1, 1, 0}[i])) // the last one is the container's own node
 		w.put(t, of)
 		c := w.nodes[0].addLeaving(t, of, 1)
-		at := netip.AddrPortFrom(w.hostAddr, 80+uint16(of.IDs[0].ID))
+		at := netip.AddrPortFrom(w.hostAddr, 80+uint16(i))
 		clients := watchedEcho(t, w.host, at)
 		conn, err := dial(c.ns, at)
 		if err != nil {
