@@ -6,10 +6,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
@@ -183,6 +185,37 @@ func TestEgress(t *testing.T) {
 			t.Errorf("%s: the host pings the container: %+v, drops %v", of.Name, r, w.nodes[0].drops(t))
 		}
 		conn.Close()
+	}
+}
+
+// TestEgressAddressChanges: an active container gets, changes and loses its egress address, and no entry of an earlier
+// one stays.
+func TestEgressAddressChanges(t *testing.T) {
+	w := newOutsideWire(t)
+	w.put(t, leaving(plain, everywhere))
+	c, n := w.nodes[0].addLeaving(t, leaving(plain, everywhere), 1), w.nodes[0]
+	r := c.record
+	for i, addr := range []netip.Addr{c.egress(), c.egress().Next(), {}, c.egress(), c.egress()} {
+		r.Attachments = slices.Clone(r.Attachments)
+		r.Attachments[0].Egress = addr
+		must(t, n.datapath.activate(r))
+		must(t, n.datapath.Netpila().Check(t.Context(), r))
+		want := 0
+		if addr.IsValid() {
+			want = 1
+		}
+		for name, m := range map[string]*ebpf.Map{
+			"sources": n.datapath.Objects.PilEsourcesV1, "locals": n.datapath.Objects.PilElocalsV1,
+		} {
+			got := 0
+			key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
+			for all := m.Iterate(); all.Next(&key, &value); {
+				got++
+			}
+			if got != want {
+				t.Errorf("step %d: %d %s of egress, want %d", i, got, name, want)
+			}
+		}
 	}
 }
 

@@ -297,13 +297,19 @@ func egressEntries(r endpoint.Record, a endpoint.Attachment) (bpfobj.PilasterEgr
 		}
 }
 
-// Activate writes the egress address of an attachment; without one, it removes that of the endpoint.
+// Activate writes the egress address of an attachment, and removes another one of the endpoint.
 func (d *Tables) Activate(r endpoint.Record, a endpoint.Attachment) error {
 	if !a.Egress.IsValid() {
 		return d.Deactivate(r)
 	}
 	src, dst := egressEntries(r, a)
-	err := d.objects().PilElocalsV1.Put(bpfobj.ToAddr(a.Egress).Lo, dst)
+	was, found, err := lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(r.ID))
+	if err == nil && found && was.Address != src.Address {
+		err = d.Deactivate(r)
+	}
+	if err == nil {
+		err = d.objects().PilElocalsV1.Put(bpfobj.ToAddr(a.Egress).Lo, dst)
+	}
 	if err == nil {
 		err = d.objects().PilEsourcesV1.Put(uint32(r.ID), src)
 	}
