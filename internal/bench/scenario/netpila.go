@@ -37,11 +37,7 @@ type Variant struct {
 // the packet path and would use time of the measured CPU.
 func netpila(v Variant) func(*Wire) (Pair, error) {
 	return func(w *Wire) (Pair, error) {
-		blue := tenant.Tenant{
-			Name:       "blue",
-			Addressing: tenant.Encrypted,
-			IDs:        []tenant.ID{{ID: 1, Key: address.Key{'b', 'l', 'u', 'e'}}},
-		}
+		blue := blue()
 		if v.clear {
 			blue.Addressing = tenant.Clear
 		}
@@ -83,18 +79,28 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 				}
 			}
 		}
-		return Pair{
-			Client: ends[0], Server: ends[1], Target: last[1].Address,
-			// Invalidates the cache, as any change of a table does.
-			Fresh: func() (err error) {
-				for _, d := range paths {
-					err = errors.Join(err, d.InvalidateFlows())
-				}
-				return err
-			},
-			Runs: func() (datapath.ProgStats, error) { return sumProgramStats(paths) },
-		}, nil
+		return Pair{Client: ends[0], Server: ends[1], Target: last[1].Address}.on(paths), nil
 	}
+}
+
+// blue is the tenant of the containers on netpila.
+func blue() tenant.Tenant {
+	return tenant.Tenant{
+		Name: "blue", Network: tenant.Netpila, Addressing: tenant.Encrypted,
+		IDs: []tenant.ID{{ID: 1, Key: address.Key{'b', 'l', 'u', 'e'}}},
+	}
+}
+
+// on adds cache and programs of the nodes' datapaths.
+func (p Pair) on(paths []*datapath.Datapath) Pair {
+	p.Fresh = func() (err error) { // invalidates the cache, as any change of a table does
+		for _, d := range paths {
+			err = errors.Join(err, d.InvalidateFlows())
+		}
+		return err
+	}
+	p.Runs = func() (datapath.ProgStats, error) { return sumProgramStats(paths) }
+	return p
 }
 
 // addNetpila adds a container with this endpoint number.
@@ -123,6 +129,12 @@ func (n *Node) addNetpila(
 		"fe80::1",
 	), []netip.Prefix{
 		routed,
+	}
+	if t.NeedsEgressAddress() {
+		a.Egress = tenant.EgressAddress(n.Prefix, tenant.FirstEgressIndex+address.Index(id))
+	}
+	if t.MayLeave() {
+		a.Routes = append(a.Routes, endpoint.DefaultRoute)
 	}
 	record := endpoint.Record{
 		ID: id, Interface: "eth0", Netns: c.Path(), Tenant: t.Name, TenantID: plain.Tenant, App: plain.App,

@@ -1,0 +1,189 @@
+package scenario
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"pilaster.io/pilaster/internal/datapath"
+	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// EgressScenarios have a client in a container and a server on a host outside of the cluster: on netpila, and by
+// routing and netfilter of the kernel on the same topology. They translate the client's address on its node, or on a
+// second node.
+func EgressScenarios() []Scenario {
+	return []Scenario{
+		{
+			Name:  "egress",
+			About: "netpila to a host outside, with an egress address for each container",
+			Build: egress,
+			Of:    "egress-nptv6",
+		},
+		{
+			Name:  "egress-gateway",
+			About: "netpila to a host outside by an egress gateway, which translates address and port",
+			Build: egressGateway,
+			Of:    "egress-masquerade",
+		},
+		{
+			Name:  "egress-nptv6",
+			About: "route to a host outside, whose prefix the node translates (ip6tables SNPT and DNPT)",
+			Build: egressNPTv6,
+			Of:    "route",
+			Lacks: ip6tablesMissing,
+		},
+		{
+			Name:  "egress-masquerade",
+			About: "route to a host outside by a second node, which translates address and port (MASQUERADE)",
+			Build: egressMasquerade,
+			Of:    "route",
+			Lacks: ip6tablesMissing,
+		},
+	}
+}
+
+// egress has a container on the first node. The second node is the host outside.
+func egress(w *Wire) (Pair, error) {
+	t := blue()
+	t.Egress = []tenant.EgressRule{{To: endpoint.DefaultRoute, Allow: true}}
+	return w.leaving(t, w.Nodes[:1], w.Nodes[1])
+}
+
+// egressGateway has a container on the first node, and the second node is its gateway.
+func egressGateway(w *Wire) (Pair, error) {
+	outside, err := w.addOutside()
+	if err != nil {
+		return Pair{}, err
+	}
+	gateway := w.Nodes[1].Prefix
+	t := blue()
+	t.Egress = []tenant.EgressRule{{To: endpoint.DefaultRoute, Allow: true, Via: []tenant.EgressGateway{{
+		Node: w.Nodes[1].name, Prefix: gateway, Address: tenant.EgressAddress(gateway, tenant.FirstGatewayIndex),
+	}}}}
+	return w.leaving(t, w.Nodes[:], outside)
+}
+
+// leaving starts the datapath on the nodes, adds a container to the first one, and pairs it with a host outside.
+func (w *Wire) leaving(t tenant.Tenant, nodes []*Node, outside *Node) (Pair, error) {
+	var paths []*datapath.Datapath
+	for _, n := range nodes {
+		d, err := n.OpenDatapath(Variant{})
+		if err == nil {
+			err = StartDatapath(d)
+		}
+		if err != nil {
+			return Pair{}, err
+		}
+		if err := d.Netpila().PutTenant(context.Background(), t); err != nil {
+			return Pair{}, err
+		}
+		paths = append(paths, d)
+	}
+	c, _, err := nodes[0].addNetpila(paths[0], t, 1)
+	if err != nil {
+		return Pair{}, err
+	}
+	return Pair{Client: c, Server: outside.NS, Target: outside.Underlay}.on(paths), nil
+}
+
+// addOutside replaces the nodes' link by a switch, and connects a host outside to it. The host has a route to the
+// second node's prefix.
+func (w *Wire) addOutside() (*Node, error) {
+	a, b := w.Nodes[0], w.Nodes[1]
+	outside := &Node{
+		Wire: w, name: "outside",
+		Underlay:  netip.MustParseAddr("2001:db8:70::3"),
+		Underlay4: netip.MustParseAddr("192.0.2.3"),
+	}
+	fabric := &Node{Wire: w, name: "fabric"}
+	for _, n := range []*Node{outside, fabric} {
+		var err error
+		if n.NS, err = w.Namespace(n.name); err != nil {
+			return nil, err
+		}
+	}
+	if err := fabric.bridge("bridge"); err != nil {
+		return nil, err
+	}
+	err := OnDevice(a.NS, "eth0", func(h *netlink.Handle, d netlink.Link) error { return h.LinkDel(d) })
+	if err != nil {
+		return nil, err
+	}
+	for i, n := range []*Node{a, b, outside} {
+		if err := w.Link(fabric.NS, paired(i), n.NS, "eth0"); err != nil {
+			return nil, err
+		}
+		if err := fabric.enslave(paired(i), "bridge"); err != nil {
+			return nil, err
+		}
+	}
+	return outside, errors.Join(a.configure(b), b.configure(a), outside.configure(b))
+}
+
+// innerPrefix is the prefix that NPTv6 (RFC 6296) translates to the node's.
+var innerPrefix = netip.MustParsePrefix("fd10:0:0:1::/64")
+
+// egressNPTv6 has a routed container on the first node. The second node is the host outside.
+func egressNPTv6(w *Wire) (Pair, error) {
+	n, outside := w.Nodes[0], w.Nodes[1]
+	c, err := n.addRoutedAt(innerPrefix.Addr().Next())
+	if err != nil {
+		return Pair{}, err
+	}
+	from, to := innerPrefix.String(), n.Prefix.String()
+	return Pair{Client: c, Server: outside.NS, Target: outside.Underlay}, errors.Join(
+		n.ip6tables("-t", "mangle", "-A", "POSTROUTING", "-o", "eth0", "-s", from,
+			"-j", "SNPT", "--src-pfx", from, "--dst-pfx", to),
+		n.ip6tables("-t", "mangle", "-A", "PREROUTING", "-i", "eth0", "-d", to,
+			"-j", "DNPT", "--src-pfx", to, "--dst-pfx", from),
+	)
+}
+
+// egressMasquerade has a routed container on the first node, whose route to the host outside is the second node. There
+// is no tunnel, which favours the kernel.
+func egressMasquerade(w *Wire) (Pair, error) {
+	outside, err := w.addOutside()
+	if err != nil {
+		return Pair{}, err
+	}
+	n, gateway := w.Nodes[0], w.Nodes[1]
+	c, source, err := n.addRouted()
+	if err != nil {
+		return Pair{}, err
+	}
+	return Pair{Client: c, Server: outside.NS, Target: outside.Underlay}, errors.Join(
+		n.routeTo(netip.PrefixFrom(outside.Underlay, 128), gateway),
+		gateway.NS.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }),
+		gateway.ip6tables("-t", "nat", "-A", "POSTROUTING", "-o", "eth0", "-s", source.String(), "-j", "MASQUERADE"),
+	)
+}
+
+// ip6tables runs the command of this name on a node.
+func (n *Node) ip6tables(args ...string) error {
+	const timeout = 30 * time.Second
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	var said bytes.Buffer
+	c := exec.CommandContext(ctx, "ip6tables", append([]string{"-w"}, args...)...)
+	c.Stdout, c.Stderr = &said, &said
+	if err := n.NS.Run(c); err != nil {
+		return fmt.Errorf("%v on node %s: %w: %s", c.Args, n.name, err, bytes.TrimSpace(said.Bytes()))
+	}
+	return nil
+}
+
+// ip6tablesMissing returns the reason why this machine cannot run ip6tables; nil if it can.
+func ip6tablesMissing() error {
+	if _, err := exec.LookPath("ip6tables"); err != nil {
+		return fmt.Errorf("%w; install iptables (Debian: iptables)", err)
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+package scenario
+
+import (
+	"net"
+	"net/netip"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// TestEgressScenarios: each scenario translates the client's address to the one that it should measure.
+func TestEgressScenarios(t *testing.T) {
+	first, second := address.DefaultPlan().Node(1), address.DefaultPlan().Node(2)
+	seen := map[string]func(netip.Addr) bool{
+		"egress": func(a netip.Addr) bool {
+			return a == tenant.EgressAddress(first, tenant.FirstEgressIndex+1)
+		},
+		"egress-gateway": func(a netip.Addr) bool {
+			return a == tenant.EgressAddress(second, tenant.FirstGatewayIndex)
+		},
+		"egress-nptv6":      first.Contains,
+		"egress-masquerade": func(a netip.Addr) bool { return a == netip.MustParseAddr("2001:db8:70::2") },
+	}
+	for _, s := range EgressScenarios() {
+		t.Run(s.Name, func(t *testing.T) {
+			must(t, Once(filepath.Join(t.TempDir(), "w"), s, func(p Pair) error {
+				client, err := clientOf(p)
+				if err == nil && !seen[s.Name](client) {
+					t.Errorf("the server sees the client as %v", client)
+				}
+				return err
+			}))
+		})
+	}
+}
+
+// clientOf connects the pair, and returns the client's address as the server sees it.
+func clientOf(p Pair) (a netip.Addr, err error) {
+	const patience = 10 * time.Second
+	var l net.Listener
+	if err := p.Server.Do(func() (err error) { l, err = net.Listen("tcp6", "[::]:0"); return err }); err != nil {
+		return a, err
+	}
+	defer l.Close()
+	to := netip.AddrPortFrom(p.Target, uint16(l.Addr().(*net.TCPAddr).Port))
+	err = p.Client.Do(func() error {
+		c, err := net.DialTimeout("tcp6", to.String(), patience)
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	})
+	if err != nil {
+		return a, err
+	}
+	c, err := l.Accept()
+	if err != nil {
+		return a, err
+	}
+	defer c.Close()
+	return c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(), nil
+}
