@@ -37,14 +37,14 @@ func EgressScenarios() []Scenario {
 			Name:  "egress-nptv6",
 			About: "route to a host outside, whose prefix the node translates (ip6tables SNPT and DNPT)",
 			Build: egressNPTv6,
-			Of:    "route",
+			Of:    "native",
 			Lacks: ip6tablesMissing,
 		},
 		{
 			Name:  "egress-masquerade",
 			About: "route to a host outside by a second node, which translates address and port (MASQUERADE)",
 			Build: egressMasquerade,
-			Of:    "route",
+			Of:    "native",
 			Lacks: ip6tablesMissing,
 		},
 	}
