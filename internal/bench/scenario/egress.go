@@ -16,35 +16,42 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// EgressScenarios have a client in a container and a server on a host outside of the cluster: on netpila, and by
-// routing and netfilter of the kernel on the same topology. They translate the client's address on its node, or on a
-// second node.
+// EgressScenarios have a client in a container and a server on a host outside of the cluster: on our datapath,
+// and by routing and netfilter of the kernel on the same topology. They translate the client's address on its node, or
+// on a second node.
 func EgressScenarios() []Scenario {
 	return []Scenario{
 		{
 			Name:  "egress",
-			About: "netpila to a host outside, with an egress address for each container",
+			About: "containers on our datapath to a host outside, with an egress address each",
 			Build: egress,
 			Of:    "egress-nptv6",
 		},
 		{
 			Name:  "egress-gateway",
-			About: "netpila to a host outside by an egress gateway, which translates address and port",
+			About: "the same by an egress gateway, which translates address and port",
 			Build: egressGateway,
 			Of:    "egress-masquerade",
 		},
 		{
 			Name:  "egress-nptv6",
-			About: "route to a host outside, whose prefix the node translates (ip6tables SNPT and DNPT)",
+			About: "routed containers to a host outside, whose prefix the node translates (ip6tables SNPT, DNPT)",
 			Build: egressNPTv6,
 			Of:    "native",
 			Lacks: ip6tablesMissing,
 		},
 		{
 			Name:  "egress-masquerade",
-			About: "route to a host outside by a second node, which translates address and port (MASQUERADE)",
-			Build: egressMasquerade,
+			About: "the same by a second node, which translates address and port (ip6tables MASQUERADE)",
+			Build: egressMasquerade((*Wire).routePlain),
 			Of:    "native",
+			Lacks: ip6tablesMissing,
+		},
+		{
+			Name:  "egress-masquerade-vxlan",
+			About: "the same with kernel VXLAN between the two nodes, which a routed fabric needs",
+			Build: egressMasquerade((*Wire).routeTunnelled),
+			Of:    "egress-masquerade",
 			Lacks: ip6tablesMissing,
 		},
 	}
@@ -75,19 +82,13 @@ func egressGateway(w *Wire) (Pair, error) {
 func (w *Wire) leaving(t tenant.Tenant, nodes []*Node, outside *Node) (Pair, error) {
 	var paths []*datapath.Datapath
 	for _, n := range nodes {
-		d, err := n.OpenDatapath(Variant{})
-		if err == nil {
-			err = StartDatapath(d)
-		}
+		d, err := n.startFor(t, Variant{})
 		if err != nil {
-			return Pair{}, err
-		}
-		if err := d.Netpila().PutTenant(context.Background(), t); err != nil {
 			return Pair{}, err
 		}
 		paths = append(paths, d)
 	}
-	c, _, err := nodes[0].addNetpila(paths[0], t, 1)
+	c, _, err := nodes[0].addContainer(paths[0], t, 1)
 	if err != nil {
 		return Pair{}, err
 	}
@@ -147,23 +148,43 @@ func egressNPTv6(w *Wire) (Pair, error) {
 	)
 }
 
-// egressMasquerade has a routed container on the first node, whose route to the host outside is the second node. There
-// is no tunnel, which favours the kernel.
-func egressMasquerade(w *Wire) (Pair, error) {
-	outside, err := w.addOutside()
-	if err != nil {
-		return Pair{}, err
+// egressMasquerade has a routed container on the first node. This node sends packets to the host outside by the second
+// one. route adds the route for that; the nodes have routes to each other's containers already.
+func egressMasquerade(route func(w *Wire, outside netip.Prefix) error) func(*Wire) (Pair, error) {
+	return func(w *Wire) (Pair, error) {
+		outside, err := w.addOutside()
+		if err != nil {
+			return Pair{}, err
+		}
+		c, source, err := w.Nodes[0].addRouted()
+		if err != nil {
+			return Pair{}, err
+		}
+		gateway := w.Nodes[1]
+		return Pair{Client: c, Server: outside.NS, Target: outside.Underlay}, errors.Join(
+			route(w, netip.PrefixFrom(outside.Underlay, outside.Underlay.BitLen())),
+			gateway.NS.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }),
+			gateway.ip6tables("-t", "nat", "-A", "POSTROUTING", "-o", "eth0", "-s", source.String(),
+				"-j", "MASQUERADE"),
+		)
 	}
-	n, gateway := w.Nodes[0], w.Nodes[1]
-	c, source, err := n.addRouted()
-	if err != nil {
-		return Pair{}, err
+}
+
+// routePlain adds a route without a tunnel, which is possible only if the nodes share a link.
+func (w *Wire) routePlain(outside netip.Prefix) error { return w.Nodes[0].routeTo(outside, w.Nodes[1]) }
+
+// routeTunnelled adds a route by the tunnel of scenario vxlan. The answers take the tunnel, too.
+func (w *Wire) routeTunnelled(outside netip.Prefix) error {
+	a, b := w.Nodes[0], w.Nodes[1]
+	if err := errors.Join(a.tunnel(b, netlink.Vxlan{}), b.tunnel(a, netlink.Vxlan{})); err != nil {
+		return err
 	}
-	return Pair{Client: c, Server: outside.NS, Target: outside.Underlay}, errors.Join(
-		n.routeTo(netip.PrefixFrom(outside.Underlay, 128), gateway),
-		gateway.NS.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }),
-		gateway.ip6tables("-t", "nat", "-A", "POSTROUTING", "-o", "eth0", "-s", source.String(), "-j", "MASQUERADE"),
-	)
+	return OnDevice(a.NS, OverlayDevice, func(h *netlink.Handle, d netlink.Link) error {
+		return h.RouteAdd(&netlink.Route{
+			LinkIndex: d.Attrs().Index, Dst: IPNet(outside), Gw: b.Prefix.Addr().AsSlice(),
+			Flags: int(netlink.FLAG_ONLINK),
+		})
+	})
 }
 
 // ip6tables runs the command of this name on a node.

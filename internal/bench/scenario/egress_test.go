@@ -14,6 +14,7 @@ import (
 // TestEgressScenarios: each scenario translates the client's address to the one that it should measure.
 func TestEgressScenarios(t *testing.T) {
 	first, second := address.DefaultPlan().Node(1), address.DefaultPlan().Node(2)
+	ofNode := func(a netip.Addr) bool { return a == netip.MustParseAddr("2001:db8:70::2") }
 	seen := map[string]func(netip.Addr) bool{
 		"egress": func(a netip.Addr) bool {
 			return a == tenant.EgressAddress(first, tenant.FirstEgressIndex+1)
@@ -21,8 +22,9 @@ func TestEgressScenarios(t *testing.T) {
 		"egress-gateway": func(a netip.Addr) bool {
 			return a == tenant.EgressAddress(second, tenant.FirstGatewayIndex)
 		},
-		"egress-nptv6":      first.Contains,
-		"egress-masquerade": func(a netip.Addr) bool { return a == netip.MustParseAddr("2001:db8:70::2") },
+		"egress-nptv6":            first.Contains,
+		"egress-masquerade":       ofNode,
+		"egress-masquerade-vxlan": ofNode,
 	}
 	for _, s := range EgressScenarios() {
 		t.Run(s.Name, func(t *testing.T) {

@@ -50,19 +50,13 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 		var last [2]endpoint.Attachment
 		for i, n := range nodes {
 			if len(paths) == 0 || !v.local {
-				d, err := n.OpenDatapath(v)
-				if err == nil {
-					err = StartDatapath(d)
-				}
+				d, err := n.startFor(blue, v)
 				if err != nil {
-					return Pair{}, err
-				}
-				if err := d.Netpila().PutTenant(context.Background(), blue); err != nil {
 					return Pair{}, err
 				}
 				paths = append(paths, d)
 			}
-			c, a, err := n.addNetpila(paths[len(paths)-1], blue, endpoint.ID(i+1))
+			c, a, err := n.addContainer(paths[len(paths)-1], blue, endpoint.ID(i+1))
 			if err != nil {
 				return Pair{}, err
 			}
@@ -83,12 +77,24 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 	}
 }
 
-// blue is the tenant of the containers on netpila.
+// blue is the tenant of the containers on our datapath.
 func blue() tenant.Tenant {
 	return tenant.Tenant{
 		Name: "blue", Network: tenant.Netpila, Addressing: tenant.Encrypted,
 		IDs: []tenant.ID{{ID: 1, Key: address.Key{'b', 'l', 'u', 'e'}}},
 	}
+}
+
+// startFor starts the datapath of a node without endpoints, which knows a tenant.
+func (n *Node) startFor(t tenant.Tenant, v Variant) (*datapath.Datapath, error) {
+	d, err := n.OpenDatapath(v)
+	if err == nil {
+		err = StartDatapath(d)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d, d.Netpila().PutTenant(context.Background(), t)
 }
 
 // on adds cache and programs of the nodes' datapaths.
@@ -103,8 +109,8 @@ func (p Pair) on(paths []*datapath.Datapath) Pair {
 	return p
 }
 
-// addNetpila adds a container with this endpoint number.
-func (n *Node) addNetpila(
+// addContainer adds a container with this endpoint number.
+func (n *Node) addContainer(
 	d *datapath.Datapath,
 	t tenant.Tenant,
 	id endpoint.ID,
@@ -125,7 +131,7 @@ func (n *Node) addNetpila(
 	if err != nil {
 		return nil, a, err
 	}
-	a.Network, a.Plaintext, a.Gateway, a.Routes = "netpila", plain.Addr(), netip.MustParseAddr(
+	a.Network, a.Plaintext, a.Gateway, a.Routes = t.Network, plain.Addr(), netip.MustParseAddr(
 		"fe80::1",
 	), []netip.Prefix{
 		routed,

@@ -1,6 +1,7 @@
 package suites
 
 import (
+	"slices"
 	"time"
 
 	"pilaster.io/pilaster/internal/bench"
@@ -8,14 +9,23 @@ import (
 	"pilaster.io/pilaster/internal/bench/traffic"
 )
 
-// The benchmark of egress compares containers of netpila that talk to a host outside with containers that talk to each
-// other, and with the kernel's translation on the same topology.
+// The benchmark of egress compares containers that talk to a host outside with containers that talk to each other, and
+// with the kernel's translation on the same topology.
+
+// betweenContainers is the reference.
+const betweenContainers = "netpila"
+
+// withPolicies is the reference of new connections: its nodes have a session for each connection, as egress has.
+func withPolicies() string { return scenario.RuleScenarios()[0].Name }
 
 // SmokeEgress takes seconds. It judges nothing.
 func SmokeEgress() bench.Options {
-	return egressOptions("smoke", bench.Options{
-		Rounds: 2, Warmup: 10 * time.Millisecond, Window: 50 * time.Millisecond,
+	o := egressOptions("smoke", bench.Options{
+		Rounds: 1, Warmup: 10 * time.Millisecond, Window: 50 * time.Millisecond,
 	})
+	names := append([]string{betweenContainers}, scenario.Names(scenario.EgressScenarios())...)
+	o.Scenarios, _ = scenario.Pick(o.Scenarios, names)
+	return o
 }
 
 // QuickEgress takes two minutes.
@@ -35,9 +45,9 @@ func FullEgress() bench.Options {
 
 func egressOptions(form string, o bench.Options) bench.Options {
 	o.Form = form
-	for _, name := range []string{ // the first is the reference
-		"netpila", "netpila-rules-1", "egress", "egress-nptv6", "egress-gateway", "egress-masquerade", "native",
-	} {
+	names := slices.Concat([]string{betweenContainers, withPolicies()}, scenario.Names(scenario.EgressScenarios()),
+		[]string{"native"})
+	for _, name := range names { // in this order: the first is the reference
 		s, _ := scenario.Pick(scenario.Scenarios(), []string{name})
 		o.Scenarios = append(o.Scenarios, s...)
 	}
@@ -54,8 +64,8 @@ func egressGates() []bench.Gate {
 		ofKernel     = 1.00
 	)
 	return []bench.Gate{
-		{Scenario: "egress", Against: "netpila", Metric: "TCP_RR", AtLeast: ofContainers},
-		{Scenario: "egress", Against: "netpila-rules-1", Metric: "TCP_CRR", AtLeast: ofPolicies},
+		{Scenario: "egress", Against: betweenContainers, Metric: "TCP_RR", AtLeast: ofContainers},
+		{Scenario: "egress", Against: withPolicies(), Metric: "TCP_CRR", AtLeast: ofPolicies},
 		{Scenario: "egress-gateway", Against: "egress-masquerade", Metric: "TCP_RR", AtLeast: ofKernel},
 		{Scenario: "egress-gateway", Against: "egress-masquerade", Metric: "TCP_CRR", AtLeast: ofKernel},
 	}
