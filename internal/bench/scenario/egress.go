@@ -10,9 +10,12 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -38,21 +41,21 @@ func EgressScenarios() []Scenario {
 			About: "routed containers to a host outside, whose prefix the node translates (ip6tables SNPT, DNPT)",
 			Build: egressNPTv6,
 			Of:    "native",
-			Lacks: ip6tablesMissing,
+			Lacks: lacksRule(nptOut(innerPrefix, address.DefaultPlan().Node(1))),
 		},
 		{
 			Name:  "egress-masquerade",
 			About: "the same by a second node, which translates address and port (ip6tables MASQUERADE)",
 			Build: egressMasquerade((*Wire).routePlain),
 			Of:    "native",
-			Lacks: ip6tablesMissing,
+			Lacks: lacksRule(masquerade),
 		},
 		{
 			Name:  "egress-masquerade-vxlan",
 			About: "the same with kernel VXLAN between the two nodes, which a routed fabric needs",
 			Build: egressMasquerade((*Wire).routeTunnelled),
 			Of:    "egress-masquerade",
-			Lacks: ip6tablesMissing,
+			Lacks: lacksRule(masquerade),
 		},
 	}
 }
@@ -139,14 +142,29 @@ func egressNPTv6(w *Wire) (Pair, error) {
 	if err != nil {
 		return Pair{}, err
 	}
-	from, to := innerPrefix.String(), n.Prefix.String()
 	return Pair{Client: c, Server: outside.NS, Target: outside.Underlay}, errors.Join(
-		n.ip6tables("-t", "mangle", "-A", "POSTROUTING", "-o", "eth0", "-s", from,
-			"-j", "SNPT", "--src-pfx", from, "--dst-pfx", to),
-		n.ip6tables("-t", "mangle", "-A", "PREROUTING", "-i", "eth0", "-d", to,
-			"-j", "DNPT", "--src-pfx", to, "--dst-pfx", from),
+		n.ip6tables(nptOut(innerPrefix, n.Prefix)), n.ip6tables(nptIn(innerPrefix, n.Prefix)),
 	)
 }
+
+// nptOut returns the rule that translates sources.
+func nptOut(inner, outer netip.Prefix) []string {
+	return []string{
+		"-t", "mangle", "-A", "POSTROUTING", "-o", "eth0", "-s", inner.String(),
+		"-j", "SNPT", "--src-pfx", inner.String(), "--dst-pfx", outer.String(),
+	}
+}
+
+// nptIn returns the rule that translates destinations back.
+func nptIn(inner, outer netip.Prefix) []string {
+	return []string{
+		"-t", "mangle", "-A", "PREROUTING", "-i", "eth0", "-d", outer.String(),
+		"-j", "DNPT", "--src-pfx", outer.String(), "--dst-pfx", inner.String(),
+	}
+}
+
+// masquerade is the rule that translates address and port of all packets that leave by the uplink.
+var masquerade = []string{"-t", "nat", "-A", "POSTROUTING", "-o", "eth0", "-j", "MASQUERADE"}
 
 // egressMasquerade has a routed container on the first node. This node sends packets to the host outside by the second
 // one. route adds the route for that; the nodes have routes to each other's containers already.
@@ -156,7 +174,7 @@ func egressMasquerade(route func(w *Wire, outside netip.Prefix) error) func(*Wir
 		if err != nil {
 			return Pair{}, err
 		}
-		c, source, err := w.Nodes[0].addRouted()
+		c, _, err := w.Nodes[0].addRouted()
 		if err != nil {
 			return Pair{}, err
 		}
@@ -164,8 +182,7 @@ func egressMasquerade(route func(w *Wire, outside netip.Prefix) error) func(*Wir
 		return Pair{Client: c, Server: outside.NS, Target: outside.Underlay}, errors.Join(
 			route(w, netip.PrefixFrom(outside.Underlay, outside.Underlay.BitLen())),
 			gateway.NS.Do(func() error { return sysctl("net/ipv6/conf/all/forwarding", "1") }),
-			gateway.ip6tables("-t", "nat", "-A", "POSTROUTING", "-o", "eth0", "-s", source.String(),
-				"-j", "MASQUERADE"),
+			gateway.ip6tables(masquerade),
 		)
 	}
 }
@@ -187,24 +204,38 @@ func (w *Wire) routeTunnelled(outside netip.Prefix) error {
 	})
 }
 
-// ip6tables runs the command of this name on a node.
-func (n *Node) ip6tables(args ...string) error {
-	const timeout = 30 * time.Second
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	var said bytes.Buffer
-	c := exec.CommandContext(ctx, "ip6tables", append([]string{"-w"}, args...)...)
-	c.Stdout, c.Stderr = &said, &said
-	if err := n.NS.Run(c); err != nil {
-		return fmt.Errorf("%v on node %s: %w: %s", c.Args, n.name, err, bytes.TrimSpace(said.Bytes()))
+// ip6tables adds a rule on a node.
+func (n *Node) ip6tables(rule []string) error {
+	if err := n.NS.Do(func() error { return ip6tables(rule) }); err != nil {
+		return fmt.Errorf("node %s: %w", n.name, err)
 	}
 	return nil
 }
 
-// ip6tablesMissing returns the reason why this machine cannot run ip6tables; nil if it can.
-func ip6tablesMissing() error {
-	if _, err := exec.LookPath("ip6tables"); err != nil {
-		return fmt.Errorf("%w; install iptables (Debian: iptables)", err)
+// ip6tables adds a rule in the namespace of the calling thread.
+func ip6tables(rule []string) error {
+	const timeout = 30 * time.Second
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	c := exec.CommandContext(ctx, "ip6tables", append([]string{"-w"}, rule...)...)
+	if said, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %w: %s", c.Args, err, bytes.TrimSpace(said))
 	}
 	return nil
+}
+
+// lacksRule returns the reason why this machine cannot add a rule; nil if it can. It adds the rule in a temporary
+// namespace.
+func lacksRule(rule []string) func() error {
+	return func() error {
+		if _, err := exec.LookPath("ip6tables"); err != nil {
+			return fmt.Errorf("%w; install it (Debian: iptables)", err)
+		}
+		return netns.OnThread(func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return fmt.Errorf("unshare: %w", err)
+			}
+			return ip6tables(rule)
+		})
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -26,7 +27,12 @@ func TestEgressScenarios(t *testing.T) {
 		"egress-masquerade":       ofNode,
 		"egress-masquerade-vxlan": ofNode,
 	}
-	for _, s := range EgressScenarios() {
+	offered, leftOut := Offered(EgressScenarios())
+	t.Logf("left out: %q", leftOut)
+	if len(offered) < 2 {
+		t.Fatal("the scenarios of our datapath are left out")
+	}
+	for _, s := range offered {
 		t.Run(s.Name, func(t *testing.T) {
 			must(t, Once(filepath.Join(t.TempDir(), "w"), s, func(p Pair) error {
 				client, err := clientOf(p)
@@ -64,4 +70,16 @@ func clientOf(p Pair) (a netip.Addr, err error) {
 	}
 	defer c.Close()
 	return c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(), nil
+}
+
+// TestLacksRule: a machine without ip6tables, or without a target, lacks the scenario, and the reason says what.
+func TestLacksRule(t *testing.T) {
+	if err := lacksRule([]string{"-t", "nat", "-A", "POSTROUTING", "-j", "NONSENSE"})(); err == nil ||
+		!strings.Contains(err.Error(), "NONSENSE") {
+		t.Errorf("a target that does not exist: %v", err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if err := lacksRule(masquerade)(); err == nil || !strings.Contains(err.Error(), "(Debian: iptables)") {
+		t.Errorf("without ip6tables: %v", err)
+	}
 }
