@@ -62,10 +62,10 @@ func newBenchEgressCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "egress",
 		Short: "Compare egress and egress gateways with traffic between containers, and with ip6tables",
-		Long: `Compare containers that talk to a host outside of the cluster, directly and by an egress gateway, with containers
-that talk to each other over the same link, and with what the kernel has for it on the same topology: routed containers
-behind NPTv6 (ip6tables SNPT and DNPT) and behind MASQUERADE on a second node. All are measured in one run, in turn and
-in random order, as "pilaster bench datapath" does.
+		Long: `Compare containers that talk to a host outside of the cluster, directly and by an egress gateway, with
+containers that talk to each other over the same link, and with what the kernel has for it on the same topology: routed
+containers behind NPTv6 (ip6tables SNPT and DNPT) and behind MASQUERADE on a second node. All are measured in one run,
+in turn and in random order, as "pilaster bench datapath" does.
 
 With --quick and --full the command fails if egress does not reach 0.97 of the TCP_RR between containers, and the
 TCP_CRR of a tenant with policies, or an egress gateway not the TCP_RR and TCP_CRR of MASQUERADE, or if the run was too
