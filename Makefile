@@ -121,15 +121,16 @@ generate: deps ## protobuf, eBPF objects, drop reasons and command reference; re
 generated: deps ## runs make generate in a copy of the tree, and compares the result with the committed files
 	@.ci/generated
 
-# FORM=full takes 28 minutes, about nine for policies and ten for caches, and by estimate half an hour more for
-# networks.
+# FORM=full takes 28 minutes, about nine for policies, ten for caches and five for egress, and by estimate half an hour
+# more for networks.
 # FORM=smoke is for CI; its figures mean little.
-bench: ## the datapath, policy rules, caches of overlays, networks side by side: FORM=quick (17 minutes), full or smoke
+bench: ## the datapath, policy rules, caches of overlays, egress, networks side by side: FORM=quick (19 minutes), full or smoke
 	@$(as_root)
 	@$(MAKE) build
 	$(if $(filter smoke,$(FORM)),@,$(call suite,FORM=$(or $(FORM),quick))) bash -ec 'bin/pilaster bench datapath --$(or $(FORM),quick) -o dist/bench; \
 	    bin/pilaster bench policy --$(or $(FORM),quick) -o dist/bench/policy; \
 	    bin/pilaster bench oncache --$(or $(FORM),quick) -o dist/bench/oncache; \
+	    bin/pilaster bench egress --$(or $(FORM),quick) -o dist/bench/egress; \
 	    bin/pilaster bench networks --$(or $(FORM),quick) -o dist/bench/networks'
 
 paper: ## the paper's figures from this machine: FORM=quick (2 minutes) or full; all without it (10 minutes)
