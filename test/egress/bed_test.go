@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -52,7 +53,7 @@ func newBed(t *testing.T, spec lab.Spec) bed {
 	spec.Device = labtest.Device()
 	b := bed{labtest.New(t, spec), t}
 	for _, place := range b.PingTargets() {
-		b.serve(place)
+		t.Cleanup(b.serve(place))
 	}
 	return b
 }
@@ -60,15 +61,19 @@ func newBed(t *testing.T, spec lab.Spec) bed {
 // of is the bed in a part of a test.
 func (b bed) of(t *testing.T) bed { return bed{b.Lab, t} }
 
-// serve starts the servers of a place. They end with the test, and do not respond after the place is removed.
-func (b bed) serve(place string) {
+// serve starts the servers of a place, until the returned function is called.
+func (b bed) serve(place string) (end func()) {
 	b.Helper()
+	at := netip.IPv6Unspecified()
+	if slices.Contains(b.NodeNames(), place) {
+		at = b.node(place) // the kernel would choose the uplink's as the source of answers
+	}
 	must(b.T, <-labtest.RunIn(b.T, b.Lab, place, func() error {
 		echo, err := net.Listen("tcp6", fmt.Sprintf("[::]:%d", echoPort))
 		if err != nil {
 			return err
 		}
-		datagrams, err := net.ListenPacket("udp6", fmt.Sprintf("[::]:%d", echoPort))
+		datagrams, err := net.ListenPacket("udp6", netip.AddrPortFrom(at, echoPort).String())
 		if err != nil {
 			return errors.Join(err, echo.Close())
 		}
@@ -82,9 +87,10 @@ func (b bed) serve(place string) {
 			seen, _, _ := net.SplitHostPort(r.RemoteAddr)
 			fmt.Fprintln(w, seen)
 		}))
-		b.Cleanup(func() { echo.Close(); datagrams.Close(); web.Close() })
+		end = func() { echo.Close(); datagrams.Close(); web.Close() }
 		return nil
 	}))
+	return end
 }
 
 func echoBytes(l net.Listener) {
