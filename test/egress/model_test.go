@@ -47,6 +47,7 @@ func TestModel(t *testing.T) {
 		}
 		what := m.change(ctx)
 		done[strings.Fields(what)[0]]++
+		t.Logf("change %d: %s", i+1, what)
 		m.converge(fmt.Sprintf("change %d, %s", i+1, what))
 		cancel()
 		if t.Failed() {
