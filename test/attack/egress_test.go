@@ -142,6 +142,7 @@ func (b *bed) egress(t *testing.T, seen map[string]netip.Addr) []attack {
 		hosted("a host process", "n1", dropreason.HostClaimsTenant,
 			datagram(seen["mallory"], internet), datagram(seen["mallory"], r2.Plaintext)),
 		hosted("another node's process", "n2", dropreason.HostClaimsTenant, datagram(seen["b2"], b1.Plaintext)),
-		routed("an egress address of another node as source", dropreason.TenantMismatch, datagram(seen["b2"], b1.Plaintext)),
+		routed("an egress address of another node as source", dropreason.TenantMismatch,
+			datagram(seen["b2"], b1.Plaintext)),
 	}
 }

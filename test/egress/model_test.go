@@ -256,7 +256,8 @@ func (m *model) disagreements() (wrong []string) {
 			defer mu.Unlock()
 			switch {
 			case (err == nil) != p.reaches:
-				wrong = append(wrong, fmt.Sprintf("%s, %v: %s, want reached: %v", p.what, p.to, outcomeOf(err), p.reaches))
+				wrong = append(wrong, fmt.Sprintf("%s, %v: %s, want reached: %v", p.what, p.to, outcomeOf(err),
+					p.reaches))
 				return
 			case err != nil:
 				m.unanswered++
@@ -267,7 +268,8 @@ func (m *model) disagreements() (wrong []string) {
 				wrong = append(wrong, fmt.Sprintf("%s is seen as %v, want %v", p.what, seen, p.seenAs))
 			}
 			if p.egressOf != nil && !m.isEgressOf(seen, p.egressOf) {
-				wrong = append(wrong, fmt.Sprintf("%s is seen as %v, want an egress address of %v", p.what, seen, p.egressOf))
+				wrong = append(wrong, fmt.Sprintf("%s is seen as %v, want an egress address of %v", p.what, seen,
+					p.egressOf))
 			}
 			if p.alias != "" {
 				m.aliases[p.alias] = seen
