@@ -147,7 +147,8 @@ func (b bed) tshark(what string, frames [][]byte, want []string) {
 	}
 	must(b.T, os.WriteFile(file, pcap.Bytes(), 0o600))
 	out, err := exec.Command("tshark", "-n", "-r", file, "-o", "udp.check_checksum:TRUE",
-		"-o", "tcp.check_checksum:TRUE", "-T", "fields", "-E", "separator=|", "-e", "ipv6.src", "-e", "ipv6.dst", "-e", "udp.checksum.status",
+		"-o", "tcp.check_checksum:TRUE", "-T", "fields", "-E", "separator=|",
+		"-e", "ipv6.src", "-e", "ipv6.dst", "-e", "udp.checksum.status",
 		"-e", "tcp.checksum.status", "-e", "icmpv6.checksum.status").Output()
 	must(b.T, err)
 	lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
