@@ -148,8 +148,8 @@ func (d *Tables) accessFull(err error) error {
 	return fmt.Errorf("write an egress rule: %w", err)
 }
 
-// protect writes the prefixes that no rule leads to: those of the cluster, and the addresses of this node. They are there
-// before any rule of a tenant is.
+// protect writes the prefixes that no rule leads to: those of the cluster, and the addresses of this node. They are
+// there before any rule of a tenant is.
 func (d *Tables) protect() error {
 	d.mu.Lock()
 	own := d.own
