@@ -17,7 +17,7 @@ plugin_entry = $(if $(filter amd64,$(shell go env GOARCH)),-E main.start)
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it creates network namespaces and loads eBPF programs))
 
 # The suites of `make long`, in its order. test/README.md describes each one and its duration.
-suites := policies routing restart churn chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
+suites := policies routing restart churn egress chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
     network vm-ila packets offload evpn paper bench
 
 .PHONY: help build plugin demo check test tests long $(suites) survive fuzz-long deps lint generate generated vm budget
@@ -209,6 +209,15 @@ evpn: ## ROUTES=100000 refused routes of a BGP peer, below and above its limits,
 	@$(MAKE) deps
 	$(call suite,ROUTES=$(PILASTER_TEST_EVPN_FLOOD)) $(go_test) -timeout 30m -run '^TestFlood$$|$(evpn_tests)' \
 	    ./internal/evpn/speaker
+
+# SEED=N repeats the choices of the run that printed it.
+egress: export PILASTER_EGRESS_CHANGES := $(or $(CHANGES),10000)
+egress: ## CHANGES=10000 of egress rules, gateways, policies, containers and nodes against a model, with veths and macvlans
+	@$(as_root)
+	@$(MAKE) deps build
+	$(call suite,CHANGES=$(PILASTER_EGRESS_CHANGES)) bash -ec 'for device in veth macvlan; do \
+	    $(if $(SEED),PILASTER_EGRESS_SEED=$(SEED)) PILASTER_TEST_DEVICE=$$device $(go_test) -timeout 0 \
+	    -run "^TestModel$$" ./test/egress; done'
 
 chaos: export PILASTER_CHAOS_CHANGES := $(or $(CHANGES),10000)
 chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and etcd are killed, stopped and disconnected
