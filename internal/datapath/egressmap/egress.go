@@ -26,6 +26,8 @@ type Tables struct {
 	mu      sync.Mutex
 	entries map[bpfobj.PilasterAccessKey]bpfobj.PilasterAccessRule // of pil_access_v1; nil before they were read
 	own     []netip.Addr
+
+	gateways sync.Mutex // held while gateways change
 }
 
 // New returns the tables of a node. Nothing is read before the maps are loaded.
@@ -225,6 +227,8 @@ func gatewayAddress(t tenant.Tenant, node netip.Prefix) netip.Addr {
 
 // putGateway makes this node a gateway of a tenant: a table of connections, and then the address of its ids.
 func (d *Tables) putGateway(t tenant.Tenant, address netip.Addr) error {
+	d.gateways.Lock()
+	defer d.gateways.Unlock()
 	key := bpfobj.ToAddr(address)
 	var id uint32
 	err := d.objects().PilGwnatV1.Lookup(key, &id)
@@ -259,6 +263,8 @@ func (d *Tables) putGateway(t tenant.Tenant, address netip.Addr) error {
 
 // deleteGateway removes the gateway of a tenant id, and its connections if no other id has it.
 func (d *Tables) deleteGateway(id address.TenantID) error {
+	d.gateways.Lock()
+	defer d.gateways.Unlock()
 	err := d.objects().PilGwtenantsV1.Delete(uint32(id))
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil
@@ -269,7 +275,8 @@ func (d *Tables) deleteGateway(id address.TenantID) error {
 	return d.sweepGateways()
 }
 
-// sweepGateways removes connections of addresses that no tenant id has.
+// sweepGateways removes connections of addresses that no tenant id has. The caller holds the lock of gateways: a table of
+// connections is there before its first id.
 func (d *Tables) sweepGateways() error {
 	used := map[bpfobj.PilasterAddr]bool{}
 	err := bpfobj.ForEachEntry(d.objects().PilGwtenantsV1, func(_ uint32, a bpfobj.PilasterAddr) { used[a] = true })
@@ -371,12 +378,14 @@ func (d *Tables) Repair(found []endpoint.Record, ids map[uint32]bool) error {
 			}
 		}
 	}
+	d.gateways.Lock()
 	err := errors.Join(
 		bpfobj.DeleteOthers(d.objects().PilEsourcesV1, sources),
 		bpfobj.DeleteOthers(d.objects().PilElocalsV1, locals),
 		bpfobj.DeleteOthers(d.objects().PilGwtenantsV1, ids),
 		d.sweepGateways(),
 	)
+	d.gateways.Unlock()
 	if err != nil {
 		return err
 	}
