@@ -257,3 +257,19 @@ func TestFindEgressAddress(t *testing.T) {
 		}
 	}
 }
+
+// The agent says whose address hosts outside see: a container's, or that of a tenant's gateway.
+func TestExplainEgress(t *testing.T) {
+	b := newBed(t)
+	b.MustAdd("c1")
+	setEgress(b, egressDirect)
+	b.MigrateAll(t.Context())
+	own := checkEgress(b, true, true).Egress
+	if e := b.Explain(own); e.Outside == nil || e.Outside.ContainerID != "c1" || e.Gateway != "" {
+		t.Errorf("%v is of %+v", own, e)
+	}
+	setEgress(b, egressVia)
+	if e := b.Explain(egressVia[0].Via[0].Address); e.Outside != nil || e.Gateway != "blue" {
+		t.Errorf("the gateway's address is of %+v", e)
+	}
+}
