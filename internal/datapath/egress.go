@@ -28,10 +28,10 @@ func (d *Datapath) egressPrefix() netip.Prefix {
 
 // Actions of enum access_action.
 const (
-	accessDeny    = 1
-	accessOutside = 2
-	accessGateway = 3
-	accessNode    = 4
+	accessDeny    = uint32(dpapi.AccessDeny)
+	accessOutside = uint32(dpapi.AccessOutside)
+	accessGateway = uint32(dpapi.AccessGateway)
+	accessNode    = uint32(dpapi.AccessNode)
 )
 
 // everybody stands for all tenants: prefixes that are protected from all of them.
@@ -395,4 +395,44 @@ func (d *Datapath) SetGatewayAlive(node netip.Prefix, alive bool) error {
 		return ignoreMissing(d.Objects.PilGwsilentV1.Delete(key))
 	}
 	return d.Objects.PilGwsilentV1.Put(key, uint8(1))
+}
+
+// LookupAccess finds the entry in pil_access_v1. The kernel's lookup does not say which prefix it has found.
+func (d *Datapath) LookupAccess(id address.TenantID, to netip.Addr) (found dpapi.AccessEntry, ok bool, err error) {
+	var rule bpfobj.PilasterAccessRule
+	err = bpfobj.ForEachEntry(d.Objects.PilAccessV1,
+		func(k bpfobj.PilasterAccessKey, v bpfobj.PilasterAccessRule) {
+			p := netip.PrefixFrom(k.Address.Addr(), int(k.Bits)-32)
+			if k.Tenant == uint32(id) && p.Contains(to) && (!ok || p.Bits() > found.To.Bits()) {
+				found.To, rule, ok = p, v, true
+			}
+		})
+	if err != nil || !ok {
+		return found, false, err
+	}
+	found.Action = dpapi.AccessAction(rule.Action)
+	for _, node := range rule.Gateways {
+		if node == 0 {
+			continue
+		}
+		_, silent, err := lookup[uint8](d.Objects.PilGwsilentV1, node)
+		if err != nil {
+			return found, false, err
+		}
+		prefix := netip.PrefixFrom(bpfobj.PilasterAddr{Hi: node}.Addr(), address.NodeBits)
+		found.Gateways = append(found.Gateways, dpapi.GatewayEntry{Node: prefix, Silent: silent})
+	}
+	return found, true, nil
+}
+
+// LookupEgress reads the egress address of an endpoint.
+func (d *Datapath) LookupEgress(id endpoint.ID) (netip.Addr, bool, error) {
+	v, found, err := lookup[bpfobj.PilasterEgressSrc](d.Objects.PilEsourcesV1, uint32(id))
+	return v.Address.Addr(), found, err
+}
+
+// LookupGateway reads the address of this node as an egress gateway of a tenant id.
+func (d *Datapath) LookupGateway(id address.TenantID) (netip.Addr, bool, error) {
+	v, found, err := lookup[bpfobj.PilasterAddr](d.Objects.PilGwtenantsV1, uint32(id))
+	return v.Addr(), found, err
 }

@@ -348,6 +348,7 @@ func lookup[V any](m *ebpf.Map, key any) (value V, found bool, err error) {
 func (d *Datapath) TableNames() dpapi.TableNames {
 	return dpapi.TableNames{
 		Sources: bpfobj.PinSources, Locals: bpfobj.PinLocals, Tenants: bpfobj.PinTenants, Keys: bpfobj.PinKeys,
+		Access: bpfobj.PinAccess, Egress: bpfobj.PinEgressSources, Gateways: bpfobj.PinGatewayTenants,
 	}
 }
 
