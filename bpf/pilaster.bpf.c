@@ -6,9 +6,9 @@
 #include <bpf/bpf_helpers.h>
 
 #include "hooks/container.h"
-#include "hooks/egress.h"
-#include "hooks/egress_gateway.h"
 #include "hooks/uplink.h"
+#include "net/netpila/egress_stages.h"
+#include "net/netpila/gateway_stages.h"
 #include "net/nimitz/gateway.h"
 #include "net/nimitz/offload_nsh.h"
 #include "net/nimitz/ovs_port.h"

@@ -5,6 +5,7 @@
 #pragma once
 #include "hooks/node.h"
 #include "hooks/uplink_class.h"
+#include "net/netpila/identify.h"
 #include "net/netpila/resolve.h"
 
 /* A switch that reads a container's device itself (Open vSwitch) checks and counts the container's packets, except
@@ -38,22 +39,6 @@ static __always_inline int to_other_network(struct __sk_buff *skb, const struct 
 		return claims_netpila_src(key) ? drop(skb, why, HOOK_CONTAINER) : TC_ACT_SHOT;
 	bpf_tail_call(skb, &pil_networks_v1, its->network);
 	return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
-}
-
-/* What the stages of a miss find out about a packet. What later packets of its flow need is in the flow. */
-struct miss {
-	struct ep_src *from;
-	struct tenant *own;
-};
-
-/* Stage identity: the endpoint that the packet is from, and its tenant. */
-static __always_inline int identify(const struct flow_key *key, struct miss *m)
-{
-	m->from = bpf_map_lookup_elem(&pil_sources_v2, &key->src);
-	if (!m->from || m->from->ifindex != key->device)
-		return REASON_SRC_NOT_OWN;
-	m->own = bpf_map_lookup_elem(&pil_tenants_v2, &m->from->tenant_id);
-	return m->own ? 0 : REASON_NO_KEY;
 }
 
 /* Between the stages: the flow of a packet to dst, a plaintext address of the same tenant. Services and other NAT would

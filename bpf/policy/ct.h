@@ -30,7 +30,7 @@ struct pre_actions {
 	__u8 zero;
 	__be32 rules[2];  /* that decided; 0: none */
 	__be32 audits[2]; /* that would deny if it were not in audit mode */
-	__be32 nats[2];	  /* translation for the session; 0: none. The egress gateway, see net/netpila/gateway.h */
+	__be32 nats[2];	  /* translation for the session: an egress gateway; 0: none */
 };
 _Static_assert(sizeof(struct pre_actions) == 28, "it travels in packets");
 

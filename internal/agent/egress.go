@@ -16,7 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A running endpoint has the default route and an egress address while its tenant's rules require it (egress.Needs).
+// A running endpoint has the default route and an egress address while its tenant's rules require it.
 // What it gets is in its record before the device and the tables have it; what it loses stays in the record until they
 // do not have it. So after a crash the start repairs the former, and the comparison of record and tenant repeats the
 // latter. Both run in the loop of migrations.
@@ -202,9 +202,7 @@ func withoutEgress(r endpoint.Record) endpoint.Record {
 	for i := range r.Attachments {
 		a := &r.Attachments[i]
 		a.Egress = netip.Addr{}
-		a.Routes = slices.DeleteFunc(slices.Clone(a.Routes), func(p netip.Prefix) bool {
-			return p == endpoint.DefaultRoute
-		})
+		a.Routes = slices.DeleteFunc(slices.Clone(a.Routes), a.LeadsOutside)
 	}
 	return r
 }

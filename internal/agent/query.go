@@ -39,7 +39,7 @@ func (c *Core) Find(key string) (endpoint.Record, error) {
 		if r.ID == endpoint.ID(id) && id != 0 {
 			return r, nil
 		}
-		has := func(a endpoint.Attachment) bool { return a.Address == addr || a.Plaintext == addr }
+		has := func(a endpoint.Attachment) bool { return a.Address == addr || a.Plaintext == addr || a.Egress == addr }
 		if key != "" && (r.ContainerID == key || r.Pod == key) ||
 			addr.IsValid() && slices.ContainsFunc(r.Attachments, has) {
 			found = append(found, r)

@@ -162,6 +162,7 @@ type attachmentView struct {
 	Address   string   `json:"address"`
 	Gateway   string   `json:"gateway"`
 	Routes    []string `json:"routes"`
+	Egress    string   `json:"egress,omitempty"` // the address at which hosts outside of the cluster see it
 }
 
 func viewEndpoint(e *pilasterv1.Endpoint) endpointView {
@@ -179,7 +180,9 @@ func viewEndpoint(e *pilasterv1.Endpoint) endpointView {
 		v.Labels = map[string]string{}
 	}
 	for _, a := range e.GetAttachments() {
-		v.Attachments = append(v.Attachments, attachmentView{a.Network, a.Plaintext, a.Address, a.Gateway, a.Routes})
+		v.Attachments = append(v.Attachments, attachmentView{
+			a.Network, a.Plaintext, a.Address, a.Gateway, a.Routes, a.Egress,
+		})
 	}
 	return v
 }
@@ -207,6 +210,9 @@ func (v endpointView) text(w io.Writer) {
 		row(a.Network, a.Address+"\taddress in the container")
 		if a.Plaintext != "" {
 			row("", a.Plaintext+"\taddress on the fabric")
+		}
+		if a.Egress != "" {
+			row("", a.Egress+"\taddress for hosts outside")
 		}
 		for _, r := range a.Routes {
 			row("", r+" via "+a.Gateway)

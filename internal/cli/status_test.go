@@ -39,7 +39,7 @@ func theEndpoint() *pilasterv1.Endpoint {
 		ContainerMac: "02:70:69:6c:00:02", Mtu: 1500, Created: timestamppb.New(noon),
 		Attachments: []*pilasterv1.Attachment{{
 			Network: "netpila", Plaintext: "fd70:696c:6100:1:0:100:200:7", Address: "fc00::7", Gateway: "fe80::1",
-			Routes: []string{"fc00::/8"},
+			Routes: []string{"fc00::/8"}, Egress: "fd70:696c:6100:1:0:ff:101:2f",
 		}, {Network: "nimitz", Address: "10.0.3.7", Gateway: "169.254.1.1", Routes: []string{"0.0.0.0/0"}}},
 	}
 }
@@ -343,6 +343,7 @@ tenant      blue, id 1
 app         2, app=web
 netpila     fc00::7                        address in the container
             fd70:696c:6100:1:0:100:200:7   address on the fabric
+            fd70:696c:6100:1:0:ff:101:2f   address for hosts outside
             fc00::/8 via fe80::1
 nimitz      10.0.3.7   address in the container
             0.0.0.0/0 via 169.254.1.1

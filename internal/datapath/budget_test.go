@@ -307,7 +307,7 @@ func deepest(t *testing.T, program asm.Instructions, frames []int) int {
 		if s := program[i].Symbol(); i == 0 || isFunction(program, s) {
 			names = append(names, s)
 		}
-		if program[i].IsFunctionCall() {
+		if program[i].IsFunctionCall() || program[i].IsFunctionReference() { // a reference is a callback
 			calls[names[len(names)-1]] = append(calls[names[len(names)-1]], program[i].Reference())
 		}
 	}
@@ -329,6 +329,8 @@ func deepest(t *testing.T, program asm.Instructions, frames []int) int {
 func isFunction(program asm.Instructions, name string) bool {
 	return slices.ContainsFunc(
 		program,
-		func(i asm.Instruction) bool { return i.IsFunctionCall() && i.Reference() == name },
+		func(i asm.Instruction) bool {
+			return (i.IsFunctionCall() || i.IsFunctionReference()) && i.Reference() == name
+		},
 	)
 }

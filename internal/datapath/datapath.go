@@ -7,13 +7,13 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/datapath/egressmap"
 	"pilaster.io/pilaster/internal/datapath/hook"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/datapath/policymap"
@@ -49,16 +49,13 @@ type Config struct {
 type Datapath struct {
 	*device.Devices
 	*policymap.Policies
+	Egress *egressmap.Tables
 
 	config       Config
 	deviceReason string      // why Auto chose this kind of device; empty if the kind was named
 	oldCounters  []*ebpf.Map // drop counters of other layouts
 	cookie       uint64      // of the node's network namespace
 	networkPins  []string    // of maps that LoadNetwork pinned
-
-	accessLock   sync.Mutex
-	access       accessTable // nil before the kernel's was read
-	ownAddresses atomic.Pointer[[]netip.Addr]
 	// what LoadNetwork loaded, by symbol, for the programs with tracing
 	networkMaps      map[string]*ebpf.Map
 	networkConstants map[string][]byte
@@ -179,7 +176,8 @@ func newDatapath(c Config) *Datapath {
 	return &Datapath{
 		Devices: device.NewDevices(
 			&hook.Hooks{Host: hostLink, UplinkPrograms: map[uint32]*ebpf.Program{}},
-		), Policies: policymap.NewPolicies(hostLink, c.MaxRules), config: c, deviceReason: reason,
+		), Policies: policymap.NewPolicies(hostLink, c.MaxRules), Egress: egressmap.New(hostLink), config: c,
+		deviceReason: reason,
 		networkMaps: map[string]*ebpf.Map{}, networkConstants: map[string][]byte{},
 	}
 }

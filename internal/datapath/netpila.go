@@ -95,7 +95,7 @@ func (d netpilaMaps) PutTenant(_ context.Context, t tenant.Tenant) error {
 		}
 		d.knownTenantIDs.Store(uint32(id.ID), true)
 	}
-	return errors.Join(d.putEgress(t), d.InvalidateFlows())
+	return errors.Join(d.Egress.Put(t), d.InvalidateFlows())
 }
 
 // DeleteTenant removes the tenant's ids and keys. It leaves cached flows valid if none of the ids existed.
@@ -110,7 +110,7 @@ func (d netpilaMaps) DeleteTenant(_ context.Context, t tenant.Tenant) error {
 			}
 			gone = gone || err == nil
 		}
-		some, err := d.deleteEgress(id.ID)
+		some, err := d.Egress.Delete(id.ID)
 		if err != nil {
 			return errors.Join(fmt.Errorf("tenant %s: %w", t.Name, err), d.InvalidateFlows())
 		}
@@ -158,7 +158,7 @@ func (d netpilaMaps) writeEntries(r endpoint.Record) error {
 		if err != nil {
 			return fmt.Errorf("endpoint %d: write its entries: %w", r.ID, err)
 		}
-		if err := d.writeEgress(r, a); err != nil {
+		if err := d.Egress.Activate(r, a); err != nil {
 			return err
 		}
 	}
@@ -193,7 +193,7 @@ func (d netpilaMaps) Deactivate(_ context.Context, r endpoint.Record) error {
 			return fmt.Errorf("endpoint %d: remove its entry: %w", r.ID, err)
 		}
 	}
-	if err := d.removeEgress(r); err != nil {
+	if err := d.Egress.Deactivate(r); err != nil {
 		return err
 	}
 	return d.InvalidateFlows()
@@ -223,7 +223,7 @@ func (d netpilaMaps) Repair(_ context.Context, recorded, found []endpoint.Record
 		bpfobj.DeleteOthers(d.Objects.PilLocalsV1, locals),
 		bpfobj.DeleteOthers(d.Objects.PilTenantsV2, ids),
 		bpfobj.DeleteOthers(d.Objects.PilKeysV1, ids),
-		d.repairEgress(found, ids),
+		d.Egress.Repair(found, ids),
 	)
 	if err != nil {
 		return err
@@ -285,7 +285,7 @@ func (d netpilaMaps) Check(_ context.Context, r endpoint.Record) error {
 		}
 	}
 	for _, a := range r.Attachments {
-		if err := d.checkEgress(r, a); err != nil {
+		if err := d.Egress.Check(r, a); err != nil {
 			return err
 		}
 	}
@@ -387,4 +387,24 @@ func (d *Datapath) LookupTenantID(id address.TenantID) (dpapi.TenantEntry, bool,
 		}
 	}
 	return e, true, err
+}
+
+// egressPrefix returns the /64 with this node's egress addresses. Registration refuses a node without one.
+func (d *Datapath) egressPrefix() netip.Prefix {
+	if p, ok := d.config.Plan.EgressNode(d.config.NodePrefix); ok {
+		return p
+	}
+	return d.config.NodePrefix
+}
+
+var _ dpapi.EgressPath = (*Datapath)(nil)
+
+// SetOwnAddresses sets the addresses of this node, which no egress rule leads to.
+func (d *Datapath) SetOwnAddresses(own []netip.Addr) error {
+	return errors.Join(d.Egress.SetOwnAddresses(own), d.InvalidateFlows())
+}
+
+// SetGatewayAlive says whether new connections use a gateway if their rule has another one.
+func (d *Datapath) SetGatewayAlive(node netip.Prefix, alive bool) error {
+	return d.Egress.SetGatewayAlive(node, alive)
 }

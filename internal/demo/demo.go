@@ -25,6 +25,7 @@ type Options struct {
 var spec = lab.Spec{
 	Name:    "demo",
 	Nodes:   []string{"n1", "n2", "n3"},
+	Outside: []lab.OutsideHost{{Name: internet}},
 	Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}},
 	Containers: []lab.Container{
 		{Name: "b1", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "web"}},
@@ -151,6 +152,7 @@ func (p *proof) sections(ctx context.Context) error {
 		func(ctx context.Context) error { return p.speed(ctx, first) },
 		p.entries,
 		p.attacks,
+		p.outside,
 	} {
 		p.print("")
 		if err := section(ctx); err != nil {

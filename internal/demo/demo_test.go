@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,7 +32,8 @@ func TestDemo(t *testing.T) {
 		"3 nodes, 2 tenants, 6 containers", "30 of 30 as expected; 36 packets across tenants, 36 dropped",
 		"node 1 | blue | app 1 → node 3 | blue | app 2", "1,500 bytes in, 1,500 bytes on the wire",
 		"first packet", "0 entries for other nodes", "dropped 100,000", "tenant-mismatch",
-		"no packet arrived (6 captures", "Lab removed",
+		"no packet arrived (6 captures", "0 packets left b1", "; the host sees fd70:696c:6100:1:0:ff:",
+		"0 of 3 answered: from outside", "Lab removed",
 	} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("the output lacks %q", line)
@@ -51,7 +53,8 @@ func TestSectionsFail(t *testing.T) {
 
 	sections := map[string]func(*proof, context.Context) error{
 		"reach": (*proof).reach, "places": (*proof).places, "entries": (*proof).entries, "attacks": (*proof).attacks,
-		"speed": func(p *proof, ctx context.Context) error { return p.speed(ctx, beside{1, 1}) },
+		"outside": (*proof).outside,
+		"speed":   func(p *proof, ctx context.Context) error { return p.speed(ctx, beside{1, 1}) },
 	}
 	run := func(section string) error {
 		p := &proof{lab: l, out: io.Discard}
@@ -99,6 +102,18 @@ func TestSectionsFail(t *testing.T) {
 			}
 		}
 		inside(t, l, "b3", func(h *netlink.Handle) error { return h.RouteDel(hole) })
+	})
+	t.Run("no route to the host outside", func(t *testing.T) {
+		outside := &netlink.Route{Dst: &net.IPNet{IP: net.ParseIP("2001:db8:f00d::"), Mask: net.CIDRMask(64, 128)},
+			Type: 6, Priority: 1} // RTN_BLACKHOLE
+		inside(t, l, lab.Router, func(h *netlink.Handle) error { return h.RouteAdd(outside) })
+		if err := run("outside"); err == nil {
+			t.Error("outside: no failure, want one")
+		}
+		inside(t, l, lab.Router, func(h *netlink.Handle) error { return h.RouteDel(outside) })
+		if err := l.DeleteEgress(ctx, "blue", netip.MustParsePrefix("::/0")); err != nil {
+			t.Fatal(err)
+		}
 	})
 	t.Run("a small MTU on the way", func(t *testing.T) {
 		inside(t, l, "b1", func(h *netlink.Handle) error { return setMTU(h, 1400) })

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -37,8 +38,8 @@ type Addresses struct {
 
 	mu     sync.Mutex
 	used   map[address.Index]Entry
-	ended  map[address.Index]time.Time // released ones, until their quarantine is over
-	checks int                         // of ended, when it is swept next
+	ended  map[address.Index]Entry // released ones, until their quarantine is over
+	checks int                     // released addresses, for sweepEvery
 }
 
 // Entry says who has or had an address.
@@ -81,7 +82,7 @@ type Config struct {
 func Open(c Config) (*Addresses, error) {
 	a := &Addresses{
 		own: c.Node, quarantine: endpoint.MinQuarantine, now: c.Now, pick: c.Pick,
-		used: map[address.Index]Entry{}, ended: map[address.Index]time.Time{},
+		used: map[address.Index]Entry{}, ended: map[address.Index]Entry{},
 	}
 	a.node, _ = c.Plan.EgressNode(c.Node) // if its number is beyond the egress prefix, it has none
 	if a.now == nil {
@@ -92,13 +93,9 @@ func Open(c Config) (*Addresses, error) {
 			return tenant.FirstEgressIndex + address.Index(rand.N(uint32(address.MaxIndex-tenant.FirstEgressIndex+1)))
 		}
 	}
-	log, entries, err := openLog(c.Disk, c.Dir, cmp.Or(c.MaxLog, MaxLog)/2, c.Log)
-	if err != nil {
+	var err error
+	if a.log, err = openLog(c.Disk, c.Dir, cmp.Or(c.MaxLog, MaxLog)/2, c.Log, a.note); err != nil {
 		return nil, err
-	}
-	a.log = log
-	for _, e := range entries {
-		a.note(e)
 	}
 	return a, a.reconcile(c.Records)
 }
@@ -114,10 +111,12 @@ func (a *Addresses) note(e Entry) {
 	if has, ok := a.used[i]; ok && has.same(e) {
 		delete(a.used, i)
 	}
-	if a.now().Sub(e.Until) < a.quarantine {
-		a.ended[i] = e.Until
+	if a.isQuarantined(e) {
+		a.ended[i] = e
 	}
 }
+
+func (a *Addresses) isQuarantined(e Entry) bool { return a.now().Sub(e.Until) < a.quarantine }
 
 // reconcile ends the entries of endpoints that are gone, after a crash, and adds those that a damaged log lacks.
 func (a *Addresses) reconcile(records []endpoint.Record) error {
@@ -170,7 +169,11 @@ func (a *Addresses) end(e Entry) error {
 
 // write adds an entry to the log. The caller holds the lock, or is Open.
 func (a *Addresses) write(e Entry) error {
-	if err := a.log.append(e, func() []Entry { return sorted(a.used) }); err != nil {
+	carried := func() []Entry {
+		a.sweep()
+		return append(sorted(a.ended), sorted(a.used)...)
+	}
+	if err := a.log.append(e, a.now(), carried); err != nil {
 		return fmt.Errorf("recording who has the egress address %v: %w", e.Address, err)
 	}
 	a.note(e)
@@ -179,17 +182,19 @@ func (a *Addresses) write(e Entry) error {
 
 // Settle returns an attachment with the default route and the egress address that its tenant's rules require, and
 // without those that they do not. A new address is recorded on disk by then. The caller releases an address that the
-// attachment had before.
+// attachment had before. It returns an attachment of a network without egress as it is.
 func (a *Addresses) Settle(t tenant.Tenant, r endpoint.Record, at endpoint.Attachment) (endpoint.Attachment, error) {
-	leaves, addressed := Needs(t, at)
+	if !tenant.NetworkHas(at.Network, tenant.Egress) {
+		return at, nil
+	}
 	at.Routes = slices.DeleteFunc(slices.Clone(at.Routes), func(p netip.Prefix) bool {
 		return p == endpoint.DefaultRoute
 	})
-	if leaves {
+	if t.MayLeave() {
 		at.Routes = append(at.Routes, endpoint.DefaultRoute)
 	}
 	switch {
-	case !addressed:
+	case !t.NeedsEgressAddress():
 		at.Egress = netip.Addr{}
 	case !at.Egress.IsValid() || !a.node.Contains(at.Egress):
 		var err error
@@ -200,20 +205,15 @@ func (a *Addresses) Settle(t tenant.Tenant, r endpoint.Record, at endpoint.Attac
 	return at, nil
 }
 
-// Needs reports whether an attachment of a tenant's endpoint needs the default route, and an egress address.
-func Needs(t tenant.Tenant, at endpoint.Attachment) (route, addr bool) {
-	if !tenant.NetworkHas(at.Network, tenant.Egress) {
-		return false, false
-	}
-	return t.MayLeave(), t.NeedsEgressAddress()
-}
-
 // Settled reports whether an attachment has what its tenant's rules require, and nothing else. An address in the node's
 // own /64 is replaced if the cluster has an egress prefix by now.
 func (a *Addresses) Settled(t tenant.Tenant, at endpoint.Attachment) bool {
-	route, addr := Needs(t, at)
-	return slices.Contains(at.Routes, endpoint.DefaultRoute) == route && at.Egress.IsValid() == addr &&
-		(!addr || a != nil && a.node.Contains(at.Egress))
+	if !tenant.NetworkHas(at.Network, tenant.Egress) {
+		return true
+	}
+	return slices.Contains(at.Routes, endpoint.DefaultRoute) == t.MayLeave() &&
+		at.Egress.IsValid() == t.NeedsEgressAddress() &&
+		(!at.Egress.IsValid() || a != nil && a.node.Contains(at.Egress))
 }
 
 func (a *Addresses) allocate(r endpoint.Record) (netip.Addr, error) {
@@ -236,7 +236,7 @@ func (a *Addresses) draw(r endpoint.Record) (netip.Addr, error) {
 		if _, used := a.used[i]; used {
 			continue
 		}
-		if until, ended := a.ended[i]; ended && a.now().Sub(until) < a.quarantine {
+		if e, ended := a.ended[i]; ended && a.isQuarantined(e) {
 			continue
 		}
 		addr := tenant.EgressAddress(a.node, i)
@@ -255,7 +255,9 @@ func (a *Addresses) Release(addr netip.Addr) error {
 	var err error
 	if ok = ok && e.Address == addr; ok {
 		err = a.end(e)
-		a.sweep()
+		if a.checks++; a.checks%sweepEvery == 0 {
+			a.sweep()
+		}
 	}
 	a.mu.Unlock()
 	if err != nil || !ok {
@@ -268,15 +270,7 @@ func (a *Addresses) Release(addr netip.Addr) error {
 const sweepEvery = 1024
 
 func (a *Addresses) sweep() {
-	if a.checks++; a.checks < sweepEvery {
-		return
-	}
-	a.checks = 0
-	for i, until := range a.ended {
-		if a.now().Sub(until) >= a.quarantine {
-			delete(a.ended, i)
-		}
-	}
+	maps.DeleteFunc(a.ended, func(_ address.Index, e Entry) bool { return !a.isQuarantined(e) })
 }
 
 // Validate refuses an address that this node cannot have allocated.
@@ -301,8 +295,8 @@ func (a *Addresses) Used() int {
 	return len(a.used)
 }
 
-// Find returns who had an address, as far as the log goes back, oldest first, and the time of the first entry of the
-// log; zero if the log is empty.
+// Find returns who had an address, as far as the log goes back, oldest first, and since when it has all changes; zero
+// if it is empty.
 func (a *Addresses) Find(addr netip.Addr) (had []Entry, since time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

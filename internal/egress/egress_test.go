@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -115,19 +116,16 @@ func TestSettle(t *testing.T) {
 	is := plain
 	for i, step := range []struct {
 		t           tenant.Tenant
-		network     string
 		route, addr bool
 	}{
-		{tenant.Tenant{}, tenant.Netpila, false, false},
-		{gateway, tenant.Netpila, true, false},
-		{direct, tenant.Netpila, true, true},
-		{gateway, tenant.Netpila, true, false},
-		{direct, tenant.Netpila, true, true},
-		{direct, tenant.Nimitz, false, false},
-		{tenant.Tenant{Egress: []tenant.EgressRule{{To: endpoint.DefaultRoute}}}, tenant.Netpila, false, false},
+		{tenant.Tenant{}, false, false},
+		{gateway, true, false},
+		{direct, true, true},
+		{gateway, true, false},
+		{direct, true, true},
+		{tenant.Tenant{Egress: []tenant.EgressRule{{To: endpoint.DefaultRoute}}}, false, false},
 	} {
 		was := is
-		is.Network = step.network
 		if b.Settled(step.t, is) != (slices.Contains(was.Routes, endpoint.DefaultRoute) == step.route &&
 			was.Egress.IsValid() == step.addr) {
 			t.Errorf("step %d: Settled differs from what is needed", i)
@@ -151,6 +149,12 @@ func TestSettle(t *testing.T) {
 		again, err := b.Settle(step.t, r, is)
 		if err != nil || again.Egress != is.Egress || !slices.Equal(again.Routes, is.Routes) {
 			t.Errorf("step %d: once more: %+v, %v", i, again, err)
+		}
+	}
+	other := endpoint.Attachment{Network: tenant.Nimitz, Routes: []netip.Prefix{endpoint.DefaultRoute}}
+	for _, of := range []tenant.Tenant{{}, direct} {
+		if is, err := b.Settle(of, r, other); err != nil || !reflect.DeepEqual(is, other) || !b.Settled(of, other) {
+			t.Errorf("an attachment of a network without egress became %+v, %v", is, err)
 		}
 	}
 	if len(plain.Routes) != 1 {
@@ -323,9 +327,12 @@ func TestRotation(t *testing.T) {
 	b := newBed(t)
 	b.max = 20000
 	b.reopen()
-	kept := b.give("long")
+	kept, start, all := b.give("long"), b.now, []netip.Addr(nil)
 	for i := range 300 {
-		b.release(b.give(fmt.Sprint("c", i)))
+		b.now = start.Add(time.Duration(i) * time.Hour)
+		all = append(all, b.give(fmt.Sprint("c", i)))
+		b.now = b.now.Add(time.Second)
+		b.release(all[i])
 		if i%50 == 0 {
 			b.reopen(record("long", kept))
 		}
@@ -341,6 +348,21 @@ func TestRotation(t *testing.T) {
 	}
 	if total > int64(b.max)+1000 || total < int64(b.max)/2 {
 		t.Errorf("the log has %d bytes, want about %d", total, b.max)
+	}
+	had, since, err := b.Find(kept)
+	if err != nil || len(had) != 1 || !since.After(start) || !since.Before(b.now) {
+		t.Errorf("%+v since %v, %v; want one, and since a time after %v", had, since, err, start)
+	}
+	forgotten := 0
+	for i, addr := range all {
+		if at := start.Add(time.Duration(i) * time.Hour); len(b.who(addr, at.Add(time.Second/2))) == 0 {
+			if forgotten++; at.After(since) {
+				t.Errorf("%v of %v is not in the log since %v", addr, at, since)
+			}
+		}
+	}
+	if forgotten == 0 {
+		t.Error("the log has forgotten nothing")
 	}
 	last := b.give("last")
 	b.release(last)
@@ -361,4 +383,27 @@ func TestRotation(t *testing.T) {
 			t.Errorf("%v was allocated again", got)
 		}
 	}
+}
+
+// FuzzLog: what a file says is the same when it is written again, whatever it contains.
+func FuzzLog(f *testing.F) {
+	f.Add([]byte(`{"address":"fd70:696c:6100:3:0:ff:101:2f","container":"c1","interface":"eth0","tenant":"blue",` +
+		`"from":"2026-11-20T13:58:12Z","until":"2026-11-20T15:20:40Z"}` + "\n" + `{"since":"2026-11-20T13:58:12Z"}` +
+		"\n{\"addr"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var all, again []Entry
+		parse(b, func(e Entry) { all = append(all, e) })
+		var written bytes.Buffer
+		for _, e := range all {
+			line, err := encode(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			written.Write(line)
+		}
+		if damaged := parse(written.Bytes(), func(e Entry) { again = append(again, e) }); damaged > 0 ||
+			!slices.EqualFunc(all, again, func(x, y Entry) bool { return x.same(y) && x.Until.Equal(y.Until) }) {
+			t.Errorf("%+v became %+v, with %d damaged lines", all, again, damaged)
+		}
+	})
 }

@@ -16,9 +16,8 @@ import (
 )
 
 // logFile is the log of allocations: one line for the begin of each, and one for its end, each with all of the entry.
-// When the file has its size, it replaces the previous one, and a new file begins with the allocations that go on. So
-// the file alone says which addresses are in use. An allocation that was released a moment before is in the previous
-// file.
+// When the file has its size, it replaces the previous one, and a new file begins with the time, and with the
+// allocations that go on or have ended a moment before. So the file alone says which addresses cannot be allocated.
 type logFile struct {
 	disk      statefile.Disk
 	path      string // of the file that lines are appended to
@@ -29,37 +28,33 @@ type logFile struct {
 // previous is the suffix of the file before.
 const previous = ".1"
 
-// openLog reads the log and returns its entries, oldest first.
-func openLog(disk statefile.Disk, dir string, max int, log *slog.Logger) (*logFile, []Entry, error) {
+// openLog opens the log and calls note with its entries, oldest first.
+func openLog(disk statefile.Disk, dir string, max int, log *slog.Logger, note func(Entry)) (*logFile, error) {
 	folder := filepath.Join(dir, Folder)
 	if err := disk.MakeFolder(folder); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	l := &logFile{disk: disk, path: filepath.Join(folder, "log"), max: max}
 	l.syncer = disk.NewSyncer(l.path)
-	var all []Entry
-	for _, path := range []string{l.path + previous, l.path} {
-		b, err := l.read(path)
-		if err != nil {
-			return nil, nil, err
-		}
-		entries, damaged := parse(b)
-		if damaged > 0 {
-			log.Warn("the log of egress addresses has lines that cannot be read, as after a crash; the others are used",
-				"path", path, "lines", damaged)
-		}
-		all = append(all, entries...)
-		l.size = len(b)
-		if path == l.path && l.size > 0 && b[l.size-1] != '\n' {
-			if err := disk.Append(path, "\n", 0o600); err != nil {
-				return nil, nil, err
-			}
-		}
+	b, err := l.read(l.path)
+	l.size = len(b)
+	if err == nil && b == nil { // before the first entry, or after a crash in rotate
+		b, err = l.read(l.path + previous)
 	}
-	return l, all, nil
+	if err != nil {
+		return nil, err
+	}
+	if damaged := parse(b, note); damaged > 0 {
+		log.Warn("the log of egress addresses has lines that cannot be read, as after a crash; the others are used",
+			"path", l.path, "lines", damaged)
+	}
+	if l.size > 0 && b[l.size-1] != '\n' {
+		return l, disk.Append(l.path, "\n", 0o600)
+	}
+	return l, nil
 }
 
-// read returns the content of a file; nothing if it does not exist.
+// read returns the content of a file; nil if it does not exist.
 func (l *logFile) read(path string) ([]byte, error) {
 	b, err := l.disk.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -68,30 +63,40 @@ func (l *logFile) read(path string) ([]byte, error) {
 	return b, err
 }
 
-// parse returns the entries of a file, and how many lines are none.
-func parse(b []byte) (all []Entry, damaged int) {
-	for line := range bytes.Lines(b) {
-		if line = bytes.TrimSpace(line); len(line) == 0 {
+// line is a line of the log: an entry, or the first line of a file, with the time since when it has all changes.
+type line struct {
+	Entry
+	Since time.Time `json:"since,omitzero"`
+}
+
+// parse calls note with the entries of a file, and returns how many lines are none.
+func parse(b []byte, note func(Entry)) (damaged int) {
+	for text := range bytes.Lines(b) {
+		if text = bytes.TrimSpace(text); len(text) == 0 {
 			continue
 		}
-		var e Entry
-		if json.Unmarshal(line, &e) != nil || !e.Address.IsValid() || e.Container == "" || e.From.IsZero() {
+		var l line
+		err := json.Unmarshal(text, &l)
+		if err == nil && !l.Since.IsZero() {
+			continue
+		}
+		if err != nil || !l.Address.IsValid() || l.Container == "" || l.From.IsZero() {
 			damaged++
 			continue
 		}
-		all = append(all, e)
+		note(l.Entry)
 	}
-	return all, damaged
+	return damaged
 }
 
-// append adds an entry. used returns the allocations that a new file begins with.
-func (l *logFile) append(e Entry, used func() []Entry) error {
+// append adds an entry, made at a time. carried returns the entries that a new file begins with.
+func (l *logFile) append(e Entry, now time.Time, carried func() []Entry) error {
 	line, err := encode(e)
 	if err != nil {
 		return err
 	}
 	if l.size+len(line) > l.max {
-		if err := l.rotate(used()); err != nil {
+		if err := l.rotate(now, carried()); err != nil {
 			return err
 		}
 	}
@@ -103,9 +108,10 @@ func (l *logFile) append(e Entry, used func() []Entry) error {
 }
 
 // rotate makes the file the previous one. After a crash in between there is no file, and the previous one has all.
-func (l *logFile) rotate(used []Entry) error {
+func (l *logFile) rotate(now time.Time, carried []Entry) error {
 	var b bytes.Buffer
-	for _, e := range used {
+	fmt.Fprintf(&b, "{\"since\":%q}\n", now.UTC().Format(time.RFC3339Nano))
+	for _, e := range carried {
 		line, err := encode(e)
 		if err != nil {
 			return err
@@ -140,33 +146,45 @@ func (l *logFile) sync() error {
 	return err
 }
 
-// find returns the entries of an address, each allocation once, and the time of the first entry of the log.
+// find returns the entries of an address, each allocation once, and since when the log has all changes.
 func (l *logFile) find(addr netip.Addr) (had []Entry, since time.Time, err error) {
 	is := fmt.Appendf(nil, "%q", addr.String())
+	note := func(e Entry) {
+		if e.Address != addr {
+			return
+		}
+		if i := slices.IndexFunc(had, e.same); i >= 0 {
+			had[i] = e
+		} else {
+			had = append(had, e)
+		}
+	}
 	for _, path := range []string{l.path + previous, l.path} {
 		b, err := l.read(path)
 		if err != nil {
 			return nil, since, err
 		}
-		for line := range bytes.Lines(b) {
-			if !since.IsZero() && !bytes.Contains(line, is) {
-				continue
+		for text := range bytes.Lines(b) {
+			if since.IsZero() {
+				since = begin(text)
 			}
-			entries, _ := parse(line)
-			for _, e := range entries {
-				if since.IsZero() {
-					since = e.From
-				}
-				if e.Address != addr {
-					continue
-				}
-				if i := slices.IndexFunc(had, e.same); i >= 0 {
-					had[i] = e
-				} else {
-					had = append(had, e)
-				}
+			if bytes.Contains(text, is) {
+				parse(text, note)
 			}
 		}
 	}
 	return had, since, nil
+}
+
+// begin returns since when a file with this first line has all changes; zero if the line cannot be read. The first file
+// of a node begins with an entry.
+func begin(text []byte) time.Time {
+	var l line
+	if json.Unmarshal(text, &l) != nil {
+		return time.Time{}
+	}
+	if l.Since.IsZero() {
+		return l.From
+	}
+	return l.Since
 }

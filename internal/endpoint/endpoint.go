@@ -166,6 +166,12 @@ type Attachment struct {
 // DefaultRoute is the route of containers that may send to hosts outside of the cluster.
 var DefaultRoute = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 
+// LeadsOutside reports whether a route of the attachment leads to hosts outside of the cluster. In a network whose
+// fabric does not route to containers, the DefaultRoute leads to the tenant's other containers.
+func (a Attachment) LeadsOutside(route netip.Prefix) bool {
+	return route == DefaultRoute && a.Plaintext.IsValid()
+}
+
 // Device connects the container to the node. All attachments use it, so its MAC is that of all their addresses.
 type Device struct {
 	Kind         string           // "veth", "macvlan"

@@ -23,7 +23,7 @@ const (
 	withLocator   = 5 // attachments with a locator
 	withKey       = 6 // an address key
 	withSecond    = 7 // an attachment on a second network
-	recordVersion = 8 // an egress address, or a route to all destinations
+	recordVersion = 8 // an egress address, or a route to hosts outside
 )
 
 func (r Record) version() int {
@@ -51,7 +51,7 @@ func (r Record) version() int {
 
 // leaves reports whether the container may send to hosts outside of the cluster.
 func (a Attachment) leaves() bool {
-	return a.Egress.IsValid() || slices.Contains(a.Routes, DefaultRoute)
+	return a.Egress.IsValid() || slices.ContainsFunc(a.Routes, a.LeadsOutside)
 }
 
 // recordFile is the format of a record on disk.

@@ -105,10 +105,18 @@ func TestRecordVersions(t *testing.T) {
 	changed.AppNow = 9
 	located.Attachments[0].Locator = netip.MustParsePrefix("fd70:696c:6200:1::/64")
 	keyed.AddressKey, keyed.Attachments[0].Sequence = "db-0", 2
+	leaves, addressed, inside := record(5, 5), record(6, 6), record(7, 7)
+	leaves.Attachments[0].Routes = append(leaves.Attachments[0].Routes, DefaultRoute)
+	addressed.Attachments[0].Egress = netip.MustParseAddr("fd70:696c:6100:1:0:ff:101:1")
+	// the default route of a network with tunnels leads to the tenant's containers, also in older builds
+	inside.Attachments[0].Plaintext, inside.Attachments[0].Routes = netip.Addr{}, []netip.Prefix{DefaultRoute}
 	for id, want := range map[ID]struct {
 		Record
 		version int
-	}{1: {plain, 1}, 2: {changed, 4}, 3: {located, 5}, 4: {keyed, 6}} {
+	}{
+		1: {plain, 1}, 2: {changed, 4}, 3: {located, 5}, 4: {keyed, 6}, 5: {leaves, 8}, 6: {addressed, 8},
+		7: {inside, 2},
+	} {
 		if err := s.Put(want.Record); err != nil {
 			t.Fatal(err)
 		}

@@ -15,7 +15,7 @@ type Guest struct {
 
 // Gateway returns the address at which containers with this tenant id see a node. Those of a clear tenant see its own
 // address. Those of an encrypted tenant see the ciphertext of the first usable index of a reserved app. It is computed
-// from node, plan and key, so nodes need no table of aliases (bpf/net/netpila/alias.h).
+// from node, plan and key, so nodes need no table of aliases (alias.h in bpf).
 func (t Tenant) Gateway(plan address.Plan, node netip.Prefix, id ID) (Guest, error) {
 	if t.Addressing == Clear {
 		return Guest{NodeAddress(node), NodeAddress(node)}, nil

@@ -116,6 +116,7 @@ func (b bed) allowed(ctx context.Context, tenantName, container string) {
 			}
 		}
 	}
+	b.judged(container, seen, fmt.Sprintf("%v>%v", seen, to))
 	who, err := b.Output(ctx, "n1", "pilaster", "egress", "who", seen.String())
 	if err != nil || !strings.Contains(who, container) {
 		b.Errorf("egress who %v: %q, %v; want %s", seen, who, err, container)

@@ -2,6 +2,7 @@ package egress_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -64,6 +65,14 @@ func (b bed) oneGateway(ctx context.Context) {
 		if is := b.try("internet", netip.Addr{}, seen[c.Tenant]); is == reached {
 			b.Errorf("the server connects to the gateway's address %v", seen[c.Tenant])
 		}
+	}
+	n1, err := b.Prefix("n1")
+	must(b.T, err)
+	n3, err := b.Prefix("n3")
+	must(b.T, err)
+	for name, container := range tenants {
+		b.judged(container, seen[name], fmt.Sprintf("%v,%v>%v,%v", tenant.EgressTunnel(n1), b.plaintext(container),
+			tenant.EgressTunnel(n3), b.address("internet")))
 	}
 	b.inbound()
 	b.pathMTU()

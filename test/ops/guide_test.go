@@ -84,6 +84,9 @@ func TestTraceGuide(t *testing.T) { follow(t, "../../docs/howto/trace.md", "hop"
 // TestOffloadGuide runs the lab part of docs/howto/offload.md and compares the output.
 func TestOffloadGuide(t *testing.T) { follow(t, "../../docs/howto/offload.md", "share", 2, 9) }
 
+// TestEgressGuide runs the lab part of docs/howto/egress.md and compares the output.
+func TestEgressGuide(t *testing.T) { follow(t, "../../docs/howto/egress.md", "out", 1, 7) }
+
 // follow runs a guide with its own lab, and compares the output. called is the lab's name in the guide; the test
 // replaces it by a unique name.
 func follow(t *testing.T, page, called string, leastFiles, leastSteps int) {

@@ -12,8 +12,8 @@ enum access_action {
 	ACCESS_NODE = 4,    /* the address of a node */
 };
 
-#define ACCESS_EVERYBODY 0 /* in place of a tenant id: protected prefixes */
-#define RULE_GATEWAYS	 2
+#define ACCESS_ALL_TENANTS 0 /* in place of a tenant id: protected prefixes */
+#define RULE_GATEWAYS	   2
 
 struct access_key {
 	__u32 bits; /* prefix length, tenant id included */
@@ -45,7 +45,7 @@ static __noinline struct access_rule *access_rule_of(__u32 tenant, const struct 
 
 static __always_inline bool is_protected(const struct addr *a)
 {
-	return access_rule_of(ACCESS_EVERYBODY, a);
+	return access_rule_of(ACCESS_ALL_TENANTS, a);
 }
 
 /* may_reach_node reports whether containers of a tenant and a node reach each other. */

@@ -150,10 +150,10 @@ func (in *ContainerNS) setAddress(container netlink.Link, a endpoint.Attachment)
 	return err
 }
 
-// defaultMetric is the metric of the container's default route. It is higher than that of any other in practice (the
-// kernel's default is 1024, NetworkManager's highest 20,700): another interface of the container that has a default
-// route, or gets one later, keeps it.
-const defaultMetric = 1 << 20
+// outsideMetric is the metric of the container's route to hosts outside of the cluster. It is higher than that of any
+// other default route in practice (the kernel's default is 1024, NetworkManager's highest 20,700): another interface of
+// the container that has one, or gets one later, keeps it.
+const outsideMetric = 1 << 20
 
 // routesAreFree returns an error if another device of the container has one of the routes: that device would lose it.
 func (in *ContainerNS) routesAreFree(attachments []endpoint.Attachment, container netlink.Link) error {
@@ -164,7 +164,7 @@ func (in *ContainerNS) routesAreFree(attachments []endpoint.Attachment, containe
 	for _, a := range attachments {
 		for _, wanted := range a.Routes {
 			for _, other := range there {
-				if wanted == endpoint.DefaultRoute && other.Priority != defaultMetric {
+				if a.LeadsOutside(wanted) && other.Priority != outsideMetric {
 					continue
 				}
 				if other.LinkIndex != container.Attrs().Index && host.PrefixOf(other.Dst) == wanted {
@@ -239,8 +239,8 @@ func ContainerRoutes(container netlink.Link, a endpoint.Attachment) []netlink.Ro
 			LinkIndex: container.Attrs().Index, Dst: host.IPNet(dst), Gw: a.Gateway.AsSlice(),
 			Flags: int(netlink.FLAG_ONLINK), Src: a.Address.AsSlice(), Protocol: unix.RTPROT_STATIC,
 		}
-		if dst == endpoint.DefaultRoute {
-			routes[i].Priority = defaultMetric
+		if a.LeadsOutside(dst) {
+			routes[i].Priority = outsideMetric
 		}
 	}
 	return routes

@@ -262,9 +262,9 @@ func (d *Hooks) isOurLink(h hook, p link.AttachedProgram) bool {
 	return err == nil && ok && id == info.ID
 }
 
-// BlockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64, the private prefix,
-// its /64 of egress addresses, its locator and the SIR prefix if they are reserved, unreachable: a packet that no program takes must not follow the
-// default route.
+// BlockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64, its /64 of egress
+// addresses, the private prefix, and, if they are reserved, its locator and the SIR prefix unreachable: a packet that
+// no program takes must not follow the default route.
 func (d *Hooks) BlockUnclaimedPrefixes() error {
 	lo, err := d.Netlink.LinkByName("lo")
 	if err != nil {

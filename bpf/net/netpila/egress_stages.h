@@ -2,8 +2,9 @@
 /* Packets between containers and hosts outside of the cluster. container.h and uplink.h tail-call these programs. */
 #pragma once
 #include "common/icmp_source.h"
-#include "hooks/container.h"
+#include "hooks/uplink_class.h"
 #include "net/netpila/gateway.h"
+#include "net/netpila/identify.h"
 
 /* egress_forward applies policy and sends the packet as its flow says. */
 static __always_inline int egress_forward(struct __sk_buff *skb, const struct packet *p, struct flow *f,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Packets from the fabric by way of an egress gateway: at the gateway, and its answers at the container's node.
- * egress.h and uplink_class.h tail-call the program. */
+ * egress_stages.h and uplink_class.h tail-call the program. */
 #pragma once
-#include "hooks/egress.h"
+#include "net/netpila/egress_stages.h"
 
 /* read_nat_ports reads both ports; of an answer, the gateway's is that of the destination. */
 static __always_inline int read_nat_ports(struct __sk_buff *skb, const struct packet *p, bool answer,

@@ -1,4 +1,4 @@
-package datapath
+package egressmap
 
 import (
 	"cmp"
@@ -7,24 +7,31 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"syscall"
 
 	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
-	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// egressPrefix returns the /64 with this node's egress addresses. Registration refuses a node without one.
-func (d *Datapath) egressPrefix() netip.Prefix {
-	if p, ok := d.config.Plan.EgressNode(d.config.NodePrefix); ok {
-		return p
-	}
-	return d.config.NodePrefix
+// Tables are the maps of egress of one node.
+type Tables struct {
+	host *host.Host
+
+	mu      sync.Mutex
+	entries map[bpfobj.PilasterAccessKey]bpfobj.PilasterAccessRule // of pil_access_v1; nil before they were read
+	own     []netip.Addr
 }
+
+// New returns the tables of a node. Nothing is read before the maps are loaded.
+func New(h *host.Host) *Tables { return &Tables{host: h} }
+
+func (d *Tables) objects() *bpfobj.PilasterObjects { return &d.host.Objects }
 
 // Actions of enum access_action.
 const (
@@ -34,8 +41,8 @@ const (
 	accessNode    = uint32(dpapi.AccessNode)
 )
 
-// everybody stands for all tenants: prefixes that are protected from all of them.
-const everybody address.TenantID = 0
+// allTenants takes the place of a tenant id: prefixes that no rule of any tenant leads to.
+const allTenants address.TenantID = 0
 
 func accessKey(id address.TenantID, p netip.Prefix) bpfobj.PilasterAccessKey {
 	return bpfobj.PilasterAccessKey{
@@ -70,30 +77,28 @@ func accessRules(t tenant.Tenant) map[netip.Prefix]bpfobj.PilasterAccessRule {
 	return all
 }
 
-// accessTable is the content of pil_access_v1, read from the kernel once. The caller holds its lock.
-type accessTable map[bpfobj.PilasterAccessKey]bpfobj.PilasterAccessRule
-
-func (d *Datapath) loadAccess() error {
-	if d.access != nil {
+// read reads the entries from the kernel, once. The caller holds the lock.
+func (d *Tables) read() error {
+	if d.entries != nil {
 		return nil
 	}
-	all := accessTable{}
-	err := bpfobj.ForEachEntry(d.Objects.PilAccessV1,
+	all := map[bpfobj.PilasterAccessKey]bpfobj.PilasterAccessRule{}
+	err := bpfobj.ForEachEntry(d.objects().PilAccessV1,
 		func(k bpfobj.PilasterAccessKey, v bpfobj.PilasterAccessRule) { all[k] = v })
 	if err != nil {
 		return fmt.Errorf("read the egress rules: %w", err)
 	}
-	d.access = all
+	d.entries = all
 	return nil
 }
 
 // setAccess makes the entries of one tenant id what they should be. Of two states that differ in several prefixes,
 // packets meet a mixture that allows no more than both do: denials are written first and removed last.
-func (d *Datapath) setAccess(id address.TenantID, rules map[netip.Prefix]bpfobj.PilasterAccessRule) (changed bool,
+func (d *Tables) setAccess(id address.TenantID, rules map[netip.Prefix]bpfobj.PilasterAccessRule) (changed bool,
 	err error) {
-	d.accessLock.Lock()
-	defer d.accessLock.Unlock()
-	if err := d.loadAccess(); err != nil {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.read(); err != nil {
 		return false, err
 	}
 	wanted := map[bpfobj.PilasterAccessKey]bpfobj.PilasterAccessRule{}
@@ -102,11 +107,11 @@ func (d *Datapath) setAccess(id address.TenantID, rules map[netip.Prefix]bpfobj.
 	}
 	var more, less []bpfobj.PilasterAccessKey
 	for k, r := range wanted {
-		if had, ok := d.access[k]; !ok || had != r {
+		if had, ok := d.entries[k]; !ok || had != r {
 			more = append(more, k)
 		}
 	}
-	for k := range d.access {
+	for k := range d.entries {
 		if _, stays := wanted[k]; k.Tenant == uint32(id) && !stays {
 			less = append(less, k)
 		}
@@ -119,35 +124,38 @@ func (d *Datapath) setAccess(id address.TenantID, rules map[netip.Prefix]bpfobj.
 		}
 	}
 	slices.SortFunc(more, denials(wanted, 1))
-	slices.SortFunc(less, denials(d.access, -1))
+	slices.SortFunc(less, denials(d.entries, -1))
 	for _, k := range more {
-		if err := d.Objects.PilAccessV1.Put(k, wanted[k]); err != nil {
+		if err := d.objects().PilAccessV1.Put(k, wanted[k]); err != nil {
 			return true, d.accessFull(err)
 		}
-		d.access[k] = wanted[k]
+		d.entries[k] = wanted[k]
 	}
 	for _, k := range less {
-		if err := d.Objects.PilAccessV1.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := d.objects().PilAccessV1.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return true, fmt.Errorf("remove an egress rule: %w", err)
 		}
-		delete(d.access, k)
+		delete(d.entries, k)
 	}
 	return len(more)+len(less) > 0, nil
 }
 
-func (d *Datapath) accessFull(err error) error {
+func (d *Tables) accessFull(err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.E2BIG) {
 		return fmt.Errorf("%w: the table of egress rules has %d entries, and all are in use; start the agent with a "+
-			"higher --max-rules", endpoint.ErrExhausted, d.Objects.PilAccessV1.MaxEntries())
+			"higher --max-rules", endpoint.ErrExhausted, d.objects().PilAccessV1.MaxEntries())
 	}
 	return fmt.Errorf("write an egress rule: %w", err)
 }
 
-// setProtected writes the prefixes that no rule leads to: those of the cluster, and the addresses of this node. They
-// are there before any rule of a tenant is.
-func (d *Datapath) setProtected(own []netip.Addr) error {
+// protect writes the prefixes that no rule leads to: those of the cluster, and the addresses of this node. They are
+// there before any rule of a tenant is.
+func (d *Tables) protect() error {
+	d.mu.Lock()
+	own := d.own
+	d.mu.Unlock()
 	all := map[netip.Prefix]bpfobj.PilasterAccessRule{}
-	for _, p := range tenant.AlwaysProtected(d.config.Plan) {
+	for _, p := range tenant.AlwaysProtected(d.host.Plan) {
 		all[p] = bpfobj.PilasterAccessRule{Action: accessDeny}
 	}
 	for _, a := range own {
@@ -155,36 +163,29 @@ func (d *Datapath) setProtected(own []netip.Addr) error {
 			all[netip.PrefixFrom(a.WithZone(""), a.BitLen())] = bpfobj.PilasterAccessRule{Action: accessDeny}
 		}
 	}
-	if _, err := d.setAccess(everybody, all); err != nil {
+	if _, err := d.setAccess(allTenants, all); err != nil {
 		return fmt.Errorf("protected prefixes: %w", err)
 	}
 	return nil
 }
 
-var _ dpapi.EgressPath = (*Datapath)(nil)
-
-// SetOwnAddresses sets the addresses of this node, which no egress rule leads to.
-func (d *Datapath) SetOwnAddresses(own []netip.Addr) error {
-	d.ownAddresses.Store(&own)
-	if err := d.setProtected(own); err != nil {
-		return err
-	}
-	return d.InvalidateFlows()
+// SetOwnAddresses sets the addresses of this node, which no egress rule leads to. The caller invalidates the flows.
+func (d *Tables) SetOwnAddresses(own []netip.Addr) error {
+	d.mu.Lock()
+	d.own = slices.Clone(own)
+	d.mu.Unlock()
+	return d.protect()
 }
 
-// putEgress writes rules and gateway of a tenant. PutTenant invalidates the flows.
-func (d *Datapath) putEgress(t tenant.Tenant) error {
+// Put writes rules and gateway of a tenant. The caller invalidates the flows.
+func (d *Tables) Put(t tenant.Tenant) error {
 	rules := accessRules(t)
 	if len(rules) > 0 {
-		var own []netip.Addr
-		if known := d.ownAddresses.Load(); known != nil {
-			own = *known
-		}
-		if err := d.setProtected(own); err != nil {
+		if err := d.protect(); err != nil {
 			return err
 		}
 	}
-	address := gatewayAddress(t, d.config.NodePrefix)
+	address := gatewayAddress(t, d.host.NodePrefix)
 	if address.IsValid() {
 		if err := d.putGateway(t, address); err != nil {
 			return fmt.Errorf("tenant %s: %w", t.Name, err)
@@ -204,7 +205,8 @@ func (d *Datapath) putEgress(t tenant.Tenant) error {
 	return nil
 }
 
-func (d *Datapath) deleteEgress(id address.TenantID) (gone bool, err error) {
+// Delete removes rules and gateway of a tenant id, and reports whether it had rules.
+func (d *Tables) Delete(id address.TenantID) (gone bool, err error) {
 	gone, err = d.setAccess(id, nil)
 	return gone, errors.Join(err, d.deleteGateway(id))
 }
@@ -222,10 +224,10 @@ func gatewayAddress(t tenant.Tenant, node netip.Prefix) netip.Addr {
 }
 
 // putGateway makes this node a gateway of a tenant: a table of connections, and then the address of its ids.
-func (d *Datapath) putGateway(t tenant.Tenant, address netip.Addr) error {
+func (d *Tables) putGateway(t tenant.Tenant, address netip.Addr) error {
 	key := bpfobj.ToAddr(address)
 	var id uint32
-	err := d.Objects.PilGwnatV1.Lookup(key, &id)
+	err := d.objects().PilGwnatV1.Lookup(key, &id)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		connections, err := ebpf.NewMap(&ebpf.MapSpec{
 			Name: "pil_gwconn", Type: ebpf.LRUHash, KeySize: natKeySize, ValueSize: natEntrySize,
@@ -235,20 +237,20 @@ func (d *Datapath) putGateway(t tenant.Tenant, address netip.Addr) error {
 			return fmt.Errorf("make the table of connections of gateway %v: %w", address, err)
 		}
 		defer connections.Close()
-		if err := d.Objects.PilGwnatV1.Put(key, connections); err != nil {
+		if err := d.objects().PilGwnatV1.Put(key, connections); err != nil {
 			return fmt.Errorf("add gateway %v: %w; a node has %d at most", address, err,
-				d.Objects.PilGwnatV1.MaxEntries())
+				d.objects().PilGwnatV1.MaxEntries())
 		}
 	} else if err != nil {
 		return fmt.Errorf("read gateway %v: %w", address, err)
 	}
 	for _, own := range t.IDs {
 		var had bpfobj.PilasterAddr
-		err := d.Objects.PilGwtenantsV1.Lookup(uint32(own.ID), &had)
+		err := d.objects().PilGwtenantsV1.Lookup(uint32(own.ID), &had)
 		if err == nil && had == key {
 			continue
 		}
-		if err := d.Objects.PilGwtenantsV1.Put(uint32(own.ID), key); err != nil {
+		if err := d.objects().PilGwtenantsV1.Put(uint32(own.ID), key); err != nil {
 			return fmt.Errorf("gateway of tenant id %d: %w", own.ID, err)
 		}
 	}
@@ -256,8 +258,8 @@ func (d *Datapath) putGateway(t tenant.Tenant, address netip.Addr) error {
 }
 
 // deleteGateway removes the gateway of a tenant id, and its connections if no other id has it.
-func (d *Datapath) deleteGateway(id address.TenantID) error {
-	err := d.Objects.PilGwtenantsV1.Delete(uint32(id))
+func (d *Tables) deleteGateway(id address.TenantID) error {
+	err := d.objects().PilGwtenantsV1.Delete(uint32(id))
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil
 	}
@@ -268,13 +270,13 @@ func (d *Datapath) deleteGateway(id address.TenantID) error {
 }
 
 // sweepGateways removes connections of addresses that no tenant id has.
-func (d *Datapath) sweepGateways() error {
+func (d *Tables) sweepGateways() error {
 	used := map[bpfobj.PilasterAddr]bool{}
-	err := bpfobj.ForEachEntry(d.Objects.PilGwtenantsV1, func(_ uint32, a bpfobj.PilasterAddr) { used[a] = true })
+	err := bpfobj.ForEachEntry(d.objects().PilGwtenantsV1, func(_ uint32, a bpfobj.PilasterAddr) { used[a] = true })
 	if err != nil {
 		return fmt.Errorf("read the gateways: %w", err)
 	}
-	return bpfobj.DeleteOthers(d.Objects.PilGwnatV1, used)
+	return bpfobj.DeleteOthers(d.objects().PilGwnatV1, used)
 }
 
 // Sizes of nat_key and nat_entry, and entries of a gateway's table: two a connection.
@@ -295,14 +297,15 @@ func egressEntries(r endpoint.Record, a endpoint.Attachment) (bpfobj.PilasterEgr
 		}
 }
 
-func (d *Datapath) writeEgress(r endpoint.Record, a endpoint.Attachment) error {
+// Activate writes the egress address of an attachment; without one, it removes that of the endpoint.
+func (d *Tables) Activate(r endpoint.Record, a endpoint.Attachment) error {
 	if !a.Egress.IsValid() {
-		return d.removeEgress(r)
+		return d.Deactivate(r)
 	}
 	src, dst := egressEntries(r, a)
-	err := d.Objects.PilElocalsV1.Put(bpfobj.ToAddr(a.Egress).Lo, dst)
+	err := d.objects().PilElocalsV1.Put(bpfobj.ToAddr(a.Egress).Lo, dst)
 	if err == nil {
-		err = d.Objects.PilEsourcesV1.Put(uint32(r.ID), src)
+		err = d.objects().PilEsourcesV1.Put(uint32(r.ID), src)
 	}
 	if err != nil {
 		return fmt.Errorf("endpoint %d: write its egress address: %w", r.ID, err)
@@ -310,13 +313,13 @@ func (d *Datapath) writeEgress(r endpoint.Record, a endpoint.Attachment) error {
 	return nil
 }
 
-// removeEgress removes the egress address of an endpoint, whatever it is.
-func (d *Datapath) removeEgress(r endpoint.Record) error {
-	was, found, err := lookup[bpfobj.PilasterEgressSrc](d.Objects.PilEsourcesV1, uint32(r.ID))
+// Deactivate removes the egress address of an endpoint, whatever it is.
+func (d *Tables) Deactivate(r endpoint.Record) error {
+	was, found, err := lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(r.ID))
 	if !found || err != nil {
 		return err
 	}
-	err = errors.Join(d.Objects.PilEsourcesV1.Delete(uint32(r.ID)), ignoreMissing(d.Objects.PilElocalsV1.Delete(
+	err = errors.Join(d.objects().PilEsourcesV1.Delete(uint32(r.ID)), ignoreMissing(d.objects().PilElocalsV1.Delete(
 		was.Address.Lo)))
 	if err != nil {
 		return fmt.Errorf("endpoint %d: remove its egress address: %w", r.ID, err)
@@ -331,17 +334,17 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// checkEgress compares the entries of an attachment.
-func (d *Datapath) checkEgress(r endpoint.Record, a endpoint.Attachment) error {
+// Check compares the entries of an attachment.
+func (d *Tables) Check(r endpoint.Record, a endpoint.Attachment) error {
 	if !a.Egress.IsValid() {
 		return nil
 	}
 	src, dst := egressEntries(r, a)
-	gotDst, _, err := lookup[bpfobj.PilasterEgressDst](d.Objects.PilElocalsV1, bpfobj.ToAddr(a.Egress).Lo)
+	gotDst, _, err := lookup[bpfobj.PilasterEgressDst](d.objects().PilElocalsV1, bpfobj.ToAddr(a.Egress).Lo)
 	if err != nil {
 		return err
 	}
-	gotSrc, _, err := lookup[bpfobj.PilasterEgressSrc](d.Objects.PilEsourcesV1, uint32(r.ID))
+	gotSrc, _, err := lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(r.ID))
 	if err != nil {
 		return err
 	}
@@ -352,8 +355,8 @@ func (d *Datapath) checkEgress(r endpoint.Record, a endpoint.Attachment) error {
 	return nil
 }
 
-// repairEgress removes egress addresses that no record has, and rules of tenants that are not here.
-func (d *Datapath) repairEgress(found []endpoint.Record, ids map[uint32]bool) error {
+// Repair removes egress addresses that no record has, and rules of tenants that are not here.
+func (d *Tables) Repair(found []endpoint.Record, ids map[uint32]bool) error {
 	sources, locals := map[uint32]bool{}, map[uint64]bool{}
 	for _, r := range found {
 		for _, a := range r.Attachments {
@@ -363,23 +366,23 @@ func (d *Datapath) repairEgress(found []endpoint.Record, ids map[uint32]bool) er
 		}
 	}
 	err := errors.Join(
-		bpfobj.DeleteOthers(d.Objects.PilEsourcesV1, sources),
-		bpfobj.DeleteOthers(d.Objects.PilElocalsV1, locals),
-		bpfobj.DeleteOthers(d.Objects.PilGwtenantsV1, ids),
+		bpfobj.DeleteOthers(d.objects().PilEsourcesV1, sources),
+		bpfobj.DeleteOthers(d.objects().PilElocalsV1, locals),
+		bpfobj.DeleteOthers(d.objects().PilGwtenantsV1, ids),
 		d.sweepGateways(),
 	)
 	if err != nil {
 		return err
 	}
 	stale := map[uint32]bool{}
-	d.accessLock.Lock()
-	err = d.loadAccess()
-	for k := range d.access {
-		if k.Tenant != uint32(everybody) && !ids[k.Tenant] {
+	d.mu.Lock()
+	err = d.read()
+	for k := range d.entries {
+		if k.Tenant != uint32(allTenants) && !ids[k.Tenant] {
 			stale[k.Tenant] = true
 		}
 	}
-	d.accessLock.Unlock()
+	d.mu.Unlock()
 	for _, id := range slices.Sorted(maps.Keys(stale)) {
 		if err == nil {
 			_, err = d.setAccess(address.TenantID(id), nil)
@@ -389,12 +392,23 @@ func (d *Datapath) repairEgress(found []endpoint.Record, ids map[uint32]bool) er
 }
 
 // SetGatewayAlive says whether new connections use a gateway if their rule has another one.
-func (d *Datapath) SetGatewayAlive(node netip.Prefix, alive bool) error {
+func (d *Tables) SetGatewayAlive(node netip.Prefix, alive bool) error {
 	key := bpfobj.ToAddr(node.Addr()).Hi
 	if alive {
-		return ignoreMissing(d.Objects.PilGwsilentV1.Delete(key))
+		return ignoreMissing(d.objects().PilGwsilentV1.Delete(key))
 	}
-	return d.Objects.PilGwsilentV1.Put(key, uint8(1))
+	return d.objects().PilGwsilentV1.Put(key, uint8(1))
+}
+
+func lookup[V any](m *ebpf.Map, key any) (value V, found bool, err error) {
+	err = m.Lookup(key, &value)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return value, false, nil
+	}
+	if err != nil {
+		return value, false, fmt.Errorf("read %v: %w", m, err)
+	}
+	return value, true, nil
 }
 
 // LookupAccess finds the entry in pil_access_v1. The kernel's lookup does not say which prefix it has found.
