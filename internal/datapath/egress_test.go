@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
@@ -172,6 +174,16 @@ func TestEgress(t *testing.T) {
 		exchange(t, conn, 1<<20)
 		if seen := <-clients; seen.Addr() != c.egress() {
 			t.Errorf("%s: the host sees %v, want %v", of.Name, seen, c.egress())
+		}
+		own, found, err := w.nodes[0].datapath.LookupEgress(c.record.ID)
+		must(t, err)
+		if !found || own != c.egress() {
+			t.Errorf("%s: the table has %v, %t; want %v", of.Name, own, found, c.egress())
+		}
+		base, found, err := w.nodes[0].datapath.LookupAccess(0, w.nodes[1].prefix.Addr())
+		must(t, err)
+		if plan := address.DefaultPlan().Base; !found || base.To != plan || base.Action != dpapi.AccessDeny {
+			t.Errorf("%s: nodes are protected by %+v, %t; want %v", of.Name, base, found, plan)
 		}
 		if r := c.ping(t, w.hostAddr, 1000, patience); r.Received != 2 {
 			t.Errorf("%s: ping: %+v; drops %v", of.Name, r, w.nodes[0].drops(t))
@@ -385,6 +397,17 @@ func TestTwoGateways(t *testing.T) {
 	}
 	must(t, source.SetGatewayAlive(w.nodes[1].prefix, false))
 	later := connect(12)
+	rule, found, err := source.LookupAccess(of.IDs[0].ID, w.hostAddr)
+	must(t, err)
+	want := []dpapi.GatewayEntry{{Node: w.nodes[1].prefix, Silent: true}, {Node: w.nodes[2].prefix}}
+	if !found || rule.To != everywhere.To || rule.Action != dpapi.AccessGateway || !slices.Equal(rule.Gateways, want) {
+		t.Errorf("the rule is %+v, %t; want gateways %v", rule, found, want)
+	}
+	own, found, err := w.nodes[1].datapath.LookupGateway(of.IDs[0].ID)
+	must(t, err)
+	if !found || own != first {
+		t.Errorf("the gateway's address is %v, %t; want %v", own, found, first)
+	}
 	if len(later[second]) != 12 {
 		t.Errorf("%d of 12 connections by the gateway that answers", len(later[second]))
 	}

@@ -408,3 +408,18 @@ func (d *Datapath) SetOwnAddresses(own []netip.Addr) error {
 func (d *Datapath) SetGatewayAlive(node netip.Prefix, alive bool) error {
 	return d.Egress.SetGatewayAlive(node, alive)
 }
+
+// LookupAccess reads the entry with the longest prefix that contains an address.
+func (d *Datapath) LookupAccess(id address.TenantID, to netip.Addr) (dpapi.AccessEntry, bool, error) {
+	return d.Egress.Access(id, to)
+}
+
+// LookupEgress reads the egress address of an endpoint.
+func (d *Datapath) LookupEgress(id endpoint.ID) (netip.Addr, bool, error) {
+	return d.Egress.AddressOf(id)
+}
+
+// LookupGateway reads the address of this node as an egress gateway of a tenant id.
+func (d *Datapath) LookupGateway(id address.TenantID) (netip.Addr, bool, error) {
+	return d.Egress.GatewayOf(id)
+}

@@ -41,7 +41,7 @@ func (r *run) leaveCluster(source dpapi.SourceEntry) error {
 	r.step("rule", rule.Because+" allows it", entry)
 	if rule.Action == dpapi.AccessGateway {
 		r.src = source.Plaintext
-		return r.toGateway(rule.Gateways)
+		return r.toGateway(source.TenantID, rule.Gateways)
 	}
 	seen, found, err := r.Path.LookupEgress(source.Endpoint)
 	if err != nil {
@@ -55,11 +55,7 @@ func (r *run) leaveCluster(source dpapi.SourceEntry) error {
 	r.src = seen
 	r.step("egress address", "hosts outside see the container at it",
 		fmt.Sprintf("%s: endpoint %d", r.tables.Egress, source.Endpoint))
-	if err := r.leave(netip.Prefix{}); err != nil || r.response.Verdict == Dropped {
-		return err
-	}
-	r.response.Verdict = Left
-	return nil
+	return r.leaveFor(Left, "")
 }
 
 // translatable are the protocols that gateways translate.
@@ -69,7 +65,7 @@ var translatable = map[uint8]bool{
 
 // toGateway adds the stages of a packet that leaves by a gateway: policy, gateway, and the way to it. Of two gateways
 // that answer, the one of a connection depends on a hash of its ports, so the trace goes on with the first.
-func (r *run) toGateway(all []dpapi.GatewayEntry) error {
+func (r *run) toGateway(id address.TenantID, all []dpapi.GatewayEntry) error {
 	if !translatable[r.of.Protocol] {
 		r.drop("gateway", dropreason.GatewayProtocol, fmt.Sprintf("gateways do not translate protocol %d",
 			r.of.Protocol), "")
@@ -88,7 +84,9 @@ func (r *run) toGateway(all []dpapi.GatewayEntry) error {
 		answering = all
 	}
 	for _, g := range answering {
-		names = append(names, g.Node.String())
+		if names = append(names, g.Node.String()); g.Node != r.Prefix {
+			r.response.Gateways = append(r.response.Gateways, g.Node.String())
+		}
 	}
 	detail := "in a tunnel to gateway " + names[0]
 	if len(names) > 1 {
@@ -97,6 +95,10 @@ func (r *run) toGateway(all []dpapi.GatewayEntry) error {
 		detail += ", because the other one does not answer"
 	}
 	next := answering[0].Node
+	if next == r.Prefix {
+		r.step("gateway", "this node is the gateway", r.tables.Access)
+		return r.asGateway(id)
+	}
 	r.step("gateway", detail, r.tables.Access)
 	hop, err := r.Path.NextHop(tenant.EgressTunnel(r.Prefix), tenant.EgressTunnel(next))
 	if err != nil {
@@ -120,8 +122,7 @@ func (r *run) atGateway(from agent.Explanation) error {
 	for _, g := range rule.Gateways {
 		here = here || g.Node == r.Prefix
 	}
-	own, found, err := r.Path.LookupGateway(source.Tenant)
-	if err != nil || !found && !here {
+	if _, found, err := r.Path.LookupGateway(source.Tenant); err != nil || !found && !here {
 		return err
 	}
 	r.response.Network, r.response.Next = tenant.Netpila, source.Node.String()
@@ -129,14 +130,28 @@ func (r *run) atGateway(from agent.Explanation) error {
 	r.response.Destination = r.end(r.dst, agent.Explanation{})
 	r.src = from.Plaintext
 	r.step("uplink", "from the fabric, in the tunnel from "+source.Node.String(), "")
-	if !here || !found {
+	if !here {
 		r.drop("rule", dropreason.GatewayDenied, "no egress rule of the tenant has this node as its gateway", entry)
 		return nil
 	}
 	r.step("rule", rule.Because, entry)
+	return r.asGateway(source.Tenant)
+}
+
+// asGateway adds the stages of this node as the gateway of a packet.
+func (r *run) asGateway(id address.TenantID) error {
+	own, found, err := r.Path.LookupGateway(id)
+	if err != nil {
+		return err
+	}
+	if !found {
+		r.drop("gateway", dropreason.GatewayDenied, "this node is not a gateway of the tenant",
+			fmt.Sprintf("no tenant id %d in %s", id, r.tables.Gateways))
+		return nil
+	}
 	r.src = own
 	r.step("gateway", "source address and port become the gateway's",
-		fmt.Sprintf("%s: tenant id %d", r.tables.Gateways, source.Tenant))
+		fmt.Sprintf("%s: tenant id %d", r.tables.Gateways, id))
 	hop, err := r.Path.NextHop(r.src, r.dst)
 	if err != nil {
 		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
@@ -147,12 +162,12 @@ func (r *run) atGateway(from agent.Explanation) error {
 	return nil
 }
 
-// nodeSeenBy returns the address at which containers of a sender's tenant see a node.
-func (r *run) nodeSeenBy(from agent.Explanation, node netip.Prefix) (netip.Addr, error) {
-	id := address.Split(from.Plaintext).Tenant
+// nodeSeenBy returns the address at which containers of a tenant id see a node.
+func (r *run) nodeSeenBy(id address.TenantID, node netip.Prefix) (netip.Addr, error) {
+	entry, found, err := r.Path.LookupTenantID(id)
 	t, known := r.Core.TenantOf(id)
-	if !known {
-		return tenant.NodeAddress(node), nil
+	if err != nil || !found || !known || entry.Clear {
+		return tenant.NodeAddress(node), err
 	}
 	alias, err := t.Gateway(r.Plan, node, t.Of(id))
 	return alias.Address, err

@@ -32,7 +32,7 @@ func (r *run) netpilaSender(from, to agent.Explanation) error {
 	r.response.Network = tenant.Netpila
 	r.src, r.dst = r.seenBy(from, r.src), r.seenBy(to, r.dst)
 	if node := address.Split(to.Plaintext).Node; to.Plaintext.IsValid() && to.Plaintext == tenant.NodeAddress(node) {
-		alias, err := r.nodeSeenBy(from, node)
+		alias, err := r.nodeSeenBy(address.Split(from.Plaintext).Tenant, node)
 		if err != nil {
 			return err
 		}
@@ -88,7 +88,10 @@ func (r *run) netpilaSender(from, to agent.Explanation) error {
 
 // leave adds the stages of a packet with its final addresses that leaves for another node: route and the sender's
 // policies.
-func (r *run) leave(next netip.Prefix) error {
+func (r *run) leave(next netip.Prefix) error { return r.leaveFor(Sent, next.String()) }
+
+// leaveFor is leave with a verdict and the node with the other part of the way.
+func (r *run) leaveFor(verdict, next string) error {
 	hop, err := r.Path.NextHop(r.src, r.dst)
 	if err != nil {
 		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
@@ -98,7 +101,7 @@ func (r *run) leave(next netip.Prefix) error {
 	if allowed, err := r.policies(policy.Egress); err != nil || !allowed {
 		return err
 	}
-	r.response.Verdict, r.response.Next = Sent, next.String()
+	r.response.Verdict, r.response.Next = verdict, next
 	return nil
 }
 
@@ -277,7 +280,7 @@ func (r *run) netpilaReceiver(from, to agent.Explanation) error {
 	} else {
 		r.src, r.dst = r.seenBy(from, from.Plaintext), local.Address
 		if isNode {
-			if r.src, err = r.nodeSeenBy(to, source.Node); err != nil {
+			if r.src, err = r.nodeSeenBy(destination.Tenant, source.Node); err != nil {
 				return err
 			}
 			source.Tenant = destination.Tenant

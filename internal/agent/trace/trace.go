@@ -55,7 +55,7 @@ func New(c Config) *Tracer { return &Tracer{Config: c} }
 const (
 	Delivered = "delivered" // to its container, or to this node's gateway
 	Sent      = "sent"      // to another node
-	Left      = "left" // the cluster
+	Left      = "left"      // the cluster
 	Dropped   = "dropped"
 )
 

@@ -15,6 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -411,10 +412,10 @@ func lookup[V any](m *ebpf.Map, key any) (value V, found bool, err error) {
 	return value, true, nil
 }
 
-// LookupAccess finds the entry in pil_access_v1. The kernel's lookup does not say which prefix it has found.
-func (d *Datapath) LookupAccess(id address.TenantID, to netip.Addr) (found dpapi.AccessEntry, ok bool, err error) {
+// Access finds the entry in pil_access_v1. The kernel's lookup does not say which prefix it has found.
+func (d *Tables) Access(id address.TenantID, to netip.Addr) (found dpapi.AccessEntry, ok bool, err error) {
 	var rule bpfobj.PilasterAccessRule
-	err = bpfobj.ForEachEntry(d.Objects.PilAccessV1,
+	err = bpfobj.ForEachEntry(d.objects().PilAccessV1,
 		func(k bpfobj.PilasterAccessKey, v bpfobj.PilasterAccessRule) {
 			p := netip.PrefixFrom(k.Address.Addr(), int(k.Bits)-32)
 			if k.Tenant == uint32(id) && p.Contains(to) && (!ok || p.Bits() > found.To.Bits()) {
@@ -429,7 +430,7 @@ func (d *Datapath) LookupAccess(id address.TenantID, to netip.Addr) (found dpapi
 		if node == 0 {
 			continue
 		}
-		_, silent, err := lookup[uint8](d.Objects.PilGwsilentV1, node)
+		_, silent, err := lookup[uint8](d.objects().PilGwsilentV1, node)
 		if err != nil {
 			return found, false, err
 		}
@@ -439,14 +440,14 @@ func (d *Datapath) LookupAccess(id address.TenantID, to netip.Addr) (found dpapi
 	return found, true, nil
 }
 
-// LookupEgress reads the egress address of an endpoint.
-func (d *Datapath) LookupEgress(id endpoint.ID) (netip.Addr, bool, error) {
-	v, found, err := lookup[bpfobj.PilasterEgressSrc](d.Objects.PilEsourcesV1, uint32(id))
+// AddressOf reads the egress address of an endpoint.
+func (d *Tables) AddressOf(id endpoint.ID) (netip.Addr, bool, error) {
+	v, found, err := lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(id))
 	return v.Address.Addr(), found, err
 }
 
-// LookupGateway reads the address of this node as an egress gateway of a tenant id.
-func (d *Datapath) LookupGateway(id address.TenantID) (netip.Addr, bool, error) {
-	v, found, err := lookup[bpfobj.PilasterAddr](d.Objects.PilGwtenantsV1, uint32(id))
+// GatewayOf reads the address of this node as an egress gateway of a tenant id.
+func (d *Tables) GatewayOf(id address.TenantID) (netip.Addr, bool, error) {
+	v, found, err := lookup[bpfobj.PilasterAddr](d.objects().PilGwtenantsV1, uint32(id))
 	return v.Addr(), found, err
 }
