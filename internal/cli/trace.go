@@ -420,7 +420,7 @@ func (j *traceJob) live(ctx context.Context, t trace.Trace, parts []*pilasterv1.
 		wait = cmp.Or(wait, 10*time.Second)
 		answers = nil
 	}
-	seen, answer, err := j.collect(ctx, wait, events, answers, t.Leaves)
+	seen, answer, err := j.collect(ctx, wait, events, answers, t.Ends)
 	if err != nil {
 		return t, err
 	}
@@ -494,7 +494,7 @@ func (j *traceJob) probe(ctx context.Context, t trace.Trace) (p probed) {
 // collect returns the events of a packet, and the answer to the probe if answers is not nil. It ends when the packet's
 // fate is known and the probe is answered, or when the time is over.
 func (j *traceJob) collect(ctx context.Context, wait time.Duration, events <-chan trace.Observed,
-	answers <-chan probed, leaves []string) (seen []trace.Observed, answer *trace.Answer, err error) {
+	answers <-chan probed, ends []string) (seen []trace.Observed, answer *trace.Answer, err error) {
 	if answers != nil {
 		answer = &trace.Answer{}
 	}
@@ -518,7 +518,7 @@ func (j *traceJob) collect(ctx context.Context, wait time.Duration, events <-cha
 			case trace.Delivered:
 				known, over = true, time.After(answerWait)
 			case trace.Sent:
-				if len(j.nodes) == 1 || e.Hook == "uplink-out" && slices.Contains(leaves, e.Node) {
+				if len(j.nodes) == 1 || e.Hook == "uplink-out" && slices.Contains(ends, e.Node) {
 					sent, over = true, time.After(answerWait)
 				}
 			}

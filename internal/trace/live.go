@@ -26,8 +26,8 @@ func (o Observed) Outcome() string {
 		return ""
 	case o.ToEndpoint != "" || o.ToDevice == pipeline.GatewayDevice:
 		return Delivered
-	case o.Hook == "uplink-in" && o.Action == "redirect":
-		return Left // at an egress gateway
+	case o.Hook == "uplink-in" && o.Action == "pass": // to the node's own stack
+		return Delivered
 	case o.Hook == "uplink-out" || o.Hook == "container" && o.Action == "redirect":
 		return Sent
 	}
@@ -37,7 +37,7 @@ func (o Observed) Outcome() string {
 // FromEvents replaces the steps of a trace by those of a packet that was observed: the first one on each node. The
 // events may be in any order.
 func (t Trace) FromEvents(events []Observed) Trace {
-	tables, leaves, last := t.Steps, t.Leaves, ""
+	tables, fate, last := t.Steps, t.Verdict, ""
 	t.Live, t.Steps, t.Verdict, t.Drop = true, []Step{}, NotSeen, ""
 	events = slices.Clone(events)
 	slices.SortStableFunc(events, func(a, b Observed) int { return cmp.Compare(a.Time, b.Time) })
@@ -75,8 +75,8 @@ func (t Trace) FromEvents(events []Observed) Trace {
 			break
 		}
 	}
-	if t.Verdict == Sent && slices.Contains(leaves, last) {
-		t.Verdict = Left
+	if t.Verdict == Sent && slices.Contains(t.Ends, last) {
+		t.Verdict = fate
 	}
 	if t.Verdict != Sent && t.Source.Node != "" {
 		t.Elsewhere = ""
@@ -203,6 +203,9 @@ func (l *live) leave(s *Step, e Observed) bool {
 	case e.ToEndpoint != "":
 		s.Stage, s.Detail = "deliver", fmt.Sprintf("to %s by %s, %s", e.ToEndpoint, e.ToDevice, took)
 		s.Entry = cmp.Or(l.entry(e.Node, "translate"), l.entry(e.Node, "deliver"))
+		return true
+	case e.Hook == "uplink-in" && e.Action == "pass":
+		s.Stage, s.Detail = "deliver", "to this node, "+took
 		return true
 	case e.ToDevice == pipeline.GatewayDevice:
 		s.Stage, s.Detail, s.Entry = "deliver", "to this node's gateway, "+took, l.both(e.Node, "nat")

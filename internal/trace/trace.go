@@ -25,8 +25,8 @@ type Trace struct {
 	Elsewhere     string `json:"elsewhere,omitempty"`
 	ElsewhereName string `json:"elsewhereNode,omitempty"` // the name of this node, if known
 	Note          string `json:"note,omitempty"`          // what the steps do not say
-	// nodes that were asked and by which such packets leave the cluster: the sender's, or gateways
-	Leaves []string `json:"-"`
+	// nodes that were asked and at which such packets leave the cluster, or are delivered to the node itself
+	Ends []string `json:"-"`
 	// events that did not fit into a node's ring buffer
 	LostEvents uint64 `json:"lostEvents,omitempty"`
 }
@@ -76,8 +76,8 @@ type Answer struct {
 func Merge(parts ...*pilasterv1.TraceResponse) Trace {
 	t := Trace{Steps: []Step{}, Verdict: NotHere}
 	for _, p := range parts {
-		if p.Verdict == Left {
-			t.Leaves = append(t.Leaves, p.Node)
+		if p.Verdict == Left || p.Verdict == Delivered && p.Destination.GetEndpointId() == 0 {
+			t.Ends = append(t.Ends, p.Node)
 		}
 	}
 	for _, p := range parts {

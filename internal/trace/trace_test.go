@@ -67,6 +67,12 @@ func leaving(p *pilasterv1.TraceResponse, node string) *pilasterv1.TraceResponse
 	return p
 }
 
+// delivering makes a part one of a packet that its node itself gets.
+func delivering(p *pilasterv1.TraceResponse) *pilasterv1.TraceResponse {
+	p.Verdict, p.Next, p.Destination.EndpointId = "delivered", "", 0
+	return p
+}
+
 func text(t Trace) string {
 	var s strings.Builder
 	w := tabwriter.NewWriter(&s, 0, 8, 3, ' ', 0)
@@ -257,6 +263,14 @@ left the cluster 3.1 µs after the first step`},
 				Source: plainA, Destination: plainB}}), `
 …
 left the cluster 6.0 µs after the first step`},
+		"to a node": {Merge(sender(), delivering(receiver())), append(observed()[3:7], Observed{"n1",
+			&pilasterv1.PacketEvent{Time: 7000, Packet: 1, Point: "leave", Hook: "uplink-in", Action: "pass",
+				Source: plainA, Destination: plainB}}), `
+…
+delivered 6.0 µs after the first step`},
+		"to the own node": {Merge(delivering(sender())), observed()[3:5], `
+…
+delivered 2.0 µs after the first step`},
 		"not at the gateway": {Merge(sender(), leaving(receiver(), "n1")), observed()[3:7], `
 …
 sent, and not seen again`},
