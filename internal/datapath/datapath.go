@@ -178,7 +178,7 @@ func newDatapath(c Config) *Datapath {
 			&hook.Hooks{Host: hostLink, UplinkPrograms: map[uint32]*ebpf.Program{}},
 		), Policies: policymap.NewPolicies(hostLink, c.MaxRules), Egress: egressmap.New(hostLink), config: c,
 		deviceReason: reason,
-		networkMaps: map[string]*ebpf.Map{}, networkConstants: map[string][]byte{},
+		networkMaps:  map[string]*ebpf.Map{}, networkConstants: map[string][]byte{},
 	}
 }
 

@@ -41,7 +41,7 @@ var namedNetworks = map[string]struct {
 	"bpf/hooks":                              {15, "the hook of containers begins with one network's lookup"},
 	"bpf/pilaster.bpf.c":                     {12, "the entry programs of networks"},
 	"deploy/systemd/pilaster-agent.service":  {1, "an example of flags"},
-	"internal/bench":                         {155, "scenarios, gates and reports are about one network"},
+	"internal/bench":                         {152, "scenarios, gates and reports are about one network"},
 	"internal/bench/networks":                {54, "a comparison of all networks, a row for each"},
 	"internal/cli/explain.go":                {1, "the addresses of a network"},
 	"internal/cli/bench.go":                  {5, "help: which networks are compared"},
