@@ -292,6 +292,7 @@ func TestWhyBeyond(t *testing.T) {
 	setEgress(b, egressVia)
 	here := tenant.NodeAddress(agenttest.NodePrefix)
 	hosts, nodes := endpoint.DefaultRoute, address.DefaultPlan().Base
+	reached := []dpapi.AccessEntry{{To: nodes, Action: dpapi.AccessNode}}
 	entry := func(to netip.Prefix, action dpapi.AccessAction) []dpapi.AccessEntry {
 		return []dpapi.AccessEntry{{To: to, Action: action}}
 	}
@@ -309,14 +310,14 @@ func TestWhyBeyond(t *testing.T) {
 		"to a protected prefix": {own.Address, outside, entry(hosts, dpapi.AccessGateway),
 			entry(prefix, dpapi.AccessDeny), false, "no egress rule leads to " + prefix.String(), true},
 		"from outside": {outside, own.Plaintext, entry(hosts, dpapi.AccessOutside), nil, false, "only answer", false},
-		"to an alias":  {own.Address, alias.Address, entry(nodes, dpapi.AccessNode), nil, true, "reaches nodes in", true},
+		"to an alias":  {own.Address, alias.Address, reached, nil, true, "reaches nodes in", true},
 		"to a node":    {own.Plaintext, tenant.NodeAddress(other), nil, nil, false, "does not reach the node", true},
-		"from a node": {tenant.NodeAddress(other), own.Plaintext, entry(nodes, dpapi.AccessNode), nil, true, "nodes in",
+		"from a node": {tenant.NodeAddress(other), own.Plaintext, reached, nil, true, "nodes in",
 			true},
 		"from another":     {tenant.NodeAddress(other), own.Address, nil, nil, false, "does not reach the node", true},
 		"from the own":     {here, own.Address, nil, nil, true, "own containers", false},
 		"to the own":       {own.Address, here, nil, nil, false, "--nodes allow", false},
-		"allowed own node": {own.Address, here, entry(nodes, dpapi.AccessNode), nil, true, "reaches nodes", false},
+		"allowed own node": {own.Address, here, reached, nil, true, "reaches nodes", false},
 	} {
 		b.Driver.Access = map[address.TenantID][]dpapi.AccessEntry{id: c.of, 0: c.all}
 		all, err := b.Why(agent.Connection{Source: c.from, Destination: c.to, Protocol: policy.TCP, Port: 80})

@@ -29,7 +29,8 @@ type Reason struct {
 	Allowed     bool
 	CrossTenant bool             // the endpoints belong to two tenants, which cannot connect
 	By, Audit   *policy.RuleName // the deciding rule, and the audit rule that would have denied; nil if none
-	// Access is the egress rule or the setting for nodes that decides, if the peer is no container; a policy decides too
+	// Access is the egress rule or the setting for nodes that decides, if the peer is no container; empty in the Reason
+	// of the policies, which decide too
 	Access string
 }
 
@@ -194,7 +195,8 @@ func (c *Core) Access(id address.TenantID, peer netip.Addr) (a Access, err error
 		a.Allowed = found && a.Action == dpapi.AccessNode
 		if a.Because = fmt.Sprintf("tenant %s reaches nodes in %v", of.Name, a.To); !a.Allowed {
 			a.Drop = dropreason.ToNode
-			a.Because = fmt.Sprintf("tenant %s does not reach the node: pilaster tenant set %s --nodes allow", of.Name, of.Name)
+			a.Because = fmt.Sprintf("tenant %[1]s does not reach the node: pilaster tenant set %[1]s --nodes allow",
+				of.Name)
 		}
 		return a, nil
 	}
@@ -218,7 +220,8 @@ func (c *Core) Access(id address.TenantID, peer netip.Addr) (a Access, err error
 			a.Because += [2]string{" via ", ", "}[min(j, 1)] + g.Node
 		}
 	case slices.Contains(of.Protected, a.To):
-		a.Because = fmt.Sprintf("protected prefix %v of the cluster, which no egress rule of tenant %s names", a.To, of.Name)
+		a.Because = fmt.Sprintf("protected prefix %v of the cluster, which no egress rule of tenant %s names", a.To,
+			of.Name)
 	default:
 		a.Because = fmt.Sprintf("no egress rule of tenant %s contains it", of.Name)
 	}

@@ -45,24 +45,25 @@ func newTraceCommand(env Env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "trace SOURCE DESTINATION [PROTOCOL[/PORT]]",
 		Short: "Show the way of a packet of a container: stages, entries, addresses",
-		Long: `Show the way of a packet from one container to another, to a host outside of the cluster or to a node: the
-stages on this node, the table entry that each hits, and the addresses after each, which shows where the network translates them. The command
-sends one packet from the container and follows it through the programs: an ICMP echo request without
-PROTOCOL, else a TCP SYN or an empty UDP datagram. With --wait it sends nothing and follows the first such
-packet of the container. With --dry-run it only reads the tables.
+		Long: `Show the way of a packet from one container to another, to a host outside of the cluster or to a
+node: the stages on this node, the table entry that each hits, and the addresses after each, which shows where
+the network translates them. The command sends one packet from the container and follows it through the
+programs: an ICMP echo request without PROTOCOL, else a TCP SYN or an empty UDP datagram. With --wait it sends
+nothing and follows the first such packet of the container. With --dry-run it only reads the tables.
 
 It shows the part of the way that is on this node, and names the node with the other part. To see both
 parts of one packet, start the command on the node of the destination first: with --wait 1m it waits there for
 the packet. Then run it on the node of the source. In a lab, pilaster lab trace shows the whole way.
 
-SOURCE and DESTINATION are addresses, or names of endpoints on this node. DESTINATION may be the name of a node; names
-of other nodes come from an orchestrator on this machine. Of an egress gateway, run the command on its node with the
-source's address on the fabric. The way back is not traced. As with pilaster why, --peer-app and
---tenant say what addresses of a tenant's own CIDRs do not contain. Of Open vSwitch a live trace shows where it
-takes and delivers a packet; a dry run shows its flows. If frontends look up the rules, the command only
-reads the tables; pilaster lab trace shows the whole way.
+SOURCE and DESTINATION are addresses, or names of endpoints on this node. DESTINATION may be the name of a
+node; names of other nodes come from an orchestrator on this machine. For the part of an egress gateway, run
+the command on its node, with the source's address on the fabric. The way back is not traced. As with pilaster
+why, --peer-app and --tenant say what addresses of a tenant's own CIDRs do not contain. Of Open vSwitch a live
+trace shows where it takes and delivers a packet; a dry run shows its flows. If frontends look up the rules,
+the command only reads the tables; pilaster lab trace shows the whole way.
 
-The exit status is 0 if the packet is delivered, sent to another node or leaves the cluster, and 1 if it is dropped or not seen.`,
+The exit status is 0 if the packet is delivered, sent to another node or leaves the cluster, and 1 if it is
+dropped or not seen.`,
 		Example: `  pilaster trace shop/front fc98:14bc:4974:c7a8:470f:98a:c932:1f42 tcp/80
   pilaster trace $SOURCE $DESTINATION --dry-run
   pilaster trace $SOURCE $DESTINATION udp/53 --wait 10s -o json`,

@@ -458,8 +458,8 @@ func TestTwoGateways(t *testing.T) {
 	}
 }
 
-// TestFollowOutside: live traces report a packet that leaves by an egress address or by a gateway, and the answer: at the
-// container's node and at the gateway.
+// TestFollowOutside: live traces report a packet that leaves by an egress address or by a gateway, and the answer, at
+// the container's node and at the gateway.
 func TestFollowOutside(t *testing.T) {
 	w := newOutsideWire(t)
 	for _, rule := range []tenant.EgressRule{everywhere, w.via(1)} {
@@ -504,7 +504,8 @@ func TestFollowOutside(t *testing.T) {
 			t.Errorf("ping during a trace: %+v", r)
 		}
 		for i := range events {
-			if got := traced(drainTrace(events[i])); !strings.HasPrefix(got, wanted[i]) || wanted[i] == "" && got != "" {
+			got := traced(drainTrace(events[i]))
+			if !strings.HasPrefix(got, wanted[i]) || wanted[i] == "" && got != "" {
 				t.Errorf("node %d:\n%s\nwant\n%s", i, got, wanted[i])
 			}
 		}

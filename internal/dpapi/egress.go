@@ -41,7 +41,7 @@ type GatewayEntry struct {
 	Silent bool         // it does not answer, so new connections avoid it
 }
 
-// AccessAction is an action of bpf/net/netpila/access.h.
+// AccessAction is an action of the packet path.
 type AccessAction uint32
 
 // Actions, with the values of enum access_action.

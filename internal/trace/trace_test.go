@@ -63,7 +63,7 @@ func dropped(p *pilasterv1.TraceResponse, reason string) *pilasterv1.TraceRespon
 func leaving(p *pilasterv1.TraceResponse, node string) *pilasterv1.TraceResponse {
 	p.Verdict, p.Node, p.Next = "left", node, ""
 	p.Steps = append(p.Steps[:1], &pilasterv1.TraceStep{Stage: "rule", Source: plainA, Destination: plainB,
-		Detail: "egress rule to ::/0", Entry: "pil_access: ::/0"})
+		Detail: "rule", Entry: "pil_access: ::/0"})
 	return p
 }
 
@@ -255,7 +255,7 @@ func TestLeaving(t *testing.T) {
 	}{
 		"at the sender's node": {Merge(leaving(sender(), "n2")), observed()[3:7], `
 …
-  n2   egress address   …:2:0:100:100:2a → …:1:0:100:200:13   2.0 µs   to eth0, in 2.0 µs   pil_access: ::/0: egress rule to ::/0
+  n2   egress address   …:2:0:100:100:2a → …:1:0:100:200:13   2.0 µs   to eth0, in 2.0 µs   pil_access: ::/0: rule
 …
 left the cluster 3.1 µs after the first step`},
 		"at a gateway": {Merge(sender(), leaving(receiver(), "n1")), append(observed()[3:7], Observed{"n1",

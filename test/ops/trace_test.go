@@ -278,12 +278,13 @@ func TestTraceBeyond(t *testing.T) {
 	l := tracingLab{labtest.New(t, lab.Spec{
 		Nodes: []string{"n1", "n2"}, Outside: []lab.OutsideHost{{Name: "internet"}},
 		Tenants:    []lab.Tenant{{Name: "blue"}},
-		Containers: []lab.Container{{Name: "b1", Node: "n1", Tenant: "blue", Labels: map[string]string{"app": "front"}}},
+		Containers: []lab.Container{{Name: "b1", Node: "n1", Tenant: "blue"}},
 	}), labtest.Binary(t)}
 	ctx := labtest.Context(t)
 	allow := func(via ...string) {
 		t.Helper()
-		must(t, l.SetEgress(ctx, "blue", lab.EgressRule{To: netip.MustParsePrefix("::/0"), Action: lab.AllowEgress, Via: via}))
+		rule := lab.EgressRule{To: netip.MustParsePrefix("::/0"), Action: lab.AllowEgress, Via: via}
+		must(t, l.SetEgress(ctx, "blue", rule))
 	}
 	for _, c := range []struct {
 		before        func()

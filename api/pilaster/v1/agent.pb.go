@@ -3696,7 +3696,7 @@ type TraceResponse struct {
 	Source        *TraceEnd              `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
 	Destination   *TraceEnd              `protobuf:"bytes,4,opt,name=destination,proto3" json:"destination,omitempty"`
 	Steps         []*TraceStep           `protobuf:"bytes,5,rep,name=steps,proto3" json:"steps,omitempty"`     // empty if neither end is on this node
-	Verdict       string                 `protobuf:"bytes,6,opt,name=verdict,proto3" json:"verdict,omitempty"` // delivered, sent (to another node), left (the cluster), dropped; empty without steps
+	Verdict       string                 `protobuf:"bytes,6,opt,name=verdict,proto3" json:"verdict,omitempty"` // delivered, sent (to another node), left (the cluster), dropped; or no steps
 	Drop          string                 `protobuf:"bytes,7,opt,name=drop,proto3" json:"drop,omitempty"`       // reason, if dropped
 	Next          string                 `protobuf:"bytes,8,opt,name=next,proto3" json:"next,omitempty"`       // /64 of the node with the other part of the way; empty if there is none
 	Sources       []string               `protobuf:"bytes,9,rep,name=sources,proto3" json:"sources,omitempty"` // all source addresses that the packet has on its way, as far as this node knows
@@ -3940,7 +3940,8 @@ func (x *TraceEnd) GetDevice() string {
 
 type TraceStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// container, translate, policy, next hop, uplink, endpoint, deliver, node, rule, egress address, gateway; of network nimitz: decap, register, nat,
+	// container, translate, policy, next hop, uplink, endpoint, deliver, node; on the way outside: rule, egress address,
+	// gateway; of network nimitz: decap, register, nat,
 	// forwarding, sharing, nsh, encap
 	Stage         string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	Source        string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"` // addresses after the step

@@ -125,7 +125,8 @@ func (r *run) atGateway(from agent.Explanation) error {
 	if _, found, err := r.Path.LookupGateway(source.Tenant); err != nil || !found && !here {
 		return err
 	}
-	r.response.Network, r.response.Next = tenant.Netpila, source.Node.String()
+	of, _ := r.Core.TenantOf(source.Tenant)
+	r.response.Network, r.response.Next = of.Network, source.Node.String()
 	r.response.Source = r.end(r.seenBy(from, from.Plaintext), from)
 	r.response.Destination = r.end(r.dst, agent.Explanation{})
 	r.src = from.Plaintext

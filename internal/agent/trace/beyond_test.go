@@ -14,7 +14,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// TestBeyond: a trace shows which rule lets a packet leave the cluster or reach a node, and by which address or gateway.
+// TestBeyond: a trace shows which rule lets a packet leave the cluster or reach a node, and the address or gateway that
+// it uses.
 func TestBeyond(t *testing.T) {
 	host, plan := netip.MustParseAddr("2001:db8:9::1"), address.DefaultPlan()
 	far := netip.MustParsePrefix("fd70:696c:6100:77::/64")
@@ -42,7 +43,8 @@ func TestBeyond(t *testing.T) {
 		"by a gateway": {rule: by(dpapi.GatewayEntry{Node: far}),
 			want: "container, rule, policy, gateway, next hop: sent", next: far.String()},
 		"by the gateway that answers": {rule: by(dpapi.GatewayEntry{Node: agenttest.NodePrefix, Silent: true},
-			dpapi.GatewayEntry{Node: far}), want: "container, rule, policy, gateway, next hop: sent", next: far.String()},
+			dpapi.GatewayEntry{Node: far}), next: far.String(),
+			want: "container, rule, policy, gateway, next hop: sent"},
 		"by the own node as a gateway": {rule: by(dpapi.GatewayEntry{Node: agenttest.NodePrefix}),
 			want: "container, rule, policy, gateway, gateway, next hop: left", source: gateway.String()},
 		"a protocol that gateways do not translate": {rule: by(dpapi.GatewayEntry{Node: far}),
