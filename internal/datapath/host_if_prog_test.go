@@ -82,6 +82,8 @@ func (b *progBench) fromEdge() []progCase {
 		},
 		{name: "what containers see", frame: from(b.b1.seen(), node), reason: "private-outside"},
 		{name: "to what containers see", frame: from(stranger, b.b1.seen()), reason: "private-outside"},
+		{name: "an egress address of this node", frame: from(egressOf(b.prefix), stranger), reason: "own-source"},
+		{name: "another node's egress address", frame: from(egressOf(b.far.prefix), stranger), reason: "tenant-to-node"},
 	}
 }
 
@@ -101,6 +103,8 @@ func (b *progBench) toEdge() []progCase {
 		{name: "another node's container", frame: to(b.b3.Addr(), b.b3.Addr()), reason: "host-claims-tenant"},
 		{name: "what containers see", frame: to(b.b1.seen(), stranger), reason: "private-outside"},
 		{name: "to what containers see", frame: to(b.address(), sees(b.b3.Addr())), reason: "private-outside"},
+		{name: "an egress address of this node", frame: to(egressOf(b.prefix), stranger), reason: "host-claims-tenant"},
+		{name: "another node's egress address", frame: to(egressOf(b.far.prefix), stranger), reason: "host-claims-tenant"},
 	}
 }
 
