@@ -87,9 +87,10 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	key.dst = *dst_of(h);
 	if (key.dst.hi != own_node || !tenant_id(&key.dst)) {
 		why = key.src.hi == own_egress ? REASON_OWN_SOURCE : check_private(&key.src, &key.dst);
-		/* Containers send only to containers and to nodes; their own node has checked that they may. Packets
-		 * between others pass, because this node may be a router between them. */
-		if (!why && claims_tenant(&key.src) && !claims_tenant(&key.dst) && !is_node_address(&key.dst))
+		/* Containers send only to containers, and those of NETPILA to nodes; their own node has checked that
+		 * they may. Packets between others pass, because this node may be a router between them. */
+		if (!why && claims_tenant(&key.src) && !claims_tenant(&key.dst) &&
+		    !(claims_app(&key.src) && is_node_address(&key.dst)))
 			why = REASON_TENANT_TO_NODE;
 		return why ? drop(skb, why, HOOK_UPLINK_IN) : classify(skb, &key.dst);
 	}

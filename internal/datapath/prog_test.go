@@ -557,6 +557,11 @@ func (b *progBench) fromFabric() []progCase {
 		},
 		{name: "the node itself, from a container", frame: to(b.prefix.Addr().Next()), next: true},
 		{
+			name:   "the node itself, from a container of network ila",
+			frame:  frame(packet.Packet{Source: atLocator, Destination: b.prefix.Addr().Next(), Body: echo}),
+			reason: "tenant-to-node",
+		},
+		{
 			name:   "another address of this node, from a container",
 			frame:  to(b.prefix.Addr().Next().Next()),
 			reason: "tenant-to-node",

@@ -257,12 +257,20 @@ func uplink() []mutation {
 			test: "TestFromFabric",
 			cases: []string{
 				"another address of this node, from a container", "the node's underlay address, from a container",
+				"the node itself, from a container of network ila",
 			},
 		},
 		{
+			name:  "containers of other networks to nodes",
+			old:   "claims_app(&key.src) && is_node_address(&key.dst)",
+			new:   "is_node_address(&key.dst)",
+			test:  "TestFromFabric",
+			cases: []string{"the node itself, from a container of network ila"},
+		},
+		{
 			name:  "containers to remote containers",
-			old:   "claims_tenant(&key.src) && !claims_tenant(&key.dst) && ",
-			new:   "claims_tenant(&key.src) && ",
+			old:   "claims_tenant(&key.src) && !claims_tenant(&key.dst) &&",
+			new:   "claims_tenant(&key.src) &&",
 			test:  "TestFromFabric",
 			cases: []string{"a container elsewhere, from a container"},
 		},
