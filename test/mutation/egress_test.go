@@ -1,13 +1,15 @@
 package mutation_test
 
+// noSession are the packets of TestEgressArrives that belong to no session.
+var noSession = []string{
+	"another port", "another host", "a SYN", "an echo", "an error about no session",
+	"a segment while sessions are adopted",
+}
+
 // egress returns the mutations of egress rules and of packets between containers and hosts outside.
 func egress() []mutation {
 	const packets, arrives, stays = "TestEgressPackets", "TestEgressArrives", "TestEgressStaysAtItsGateway"
 	denied := []string{"denied", "a prefix of nodes", "protected", "protected, by a gateway"}
-	noSession := []string{
-		"another port", "another host", "a SYN", "an echo", "an error about no session",
-		"a segment while sessions are adopted",
-	}
 	return []mutation{
 		{
 			name:  "errors about denied destinations",
@@ -213,17 +215,14 @@ func egressSessions() []mutation {
 			old:   "if (d->ct.pkt.outside && o->dir == RX)\n\t\t\treturn REASON_NO_SESSION;",
 			new:   "",
 			test:  arrives,
-			cases: []string{"another port", "another host", "a SYN", "an echo", "an error about no session"},
+			cases: noSession,
 		},
 		{
-			name: "sessions that hosts outside open",
-			old:  "d->pre.verdicts[RX] = DENY;",
-			new:  ";",
-			test: arrives,
-			cases: []string{
-				"another port", "another host", "a SYN", "an echo", "an error about no session",
-				"a segment while sessions are adopted",
-			},
+			name:  "sessions that hosts outside open",
+			old:   "d->pre.verdicts[RX] = DENY;",
+			new:   ";",
+			test:  arrives,
+			cases: noSession,
 		},
 		{
 			name:  "older sessions of hosts outside",
