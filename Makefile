@@ -17,7 +17,7 @@ plugin_entry = $(if $(filter amd64,$(shell go env GOARCH)),-E main.start)
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it creates network namespaces and loads eBPF programs))
 
 # The suites of `make long`, in its order. test/README.md describes each one and its duration.
-suites := policies routing restart churn chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
+suites := policies routing restart churn egress chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
     network vm-ila packets offload evpn paper bench
 
 .PHONY: help build plugin demo check test tests long $(suites) survive fuzz-long deps lint generate generated vm budget
@@ -121,15 +121,16 @@ generate: deps ## protobuf, eBPF objects, drop reasons and command reference; re
 generated: deps ## runs make generate in a copy of the tree, and compares the result with the committed files
 	@.ci/generated
 
-# FORM=full takes 28 minutes, about nine for policies and ten for caches, and by estimate half an hour more for
-# networks.
+# FORM=full takes 28 minutes, about nine for policies, ten for caches and five for egress, and by estimate half an hour
+# more for networks.
 # FORM=smoke is for CI; its figures mean little.
-bench: ## the datapath, policy rules, caches of overlays, networks side by side: FORM=quick (17 minutes), full or smoke
+bench: ## the datapath, policy rules, caches of overlays, egress, networks side by side: FORM=quick (19 minutes), full or smoke
 	@$(as_root)
 	@$(MAKE) build
 	$(if $(filter smoke,$(FORM)),@,$(call suite,FORM=$(or $(FORM),quick))) bash -ec 'bin/pilaster bench datapath --$(or $(FORM),quick) -o dist/bench; \
 	    bin/pilaster bench policy --$(or $(FORM),quick) -o dist/bench/policy; \
 	    bin/pilaster bench oncache --$(or $(FORM),quick) -o dist/bench/oncache; \
+	    bin/pilaster bench egress --$(or $(FORM),quick) -o dist/bench/egress; \
 	    bin/pilaster bench networks --$(or $(FORM),quick) -o dist/bench/networks'
 
 paper: ## the paper's figures from this machine: FORM=quick (2 minutes) or full; all without it (10 minutes)
@@ -208,6 +209,15 @@ evpn: ## ROUTES=100000 refused routes of a BGP peer, below and above its limits,
 	@$(MAKE) deps
 	$(call suite,ROUTES=$(PILASTER_TEST_EVPN_FLOOD)) $(go_test) -timeout 30m -run '^TestFlood$$|$(evpn_tests)' \
 	    ./internal/evpn/speaker
+
+# SEED=N repeats the choices of the run that printed it.
+egress: export PILASTER_EGRESS_CHANGES := $(or $(CHANGES),10000)
+egress: ## CHANGES=10000 of egress rules, gateways, policies, containers and nodes against a model, with veths and macvlans
+	@$(as_root)
+	@$(MAKE) deps build
+	$(call suite,CHANGES=$(PILASTER_EGRESS_CHANGES)) bash -ec 'for device in veth macvlan; do \
+	    $(if $(SEED),PILASTER_EGRESS_SEED=$(SEED)) PILASTER_TEST_DEVICE=$$device $(go_test) -timeout 0 \
+	    -run "^TestModel$$" ./test/egress; done'
 
 chaos: export PILASTER_CHAOS_CHANGES := $(or $(CHANGES),10000)
 chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and etcd are killed, stopped and disconnected

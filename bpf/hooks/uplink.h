@@ -87,8 +87,8 @@ static __always_inline int from_fabric(struct __sk_buff *skb)
 	key.dst = *dst_of(h);
 	if (key.dst.hi != own_node || !tenant_id(&key.dst)) {
 		why = key.src.hi == own_egress ? REASON_OWN_SOURCE : check_private(&key.src, &key.dst);
-		/* Containers send only to containers, and those of NETPILA to nodes; their own node has checked that
-		 * they may. Packets between others pass, because this node may be a router between them. */
+		/* Containers send only to containers, and those whose tenant may to nodes, which their own node has
+		 * checked. Packets between others pass, because this node may be a router between them. */
 		if (!why && claims_tenant(&key.src) && !claims_tenant(&key.dst) &&
 		    !(claims_app(&key.src) && is_node_address(&key.dst)))
 			why = REASON_TENANT_TO_NODE;

@@ -160,7 +160,7 @@ type run struct {
 	pairs  []scenario.Pair
 	wires  []*scenario.Wire
 	taken  [][]taken // by scenario and metric
-	idle   *scenario.UnusedMap
+	idle   *unusedMap
 
 	profiles     []*profile             // by scenario; nil if it is not sampled
 	programs     []map[string][]float64 // by scenario: ns by program and round
@@ -191,7 +191,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	r := &run{Options: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
 	defer func() { err = errors.Join(err, r.close()) }()
 	defer func() { err = scenario.Interrupted(ctx, err) }()
-	if r.idle, err = scenario.NewUnusedMap(); err != nil {
+	if r.idle, err = newUnusedMap(); err != nil {
 		return nil, err
 	}
 	for _, s := range o.Scenarios {
@@ -216,7 +216,7 @@ func (r *run) build(s scenario.Scenario) error {
 		err = r.share(pair.Processes)
 	}
 	if pair.Fresh == nil {
-		pair.Fresh = r.idle.Write
+		pair.Fresh = r.idle.write
 	}
 	r.pairs = append(r.pairs, pair)
 	r.taken = append(r.taken, make([]taken, len(r.Metrics)))

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/bench/scenario"
@@ -198,4 +199,39 @@ func (o Options) launch(c *exec.Cmd) error {
 	}
 	c.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	return c.Start()
+}
+
+// unusedMap is a map that no program reads. Before a first packet of a scenario with a flow cache, the run writes
+// its generations. In a scenario without one it writes this map instead, so that it disturbs all compared scenarios
+// equally.
+type unusedMap struct{ *ebpf.Map }
+
+func newUnusedMap() (*unusedMap, error) {
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return nil, fmt.Errorf("create the unused map: %w", err)
+	}
+	return &unusedMap{m}, nil
+}
+
+// write increments a counter, once for each node.
+func (t *unusedMap) write() error {
+	for range len(scenario.Wire{}.Nodes) {
+		var count uint32
+		if err := t.Lookup(uint32(0), &count); err != nil {
+			return err
+		}
+		if err := t.Put(uint32(0), count+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close accepts nil.
+func (t *unusedMap) Close() error {
+	if t == nil {
+		return nil
+	}
+	return t.Map.Close()
 }

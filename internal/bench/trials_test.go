@@ -137,7 +137,7 @@ func TestServerWaitsForItsTrial(t *testing.T) {
 // netpila.
 func TestNothingToForget(t *testing.T) {
 	o := tiny(t)
-	idle, err := scenario.NewUnusedMap()
+	idle, err := newUnusedMap()
 	if err != nil {
 		t.Fatal(err)
 	}

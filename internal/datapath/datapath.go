@@ -176,8 +176,9 @@ func newDatapath(c Config) *Datapath {
 	return &Datapath{
 		Devices: device.NewDevices(
 			&hook.Hooks{Host: hostLink, UplinkPrograms: map[uint32]*ebpf.Program{}},
-		), Policies: policymap.NewPolicies(hostLink, c.MaxRules), Egress: egressmap.New(hostLink), config: c, deviceReason: reason,
-		networkMaps: map[string]*ebpf.Map{}, networkConstants: map[string][]byte{},
+		), Policies: policymap.NewPolicies(hostLink, c.MaxRules), Egress: egressmap.New(hostLink), config: c,
+		deviceReason: reason,
+		networkMaps:  map[string]*ebpf.Map{}, networkConstants: map[string][]byte{},
 	}
 }
 

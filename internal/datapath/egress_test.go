@@ -6,10 +6,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"pilaster.io/pilaster/internal/address"
@@ -186,6 +188,37 @@ func TestEgress(t *testing.T) {
 	}
 }
 
+// TestEgressAddressChanges: an active container gets, changes and loses its egress address, and no entry of an earlier
+// one stays.
+func TestEgressAddressChanges(t *testing.T) {
+	w := newOutsideWire(t)
+	w.put(t, leaving(plain, everywhere))
+	c, n := w.nodes[0].addLeaving(t, leaving(plain, everywhere), 1), w.nodes[0]
+	r := c.record
+	for i, addr := range []netip.Addr{c.egress(), c.egress().Next(), {}, c.egress(), c.egress()} {
+		r.Attachments = slices.Clone(r.Attachments)
+		r.Attachments[0].Egress = addr
+		must(t, n.datapath.activate(r))
+		must(t, n.datapath.Netpila().Check(t.Context(), r))
+		want := 0
+		if addr.IsValid() {
+			want = 1
+		}
+		for name, m := range map[string]*ebpf.Map{
+			"sources": n.datapath.Objects.PilEsourcesV1, "locals": n.datapath.Objects.PilElocalsV1,
+		} {
+			got := 0
+			key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
+			for all := m.Iterate(); all.Next(&key, &value); {
+				got++
+			}
+			if got != want {
+				t.Errorf("step %d: %d %s of egress, want %d", i, got, name, want)
+			}
+		}
+	}
+}
+
 // TestEgressDenied: without a rule packets are dropped, and with rules that do not allow a destination the container
 // gets an error at once.
 func TestEgressDenied(t *testing.T) {
@@ -206,7 +239,7 @@ func TestEgressDenied(t *testing.T) {
 		began := time.Now()
 		_, err := dial(c.ns, at)
 		if err == nil || !isErrno(err, syscall.EACCES) || time.Since(began) > 2*time.Second {
-			t.Errorf("%s: %v after %v; want EACCES with the first retransmission at the latest", name, err, time.Since(began))
+			t.Errorf("%s: %v after %v; want EACCES with the first retransmission", name, err, time.Since(began))
 		}
 	}
 	// Protected: by the cluster, and the router's own address if the node has it.
@@ -248,11 +281,11 @@ func isErrno(err error, want syscall.Errno) bool {
 // of full size.
 func TestEgressGateway(t *testing.T) {
 	w := newOutsideWire(t)
-	for _, of := range []tenant.Tenant{blue, plain} {
-		of = leaving(of, w.via(1))
+	for i, of := range []tenant.Tenant{blue, plain, blue} {
+		of = leaving(of, w.via([]int{1, 1, 0}[i])) // the last one is the container's own node
 		w.put(t, of)
 		c := w.nodes[0].addLeaving(t, of, 1)
-		at := netip.AddrPortFrom(w.hostAddr, 80+uint16(of.IDs[0].ID))
+		at := netip.AddrPortFrom(w.hostAddr, 80+uint16(i))
 		clients := watchedEcho(t, w.host, at)
 		conn, err := dial(c.ns, at)
 		if err != nil {

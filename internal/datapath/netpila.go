@@ -141,12 +141,22 @@ func (d *Datapath) setKey(id uint32, key address.Key) error {
 	return nil
 }
 
-// Activate writes the endpoint's entries. From then on packets flow.
+// Activate writes the endpoint's entries. From then on packets flow. After an error those of an endpoint that was active
+// before stay as they are.
 func (d netpilaMaps) Activate(ctx context.Context, r endpoint.Record) error {
-	if err := d.writeEntries(r); err != nil {
+	active := false
+	for _, a := range r.Attachments {
+		_, found, err := d.LookupSource(a.Address)
+		if err != nil {
+			return err
+		}
+		active = active || found
+	}
+	err := d.writeEntries(r)
+	if err != nil && !active {
 		return errors.Join(err, d.Deactivate(ctx, r))
 	}
-	return d.InvalidateFlows()
+	return errors.Join(err, d.InvalidateFlows())
 }
 
 func (d netpilaMaps) writeEntries(r endpoint.Record) error {

@@ -64,8 +64,8 @@ func (p *proof) outside(ctx context.Context) error {
 	p.print("   %-43s%d packets left b1: there is no route", "before", closed.Sent)
 	p.print("   %-43s%s", "pilaster egress set blue --to ::/0", "--action allow")
 	p.print("   %-43s%.0f µs; the host sees %v", "b1 → internet", *echo.RTTUs, seen)
-	p.print("   %-43s%d of %d answered: from outside, only answers enter", "internet → "+short(seen.String()), back.Received,
-		back.Sent)
+	p.print("   %-43s%d of %d answered: from outside, only answers enter", "internet → "+short(seen.String()),
+		back.Received, back.Sent)
 	if err := p.lab.DeleteEgress(ctx, blue.Tenant, rule.To); err != nil {
 		return err
 	}

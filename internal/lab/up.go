@@ -344,6 +344,32 @@ func (l *Lab) routeTunnel(r *fabric, node string, prefix netip.Prefix, via netip
 	return route4(inside, Uplink, pool, routerOf(via))
 }
 
+// routeContainers adds the route by which processes of a node reach containers of other nodes, with the node's address as
+// their source. By the default route they would have that of the uplink, at which no container knows a node.
+func (l *Lab) routeContainers(node string, prefix netip.Prefix, via netip.Addr) error {
+	ns, err := l.Namespace(node)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	h, err := ns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	region, _ := l.state.Spec.RegionOf(node)
+	base := l.state.Spec.plan(region).Base
+	err = netns.Retry(func() error {
+		return h.RouteReplace(&netlink.Route{
+			Dst: ipNet(base), Gw: routerOf(via).AsSlice(), Src: tenant.NodeAddress(prefix).AsSlice(),
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("route of node %s to %v: %w", node, base, err)
+	}
+	return nil
+}
+
 // routeNodes adds the nodes' routes, as the orchestrators list them, to the fabric.
 func (l *Lab) routeNodes(ctx context.Context) error {
 	var nodes []*pilasterv1.Node
@@ -388,6 +414,9 @@ func (l *Lab) routeNodes(ctx context.Context) error {
 			}
 		}
 		if err := l.routeTunnel(r, n.Name, prefix, via); err != nil {
+			return err
+		}
+		if err := l.routeContainers(n.Name, prefix, via); err != nil {
 			return err
 		}
 		prefixes[n.Name] = prefix

@@ -98,7 +98,8 @@ func egressRoute(ctx context.Context, uplink netlink.Link, plan address.Plan, no
 	egress, has := plan.EgressNode(node)
 	if !has {
 		return warn("set up the cluster with a longer --base-prefix, or with a shorter --egress-prefix",
-			"the egress prefix %v has no /64 for the node %v: its containers have no egress addresses", plan.Egress, node)
+			"the egress prefix %v has no /64 for the node %v: its containers have no egress addresses", plan.Egress,
+			node)
 	}
 	came, _, err := probe(ctx, uplink.Attrs().Name, router, source, egress.Addr().Next())
 	switch {

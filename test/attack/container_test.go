@@ -62,11 +62,11 @@ func (b *bed) testEveryReason(t *testing.T) {
 	except = append(except, dropreason.LaterFragment)   // Open vSwitch only
 	except = append(except, dropreason.ConnectionLimit) // gateways only
 	except = append(except, dropreason.SessionLimit)    // only with more connections than a test opens
-	// Only with egress rules: test/egress, and TestEgressPackets and TestGatewayOut of internal/datapath.
-	except = append(except, dropreason.EgressDenied, dropreason.NoSession, dropreason.NoEgressAddress,
-		dropreason.GatewayFull, dropreason.GatewayProtocol)
 	// Only with a peer of EVPN.
 	except = append(except, dropreason.ReplicationLimit)
+	// Only with egress rules: TestEgressAttacks, and the tests of gateways in internal/datapath.
+	except = append(except, dropreason.EgressDenied, dropreason.NoSession, dropreason.NoEgressAddress,
+		dropreason.GatewayFull, dropreason.GatewayProtocol)
 	// Only among members of an offload: TestFrontendMessages and TestFrontendDrops of internal/datapath.
 	except = append(except, dropreason.NshMalformed, dropreason.NshUnknown, dropreason.NshForged, dropreason.NshStale,
 		dropreason.NshSegments, dropreason.NoFrontend)

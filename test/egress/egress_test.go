@@ -194,7 +194,8 @@ func (b bed) tools(ctx context.Context) {
 				Received struct{ Bytes float64 } `json:"sum_received"`
 			}
 		}
-		if err = errors.Join(err, json.Unmarshal([]byte(report), &result)); err != nil || result.End.Received.Bytes < 20e6 {
+		err = errors.Join(err, json.Unmarshal([]byte(report), &result))
+		if err != nil || result.End.Received.Bytes < 20e6 {
 			b.Errorf("iperf3 in %s: %.0f bytes, %v", container, result.End.Received.Bytes, err)
 		}
 		must(b.T, server.Wait())

@@ -55,7 +55,8 @@ func (b bed) oneGateway(ctx context.Context) {
 		b.Errorf("the server sees both tenants as %v", seen["blue"])
 	}
 	for _, c := range b.Containers() {
-		if by, err := b.datagram(c.Name, netip.Addr{}, b.address("internet"), patience); err != nil || by != seen[c.Tenant] {
+		by, err := b.datagram(c.Name, netip.Addr{}, b.address("internet"), patience)
+		if err != nil || by != seen[c.Tenant] {
 			b.Errorf("by UDP, the server sees %s as %v (%v), want %v", c.Name, by, err, seen[c.Tenant])
 		}
 		e, err := b.Ping(ctx, c.Name, "internet", packet.PingOptions{Count: 3, Timeout: patience, Size: 1000})

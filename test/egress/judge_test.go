@@ -25,9 +25,11 @@ var exchanges = []exchange{
 	{"udp", func(s []byte) packet.Body { return packet.UDP{SourcePort: 4001, DestinationPort: 9, Payload: s} },
 		func(s []byte) packet.Body { return packet.UDP{SourcePort: 9, Payload: s} }},
 	{"tcp", func(s []byte) packet.Body {
-		return packet.TCP{SourcePort: 4002, DestinationPort: echoPort, Sequence: 7, Flags: packet.SYN, Window: 9, Payload: s}
+		return packet.TCP{SourcePort: 4002, DestinationPort: echoPort, Sequence: 7, Flags: packet.SYN, Window: 9,
+			Payload: s}
 	}, func(s []byte) packet.Body {
-		return packet.TCP{SourcePort: echoPort, Acknowledgment: 8, Flags: packet.SYN | packet.ACK, Window: 9, Payload: s}
+		return packet.TCP{SourcePort: echoPort, Acknowledgment: 8, Flags: packet.SYN | packet.ACK, Window: 9,
+			Payload: s}
 	}},
 	{"icmpv6", func(s []byte) packet.Body {
 		return packet.ICMP{Type: packet.EchoRequest, Rest: [4]byte{4, 3, 0, 1}, Payload: s}
@@ -144,8 +146,9 @@ func (b bed) tshark(what string, frames [][]byte, want []string) {
 		pcap.Write(f)
 	}
 	must(b.T, os.WriteFile(file, pcap.Bytes(), 0o600))
-	out, err := exec.Command("tshark", "-n", "-r", file, "-o", "udp.check_checksum:TRUE", "-o", "tcp.check_checksum:TRUE",
-		"-T", "fields", "-E", "separator=|", "-e", "ipv6.src", "-e", "ipv6.dst", "-e", "udp.checksum.status",
+	out, err := exec.Command("tshark", "-n", "-r", file, "-o", "udp.check_checksum:TRUE",
+		"-o", "tcp.check_checksum:TRUE", "-T", "fields", "-E", "separator=|",
+		"-e", "ipv6.src", "-e", "ipv6.dst", "-e", "udp.checksum.status",
 		"-e", "tcp.checksum.status", "-e", "icmpv6.checksum.status").Output()
 	must(b.T, err)
 	lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")

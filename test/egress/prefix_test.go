@@ -120,7 +120,8 @@ func (b bed) egressReset(ctx context.Context) {
 	if _, err := b.Output(ctx, "n1", "pilaster", "node", "reset", "--yes"); err != nil {
 		b.Error(err)
 	}
-	if routes, err := b.Output(ctx, "n1", "ip", "-6", "route", "show", "type", "unreachable"); err != nil || routes != "" {
+	routes, err := b.Output(ctx, "n1", "ip", "-6", "route", "show", "type", "unreachable")
+	if err != nil || routes != "" {
 		b.Errorf("after the reset, n1 has %q, %v", routes, err)
 	}
 }

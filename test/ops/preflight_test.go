@@ -337,18 +337,20 @@ func (c *candidate) asksTheFabric(ctx context.Context, t *testing.T, args []stri
 
 	egress := append(args, "--egress-prefix", "2001:db8:e::/48")
 	_, checks = c.preflight(ctx, t, egress...)
-	c.only(t, "route of egress addresses", "warn", "a packet for 2001:db8:e:1::/64, sent to the router, did not", checks)
+	c.only(t, "route of egress addresses", "warn", "2001:db8:e:1::/64, sent to the router, did not come back", checks)
 	say(ctx, t, router, "ip -6 route add 2001:db8:e:1::/64 "+strings.Join(via[1:5], " "))
-	if status, checks := c.preflight(ctx, t, egress...); status != 0 || !slices.ContainsFunc(checks, func(one check) bool {
-		return one.Check == "route of egress addresses" && one.State == "ok"
-	}) {
+	has := func(name, state string) bool {
+		return slices.ContainsFunc(checks, func(one check) bool { return one.Check == name && one.State == state })
+	}
+	var status int
+	if status, checks = c.preflight(ctx, t, egress...); status != 0 || !has("route of egress addresses", "ok") {
 		t.Errorf("with the route of egress addresses: exit status %d, %+v", status, checks)
 	}
 	say(ctx, t, router, "ip -6 route del 2001:db8:e:1::/64")
 	say(ctx, t, c.ns, "ip addr add 2001:db8:e:7::1/128 dev lo")
 	_, checks = c.preflight(ctx, t, egress...)
 	say(ctx, t, c.ns, "ip addr del 2001:db8:e:7::1/128 dev lo")
-	if !slices.ContainsFunc(checks, func(one check) bool { return one.Check == "egress prefix" && one.State == "fail" }) {
+	if !has("egress prefix", "fail") {
 		t.Errorf("with an address of the egress prefix: %+v", checks)
 	}
 

@@ -39,10 +39,11 @@ static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct
 		node = rule->gateways[0];
 	else if (rule->gateways[1] && tag == gateway_tag(rule->gateways[1]))
 		node = rule->gateways[1];
-	hop = tunnel_hop(skb, node, f->key.device, f->key.path);
+	hop = node == own_node ? cached_hop(skb, &f->src, &f->dst, f->key.device, f->key.path)
+			       : tunnel_hop(skb, node, f->key.device, f->key.path);
 	if (!hop)
 		return drop(skb, REASON_NO_ROUTE, HOOK_CONTAINER);
-	f->mtu = hop->mtu - TUNNEL_HLEN;
+	f->mtu = node == own_node ? hop->mtu : hop->mtu - TUNNEL_HLEN;
 	h = eth_ip6_of(skb);
 	if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
@@ -51,6 +52,10 @@ static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct
 		return icmp_error_send(skb, p, f, why);
 	if (f->translate && write_addresses(skb, h, p, f))
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	if (node == own_node) {
+		bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
+	}
 	why = egress_push(skb, node);
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);

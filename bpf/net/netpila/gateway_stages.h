@@ -92,8 +92,9 @@ static __always_inline int nat_write(struct __sk_buff *skb, const struct packet 
 		       : 0;
 }
 
-/* gateway_out translates a packet of a container, which came in the tunnel from the container's node. */
-static __noinline int gateway_out(struct __sk_buff *skb, const struct addr *own)
+/* gateway_out translates a packet of a container, which came in the tunnel from the container's node, or of a container
+ * of this node. */
+static __noinline int gateway_out(struct __sk_buff *skb, const struct addr *own, __u32 hook)
 {
 	struct gateway_scratch *d = gateway_scratch();
 	struct packet p = {};
@@ -104,35 +105,35 @@ static __noinline int gateway_out(struct __sk_buff *skb, const struct addr *own)
 
 	h = eth_ip6_of(skb);
 	if (!h || !d || !own)
-		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+		return drop(skb, REASON_MALFORMED, hook);
 	d->out.local = *src_of(h);
 	d->out.remote = d->back.remote = *dst_of(h);
 	d->back.local = *own;
 	connections = bpf_map_lookup_elem(&pil_gwnat_v1, &d->back.local);
 	if (!connections)
-		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
+		return drop(skb, REASON_GATEWAY_DENIED, hook);
 	why = parse(skb, h, &p);
 	if (!why && !is_translatable(&p))
 		why = REASON_GATEWAY_PROTOCOL;
 	if (!why)
 		why = read_nat_ports(skb, &p, false, &d->out);
 	if (why)
-		return drop(skb, why, HOOK_UPLINK_IN);
+		return drop(skb, why, hook);
 	d->back.remote_port = d->out.remote_port;
 	d->back.proto = d->out.proto;
 	__builtin_memset(d->back.zero, 0, sizeof(d->back.zero));
 	why = find_connection(connections, d);
 	if (why)
-		return drop(skb, why, HOOK_UPLINK_IN);
-	hop = cached_hop(skb, own, &d->out.remote, skb->ifindex, 0);
+		return drop(skb, why, hook);
+	hop = cached_hop(skb, own, &d->out.remote, device_of(skb), 0);
 	h = eth_ip6_of(skb);
 	if (!hop || !h)
-		return drop(skb, REASON_NO_ROUTE, HOOK_UPLINK_IN);
-	why = dec_hop_limit(skb, h, &p, hop);
+		return drop(skb, REASON_NO_ROUTE, hook);
+	why = hook == HOOK_UPLINK_IN ? dec_hop_limit(skb, h, &p, hop) : 0;
 	if (!why)
 		why = nat_write(skb, &p, false, &d->out, &d->entry);
 	if (why)
-		return drop(skb, why, HOOK_UPLINK_IN);
+		return drop(skb, why, hook);
 	return send_by(skb, hop);
 }
 
@@ -260,6 +261,13 @@ static __noinline int gateway_back(struct __sk_buff *skb, void *connections)
 	d->entry = *to;
 	if (skb->vlan_present)
 		bpf_skb_vlan_pop(skb); /* the tag is outside of the frame and belongs to the uplink */
+	if (d->entry.address.hi == own_node) {
+		why = is_error(&p) ? nat_write_error(skb, &p, d) : nat_write(skb, &p, true, &d->back, &d->entry);
+		if (why)
+			return drop(skb, why, HOOK_UPLINK_IN);
+		bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);
+	}
 	hop = tunnel_hop(skb, d->entry.address.hi, skb->ifindex, path);
 	h = eth_ip6_of(skb);
 	if (!hop || !h)
@@ -277,8 +285,8 @@ static __noinline int gateway_back(struct __sk_buff *skb, void *connections)
 	return send_by(skb, hop);
 }
 
-/* gateway_answered delivers an answer, which came in the tunnel from a gateway, to its container. */
-static __always_inline int gateway_answered(struct __sk_buff *skb, const struct flow_key *key)
+/* gateway_answered delivers an answer, which came in the tunnel from a gateway or from this one, to its container. */
+static __noinline int gateway_answered(struct __sk_buff *skb, const struct flow_key *key)
 {
 	struct packet p = {};
 	struct ep_dst *to;
@@ -287,7 +295,7 @@ static __always_inline int gateway_answered(struct __sk_buff *skb, const struct 
 	int why;
 
 	h = eth_ip6_of(skb);
-	if (!h)
+	if (!h || !key)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
 	why = parse(skb, h, &p);
 	if (why)
@@ -363,27 +371,38 @@ static __always_inline int from_egress_tunnel(struct __sk_buff *skb, struct eth_
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
 	if (to_outside) {
 		own = bpf_map_lookup_elem(&pil_gwtenants_v1, &tenant);
-		return own ? gateway_out(skb, own) : drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
+		return own ? gateway_out(skb, own, HOOK_UPLINK_IN) : drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
 	}
 	key.src = ends[0];
 	key.dst = ends[1];
 	return gateway_answered(skb, &key);
 }
 
-/* at_egress_gateway is the program of packets from the fabric to this node's tunnel address, or to an address of a
- * gateway. */
+/* at_egress_gateway is the program of packets from the fabric to this node's tunnel address or to an address of a
+ * gateway, and of packets from and to containers of this node, if it is their gateway. No packet from the fabric has
+ * one of these containers as its source or destination here. */
 static __always_inline int at_egress_gateway(struct __sk_buff *skb)
 {
+	struct flow_key key = {.generation = generation(), .device = skb->ifindex};
 	struct eth_ip6 *h = eth_ip6_of(skb);
 	void *connections;
-	struct addr dst;
+	struct addr *own;
+	__u32 tenant;
 
 	if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
-	dst = *dst_of(h);
-	if (dst.hi == own_node && dst.lo == EGRESS_TUNNEL_HOST)
+	key.src = *src_of(h);
+	key.dst = *dst_of(h);
+	if (key.src.hi == own_node && claims_app(&key.src)) {
+		tenant = tenant_id(&key.src);
+		own = bpf_map_lookup_elem(&pil_gwtenants_v1, &tenant);
+		return own ? gateway_out(skb, own, HOOK_CONTAINER) : drop(skb, REASON_GATEWAY_DENIED, HOOK_CONTAINER);
+	}
+	if (key.dst.hi == own_node && claims_app(&key.dst))
+		return gateway_answered(skb, &key);
+	if (key.dst.hi == own_node && key.dst.lo == EGRESS_TUNNEL_HOST)
 		return from_egress_tunnel(skb, h);
-	connections = bpf_map_lookup_elem(&pil_gwnat_v1, &dst);
+	connections = bpf_map_lookup_elem(&pil_gwnat_v1, &key.dst);
 	if (!connections)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
 	return gateway_back(skb, connections);

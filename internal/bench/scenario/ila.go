@@ -2,7 +2,6 @@ package scenario
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -49,14 +48,7 @@ func onILA(w *Wire) (p Pair, err error) {
 		ends, paths, p.Target = append(ends, end), append(paths, d), a
 	}
 	p.Client, p.Server = ends[0], ends[1]
-	p.Fresh = func() (err error) {
-		for _, d := range paths {
-			err = errors.Join(err, d.InvalidateFlows())
-		}
-		return err
-	}
-	p.Runs = func() (datapath.ProgStats, error) { return sumProgramStats(paths) }
-	return p, nil
+	return p.on(paths), nil
 }
 
 // ilaAddress is the address of the container of the i-th node.

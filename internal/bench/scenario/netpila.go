@@ -37,11 +37,7 @@ type Variant struct {
 // the packet path and would use time of the measured CPU.
 func netpila(v Variant) func(*Wire) (Pair, error) {
 	return func(w *Wire) (Pair, error) {
-		blue := tenant.Tenant{
-			Name:       "blue",
-			Addressing: tenant.Encrypted,
-			IDs:        []tenant.ID{{ID: 1, Key: address.Key{'b', 'l', 'u', 'e'}}},
-		}
+		blue := blue()
 		if v.clear {
 			blue.Addressing = tenant.Clear
 		}
@@ -54,19 +50,13 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 		var last [2]endpoint.Attachment
 		for i, n := range nodes {
 			if len(paths) == 0 || !v.local {
-				d, err := n.OpenDatapath(v)
-				if err == nil {
-					err = StartDatapath(d)
-				}
+				d, err := n.startFor(blue, v)
 				if err != nil {
-					return Pair{}, err
-				}
-				if err := d.Netpila().PutTenant(context.Background(), blue); err != nil {
 					return Pair{}, err
 				}
 				paths = append(paths, d)
 			}
-			c, a, err := n.addNetpila(paths[len(paths)-1], blue, endpoint.ID(i+1))
+			c, a, err := n.addContainer(paths[len(paths)-1], blue, endpoint.ID(i+1))
 			if err != nil {
 				return Pair{}, err
 			}
@@ -83,22 +73,44 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 				}
 			}
 		}
-		return Pair{
-			Client: ends[0], Server: ends[1], Target: last[1].Address,
-			// Invalidates the cache, as any change of a table does.
-			Fresh: func() (err error) {
-				for _, d := range paths {
-					err = errors.Join(err, d.InvalidateFlows())
-				}
-				return err
-			},
-			Runs: func() (datapath.ProgStats, error) { return sumProgramStats(paths) },
-		}, nil
+		return Pair{Client: ends[0], Server: ends[1], Target: last[1].Address}.on(paths), nil
 	}
 }
 
-// addNetpila adds a container with this endpoint number.
-func (n *Node) addNetpila(
+// blue is the tenant of the containers on our datapath.
+func blue() tenant.Tenant {
+	return tenant.Tenant{
+		Name: "blue", Network: tenant.Netpila, Addressing: tenant.Encrypted,
+		IDs: []tenant.ID{{ID: 1, Key: address.Key{'b', 'l', 'u', 'e'}}},
+	}
+}
+
+// startFor starts the datapath of a node without endpoints, which knows a tenant.
+func (n *Node) startFor(t tenant.Tenant, v Variant) (*datapath.Datapath, error) {
+	d, err := n.OpenDatapath(v)
+	if err == nil {
+		err = StartDatapath(d)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d, d.Netpila().PutTenant(context.Background(), t)
+}
+
+// on adds cache and programs of the nodes' datapaths.
+func (p Pair) on(paths []*datapath.Datapath) Pair {
+	p.Fresh = func() (err error) { // invalidates the cache, as any change of a table does
+		for _, d := range paths {
+			err = errors.Join(err, d.InvalidateFlows())
+		}
+		return err
+	}
+	p.Runs = func() (datapath.ProgStats, error) { return sumProgramStats(paths) }
+	return p
+}
+
+// addContainer adds a container with this endpoint number.
+func (n *Node) addContainer(
 	d *datapath.Datapath,
 	t tenant.Tenant,
 	id endpoint.ID,
@@ -119,10 +131,16 @@ func (n *Node) addNetpila(
 	if err != nil {
 		return nil, a, err
 	}
-	a.Network, a.Plaintext, a.Gateway, a.Routes = "netpila", plain.Addr(), netip.MustParseAddr(
+	a.Network, a.Plaintext, a.Gateway, a.Routes = t.Network, plain.Addr(), netip.MustParseAddr(
 		"fe80::1",
 	), []netip.Prefix{
 		routed,
+	}
+	if t.NeedsEgressAddress() {
+		a.Egress = tenant.EgressAddress(n.Prefix, tenant.FirstEgressIndex+address.Index(id))
+	}
+	if t.MayLeave() {
+		a.Routes = append(a.Routes, endpoint.DefaultRoute)
 	}
 	record := endpoint.Record{
 		ID: id, Interface: "eth0", Netns: c.Path(), Tenant: t.Name, TenantID: plain.Tenant, App: plain.App,

@@ -19,12 +19,18 @@ var gateway = netip.MustParseAddr("fe80::1")
 // addRouted adds a container to which the node routes, without any network plugin.
 func (n *Node) addRouted() (*netns.Namespace, netip.Addr, error) {
 	a := address.Plain{Node: n.Prefix, Tenant: 1, App: 1, Index: 1}.Addr()
+	c, err := n.addRoutedAt(a)
+	return c, a, err
+}
+
+// addRoutedAt adds a container with this address.
+func (n *Node) addRoutedAt(a netip.Addr) (*netns.Namespace, error) {
 	c, err := n.Wire.Namespace(n.name + "-container")
 	if err != nil {
-		return nil, a, err
+		return nil, err
 	}
 	if err := n.Wire.Link(n.NS, "container", c, "eth0"); err != nil {
-		return nil, a, err
+		return nil, err
 	}
 	inNode := OnDevice(n.NS, "container", func(h *netlink.Handle, d netlink.Link) error {
 		return errors.Join(
@@ -41,7 +47,7 @@ func (n *Node) addRouted() (*netns.Namespace, netip.Addr, error) {
 			h.RouteAdd(&netlink.Route{LinkIndex: d.Attrs().Index, Gw: gateway.AsSlice()}),
 		)
 	})
-	return c, a, errors.Join(inNode, inContainer)
+	return c, errors.Join(inNode, inContainer)
 }
 
 // vxlan is the set-up of Flannel's VXLAN backend on each node: containers on a bridge, kernel routing between the

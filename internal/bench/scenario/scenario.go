@@ -55,7 +55,7 @@ type Pair struct {
 
 // Scenarios returns all scenarios, in the order of reports. Add the scenario of a new network here.
 func Scenarios() []Scenario {
-	return append([]Scenario{
+	return slices.Concat([]Scenario{
 		{Name: "native", About: "node to node, no container", Build: Native},
 		{Name: "route", About: "containers behind veth pairs, routed by the kernels of both nodes", Build: route},
 		{
@@ -167,7 +167,7 @@ func Scenarios() []Scenario {
 			About: "the same on macvlan devices",
 			Build: netpila(Variant{local: true, device: endpoint.Macvlan}),
 		},
-	}, RuleScenarios()...)
+	}, EgressScenarios(), RuleScenarios())
 }
 
 // Netpila returns the scenario of our datapath, used as by an agent.

@@ -26,6 +26,8 @@ type Tables struct {
 	mu      sync.Mutex
 	entries map[bpfobj.PilasterAccessKey]bpfobj.PilasterAccessRule // of pil_access_v1; nil before they were read
 	own     []netip.Addr
+
+	gateways sync.Mutex // held while gateways change
 }
 
 // New returns the tables of a node. Nothing is read before the maps are loaded.
@@ -148,8 +150,8 @@ func (d *Tables) accessFull(err error) error {
 	return fmt.Errorf("write an egress rule: %w", err)
 }
 
-// protect writes the prefixes that no rule leads to: those of the cluster, and the addresses of this node. They are there
-// before any rule of a tenant is.
+// protect writes the prefixes that no rule leads to: those of the cluster, and the addresses of this node. They are
+// there before any rule of a tenant is.
 func (d *Tables) protect() error {
 	d.mu.Lock()
 	own := d.own
@@ -225,6 +227,8 @@ func gatewayAddress(t tenant.Tenant, node netip.Prefix) netip.Addr {
 
 // putGateway makes this node a gateway of a tenant: a table of connections, and then the address of its ids.
 func (d *Tables) putGateway(t tenant.Tenant, address netip.Addr) error {
+	d.gateways.Lock()
+	defer d.gateways.Unlock()
 	key := bpfobj.ToAddr(address)
 	var id uint32
 	err := d.objects().PilGwnatV1.Lookup(key, &id)
@@ -259,6 +263,8 @@ func (d *Tables) putGateway(t tenant.Tenant, address netip.Addr) error {
 
 // deleteGateway removes the gateway of a tenant id, and its connections if no other id has it.
 func (d *Tables) deleteGateway(id address.TenantID) error {
+	d.gateways.Lock()
+	defer d.gateways.Unlock()
 	err := d.objects().PilGwtenantsV1.Delete(uint32(id))
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil
@@ -269,7 +275,8 @@ func (d *Tables) deleteGateway(id address.TenantID) error {
 	return d.sweepGateways()
 }
 
-// sweepGateways removes connections of addresses that no tenant id has.
+// sweepGateways removes connections of addresses that no tenant id has. The caller holds the lock of gateways: a table of
+// connections is there before its first id.
 func (d *Tables) sweepGateways() error {
 	used := map[bpfobj.PilasterAddr]bool{}
 	err := bpfobj.ForEachEntry(d.objects().PilGwtenantsV1, func(_ uint32, a bpfobj.PilasterAddr) { used[a] = true })
@@ -297,13 +304,19 @@ func egressEntries(r endpoint.Record, a endpoint.Attachment) (bpfobj.PilasterEgr
 		}
 }
 
-// Activate writes the egress address of an attachment; without one, it removes that of the endpoint.
+// Activate writes the egress address of an attachment, and removes another one of the endpoint.
 func (d *Tables) Activate(r endpoint.Record, a endpoint.Attachment) error {
 	if !a.Egress.IsValid() {
 		return d.Deactivate(r)
 	}
 	src, dst := egressEntries(r, a)
-	err := d.objects().PilElocalsV1.Put(bpfobj.ToAddr(a.Egress).Lo, dst)
+	was, found, err := lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(r.ID))
+	if err == nil && found && was.Address != src.Address {
+		err = d.Deactivate(r)
+	}
+	if err == nil {
+		err = d.objects().PilElocalsV1.Put(bpfobj.ToAddr(a.Egress).Lo, dst)
+	}
 	if err == nil {
 		err = d.objects().PilEsourcesV1.Put(uint32(r.ID), src)
 	}
@@ -365,12 +378,14 @@ func (d *Tables) Repair(found []endpoint.Record, ids map[uint32]bool) error {
 			}
 		}
 	}
+	d.gateways.Lock()
 	err := errors.Join(
 		bpfobj.DeleteOthers(d.objects().PilEsourcesV1, sources),
 		bpfobj.DeleteOthers(d.objects().PilElocalsV1, locals),
 		bpfobj.DeleteOthers(d.objects().PilGwtenantsV1, ids),
 		d.sweepGateways(),
 	)
+	d.gateways.Unlock()
 	if err != nil {
 		return err
 	}

@@ -263,8 +263,8 @@ func (d *Hooks) isOurLink(h hook, p link.AttachedProgram) bool {
 }
 
 // BlockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64, its /64 of egress
-// addresses, the private prefix, and, if they are reserved, its locator and the SIR prefix unreachable: a packet that no
-// program takes must not follow the default route.
+// addresses, the private prefix, and, if they are reserved, its locator and the SIR prefix unreachable: a packet that
+// no program takes must not follow the default route.
 func (d *Hooks) BlockUnclaimedPrefixes() error {
 	lo, err := d.Netlink.LinkByName("lo")
 	if err != nil {
