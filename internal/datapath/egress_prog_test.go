@@ -112,6 +112,9 @@ func between(from, to netip.Addr, body packet.Body, extensions ...packet.Extensi
 	return packet.Packet{Source: from, Destination: to, Body: body, Extensions: extensions}
 }
 
+// highPort is long, from a port that a gateway keeps.
+func highPort(bytes int) packet.UDP { u := long(bytes); u.SourcePort = 5000; return u }
+
 func withHops(p packet.Packet, hops uint8) packet.Packet { p.HopLimit = hops; return p }
 
 // prohibited is the error that b1 gets about a packet that egress rules deny.
@@ -141,7 +144,7 @@ func TestEgressPackets(t *testing.T) {
 	}
 	last, lastByFar := withHops(b.sent(outsideHost, question), 1), withHops(b.sent(farHost, question), 1)
 	tooLong, tooLongByFar := b.sent(outsideHost, long(1501)), b.sent(farHost, long(1461))
-	tooFar := withHops(tooLong, 1)
+	tooFar, tooLongByOwn := withHops(tooLong, 1), b.sent(ownHost, highPort(1501))
 	for _, c := range []progCase{
 		{name: "UDP", frame: b.frame(b.sent(outsideHost, question)), out: direct(question)},
 		{name: "UDP from the cache", frame: b.frame(b.sent(outsideHost, question)), out: direct(question)},
@@ -151,6 +154,11 @@ func TestEgressPackets(t *testing.T) {
 		{name: "by a gateway", frame: b.frame(b.sent(farHost, question)), out: byFar(question)},
 		{name: "by a gateway, from the cache", frame: b.frame(b.sent(farHost, question)), out: byFar(question)},
 		{name: "1,460 bytes by a gateway", frame: b.frame(b.sent(farHost, long(1460))), out: byFar(long(1460))},
+
+		{name: "by this node", frame: b.frame(b.sent(ownHost, question)),
+			out: withHops(between(b.gateway, ownHost, question), 63)},
+		{name: "1,500 bytes by this node", frame: b.frame(b.sent(ownHost, highPort(1500))),
+			out: withHops(between(b.gateway, ownHost, highPort(1500)), 63)},
 
 		{name: "denied", frame: b.frame(b.sent(deniedHost, question)), reason: "egress-denied",
 			out: b.prohibited(b.sent(deniedHost, question))},
@@ -168,6 +176,8 @@ func TestEgressPackets(t *testing.T) {
 			out: b.icmpFromNode(packet.TimeExceeded, 0, tooFar)},
 		{name: "1,461 bytes by a gateway", frame: b.frame(tooLongByFar), reason: "too-big",
 			out: b.icmpFromNode(packet.PacketTooBig, 1460, tooLongByFar)},
+		{name: "1,501 bytes by this node", frame: b.frame(tooLongByOwn), reason: "too-big",
+			out: b.icmpFromNode(packet.PacketTooBig, 1500, tooLongByOwn)},
 		{name: "no route to the gateway", frame: b.frame(b.sent(lostHost, question)), reason: "no-route"},
 		{name: "a fragment by a gateway", frame: b.frame(b.sent(farHost, question, packet.Fragment(0, true, 9))),
 			reason: "gateway-protocol"},
@@ -345,6 +355,8 @@ func TestGatewayOut(t *testing.T) {
 	b.arrives(t, progCase{name: "no table of connections", frame: sent(ownHost, question), reason: "gateway-denied"})
 	must(t, o.PilGwtenantsV1.Delete(uint32(1)))
 	b.arrives(t, progCase{name: "no gateway of this tenant", frame: sent(ownHost, question), reason: "gateway-denied"})
+	b.fromB1(t, progCase{name: "no gateway of this container's tenant", frame: b.frame(b.sent(ownHost, question)),
+		reason: "gateway-denied"})
 }
 
 // TestGatewayBack: packets of hosts outside to a gateway, and errors about packets of the gateway.
@@ -360,6 +372,8 @@ func TestGatewayBack(t *testing.T) {
 		}
 	}
 	begin(b.far.prefix, b3, question)
+	b.fromB1(t, progCase{name: "a connection of a container here", frame: b.frame(b.sent(ownHost, udp(5003, 53))),
+		out: withHops(between(b.gateway, ownHost, udp(5003, 53)), 63)})
 	begin(lostNode, changed(b3, func(p *address.Plain) { p.Node = lostNode }), udp(5001, 53))
 	from := func(source netip.Addr, body packet.Body, extensions ...packet.Extension) []byte {
 		return b.onWire(between(source, b.gateway, body, extensions...))
@@ -377,6 +391,8 @@ func TestGatewayBack(t *testing.T) {
 		{name: "an answer from the cache", frame: from(ownHost, answers), out: back(answers)},
 		{name: "a router's error", frame: from(outsideRouter, about(b.gateway, ownHost, noSum)),
 			out: back(about(b3, ownHost, noSum))},
+		{name: "an answer to a container here", frame: from(ownHost, udp(53, 5003)),
+			out: between(ownHost, b.b1.seen(), udp(53, 5003))},
 
 		{name: "another port", frame: from(ownHost, udp(53, 5002)), reason: "no-session"},
 		{name: "another host", frame: from(ownHost.Next(), answers), reason: "no-session"},
@@ -568,9 +584,10 @@ func TestEgressWithoutPrograms(t *testing.T) {
 	tunnel := b.onWire(tunnelled(b.far.prefix, b.prefix, between(b.b3.Addr(), ownHost, question)))
 	b.arrives(t, progCase{name: "to the gateway", frame: tunnel,
 		out: withHops(between(other, ownHost, question), 63)})
-	for _, program := range []uint32{hook.ProgramEgressOut, hook.ProgramEgressGateway} {
-		must(t, b.datapath.Objects.PilUplinksV1.Delete(program))
-	}
+	must(t, b.datapath.Objects.PilUplinksV1.Delete(hook.ProgramEgressGateway))
+	b.fromB1(t, progCase{name: "by this node, without a program", reason: "no-program",
+		frame: b.frame(b.sent(ownHost, question))})
+	must(t, b.datapath.Objects.PilUplinksV1.Delete(hook.ProgramEgressOut))
 	b.fromB1(t, progCase{name: "to a host outside, without a program", reason: "no-program",
 		frame: b.frame(b.sent(outsideHost, question))})
 	b.arrives(t, progCase{name: "to the gateway, without a program", frame: tunnel, reason: "no-program"})

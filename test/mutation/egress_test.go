@@ -123,10 +123,17 @@ func egress() []mutation {
 		},
 		{
 			name:  "MTU of the tunnel",
-			old:   "f->mtu = hop->mtu - TUNNEL_HLEN;",
+			old:   "f->mtu = node == own_node ? hop->mtu : hop->mtu - TUNNEL_HLEN;",
 			new:   "f->mtu = hop->mtu;",
 			test:  packets,
 			cases: []string{"1,461 bytes by a gateway"},
+		},
+		{
+			name:  "program of this node's gateway",
+			old:   "return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);",
+			new:   "return TCX_NEXT;",
+			test:  "TestEgressWithoutPrograms",
+			cases: []string{"by this node, without a program"},
 		},
 		{
 			name: "hop limit by a gateway",
@@ -135,7 +142,7 @@ func egress() []mutation {
 			test: packets,
 			cases: []string{
 				"1,460 bytes by a gateway", "1,461 bytes by a gateway", "a hop limit of 1 by a gateway", "by a gateway",
-				"by a gateway, from the cache",
+				"by a gateway, from the cache", "by this node", "1,500 bytes by this node", "1,501 bytes by this node",
 			},
 		},
 		{
@@ -284,7 +291,7 @@ func gateway() []mutation {
 		{
 			name: "tables of connections",
 			old: `if (!connections)
-		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+		return drop(skb, REASON_GATEWAY_DENIED, hook);`,
 			new: `if (!connections)
 		return TCX_NEXT;`,
 			test:  out,
@@ -299,17 +306,15 @@ func gateway() []mutation {
 			cases: []string{"SCTP", "a fragment"},
 		},
 		{
-			name: "routes outside",
-			old: `return drop(skb, REASON_NO_ROUTE, HOOK_UPLINK_IN);
-	why = dec_hop_limit`,
-			new: `return TCX_NEXT;
-	why = dec_hop_limit`,
+			name:  "routes outside",
+			old:   "return drop(skb, REASON_NO_ROUTE, hook);",
+			new:   "return TCX_NEXT;",
 			test:  out,
 			cases: []string{"no route"},
 		},
 		{
 			name:  "hop limit",
-			old:   "why = dec_hop_limit(skb, h, &p, hop);",
+			old:   "why = hook == HOOK_UPLINK_IN ? dec_hop_limit(skb, h, &p, hop) : 0;",
 			new:   "why = 0;",
 			test:  out,
 			cases: []string{"TCP", "UDP", "UDP of a known connection", "a hop limit of 1"},
@@ -454,6 +459,13 @@ func gateway() []mutation {
 		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
 			test:  answers,
 			cases: []string{"of a protected host"},
+		},
+		{
+			name:  "tenants of this node without this gateway",
+			old:   ": drop(skb, REASON_GATEWAY_DENIED, HOOK_CONTAINER);",
+			new:   ": TCX_NEXT;",
+			test:  out,
+			cases: []string{"no gateway of this container's tenant"},
 		},
 		{
 			name:  "tenants without this gateway",

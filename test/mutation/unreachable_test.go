@@ -30,7 +30,7 @@ func unreachable() map[string]map[string]string {
 	h = eth_ip6_of(skb);
 	if (!h)
 		return drop(skb, REASON_MALFORMED, hook);`: again,
-			`f->mtu = hop->mtu - TUNNEL_HLEN;
+			`: hop->mtu - TUNNEL_HLEN;
 	h = eth_ip6_of(skb);
 	if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: again,
@@ -69,7 +69,8 @@ func unreachable() map[string]map[string]string {
 			`		       ? REASON_MALFORMED
 		       : 0;`: within,
 			`if (!h || !d || !own)
-		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: verifier,
+		return drop(skb, REASON_MALFORMED, hook);`: verifier,
+			"return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);": "this program calls itself",
 			`if (bpf_skb_load_bytes(skb, p->l4 + ICMPV6_HLEN + 6, &q.proto, sizeof(q.proto)))
 		return REASON_MALFORMED;
 	if (find_transport(skb, &q) || !q.l4)
@@ -83,17 +84,15 @@ func unreachable() map[string]map[string]string {
 		return REASON_MALFORMED;`: within,
 			`if (!h || !d || !connections)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: verifier,
-			`if (!h)
-		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
-	why = parse(skb, h, &p);
-	if (why)`: again,
+			`if (!h || !key)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: again,
 			`BPF_F_RECOMPUTE_CSUM))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: within,
 			`if (egress_pull(skb))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: "an IPv6 packet that has both headers can lose the outer one",
 			`if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
-	dst`: "the program of the uplink has read the headers",
+	key.src`: "the program of the uplink has read the headers",
 			`if (!connections)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);`: "only if the gateway ends between two look-ups: the caller " +
 				"has found its table",
