@@ -28,6 +28,7 @@ func TestClearTenantsStayInside(t *testing.T) {
 		{"the internet", "dst-not-private", netip.MustParseAddr("2001:db8::1")},
 		{"the tenant's id outside the base", "dst-not-private",
 			far(func(a *address.Plain) { a.Node = netip.MustParsePrefix("fd70:696c:6200:2::/64") })},
+		{"what an encrypted tenant's containers see", "dst-not-private", b.b1.seen()},
 		{"another tenant", "tenant-mismatch", b.b3.Addr()},
 		{"a node", "to-node", b.far.prefix.Addr().Next()},
 		{"the alias of a node", "to-node", far(func(a *address.Plain) { a.App = 0xff00 })},

@@ -127,6 +127,7 @@ func (b *egressBench) prohibited(about packet.Packet) packet.Packet {
 var (
 	halfTCP  = packet.Raw{Proto: packet.ProtocolTCP, Data: make([]byte, 12)}
 	sctp     = packet.Raw{Proto: 132, Data: make([]byte, 12)}
+	oneByte  = packet.Raw{Proto: packet.ProtocolUDP, Data: []byte{1}}
 	restOf   = packet.Raw{Proto: packet.ProtocolUDP, Data: []byte("12345678")}
 	question = udp(5000, 53)
 	noSum    = packet.Raw{Proto: packet.ProtocolUDP, Data: []byte{5000 >> 8, 5000 & 0xff, 0, 53, 0, 8, 0, 0}}
@@ -410,7 +411,7 @@ func TestGatewayBack(t *testing.T) {
 		{name: "an error about a fragment", reason: "icmp-quote",
 			frame: from(outsideRouter, about(b.gateway, ownHost, restOf, packet.Fragment(64, false, 9)))},
 		{name: "an error about half a header", reason: "icmp-quote",
-			frame: from(outsideRouter, about(b.gateway, ownHost, packet.Raw{Proto: packet.ProtocolUDP, Data: []byte{1}}))},
+			frame: from(outsideRouter, about(b.gateway, ownHost, oneByte))},
 		{name: "an error about no connection", reason: "no-session",
 			frame: from(outsideRouter, about(b.gateway, ownHost, udp(5002, 53)))},
 	} {
@@ -653,8 +654,8 @@ func TestOutsideScan(t *testing.T) {
 			}
 		}
 		if len(kept) < flows/2 {
-			return fmt.Errorf("of %d flows and %d verdicts in the caches, %d are of one packet", len(flow), len(verdict),
-				len(kept))
+			return fmt.Errorf("of %d flows and %d verdicts in the caches, %d are of one packet", len(flow),
+				len(verdict), len(kept))
 		}
 		misses := func(between int) (flowMisses, verdictMisses int, err error) {
 			for n := range packets {
@@ -668,7 +669,8 @@ func TestOutsideScan(t *testing.T) {
 				var f bpfobj.PilasterFlow
 				var v bpfobj.PilasterVerdict
 				i := kept[n%len(kept)]
-				if err := errors.Join(o.PilFlows.Lookup(flow[i], &f), o.PilVerdicts.Lookup(verdict[i], &v)); err != nil {
+				err = errors.Join(o.PilFlows.Lookup(flow[i], &f), o.PilVerdicts.Lookup(verdict[i], &v))
+				if err != nil {
 					return 0, 0, err
 				}
 				if keys[f.Key.Dst] != i || f.Key.Src != bpfobj.ToAddr(b.b2.seen()) {

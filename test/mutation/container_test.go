@@ -23,7 +23,7 @@ func container() []mutation {
 			return REASON_DST_NOT_PRIVATE;`,
 			new:   "if (own->clear) {",
 			test:  "TestClearTenantsStayInside",
-			cases: []string{"the internet", "the tenant's id outside the base"},
+			cases: []string{"what an encrypted tenant's containers see"},
 		},
 		{
 			name: "destination of an encrypted tenant",
@@ -31,7 +31,7 @@ func container() []mutation {
 			return REASON_DST_NOT_PRIVATE;`,
 			new:   "",
 			test:  "TestFromContainer",
-			cases: []string{"a plaintext address", "the internet"},
+			cases: []string{"a plaintext address"},
 		},
 		{
 			name: "error of the cipher",
@@ -125,8 +125,9 @@ func container() []mutation {
 			cases: []string{"to another address of a node, plain"},
 		},
 		{
-			name:  "program of hosts outside",
-			old:   "bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_OUT);\n\t\treturn drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);",
+			name: "program of hosts outside",
+			old: `bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_OUT);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);`,
 			new:   "bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_OUT);\n\t\treturn TCX_NEXT;",
 			test:  "TestEgressWithoutPrograms",
 			cases: []string{"to a host outside, without a program"},
@@ -163,8 +164,9 @@ func container() []mutation {
 			cases: []string{"a switch's, in netpila's name"},
 		},
 		{
-			name:  "another network's program",
-			old:   "bpf_tail_call(skb, &pil_networks_v1, its->network);\n\treturn drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);",
+			name: "another network's program",
+			old: `bpf_tail_call(skb, &pil_networks_v1, its->network);
+	return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);`,
 			new:   "bpf_tail_call(skb, &pil_networks_v1, its->network);\n\treturn TCX_NEXT;",
 			test:  "TestNimitzPorts",
 			cases: []string{"without a program"},

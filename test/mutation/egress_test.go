@@ -108,8 +108,9 @@ func egress() []mutation {
 			cases: []string{"a session that has a gateway"},
 		},
 		{
-			name:  "second gateway of a session",
-			old:   "else if (rule->gateways[1] && tag == gateway_tag(rule->gateways[1]))\n\t\tnode = rule->gateways[1];",
+			name: "second gateway of a session",
+			old: `else if (rule->gateways[1] && tag == gateway_tag(rule->gateways[1]))
+		node = rule->gateways[1];`,
 			new:   "",
 			test:  stays,
 			cases: []string{"a session that has a gateway"},
@@ -137,7 +138,10 @@ func egress() []mutation {
 		},
 		{
 			name: "hop limit by a gateway",
-			old:  "why = dec_hop_limit(skb, h, p, f);\n\tif (why)\n\t\treturn icmp_error_send(skb, p, f, why);\n\tif (f->translate",
+			old: `why = dec_hop_limit(skb, h, p, f);
+	if (why)
+		return icmp_error_send(skb, p, f, why);
+	if (f->translate`,
 			new:  "why = 0;\n\tif (f->translate",
 			test: packets,
 			cases: []string{
@@ -245,8 +249,9 @@ func egressSessions() []mutation {
 			cases: []string{"to a host whose address reads like the app's"},
 		},
 		{
-			name:  "verdict cache of its own",
-			old:   "if (d->mode == ENFORCE_OUTSIDE)\n\t\tv = outside_verdict_slot(&key->local, &key->remote, ports_of(key));",
+			name: "verdict cache of its own",
+			old: `if (d->mode == ENFORCE_OUTSIDE)
+		v = outside_verdict_slot(&key->local, &key->remote, ports_of(key));`,
 			new:   "if (d->mode == ENFORCE_OUTSIDE)\n\t\tv = verdict_slot(&key->local, &key->remote, ports_of(key));",
 			test:  "TestOutsideScan",
 			cases: []string{"verdicts during the scan"},

@@ -143,6 +143,9 @@ func hostIf() []mutation {
 				"no container here, by tun1", "the node itself, by eth1", "the node itself, by tun1",
 				"to what containers see, by eth1", "to what containers see, by tun1",
 				"what containers see, by eth1", "what containers see, by tun1",
+				"an egress address of this node, by eth1", "an egress address of this node, by tun1",
+				"another node's egress address, by eth1", "another node's egress address, by tun1",
+				"a container of network ila, by eth1", "a container of network ila, by tun1",
 			},
 		},
 		{

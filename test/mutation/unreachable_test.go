@@ -62,8 +62,8 @@ func unreachable() map[string]map[string]string {
 		return REASON_MALFORMED;`: within,
 			`if (!connections || !d)
 		return REASON_GATEWAY_FULL;`: verifier,
-			"return bpf_map_update_elem(connections, &d->out, &d->entry, BPF_ANY) ? REASON_GATEWAY_FULL : 0;": "a full " +
-				"LRU table evicts an entry",
+			"return bpf_map_update_elem(connections, &d->out, &d->entry, BPF_ANY) ? REASON_GATEWAY_FULL : 0;": "" +
+				"a full LRU table evicts an entry",
 			`if (fix_checksum(skb, p, difference) || write_port(skb, p, answer, is->port))
 		return REASON_MALFORMED;`: within,
 			`		       ? REASON_MALFORMED
@@ -89,13 +89,13 @@ func unreachable() map[string]map[string]string {
 			`BPF_F_RECOMPUTE_CSUM))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: within,
 			`if (egress_pull(skb))
-		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: "an IPv6 packet that has both headers can lose the outer one",
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: "a packet with both headers can lose the outer one",
 			`if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
 	key.src`: "the program of the uplink has read the headers",
 			`if (!connections)
-		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);`: "only if the gateway ends between two look-ups: the caller " +
-				"has found its table",
+		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);`: "only if the gateway ends after the caller has " +
+				"found its table",
 		},
 		"net/netpila/next_hop.h": {
 			`if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)

@@ -98,8 +98,9 @@ func uplink() []mutation {
 			cases: []string{"an own address from the fabric"},
 		},
 		{
-			name:  "packets for an address of a gateway",
-			old:   "bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);\n\t\treturn drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);",
+			name: "packets for an address of a gateway",
+			old: `bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);`,
 			new:   "bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);\n\t\treturn TCX_NEXT;",
 			test:  "TestEgressWithoutPrograms",
 			cases: []string{"to its address, without a program"},
@@ -238,7 +239,7 @@ func uplink() []mutation {
 				"neighbour discovery", "the node's underlay address", "another node",
 				"a container elsewhere, from a container", "the node itself",
 				"the node itself, from a host whose address reads like a tenant's", "the node itself, from a node",
-				"the gateway of a node without one",
+				"the gateway of a node without one", "the node itself, from a container",
 			},
 		},
 		{
@@ -286,7 +287,7 @@ func uplink() []mutation {
 			old:   "claims_tenant(&key.src) && !claims",
 			new:   "in_base(&key.src) && !claims",
 			test:  "TestFromFabric",
-			cases: []string{"the node itself, from a node"},
+			cases: []string{"the node itself, from a node", "the node itself, from a container of network ila"},
 		},
 		{
 			name:  "only errors get the peer's source",
@@ -332,7 +333,8 @@ func uplink() []mutation {
 			cases: []string{
 				"a process with a container's address", "a process that knows the mark",
 				"forwarded from another device", "a ciphertext as source", "a ciphertext as destination",
-				"a tag of VLAN 0", "two tags of VLAN 0", "another node's container",
+				"a tag of VLAN 0", "two tags of VLAN 0", "another node's container", "a container's egress address",
+				"another node's egress address", "a container of network ila as source",
 			},
 		},
 		{
