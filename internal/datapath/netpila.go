@@ -141,8 +141,8 @@ func (d *Datapath) setKey(id uint32, key address.Key) error {
 	return nil
 }
 
-// Activate writes the endpoint's entries. From then on packets flow. After an error those of an endpoint that was active
-// before stay as they are.
+// Activate writes the endpoint's entries. From then on packets flow. After an error those of an endpoint that was
+// active before stay as they are.
 func (d netpilaMaps) Activate(ctx context.Context, r endpoint.Record) error {
 	active := false
 	for _, a := range r.Attachments {

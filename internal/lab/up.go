@@ -344,8 +344,8 @@ func (l *Lab) routeTunnel(r *fabric, node string, prefix netip.Prefix, via netip
 	return route4(inside, Uplink, pool, routerOf(via))
 }
 
-// routeContainers adds the route by which processes of a node reach containers of other nodes, with the node's address as
-// their source. By the default route they would have that of the uplink, at which no container knows a node.
+// routeContainers adds the route by which processes of a node reach containers of other nodes, with the node's address
+// as their source. By the default route they would have that of the uplink, at which no container knows a node.
 func (l *Lab) routeContainers(node string, prefix netip.Prefix, via netip.Addr) error {
 	ns, err := l.Namespace(node)
 	if err != nil {

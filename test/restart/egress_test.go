@@ -17,9 +17,9 @@ import (
 
 const internet = "internet" // the host outside of the cluster
 
-// TestKillsOfEgress kills the agents of three nodes, also for another build, and the orchestrator, while containers send
-// to a host outside of the cluster: one with its own egress address, one by a gateway. No datagram is lost, and the
-// connections that were there before go on.
+// TestKillsOfEgress kills the agents of three nodes, also for another build, and the orchestrator, while containers
+// send to a host outside of the cluster: one with its own egress address, one by a gateway. No datagram is lost, and
+// the connections that were there before go on.
 func TestKillsOfEgress(t *testing.T) {
 	if labtest.Network() != tenant.Netpila {
 		t.Setenv(labtest.NetworkVariable, tenant.Netpila)

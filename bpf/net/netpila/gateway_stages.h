@@ -125,7 +125,7 @@ static __noinline int gateway_out(struct __sk_buff *skb, const struct addr *own,
 	why = find_connection(connections, d);
 	if (why)
 		return drop(skb, why, hook);
-	hop = cached_hop(skb, own, &d->out.remote, device_of(skb), 0);
+	hop = cached_hop(skb, own, &d->out.remote, hook == HOOK_CONTAINER ? device_of(skb) : skb->ifindex, 0);
 	h = eth_ip6_of(skb);
 	if (!hop || !h)
 		return drop(skb, REASON_NO_ROUTE, hook);

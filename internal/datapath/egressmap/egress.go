@@ -276,8 +276,8 @@ func (d *Tables) deleteGateway(id address.TenantID) error {
 	return d.sweepGateways()
 }
 
-// sweepGateways removes connections of addresses that no tenant id has. The caller holds the lock of gateways: a table of
-// connections is there before its first id.
+// sweepGateways removes connections of addresses that no tenant id has. The caller holds the lock of gateways: a table
+// of connections is there before its first id.
 func (d *Tables) sweepGateways() error {
 	used := map[bpfobj.PilasterAddr]bool{}
 	err := bpfobj.ForEachEntry(d.objects().PilGwtenantsV1, func(_ uint32, a bpfobj.PilasterAddr) { used[a] = true })
