@@ -28,9 +28,11 @@ func TestClearTenantsStayInside(t *testing.T) {
 		{"the internet", "dst-not-private", netip.MustParseAddr("2001:db8::1")},
 		{"the tenant's id outside the base", "dst-not-private",
 			far(func(a *address.Plain) { a.Node = netip.MustParsePrefix("fd70:696c:6200:2::/64") })},
+		{"what an encrypted tenant's containers see", "dst-not-private", b.b1.seen()},
 		{"another tenant", "tenant-mismatch", b.b3.Addr()},
 		{"a node", "to-node", b.far.prefix.Addr().Next()},
-		{"a reserved app", "app-reserved", far(func(a *address.Plain) { a.App = 0xff00 })},
+		{"the alias of a node", "to-node", far(func(a *address.Plain) { a.App = 0xff00 })},
+		{"a reserved app", "app-reserved", far(func(a *address.Plain) { a.App = 0xff02 })},
 	} {
 		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: p.ifindex()}, progCase{
 			name: c.name, reason: c.reason, frame: b.frame(packet.Packet{Source: p.seen(), Destination: c.to,

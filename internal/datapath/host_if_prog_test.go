@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -82,6 +83,12 @@ func (b *progBench) fromEdge() []progCase {
 		},
 		{name: "what containers see", frame: from(b.b1.seen(), node), reason: "private-outside"},
 		{name: "to what containers see", frame: from(stranger, b.b1.seen()), reason: "private-outside"},
+		{name: "an egress address of this node", frame: from(egressOf(b.prefix), stranger), reason: "own-source"},
+		{
+			name:   "another node's egress address",
+			frame:  from(egressOf(b.far.prefix), stranger),
+			reason: "tenant-to-node",
+		},
 	}
 }
 
@@ -101,6 +108,12 @@ func (b *progBench) toEdge() []progCase {
 		{name: "another node's container", frame: to(b.b3.Addr(), b.b3.Addr()), reason: "host-claims-tenant"},
 		{name: "what containers see", frame: to(b.b1.seen(), stranger), reason: "private-outside"},
 		{name: "to what containers see", frame: to(b.address(), sees(b.b3.Addr())), reason: "private-outside"},
+		{name: "an egress address of this node", frame: to(egressOf(b.prefix), stranger), reason: "host-claims-tenant"},
+		{
+			name:   "another node's egress address",
+			frame:  to(egressOf(b.far.prefix), stranger),
+			reason: "host-claims-tenant",
+		},
 	}
 }
 
@@ -108,13 +121,14 @@ func (b *progBench) toEdge() []progCase {
 func TestFromEdge(t *testing.T) {
 	b := newProgBench(t)
 	devices := b.edgeDevices(t)
+	all := b.fromEdge()
 	for device, index := range devices {
-		for _, c := range b.fromEdge() {
+		for _, c := range all {
 			c.name += ", by " + device
 			b.check(t, b.datapath.Objects.PilEdgeIn, skb{Ifindex: index}, c)
 		}
 	}
-	own := b.fromEdge()[7].frame
+	own := all[slices.IndexFunc(all, func(c progCase) bool { return c.name == "a container here" })].frame
 	version := append(append(bytes.Clone(own[:14]), 0x40), own[15:]...)
 	for _, c := range []struct {
 		device string

@@ -224,7 +224,7 @@ func TestAnotherNode(t *testing.T) {
 		{"as itself", peer.address(), c.plain(), gram, "tenant-mismatch"},
 		{"guest", reserved.Addr(), c.plain(), gram, "app-reserved"},
 		{"its own container, to a missing container", far.plain(), absent.Addr(), gram, "no-endpoint"},
-		{"its own container, to the node", far.plain(), n.address(), gram, "tenant-to-node"},
+		{"its own container, to the node", far.plain(), n.address().Next(), gram, "tenant-to-node"},
 		{"its own container, to the underlay", far.plain(), n.underlay, gram, "tenant-to-node"},
 		{"ciphertext, to the node", far.seen(), n.address(), gram, "private-outside"},
 		{"ciphertext, to the underlay", far.seen(), n.underlay, gram, "private-outside"},

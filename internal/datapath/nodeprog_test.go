@@ -5,8 +5,10 @@ import (
 	"net/netip"
 	"testing"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // fromNode returns packets of the node's stack to containers, with the verdicts on them.
@@ -196,4 +198,62 @@ func TestToNode(t *testing.T) {
 		name: "answer of a container that was not asked", reason: "to-node",
 		frame: b.frame(packet.Packet{Source: b.b2.seen(), Destination: gateway, Body: answer}),
 	})
+}
+
+// TestNodesAllowed: what containers and nodes send each other if the tenant may reach some nodes.
+func TestNodesAllowed(t *testing.T) {
+	b := newProgBench(t)
+	clear := b.add(t, plain, 1)
+	alias := func(of tenant.Tenant, node netip.Prefix) netip.Addr {
+		a, err := of.Gateway(address.DefaultPlan(), node, of.Current())
+		must(t, err)
+		return a.Address
+	}
+	reaching := func(nodes ...netip.Prefix) {
+		for _, of := range []tenant.Tenant{blue, plain} {
+			of.Network, of.Nodes = tenant.Netpila, nodes
+			must(t, b.datapath.putTenant(of))
+		}
+	}
+	type end struct {
+		of tenant.Tenant
+		c  *testContainer
+	}
+	ends := map[string]end{"encrypted": {blue, b.b1}, "clear": {plain, clear}}
+	sends := func(e end, name string, to netip.Addr, out packet.Packet, reason string, parts ...packet.Extension) {
+		t.Helper()
+		frame := b.frame(packet.Packet{Source: e.c.seen(), Destination: to, Body: gram, Extensions: parts})
+		b.check(t, b.datapath.Objects.PilContainer, skb{Ifindex: e.c.ifindex()},
+			progCase{name: name + ", " + e.of.Name, frame: frame, reason: reason, out: out})
+	}
+	arrives := func(e end, name string, from netip.Addr, out packet.Packet, reason string) {
+		t.Helper()
+		frame := packet.Packet{Source: from, Destination: e.c.plain(), Body: gram}.Frame(b.uplinkMAC, host.ContainerMAC)
+		b.check(t, b.datapath.Objects.PilUplinkIn, skb{Ifindex: b.uplinkIfindex()},
+			progCase{name: name + ", " + e.of.Name, frame: frame, reason: reason, out: out})
+	}
+	third := netip.MustParsePrefix("fd70:696c:6100:3::/64")
+	none := packet.Packet{}
+	reaching(b.far.prefix)
+	for _, e := range ends {
+		far := alias(e.of, b.far.prefix)
+		sends(e, "to a node", far, packet.Packet{Source: e.c.plain(), Destination: b.far.address(), HopLimit: 63,
+			Body: gram}, "")
+		sends(e, "to its own node, which is not allowed", e.c.gateway(t, e.of), none, "to-node")
+		sends(e, "to a node that is not allowed", alias(e.of, third), none, "to-node")
+		arrives(e, "from a node", b.far.address(), packet.Packet{Source: far, Destination: e.c.seen(), Body: gram}, "")
+		arrives(e, "from a node, from the cache", b.far.address(), packet.Packet{Source: far, Destination: e.c.seen(),
+			Body: gram}, "")
+		arrives(e, "from a node that is not allowed", third.Addr().Next(), none, "tenant-mismatch")
+		arrives(e, "from another address of a node", b.far.address().Next(), none, "tenant-mismatch")
+	}
+	// To another address of the node no alias leads.
+	sends(ends["clear"], "to another address of a node", b.far.address().Next(), none, "to-node")
+	reaching(b.prefix)
+	for _, e := range ends {
+		own := e.c.gateway(t, e.of)
+		sends(e, "to its own node", own, packet.Packet{Source: e.c.seen(), Destination: b.address(), Body: gram}, "")
+		sends(e, "a fragment to its own node", own, none, "to-node", packet.Fragment(0, true, 9))
+		sends(e, "to another node", alias(e.of, b.far.prefix), none, "to-node")
+	}
 }

@@ -307,8 +307,13 @@ func (b *progBench) fromContainer() []progCase {
 		},
 		{
 			name:   "reserved app",
-			frame:  b.frame(b.sent(with(func(p *address.Plain) { p.App = 0xff00 }), echo)),
+			frame:  b.frame(b.sent(with(func(p *address.Plain) { p.App = 0xff02 }), echo)),
 			reason: "app-reserved",
+		},
+		{
+			name:   "the alias of a node",
+			frame:  b.frame(b.sent(with(func(p *address.Plain) { p.App = 0xff00 }), echo)),
+			reason: "to-node",
 		},
 		{
 			name:   "absent here",
@@ -550,7 +555,17 @@ func (b *progBench) fromFabric() []progCase {
 			}),
 			reason: "no-endpoint",
 		},
-		{name: "the node itself, from a container", frame: to(b.prefix.Addr().Next()), reason: "tenant-to-node"},
+		{name: "the node itself, from a container", frame: to(b.prefix.Addr().Next()), next: true},
+		{
+			name:   "the node itself, from a container of network ila",
+			frame:  frame(packet.Packet{Source: atLocator, Destination: b.prefix.Addr().Next(), Body: echo}),
+			reason: "tenant-to-node",
+		},
+		{
+			name:   "another address of this node, from a container",
+			frame:  to(b.prefix.Addr().Next().Next()),
+			reason: "tenant-to-node",
+		},
 		{name: "the node's underlay address, from a container", frame: to(b.underlay), reason: "tenant-to-node"},
 		{name: "our own /64 as source", frame: from(b.b2.plain(), echo), reason: "own-source"},
 		{
@@ -590,6 +605,7 @@ func (b *progBench) fromFabric() []progCase {
 			reason: "tenant-mismatch",
 		},
 		{name: "from a node", frame: from(b.far.prefix.Addr().Next(), echo), reason: "tenant-mismatch"},
+		{name: "from an egress address", frame: from(egressOf(b.far.prefix), echo), reason: "tenant-mismatch"},
 		{name: "from a fabric host", frame: from(b.far.underlay, echo), reason: "tenant-mismatch"},
 		{
 			name:   "a tenant id outside the base",
@@ -656,6 +672,10 @@ func TestToFabric(t *testing.T) {
 			reason: "malformed"}, skb{}},
 		{progCase{name: "an urgent frame that is not IPv6", frame: priorityTag(profinet), next: true}, skb{}},
 		{progCase{name: "another node's container", frame: frame(b.b3.Addr()), reason: "host-claims-tenant"}, skb{}},
+		{progCase{name: "a container's egress address", frame: frame(egressOf(b.prefix)),
+			reason: "host-claims-tenant"}, skb{}},
+		{progCase{name: "another node's egress address", frame: frame(egressOf(b.far.prefix)),
+			reason: "host-claims-tenant"}, skb{}},
 	} {
 		c.ctx.Ifindex = b.uplinkIfindex()
 		b.check(t, b.datapath.Objects.PilUplinkOut, c.ctx, c.progCase)

@@ -85,7 +85,7 @@ func TestPriorityTags(t *testing.T) {
 		source, to netip.Addr
 		why        string
 	}{
-		{"a container to the node", priorityTag, far.plain(), n.address(), "tenant-to-node"},
+		{"a container to the node", priorityTag, far.plain(), n.underlay, "tenant-to-node"},
 		{"this node", priorityTag, n.address(), n.underlay, "own-source"},
 		{"this node's container", priorityTag, sibling.plain(), c.plain(), "own-source"},
 		{"ciphertext", priorityTag, far.seen(), n.underlay, "private-outside"},

@@ -66,7 +66,7 @@ func (b *bed) testEveryReason(t *testing.T) {
 	except = append(except, dropreason.ReplicationLimit)
 	// Only with egress rules: TestEgressAttacks, and the tests of gateways in internal/datapath.
 	except = append(except, dropreason.EgressDenied, dropreason.NoSession, dropreason.NoEgressAddress,
-		dropreason.GatewayDenied, dropreason.GatewayFull, dropreason.GatewayProtocol)
+		dropreason.GatewayFull, dropreason.GatewayProtocol)
 	// Only among members of an offload: TestFrontendMessages and TestFrontendDrops of internal/datapath.
 	except = append(except, dropreason.NshMalformed, dropreason.NshUnknown, dropreason.NshForged, dropreason.NshStale,
 		dropreason.NshSegments, dropreason.NoFrontend)
@@ -164,10 +164,13 @@ func (b *bed) chosenPlaintexts(t *testing.T) []attack {
 		try("id of a tenant that is not here, and of none", dropreason.TenantMismatch, "n1", 0,
 			address.Plain{Node: n2, Tenant: b.tenants["green"].id, App: app, Index: 1},
 			address.Plain{Node: n2, Tenant: address.MaxTenantID, App: app, Index: 1}),
+		try("an alias of a node, here and there", dropreason.ToNode, "n1", 0,
+			address.Plain{Node: n1, Tenant: blue, App: address.FirstReservedApp, Index: unused},
+			address.Plain{Node: n2, Tenant: blue, App: address.FirstReservedApp, Index: unused}),
 		try("a node, here and there", dropreason.ToNode, "n1", 0,
 			address.Plain{Node: n1, App: 0, Index: 1}, address.Plain{Node: n2, App: 0, Index: 1}),
 		try("reserved app", dropreason.AppReserved, "n1", 0,
-			address.Plain{Node: n1, Tenant: blue, App: address.FirstReservedApp, Index: unused},
+			address.Plain{Node: n1, Tenant: blue, App: address.EgressApp, Index: unused},
 			address.Plain{Node: n2, Tenant: blue, App: 0xffff, Index: unused}),
 		try("absent here", dropreason.NoEndpoint, "n1", 0,
 			address.Plain{Node: n1, Tenant: blue, App: app, Index: unused},

@@ -9,6 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // fabric returns attacks on a node from outside. The router's port sends them, after the fabric's source check, so that
@@ -57,6 +58,10 @@ func (b *bed) fabric(t *testing.T) []attack {
 		try("forged source of another tenant", dropreason.TenantMismatch,
 			datagram(r1.Plaintext, b2.Plaintext), datagram(b1.Plaintext, r2.Plaintext),
 			datagram(plain(n1, b.tenants["green"].id, 1, 1), b2.Plaintext)),
+		try("packet of a tunnel that is none of a gateway's", dropreason.GatewayDenied, packet.Packet{
+			Source: tenant.EgressTunnel(n1), Destination: tenant.EgressTunnel(n2),
+			Body: packet.Raw{Proto: 41, Data: datagram(stranger, b2.Plaintext).Marshal()},
+		}),
 		try("source that is no container", dropreason.TenantMismatch,
 			datagram(n1.Addr().Next(), b2.Plaintext), datagram(stranger, b2.Plaintext),
 			datagram(strangerAsBlue, b2.Plaintext),
@@ -68,8 +73,7 @@ func (b *bed) fabric(t *testing.T) []attack {
 			datagram(b1.Plaintext, plain(n2, blue, address.AppID(b2.App), unused)),
 			datagram(b1.Plaintext, b.released["gone2"].Plaintext),
 			datagram(b1.Plaintext, plain(n2, address.MaxTenantID, 1, 1))),
-		try("container to node or host", dropreason.TenantToNode, datagram(b1.Plaintext, n2.Addr().Next()),
-			datagram(b1.Plaintext, n2.Addr()),
+		try("container to host", dropreason.TenantToNode, datagram(b1.Plaintext, n2.Addr()),
 			datagram(b1.Plaintext, stranger)),
 		try("routing header", dropreason.RoutingHeader, viaRouter),
 		try("neighbour advertisement", dropreason.NdForbidden, advertisement),

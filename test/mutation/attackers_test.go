@@ -25,9 +25,17 @@ func attackers() []mutation {
 		},
 		{
 			name:  "another node as another tenant",
-			old:   " || !has_id(to, from_id)",
+			old:   "!(from_id ? has_id(to, from_id) : ",
+			new:   "!(from_id ? 1 : ",
 			test:  node,
-			cases: []string{"another tenant's container", "as itself", "its own container, to another tenant"},
+			cases: []string{"another tenant's container", "its own container, to another tenant"},
+		},
+		{
+			name:  "another node as itself",
+			old:   "is_node_address(source) && may_reach_node(tenant, source->hi)",
+			new:   "is_node_address(source)",
+			test:  node,
+			cases: []string{"as itself"},
 		},
 		{
 			name: "another node as its alias",
@@ -53,8 +61,8 @@ func attackers() []mutation {
 		},
 		{
 			name:  "another node as a ciphertext",
-			old:   "why = check_private(&key.src, &key.dst);",
-			new:   "why = 0;",
+			old:   ": check_private(&key.src, &key.dst);",
+			new:   ": 0;",
 			test:  node,
 			cases: []string{"ciphertext, to the node", "ciphertext, to the underlay"},
 		},

@@ -11,8 +11,8 @@ func container() []mutation {
 		},
 		{
 			name:  "tenant of the source",
-			old:   "if (why)\n\t\treturn drop(skb, why, HOOK_CONTAINER);\n\tif (same_addr",
-			new:   "if (why)\n\t\treturn TCX_NEXT;\n\tif (same_addr",
+			old:   "if (why)\n\t\treturn drop(skb, why, HOOK_CONTAINER);\n\t/* Containers see",
+			new:   "if (why)\n\t\treturn TCX_NEXT;\n\t/* Containers see",
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"from a tenant that was removed"},
 		},
@@ -23,7 +23,7 @@ func container() []mutation {
 			return REASON_DST_NOT_PRIVATE;`,
 			new:   "if (own->clear) {",
 			test:  "TestClearTenantsStayInside",
-			cases: []string{"the internet", "the tenant's id outside the base"},
+			cases: []string{"what an encrypted tenant's containers see"},
 		},
 		{
 			name: "destination of an encrypted tenant",
@@ -31,7 +31,7 @@ func container() []mutation {
 			return REASON_DST_NOT_PRIVATE;`,
 			new:   "",
 			test:  "TestFromContainer",
-			cases: []string{"a plaintext address", "the internet"},
+			cases: []string{"a plaintext address"},
 		},
 		{
 			name: "error of the cipher",
@@ -81,9 +81,9 @@ func container() []mutation {
 			cases: []string{"an address under the key of another id"},
 		},
 		{
-			name: "nodes, for a clear tenant",
-			old: `if (!tenant_id(dst))
-			return REASON_TO_NODE;`,
+			name:  "nodes, for a clear tenant",
+			old:   "may_reach_node(own->ids[0], dst->hi) ? 0 : REASON_TO_NODE;",
+			new:   "1 ? 0 : REASON_TO_NODE;",
 			test:  "TestClearTenantsStayInside",
 			cases: []string{"a node"},
 		},
@@ -96,10 +96,41 @@ func container() []mutation {
 		},
 		{
 			name:  "reserved apps",
-			old:   "app_id(dst) >= FIRST_RESERVED_APP ? REASON_APP_RESERVED : 0",
+			old:   "app_id(dst) >= FIRST_RESERVED_APP ? resolve_node(dst) : 0",
 			new:   "0",
 			test:  "TestFromContainer",
+			cases: []string{"reserved app", "the alias of a node"},
+		},
+		{
+			name: "other reserved apps",
+			old: `if (app_id(dst) != NODE_APP)
+		return REASON_APP_RESERVED;`,
+			new:   "",
+			test:  "TestFromContainer",
 			cases: []string{"reserved app"},
+		},
+		{
+			name: "aliases of nodes that the tenant may not reach",
+			old: `if (!may_reach_node(tenant_id(dst), dst->hi))
+		return REASON_TO_NODE;`,
+			new:   "",
+			test:  "TestFromContainer",
+			cases: []string{"the alias of a node"},
+		},
+		{
+			name:  "other addresses of nodes, for a clear tenant",
+			old:   "is_node_address(dst) && may_reach_node(own->ids[0]",
+			new:   "may_reach_node(own->ids[0]",
+			test:  "TestNodesAllowed",
+			cases: []string{"to another address of a node, plain"},
+		},
+		{
+			name: "program of hosts outside",
+			old: `bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_OUT);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);`,
+			new:   "bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_OUT);\n\t\treturn TCX_NEXT;",
+			test:  "TestEgressWithoutPrograms",
+			cases: []string{"to a host outside, without a program"},
 		},
 		{
 			name: "other devices of the node",
@@ -133,9 +164,10 @@ func container() []mutation {
 			cases: []string{"a switch's, in netpila's name"},
 		},
 		{
-			name:  "another network's program",
-			old:   "return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);",
-			new:   "return TCX_NEXT;",
+			name: "another network's program",
+			old: `bpf_tail_call(skb, &pil_networks_v1, its->network);
+	return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);`,
+			new:   "bpf_tail_call(skb, &pil_networks_v1, its->network);\n\treturn TCX_NEXT;",
 			test:  "TestNimitzPorts",
 			cases: []string{"without a program"},
 		},

@@ -5,8 +5,8 @@ func hostIf() []mutation {
 	return []mutation{
 		{
 			name:  "other addresses as tenants'",
-			old:   "(in_base(a) && tenant_id(a))",
-			new:   "tenant_id(a)",
+			old:   "in_base(a) && tenant_id(a);",
+			new:   "tenant_id(a);",
 			test:  "TestToFabric",
 			cases: []string{"a ciphertext as source", "an address that reads like a tenant's"},
 		},
@@ -18,8 +18,8 @@ func hostIf() []mutation {
 		},
 		{
 			name:  "nodes as tenants",
-			old:   "(in_base(a) && tenant_id(a))",
-			new:   "in_base(a)",
+			old:   "in_base(a) && tenant_id(a);",
+			new:   "in_base(a);",
 			test:  "TestToFabric",
 			cases: []string{"a ciphertext as destination", "the node"},
 		},
@@ -39,17 +39,45 @@ func hostIf() []mutation {
 		},
 		{
 			name:  "host as a container",
-			old:   "claims_tenant(src) ? REASON_HOST_CLAIMS_TENANT : check_private(src, dst)",
-			new:   "check_private(src, dst)",
+			old:   "claims_tenant(src) || is_egress(src) ? REASON_HOST_CLAIMS_TENANT : check_private(src, dst)",
+			new:   "is_egress(src) ? REASON_HOST_CLAIMS_TENANT : check_private(src, dst)",
 			test:  process,
 			cases: []string{"another node's container", "own container"},
 		},
 		{
 			name:  "host with the private prefix",
-			old:   "claims_tenant(src) ? REASON_HOST_CLAIMS_TENANT : check_private(src, dst)",
-			new:   "claims_tenant(src) ? REASON_HOST_CLAIMS_TENANT : 0",
+			old:   "REASON_HOST_CLAIMS_TENANT : check_private(src, dst)",
+			new:   "REASON_HOST_CLAIMS_TENANT : 0",
 			test:  process,
 			cases: []string{"ciphertext", "guest"},
+		},
+		{
+			name:  "host as a container outside",
+			old:   "claims_tenant(src) || is_egress(src) ?",
+			new:   "claims_tenant(src) ?",
+			test:  "TestToFabric",
+			cases: []string{"a container's egress address", "another node's egress address"},
+		},
+		{
+			name: "spoofed egress addresses",
+			old: `if (is_egress(src))
+		return src->hi == own_egress ? REASON_OWN_SOURCE : REASON_TENANT_TO_NODE;`,
+			new:  "",
+			test: "TestFromEdge",
+			cases: []string{
+				"an egress address of this node, by eth1", "an egress address of this node, by tun1",
+				"another node's egress address, by eth1", "another node's egress address, by tun1",
+			},
+		},
+		{
+			name: "egress addresses of a prefix of their own",
+			old:  "(in_base(a) || (a->hi & egress_mask) == egress_prefix)",
+			new:  "in_base(a)",
+			test: "TestEgressPrefix",
+			cases: []string{
+				"an own address comes in", "an own address goes out", "another node's comes in",
+				"another node's goes out",
+			},
 		},
 		{
 			name:  "host by other interfaces",
@@ -115,6 +143,9 @@ func hostIf() []mutation {
 				"no container here, by tun1", "the node itself, by eth1", "the node itself, by tun1",
 				"to what containers see, by eth1", "to what containers see, by tun1",
 				"what containers see, by eth1", "what containers see, by tun1",
+				"an egress address of this node, by eth1", "an egress address of this node, by tun1",
+				"another node's egress address, by eth1", "another node's egress address, by tun1",
+				"a container of network ila, by eth1", "a container of network ila, by tun1",
 			},
 		},
 		{

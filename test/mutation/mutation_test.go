@@ -73,11 +73,15 @@ func table(t *testing.T) map[string][]mutation {
 	add(nimitzPolicy(), "net/nimitz/policy.h")
 	add(frontends(), "net/nimitz/offload_nsh.h", "net/nimitz/policy.h", "policy/policy.h")
 	add(nimitzOVSPort(), "net/nimitz/ovs_port.h")
-	add(container(), "hooks/container.h", "net/netpila/resolve.h", "net/netpila/next_hop.h", "net/netpila/flow.h")
-	add(hostIf(), "hooks/host_if.h", "common/border.h")
+	add(container(), "hooks/container.h", "net/netpila/resolve.h", "net/netpila/next_hop.h", "net/netpila/flow.h",
+		"net/netpila/identify.h")
+	add(egress(), "net/netpila/egress.h", "net/netpila/egress_stages.h", "net/netpila/icmp.h")
+	add(egressSessions(), "policy/policy.h", "policy/ct_session.h")
+	add(gateway(), "net/netpila/gateway.h", "net/netpila/gateway_stages.h")
+	add(hostIf(), "hooks/host_if.h", "common/border.h", "common/address.h")
 	add(macvlanBackstop(), "hooks/macvlan_backstop.h")
-	add(node(), "hooks/node.h")
-	add(uplink(), "hooks/uplink.h", "common/icmp_source.h")
+	add(node(), "hooks/node.h", "net/netpila/resolve.h")
+	add(uplink(), "hooks/uplink.h", "common/icmp_source.h", "hooks/uplink_class.h")
 	add(uplinkClass(), "hooks/uplink_class.h")
 	return byFile
 }

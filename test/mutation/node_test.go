@@ -80,12 +80,10 @@ func node() []mutation {
 		},
 		{
 			name: "not a reply",
-			old: `int why = check_reply(skb, p, key);
-
-	if (why)`,
-			new: `int why = check_reply(skb, p, key);
-
-	if (why && 0)`,
+			old: `why = 0;
+	if (why)
+		return drop(skb, why, HOOK_CONTAINER);`,
+			new:  "why = 0;",
 			test: "TestToNode",
 			cases: []string{
 				"echo", "connection", "connection where one is", "segment for a listener",
@@ -95,6 +93,25 @@ func node() []mutation {
 				"datagram to a connected socket, from another port", "datagram without a socket",
 				"answer of a container that was not asked",
 			},
+		},
+		{
+			name: "tenants that may not reach the node",
+			old:  "if (why == REASON_TO_NODE && !(p->parts & HAS_FRAGMENT) && may_reach_node(tenant, own_node))",
+			new:  "if (why == REASON_TO_NODE && !(p->parts & HAS_FRAGMENT))",
+			test: "TestToNode",
+			cases: []string{
+				"echo", "connection", "connection where one is", "segment for a listener",
+				"segment of no connection", "another protocol", "datagram to an open socket",
+				"datagram to a connected socket, from another port", "datagram without a socket",
+				"answer of a container that was not asked",
+			},
+		},
+		{
+			name:  "fragments of tenants that may reach the node",
+			old:   " && !(p->parts & HAS_FRAGMENT) && may_reach_node(tenant, own_node)",
+			new:   " && may_reach_node(tenant, own_node)",
+			test:  "TestNodesAllowed",
+			cases: []string{"a fragment to its own node, blue", "a fragment to its own node, plain"},
 		},
 		{
 			name: "other sources of the node",

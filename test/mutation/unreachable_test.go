@@ -9,7 +9,6 @@ func unreachable() map[string]map[string]string {
 	)
 	return map[string]map[string]string{
 		"hooks/container.h": {
-			"return m->own ? 0 : REASON_NO_KEY;": verifier,
 			`if (!to)
 		return REASON_NO_ENDPOINT;`: verifier,
 			`return drop_from_container(skb, &key, why);
@@ -18,6 +17,85 @@ func unreachable() map[string]map[string]string {
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: again,
 			`if (!f)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
+		},
+		"net/netpila/identify.h": {
+			"return m->own ? 0 : REASON_NO_KEY;": verifier,
+		},
+		"net/netpila/alias.h": {
+			"struct alias_search s = {.tenant = tenant, .why = REASON_NO_KEY};": "that many tries find no alias once " +
+				"in 2^90; an error of the cipher replaces this reason",
+		},
+		"net/netpila/egress_stages.h": {
+			`		return TC_ACT_SHOT;
+	h = eth_ip6_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, hook);`: again,
+			`: hop->mtu - TUNNEL_HLEN;
+	h = eth_ip6_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: again,
+			`if (f->translate && write_addresses(skb, h, p, f))
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: within,
+			`f = outside_slot(&key);
+	if (!f)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
+			`if (!key || !f)
+		return REASON_MALFORMED;`: verifier,
+			`if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	router`: "the program of the uplink has read the headers",
+			`f = outside_slot(&key);
+	if (!f)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: verifier,
+			`show_router(skb, &p, &key.src, &router))
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: within,
+		},
+		"net/netpila/gateway.h": {
+			`if (!h)
+		return REASON_MALFORMED;
+	o.priority_version`: again,
+			`bpf_skb_store_bytes(skb, ETH_HLEN, &o.priority_version, IPV6_HLEN, 0))
+		return REASON_MALFORMED;`: "the packet is IPv6, and the write is in the room that was made",
+		},
+		"net/netpila/gateway_stages.h": {
+			`if (read_ports(skb, p->proto, p->l4, ports))
+		return REASON_MALFORMED;`: within,
+			`if (!connections || !d)
+		return REASON_GATEWAY_FULL;`: verifier,
+			"return bpf_map_update_elem(connections, &d->out, &d->entry, BPF_ANY) ? REASON_GATEWAY_FULL : 0;": "" +
+				"a full LRU table evicts an entry",
+			`if (fix_checksum(skb, p, difference) || write_port(skb, p, answer, is->port))
+		return REASON_MALFORMED;`: within,
+			`		       ? REASON_MALFORMED
+		       : 0;`: within,
+			`if (!h || !d || !own)
+		return drop(skb, REASON_MALFORMED, hook);`: verifier,
+			"return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);": "this program calls itself",
+			`if (bpf_skb_load_bytes(skb, p->l4 + ICMPV6_HLEN + 6, &q.proto, sizeof(q.proto)))
+		return REASON_MALFORMED;
+	if (find_transport(skb, &q) || !q.l4)
+		return REASON_ICMP_QUOTE;
+	h = eth_ip6_of(skb);
+	if (!h)
+		return REASON_MALFORMED;`: "read_nat_quote has read the same quote",
+			`if (!h || !p || !d)
+		return REASON_MALFORMED;`: again,
+			`bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, dst), &to, sizeof(to), 0))
+		return REASON_MALFORMED;`: within,
+			`if (!h || !d || !connections)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: verifier,
+			`if (!h || !key)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: again,
+			`BPF_F_RECOMPUTE_CSUM))
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: within,
+			`if (egress_pull(skb))
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: "a packet with both headers can lose the outer one",
+			`if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	key.src`: "the program of the uplink has read the headers",
+			`if (!connections)
+		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);`: "only if the gateway ends after the caller has " +
+				"found its table",
 		},
 		"net/netpila/next_hop.h": {
 			`if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
@@ -65,10 +143,11 @@ func unreachable() map[string]map[string]string {
 		h = eth_ip6_of(skb);
 		if (!h)
 			return drop(skb, REASON_MALFORMED, hook);`: again,
-			`if (fix_checksum(skb, p, f->checksum))
-				return drop(skb, REASON_MALFORMED, hook);`: within,
-			`BPF_F_RECOMPUTE_CSUM))
-				return drop(skb, REASON_MALFORMED, hook);`: within,
+			"return fix_checksum(skb, p, f->checksum) ? REASON_MALFORMED : 0;": within,
+			`BPF_F_RECOMPUTE_CSUM)
+			       ? REASON_MALFORMED`: within,
+			`if (f->translate && write_addresses(skb, h, p, f))
+		return drop(skb, REASON_MALFORMED, hook);`: within,
 		},
 		"policy/policy.h": {
 			`if (!v || !d || !rule)

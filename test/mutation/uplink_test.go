@@ -60,18 +60,50 @@ func uplink() []mutation {
 		},
 		{
 			name: "base of the source",
-			old: `if (!to || !in_base(&source) || !has_id(to, from_id))
+			old: `if (!to || !in_base(&source) || !(from_id ? has_id(to, from_id) : is_allowed_node(&source, to_id)))
 		return drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);`,
-			new: `if (!to || !has_id(to, from_id))
+			new: `if (!to || !(from_id ? has_id(to, from_id) : is_allowed_node(&source, to_id)))
 		return drop(skb, REASON_TENANT_MISMATCH, HOOK_UPLINK_IN);`,
 			test:  "TestFromFabric",
 			cases: []string{"a tenant id outside the base"},
 		},
 		{
 			name:  "other tenants",
-			old:   " || !has_id(to, from_id)",
+			old:   "!(from_id ? has_id(to, from_id) : ",
+			new:   "!(from_id ? 1 : ",
 			test:  "TestFromFabric",
-			cases: []string{"from another tenant", "from an unknown tenant", "from a node"},
+			cases: []string{"from another tenant", "from an unknown tenant"},
+		},
+		{
+			name:  "nodes that the tenant may not reach",
+			old:   "is_node_address(source) && may_reach_node(tenant, source->hi)",
+			new:   "is_node_address(source)",
+			test:  "TestFromFabric",
+			cases: []string{"from a node"},
+		},
+		{
+			name: "other addresses of nodes",
+			old:  "is_node_address(source) && may_reach_node(tenant, source->hi)",
+			new:  "may_reach_node(tenant, source->hi)",
+			test: "TestNodesAllowed",
+			cases: []string{
+				"from another address of a node, blue", "from another address of a node, plain",
+			},
+		},
+		{
+			name:  "own egress addresses",
+			old:   "why = key.src.hi == own_egress ? REASON_OWN_SOURCE : check_private(&key.src, &key.dst);",
+			new:   "why = check_private(&key.src, &key.dst);",
+			test:  "TestEgressPrefix",
+			cases: []string{"an own address from the fabric"},
+		},
+		{
+			name: "packets for an address of a gateway",
+			old: `bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);`,
+			new:   "bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);\n\t\treturn TCX_NEXT;",
+			test:  "TestEgressWithoutPrograms",
+			cases: []string{"to its address, without a program"},
 		},
 		{
 			name: "reserved apps as source",
@@ -83,9 +115,9 @@ func uplink() []mutation {
 		},
 		{
 			name: "error of the cipher",
-			old: `why = crypt(from_id, &source, ENCRYPT);
+			old: `node_alias(to_id, &source);
 		if (why)`,
-			new: `why = crypt(from_id, &source, ENCRYPT);
+			new: `node_alias(to_id, &source);
 		if (why && 0)`,
 			test:  "TestCacheAnswersOnlyItsKey",
 			cases: []string{"from the fabric without a key"},
@@ -125,8 +157,8 @@ func uplink() []mutation {
 		},
 		{
 			name:  "packets on the node's route",
-			old:   "cookie == node_cookie",
-			new:   "cookie == ~node_cookie",
+			old:   "(ON_UPLINK | cookie) || cookie == node_cookie);",
+			new:   "(ON_UPLINK | cookie) || cookie == ~node_cookie);",
 			test:  "TestMacvlanKinds",
 			cases: []string{"a pair beside macvlans"},
 		},
@@ -207,29 +239,39 @@ func uplink() []mutation {
 				"neighbour discovery", "the node's underlay address", "another node",
 				"a container elsewhere, from a container", "the node itself",
 				"the node itself, from a host whose address reads like a tenant's", "the node itself, from a node",
-				"the gateway of a node without one",
+				"the gateway of a node without one", "the node itself, from a container",
 			},
 		},
 		{
 			name: "ciphertexts to the node",
-			old:  "why = check_private(&key.src, &key.dst);",
-			new:  "why = 0;",
+			old:  ": check_private(&key.src, &key.dst);",
+			new:  ": 0;",
 			test: "TestFromFabric",
 			cases: []string{
 				"a ciphertext for the node itself", "a ciphertext for the underlay", "for a ciphertext",
 			},
 		},
 		{
-			name:  "containers to hosts",
-			old:   "why = REASON_TENANT_TO_NODE;",
-			new:   ";",
+			name: "containers to hosts",
+			old:  "why = REASON_TENANT_TO_NODE;",
+			new:  ";",
+			test: "TestFromFabric",
+			cases: []string{
+				"another address of this node, from a container", "the node's underlay address, from a container",
+				"the node itself, from a container of network ila",
+			},
+		},
+		{
+			name:  "containers of other networks to nodes",
+			old:   "claims_app(&key.src) && is_node_address(&key.dst)",
+			new:   "is_node_address(&key.dst)",
 			test:  "TestFromFabric",
-			cases: []string{"the node itself, from a container", "the node's underlay address, from a container"},
+			cases: []string{"the node itself, from a container of network ila"},
 		},
 		{
 			name:  "containers to remote containers",
-			old:   "claims_tenant(&key.src) && !claims_tenant(&key.dst)",
-			new:   "claims_tenant(&key.src)",
+			old:   "claims_tenant(&key.src) && !claims_tenant(&key.dst) &&",
+			new:   "claims_tenant(&key.src) &&",
 			test:  "TestFromFabric",
 			cases: []string{"a container elsewhere, from a container"},
 		},
@@ -245,7 +287,7 @@ func uplink() []mutation {
 			old:   "claims_tenant(&key.src) && !claims",
 			new:   "in_base(&key.src) && !claims",
 			test:  "TestFromFabric",
-			cases: []string{"the node itself, from a node"},
+			cases: []string{"the node itself, from a node", "the node itself, from a container of network ila"},
 		},
 		{
 			name:  "only errors get the peer's source",
@@ -291,7 +333,8 @@ func uplink() []mutation {
 			cases: []string{
 				"a process with a container's address", "a process that knows the mark",
 				"forwarded from another device", "a ciphertext as source", "a ciphertext as destination",
-				"a tag of VLAN 0", "two tags of VLAN 0", "another node's container",
+				"a tag of VLAN 0", "two tags of VLAN 0", "another node's container", "a container's egress address",
+				"another node's egress address", "a container of network ila as source",
 			},
 		},
 		{

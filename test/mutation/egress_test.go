@@ -1,0 +1,483 @@
+package mutation_test
+
+// noSession are the packets of TestEgressArrives that belong to no session.
+var noSession = []string{
+	"another port", "another host", "a SYN", "an echo", "an error about no session",
+	"a segment while sessions are adopted",
+}
+
+// egress returns the mutations of egress rules and of packets between containers and hosts outside.
+func egress() []mutation {
+	const packets, arrives, stays = "TestEgressPackets", "TestEgressArrives", "TestEgressStaysAtItsGateway"
+	denied := []string{"denied", "a prefix of nodes", "protected", "protected, by a gateway"}
+	return []mutation{
+		{
+			name:  "errors about denied destinations",
+			old:   "rule ? icmp_error_send(skb, p, f, REASON_EGRESS_DENIED)\n\t\t    :",
+			test:  packets,
+			cases: denied,
+		},
+		{
+			name:  "tenants without egress rules",
+			old:   "drop(skb, REASON_DST_NOT_PRIVATE, HOOK_CONTAINER);",
+			new:   "TCX_NEXT;",
+			test:  "TestFromContainer",
+			cases: []string{"the internet"},
+		},
+		{
+			name: "type of these errors",
+			old: `if (reason == REASON_EGRESS_DENIED) {
+		a.type = ICMPV6_UNREACHABLE;`,
+			new:   "if (reason == REASON_EGRESS_DENIED) {",
+			test:  packets,
+			cases: denied,
+		},
+		{
+			name:  "tenant of an egress address",
+			old:   "if (!id) { /* the source is an egress address */",
+			new:   "if (0) {",
+			test:  packets,
+			cases: []string{"1,501 bytes", "1,501 bytes and a hop limit of 1", "a hop limit of 1"},
+		},
+		{
+			name:  "flow cache of its own",
+			old:   "return bpf_map_lookup_elem(&pil_oflows, &slot);",
+			new:   "return bpf_map_lookup_elem(&pil_flows, &slot);",
+			test:  "TestOutsideScan",
+			cases: []string{"flows during the scan"},
+		},
+		{
+			name:  "actions of rules",
+			old:   "(rule->action != ACCESS_OUTSIDE && rule->action != ACCESS_GATEWAY) || ",
+			test:  packets,
+			cases: []string{"denied", "a prefix of nodes"},
+		},
+		{
+			name:  "protected destinations",
+			old:   " || is_protected(&dst)",
+			test:  packets,
+			cases: []string{"protected", "protected, by a gateway"},
+		},
+		{
+			name:  "containers without an egress address",
+			old:   "drop(skb, REASON_NO_EGRESS_ADDRESS, HOOK_CONTAINER);",
+			new:   "way->verdict = TCX_NEXT;",
+			test:  packets,
+			cases: []string{"without an egress address"},
+		},
+		{
+			name:  "MTU from the FIB",
+			old:   "if (why == REASON_TOO_BIG) { /* a router checks the hop limit first */",
+			new:   "if (0) {",
+			test:  packets,
+			cases: []string{"1,501 bytes", "1,501 bytes and a hop limit of 1"},
+		},
+		{
+			name:  "hop limit before MTU",
+			old:   "h && h->hop_limit <= 1 ? REASON_HOP_LIMIT : why",
+			new:   "h ? why : why",
+			test:  packets,
+			cases: []string{"1,501 bytes and a hop limit of 1"},
+		},
+		{
+			name: "protocols of gateways",
+			old: `if (!is_translatable(p))
+		return drop(skb, REASON_GATEWAY_PROTOCOL, HOOK_CONTAINER);`,
+			new:  "",
+			test: packets,
+			cases: []string{
+				"a fragment by a gateway", "a later fragment by a gateway", "SCTP by a gateway",
+				"an error by a gateway",
+			},
+		},
+		{
+			name: "sessions by gateways",
+			old: `if (gateway_enforce(skb, p, f, &tag))
+		return TC_ACT_SHOT;`,
+			new:   "",
+			test:  stays,
+			cases: []string{"a session that has a gateway"},
+		},
+		{
+			name: "first gateway of a session",
+			old: `if (tag == gateway_tag(rule->gateways[0]))
+		node = rule->gateways[0];
+	else `,
+			new:   "",
+			test:  stays,
+			cases: []string{"a session that has a gateway"},
+		},
+		{
+			name: "second gateway of a session",
+			old: `else if (rule->gateways[1] && tag == gateway_tag(rule->gateways[1]))
+		node = rule->gateways[1];`,
+			new:   "",
+			test:  stays,
+			cases: []string{"a session that has a gateway"},
+		},
+		{
+			name:  "route to a gateway",
+			old:   "return drop(skb, REASON_NO_ROUTE, HOOK_CONTAINER);",
+			new:   "return TCX_NEXT;",
+			test:  packets,
+			cases: []string{"no route to the gateway"},
+		},
+		{
+			name:  "MTU of the tunnel",
+			old:   "f->mtu = node == own_node ? hop->mtu : hop->mtu - TUNNEL_HLEN;",
+			new:   "f->mtu = hop->mtu;",
+			test:  packets,
+			cases: []string{"1,461 bytes by a gateway"},
+		},
+		{
+			name:  "program of this node's gateway",
+			old:   "return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);",
+			new:   "return TCX_NEXT;",
+			test:  "TestEgressWithoutPrograms",
+			cases: []string{"by this node, without a program"},
+		},
+		{
+			name: "hop limit by a gateway",
+			old: `why = dec_hop_limit(skb, h, p, f);
+	if (why)
+		return icmp_error_send(skb, p, f, why);
+	if (f->translate`,
+			new:  "why = 0;\n\tif (f->translate",
+			test: packets,
+			cases: []string{
+				"1,460 bytes by a gateway", "1,461 bytes by a gateway", "a hop limit of 1 by a gateway", "by a gateway",
+				"by a gateway, from the cache", "by this node", "1,500 bytes by this node", "1,501 bytes by this node",
+			},
+		},
+		{
+			name: "sessions of hosts outside",
+			old: `if (egress_enforce(skb, p, f, dir, hook))
+		return TC_ACT_SHOT;`,
+			new:   "",
+			test:  arrives,
+			cases: noSession,
+		},
+		{
+			name: "addresses of no container",
+			old: `if (!to)
+		return REASON_NO_ENDPOINT;
+	inside`,
+			new: `if (!to)
+		return 0;
+	inside`,
+			test:  arrives,
+			cases: []string{"no such address", "the address on another node"},
+		},
+		{
+			name:  "egress addresses of other nodes",
+			old:   "key->dst.hi == own_egress ? bpf_map_lookup_elem(&pil_elocals_v1, &key->dst.lo) : NULL",
+			new:   "bpf_map_lookup_elem(&pil_elocals_v1, &key->dst.lo)",
+			test:  arrives,
+			cases: []string{"the address on another node"},
+		},
+		{
+			name: "rules for answers",
+			old: `if (!rule || rule->action != ACCESS_OUTSIDE || is_protected(&src))
+		return REASON_NO_SESSION;`,
+			new: `if (!rule || is_protected(&src))
+		return REASON_NO_SESSION;`,
+			test:  arrives,
+			cases: []string{"an answer after a denial", "an answer past the gateway"},
+		},
+		{
+			name:  "answers of protected hosts",
+			old:   " || is_protected(&src)",
+			test:  arrives,
+			cases: []string{"an answer of a protected host"},
+		},
+		{
+			name: "peer of an error",
+			old: `if (!why && is_error(&p))
+		why = icmp_err_set_peer_src(skb, &p, &key.src, own_node);`,
+			new:  "",
+			test: arrives,
+			cases: []string{
+				"a router's error", "an error about another container's packet", "an error about local traffic",
+			},
+		},
+		{
+			name:  "router of an error",
+			old:   "is_error(&p) && show_router(skb, &p, &key.src, &router)",
+			new:   "is_error(&p) && !p.l4 && show_router(skb, &p, &key.src, &router)",
+			test:  arrives,
+			cases: []string{"a router's error"},
+		},
+		{
+			name:  "program of gateways",
+			old:   "return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);",
+			new:   "return TCX_NEXT;",
+			test:  "TestEgressWithoutPrograms",
+			cases: []string{"to the gateway, without a program"},
+		},
+	}
+}
+
+// egressSessions returns the mutations of sessions with hosts outside.
+func egressSessions() []mutation {
+	const arrives = "TestEgressArrives"
+	return []mutation{
+		{
+			name:  "reason without a session",
+			old:   "if (d->ct.pkt.outside && o->dir == RX)\n\t\t\treturn REASON_NO_SESSION;",
+			new:   "",
+			test:  arrives,
+			cases: noSession,
+		},
+		{
+			name:  "sessions that hosts outside open",
+			old:   "d->pre.verdicts[RX] = DENY;",
+			new:   ";",
+			test:  arrives,
+			cases: noSession,
+		},
+		{
+			name:  "older sessions of hosts outside",
+			old:   " || (t->pkt.outside && t->pkt.dir == RX)",
+			test:  arrives,
+			cases: []string{"a segment while sessions are adopted"},
+		},
+		{
+			name:  "apps of hosts outside",
+			old:   "claims_app(&e->remote) ? current_app(&e->remote, app_id(&e->remote)) : APP_OUTSIDE",
+			new:   "current_app(&e->remote, app_id(&e->remote))",
+			test:  "TestOutsideHasNoApp",
+			cases: []string{"to a host whose address reads like the app's"},
+		},
+		{
+			name: "verdict cache of its own",
+			old: `if (d->mode == ENFORCE_OUTSIDE)
+		v = outside_verdict_slot(&key->local, &key->remote, ports_of(key));`,
+			new:   "if (d->mode == ENFORCE_OUTSIDE)\n\t\tv = verdict_slot(&key->local, &key->remote, ports_of(key));",
+			test:  "TestOutsideScan",
+			cases: []string{"verdicts during the scan"},
+		},
+	}
+}
+
+// gateway returns the mutations of egress gateways.
+func gateway() []mutation {
+	const out, back, answers, probes = "TestGatewayOut", "TestGatewayBack", "TestGatewayAnswers", "TestGatewayProbes"
+	return []mutation{
+		{
+			name: "silent gateways",
+			old: `if (is_silent(first) != is_silent(second))
+		return is_silent(first) ? second : first;`,
+			new:   "",
+			test:  "TestEgressStaysAtItsGateway",
+			cases: []string{"the gateway that answers", "a session that has a gateway"},
+		},
+		{
+			name:  "connections of one host",
+			old:   "\t}\n\treturn REASON_GATEWAY_FULL;\n}",
+			new:   "\t}\n\treturn 0;\n}",
+			test:  out,
+			cases: []string{"no free port"},
+		},
+		{
+			name:  "free ports",
+			old:   "if (bpf_map_update_elem(connections, &d->back, &back, BPF_NOEXIST))",
+			new:   "if (bpf_map_update_elem(connections, &d->back, &back, BPF_ANY))",
+			test:  out,
+			cases: []string{"no free port"},
+		},
+		{
+			name: "evicted entries of answers",
+			old: `if (back && same_addr(&back->address, &d->out.local) && back->port == d->out.local_port)
+		return 0;`,
+			new:   "if (back || !back)\n\t\treturn 0;",
+			test:  back,
+			cases: []string{"an answer after its entry was evicted"},
+		},
+		{
+			name: "tables of connections",
+			old: `if (!connections)
+		return drop(skb, REASON_GATEWAY_DENIED, hook);`,
+			new: `if (!connections)
+		return TCX_NEXT;`,
+			test:  out,
+			cases: []string{"no table of connections"},
+		},
+		{
+			name: "protocols",
+			old: `if (!why && !is_translatable(&p))
+		why = REASON_GATEWAY_PROTOCOL;`,
+			new:   "",
+			test:  out,
+			cases: []string{"SCTP", "a fragment"},
+		},
+		{
+			name:  "routes outside",
+			old:   "return drop(skb, REASON_NO_ROUTE, hook);",
+			new:   "return TCX_NEXT;",
+			test:  out,
+			cases: []string{"no route"},
+		},
+		{
+			name:  "hop limit",
+			old:   "why = hook == HOOK_UPLINK_IN ? dec_hop_limit(skb, h, &p, hop) : 0;",
+			new:   "why = 0;",
+			test:  out,
+			cases: []string{"TCP", "UDP", "UDP of a known connection", "a hop limit of 1"},
+		},
+		{
+			name:  "count of long packets",
+			old:   "drop(skb, REASON_TOO_BIG, HOOK_UPLINK_IN);\n\th = eth_ip6_of(skb);",
+			new:   "h = eth_ip6_of(skb);",
+			test:  back,
+			cases: []string{"1,461 bytes"},
+		},
+		{
+			name: "long packets",
+			old:  "if (skb->len - ETH_HLEN > hop->mtu - TUNNEL_HLEN && wire_length(skb, &p) > hop->mtu - TUNNEL_HLEN)",
+			new:  "if (0)",
+			test: back, cases: []string{"1,461 bytes"},
+		},
+		{
+			name:  "quotes of packets of others",
+			old:   " ||\n\t    !same_addr(&quoted[0], &key->local))\n\t\treturn REASON_ICMP_QUOTE;",
+			new:   ")\n\t\treturn REASON_ICMP_QUOTE;",
+			test:  back,
+			cases: []string{"an error about a packet of others"},
+		},
+		{
+			name: "quotes that cannot be parsed",
+			old: `if (proto < 0 || d->quotes_fragment)
+		return REASON_ICMP_QUOTE;`,
+			new:   "",
+			test:  back,
+			cases: []string{"an error about a fragment", "an error about half a header"},
+		},
+		{
+			name:  "protocols of answers",
+			old:   "is_translatable(&p) ? read_nat_ports(skb, &p, true, &d->back) : REASON_GATEWAY_PROTOCOL",
+			new:   "read_nat_ports(skb, &p, true, &d->back)",
+			test:  back,
+			cases: []string{"SCTP", "a fragment"},
+		},
+		{
+			name:  "packets of no connection",
+			old:   "return drop(skb, REASON_NO_SESSION, HOOK_UPLINK_IN);",
+			new:   "return TCX_NEXT;",
+			test:  back,
+			cases: []string{"an error about no connection", "another host", "another port"},
+		},
+		{
+			name: "routes to nodes",
+			old: `return drop(skb, REASON_NO_ROUTE, HOOK_UPLINK_IN);
+	if (h->hop_limit`,
+			new: `return TCX_NEXT;
+	if (h->hop_limit`,
+			test:  back,
+			cases: []string{"no route to the node"},
+		},
+		{
+			name: "hop limit of answers",
+			old: `if (h->hop_limit <= 1)
+		return drop(skb, REASON_HOP_LIMIT, HOOK_UPLINK_IN);`,
+			new:   "",
+			test:  back,
+			cases: []string{"a hop limit of 1"},
+		},
+		{
+			name:  "answers to no container",
+			old:   "return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);\n\tbegin_outside",
+			new:   "return TCX_NEXT;\n\tbegin_outside",
+			test:  answers,
+			cases: []string{"to no container"},
+		},
+		{
+			name: "other probes",
+			old: `probe.magic != GATEWAY_PROBE_MAGIC || (probe.kind != GATEWAY_PROBE && probe.kind != GATEWAY_ALIVE))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			new: `0)
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			test:  probes,
+			cases: []string{"another kind", "another magic"},
+		},
+		{
+			name:  "probes of others",
+			old:   "outer->nexthdr == PROTO_NONE && is_egress_tunnel(src_of(outer))",
+			new:   "outer->nexthdr == PROTO_NONE",
+			test:  probes,
+			cases: []string{"a probe from no tunnel address"},
+		},
+		{
+			name: "what is no tunnel",
+			old: `if (outer->nexthdr != PROTO_IPV6 || !is_egress_tunnel(src_of(outer)) ||
+	    bpf_skb_load_bytes(skb, sizeof(struct eth_ip6) + 8, ends, sizeof(ends)))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			new: `if (bpf_skb_load_bytes(skb, sizeof(struct eth_ip6) + 8, ends, sizeof(ends)))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			test:  out,
+			cases: []string{"another protocol in the tunnel", "from no tunnel address"},
+		},
+		{
+			name:  "containers of other nodes",
+			old:   "ends[0].hi == node && claims_app(&ends[0])",
+			new:   "claims_app(&ends[0])",
+			test:  out,
+			cases: []string{"a container of another node"},
+		},
+		{
+			name: "answers for other nodes",
+			old: `if (!to_outside && !(ends[1].hi == own_node && tenant_id(&ends[1])))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			new:   "",
+			test:  answers,
+			cases: []string{"to another node's container"},
+		},
+		{
+			name:  "rules of the gateway",
+			old:   "!has_gateway(rule, to_outside ? own_node : node)",
+			new:   "!(to_outside || has_gateway(rule, node))",
+			test:  out,
+			cases: []string{"a destination by another gateway", "a destination without a gateway"},
+		},
+		{
+			name: "rules of answers",
+			old:  "!has_gateway(rule, to_outside ? own_node : node)",
+			new:  "!(!to_outside || has_gateway(rule, own_node))",
+			test: answers,
+			cases: []string{
+				"by another gateway", "of a denied host", "of a host without a gateway",
+			},
+		},
+		{
+			name: "protected destinations",
+			old: `is_protected(to_outside ? &ends[1] : &ends[0]))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			new: `(!to_outside && is_protected(&ends[0])))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			test:  out,
+			cases: []string{"a protected destination"},
+		},
+		{
+			name: "answers of protected hosts",
+			old: `is_protected(to_outside ? &ends[1] : &ends[0]))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			new: `(to_outside && is_protected(&ends[1])))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			test:  answers,
+			cases: []string{"of a protected host"},
+		},
+		{
+			name:  "tenants of this node without this gateway",
+			old:   ": drop(skb, REASON_GATEWAY_DENIED, HOOK_CONTAINER);",
+			new:   ": TCX_NEXT;",
+			test:  out,
+			cases: []string{"no gateway of this container's tenant"},
+		},
+		{
+			name:  "tenants without this gateway",
+			old:   ": drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);",
+			new:   ": TCX_NEXT;",
+			test:  out,
+			cases: []string{"no gateway of this tenant"},
+		},
+	}
+}
