@@ -26,6 +26,9 @@ func unreachable() map[string]map[string]string {
 				"in 2^90; an error of the cipher replaces this reason",
 		},
 		"net/netpila/egress_stages.h": {
+			`d = gateway_scratch();
+		if (!d)
+			return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
 			`		return TC_ACT_SHOT;
 	h = eth_ip6_of(skb);
 	if (!h)
