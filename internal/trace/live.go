@@ -213,9 +213,9 @@ func (l *live) leave(s *Step, e Observed) bool {
 	case e.Action == "redirect" && l.staged:
 		s.Stage, s.Detail, s.Entry = "encap", fmt.Sprintf("to %s, %s", e.ToDevice, took), l.entry(e.Node, "encap")
 		return true
-	case e.Action == "redirect" && l.entry(e.Node, "rule") != "":
+	case e.Action == "redirect" && (e.Hook == "uplink-in" || l.entry(e.Node, "rule") != ""):
 		s.Stage, s.Detail = "egress address", fmt.Sprintf("to %s, %s", e.ToDevice, took)
-		if s.Entry = l.both(e.Node, "rule"); l.entry(e.Node, "gateway") != "" {
+		if s.Entry = l.both(e.Node, "rule"); e.Hook == "uplink-in" || l.entry(e.Node, "gateway") != "" {
 			s.Stage = "gateway"
 		}
 		return true

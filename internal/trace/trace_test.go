@@ -263,6 +263,15 @@ left the cluster 3.1 µs after the first step`},
 				Source: plainA, Destination: plainB}}), `
 …
 left the cluster 6.0 µs after the first step`},
+		"at the other gateway": {Merge(sender(), leaving(receiver(), "n1"), leaving(receiver(), "n4")),
+			append(observed()[3:7],
+				Observed{"n4", &pilasterv1.PacketEvent{Time: 6500, Packet: 1, Point: "leave", Hook: "uplink-in",
+					Action: "redirect", ToDevice: "eth0", Source: plainA, Destination: plainB}},
+				Observed{"n4", &pilasterv1.PacketEvent{Time: 7000, Packet: 1, Point: "leave", Hook: "uplink-out",
+					Action: "pass", Source: plainA, Destination: plainB}}), `
+…
+  n4   gateway   …:2:0:100:100:2a → …:1:0:100:200:13   5.5 µs   to eth0, in 6.5 µs
+left the cluster 6.0 µs after the first step`},
 		"to a node": {Merge(sender(), delivering(receiver())), append(observed()[3:7], Observed{"n1",
 			&pilasterv1.PacketEvent{Time: 7000, Packet: 1, Point: "leave", Hook: "uplink-in", Action: "pass",
 				Source: plainA, Destination: plainB}}), `

@@ -26,7 +26,8 @@ func unreachable() map[string]map[string]string {
 				"in 2^90; an error of the cipher replaces this reason",
 		},
 		"net/netpila/egress_stages.h": {
-			`if (!d)
+			`d = gateway_scratch();
+		if (!d)
 			return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
 			`		return TC_ACT_SHOT;
 	h = eth_ip6_of(skb);
