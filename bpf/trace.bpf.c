@@ -8,6 +8,8 @@
 #include "hooks/container.h"
 #include "hooks/traced.h"
 #include "hooks/uplink.h"
+#include "net/netpila/egress_stages.h"
+#include "net/netpila/gateway_stages.h"
 #include "net/ila/stages.h"
 #include "net/nimitz/ovs_port.h"
 #include "net/nimitz/stages.h"
@@ -21,6 +23,14 @@ static __always_inline struct addr trace_address(const struct addr *a)
 	return identifier ? sir_address(identifier) : *a;
 }
 
+/* is_outside_flow reports whether the cache of flows with hosts outside has the packet. */
+static __always_inline bool is_outside_flow(const struct trace_state *s)
+{
+	if (s->hook == HOOK_UPLINK_IN)
+		return is_egress(&s->dst);
+	return !in_private(&s->dst) && !in_base(&s->dst) && !in_ila(&s->dst);
+}
+
 static __always_inline __u32 trace_cache(struct __sk_buff *skb, struct trace_state *s)
 {
 	struct flow_key key = {.src = s->src, .dst = s->dst};
@@ -32,7 +42,7 @@ static __always_inline __u32 trace_cache(struct __sk_buff *skb, struct trace_sta
 	key.device = s->hook == HOOK_UPLINK_IN ? skb->ifindex : device_of(skb);
 	key.path = s->hook == HOOK_UPLINK_IN ? 0 : path_of(&s->frame);
 	key.generation = in_ila(&s->src) ? ila_generation() : generation();
-	f = flow_slot(&key);
+	f = is_outside_flow(s) ? outside_slot(&key) : flow_slot(&key);
 	return f && flow_matches(f, &key) && (f->egress == EGRESS_LOCAL || f->expires > bpf_jiffies64()) ? CACHE_HIT
 													 : CACHE_MISS;
 }
@@ -81,6 +91,32 @@ int pil_ila_in(struct __sk_buff *skb)
 	if (!trace_state_of(skb))
 		trace_enter(skb, HOOK_UPLINK_IN);
 	return trace_leave(skb, ila_from_fabric(skb));
+}
+
+/* pil_container has reported that the packet enters, unless it is one without tracing. */
+SEC("tc")
+int pil_egress_out(struct __sk_buff *skb)
+{
+	if (!trace_state_of(skb))
+		trace_enter(skb, HOOK_CONTAINER);
+	return trace_leave(skb, egress_from_container(skb));
+}
+
+/* Likewise pil_uplink_in. */
+SEC("tc")
+int pil_egress_in(struct __sk_buff *skb)
+{
+	if (!trace_state_of(skb))
+		trace_enter(skb, HOOK_UPLINK_IN);
+	return trace_leave(skb, egress_from_fabric(skb));
+}
+
+SEC("tc")
+int pil_egress_gw(struct __sk_buff *skb)
+{
+	if (!trace_state_of(skb))
+		trace_enter(skb, HOOK_UPLINK_IN);
+	return trace_leave(skb, at_egress_gateway(skb));
 }
 
 SEC("tc")

@@ -20,6 +20,7 @@
 #define ETH_HLEN	    14
 #define ETH_ALEN	    6
 #define ARPHRD_ETHER	    1
+#define PROTO_IPV6	    41 /* IPv6 in IPv6 */
 #define IPV6_HLEN	    40
 #define IP4_FRAGMENT_OFFSET 0x1fff
 #define IP4_MORE_FRAGMENTS  0x2000

@@ -120,11 +120,17 @@ static __always_inline void trace_read(struct __sk_buff *skb, struct trace_state
 	if (s->frame.eth.h_proto == bpf_htons(ETH_P_IPV6)) {
 		if (bpf_skb_load_bytes(skb, 0, &s->frame, sizeof(s->frame)))
 			return;
+		l4 = sizeof(s->frame);
+		/* In the tunnel of an egress gateway the packet of the container counts. */
+		if (s->frame.nexthdr == PROTO_IPV6) {
+			if (bpf_skb_load_bytes(skb, l4, &s->frame.priority_version, IPV6_HLEN))
+				return;
+			l4 += IPV6_HLEN;
+		}
 		s->version = 6;
 		s->src = s->frame.src;
 		s->dst = s->frame.dst;
 		s->proto = s->frame.nexthdr;
-		l4 = sizeof(s->frame);
 	} else if (s->frame.eth.h_proto == bpf_htons(ETH_P_IP)) {
 		s->version = 4;
 		s->src = ip4_mapped(h4->src);

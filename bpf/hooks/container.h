@@ -99,8 +99,9 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct eth
 		return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
 	}
 	if (same_addr(&key->dst, &m.own->gateway))
-		return to_node(skb, h, p, key, f, m.from->tenant_id);
-	why = resolve(m.own, &wanted);
+		wanted = node_address();
+	else
+		why = resolve(m.own, &wanted);
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
 	if (wanted.hi == own_node && wanted.lo == NODE_HOST)

@@ -257,7 +257,7 @@ func (c *Core) EgressUsed() int { return c.egress.Used() }
 // FindEgressAddress returns who had an egress address of this node, as far as the log goes back, oldest first, and
 // since when that is. If the address is another node's, the error says which node to ask.
 func (c *Core) FindEgressAddress(a netip.Addr) (had []egress.Entry, since time.Time, err error) {
-	owner, ok := c.egressNode(a)
+	owner, ok := tenant.NodeOfEgress(c.plan, a)
 	switch {
 	case !ok:
 		return nil, since, refusal.New(refusal.ErrInvalid, "%v is not an egress address of this cluster", a)
@@ -269,16 +269,4 @@ func (c *Core) FindEgressAddress(a netip.Addr) (had []egress.Entry, since time.T
 			"%v\n  run this command there; `pilaster node list` shows its name", a, owner)
 	}
 	return c.egress.Find(a)
-}
-
-// egressNode returns the /64 of the node that has an egress address; false if none can have it.
-func (c *Core) egressNode(a netip.Addr) (netip.Prefix, bool) {
-	if !tenant.IsEgressAddress(a) {
-		return netip.Prefix{}, false
-	}
-	node := netip.PrefixFrom(a, address.NodeBits).Masked()
-	if c.plan.Egress.IsValid() && c.plan.Egress.Contains(a) {
-		return c.plan.Node(address.Plan{Base: c.plan.Egress}.NodeNumber(node)), true
-	}
-	return node, c.plan.ContainsNode(node)
 }

@@ -6,9 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/agenttest"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -254,6 +257,73 @@ func TestFindEgressAddress(t *testing.T) {
 	} {
 		if _, _, err := b.FindEgressAddress(a); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", a, err, want)
+		}
+	}
+}
+
+// The agent says whose address hosts outside see: a container's, or that of a tenant's gateway.
+func TestExplainEgress(t *testing.T) {
+	b := newBed(t)
+	b.MustAdd("c1")
+	setEgress(b, egressDirect)
+	b.MigrateAll(t.Context())
+	own := checkEgress(b, true, true).Egress
+	if e := b.Explain(own); e.Outside == nil || e.Outside.ContainerID != "c1" || e.Gateway != "" {
+		t.Errorf("%v is of %+v", own, e)
+	}
+	setEgress(b, egressVia)
+	if e := b.Explain(egressVia[0].Via[0].Address); e.Outside != nil || e.Gateway != "blue" {
+		t.Errorf("the gateway's address is of %+v", e)
+	}
+}
+
+// Why says which rule decides about a host outside, and about a node, beside the policies.
+func TestWhyBeyond(t *testing.T) {
+	b := newBed(t)
+	r := b.MustAdd("c1")
+	own, id := r.Attachments[0], r.TenantID
+	other, outside := netip.MustParsePrefix("fd70:696c:6100:7::/64"), netip.MustParseAddr("2001:db8:9::1")
+	prefix := netip.MustParsePrefix("2001:db8:9::/48")
+	blue := b.Driver.Tenants["blue"]
+	alias, err := blue.Gateway(address.DefaultPlan(), other, blue.Of(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	setEgress(b, egressVia)
+	here := tenant.NodeAddress(agenttest.NodePrefix)
+	hosts, nodes := endpoint.DefaultRoute, address.DefaultPlan().Base
+	reached := []dpapi.AccessEntry{{To: nodes, Action: dpapi.AccessNode}}
+	entry := func(to netip.Prefix, action dpapi.AccessAction) []dpapi.AccessEntry {
+		return []dpapi.AccessEntry{{To: to, Action: action}}
+	}
+	for name, c := range map[string]struct {
+		from, to    netip.Addr
+		of, all     []dpapi.AccessEntry // of blue, and of all tenants
+		allowed     bool
+		because     string
+		alsoByRules bool
+	}{
+		"by a rule": {own.Address, outside, entry(hosts, dpapi.AccessGateway), nil, true,
+			"egress rule to ::/0 of tenant blue via n7", true},
+		"without rules": {own.Address, outside, nil, nil, false, "no egress rules", true},
+		"by no rule":    {own.Address, outside, entry(prefix, dpapi.AccessDeny), nil, false, "no egress rule of", true},
+		"to a protected prefix": {own.Address, outside, entry(hosts, dpapi.AccessGateway),
+			entry(prefix, dpapi.AccessDeny), false, "no egress rule leads to " + prefix.String(), true},
+		"from outside": {outside, own.Plaintext, entry(hosts, dpapi.AccessOutside), nil, false, "only answer", false},
+		"to an alias":  {own.Address, alias.Address, reached, nil, true, "reaches nodes in", true},
+		"to a node":    {own.Plaintext, tenant.NodeAddress(other), nil, nil, false, "does not reach the node", true},
+		"from a node": {tenant.NodeAddress(other), own.Plaintext, reached, nil, true, "nodes in",
+			true},
+		"from another":     {tenant.NodeAddress(other), own.Address, nil, nil, false, "does not reach the node", true},
+		"from the own":     {here, own.Address, nil, nil, true, "own containers", false},
+		"to the own":       {own.Address, here, nil, nil, false, "--nodes allow", false},
+		"allowed own node": {own.Address, here, reached, nil, true, "reaches nodes", false},
+	} {
+		b.Driver.Access = map[address.TenantID][]dpapi.AccessEntry{id: c.of, 0: c.all}
+		all, err := b.Why(agent.Connection{Source: c.from, Destination: c.to, Protocol: policy.TCP, Port: 80})
+		if err != nil || len(all) == 0 || all[0].Allowed != c.allowed || !strings.Contains(all[0].Access, c.because) ||
+			(len(all) == 2) != c.alsoByRules {
+			t.Errorf("%s: %+v, %v", name, all, err)
 		}
 	}
 }

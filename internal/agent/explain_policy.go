@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/policy"
@@ -27,6 +29,9 @@ type Reason struct {
 	Allowed     bool
 	CrossTenant bool             // the endpoints belong to two tenants, which cannot connect
 	By, Audit   *policy.RuleName // the deciding rule, and the audit rule that would have denied; nil if none
+	// Access is the egress rule or the setting for nodes that decides, if the peer is no container; empty in the Reason
+	// of the policies, which decide too
+	Access string
 }
 
 // Connection is the connection to explain; it need not exist.
@@ -41,6 +46,9 @@ type Connection struct {
 // Why returns the verdicts for a connection at each of its endpoints that is on this node: none, one or two.
 func (c *Core) Why(of Connection) ([]Reason, error) {
 	from, to := c.Explain(of.Source), c.Explain(of.Destination)
+	if reasons, is, err := c.whyBeyond(of, from, to); is {
+		return reasons, err
+	}
 	if !from.Plaintext.IsValid() || !to.Plaintext.IsValid() {
 		if end := [2]netip.Addr{of.Source, of.Destination}; from.Endpoint != nil || to.Endpoint != nil {
 			unknown := end[0]
@@ -105,6 +113,122 @@ func (c *Core) Why(of Connection) ([]Reason, error) {
 		all = append(all, r)
 	}
 	return all, nil
+}
+
+// whyBeyond is Why for a container here and a peer that is no container: a host outside of the cluster, or a node. It
+// returns false for other ends.
+func (c *Core) whyBeyond(of Connection, from, to Explanation) (all []Reason, is bool, err error) {
+	direction, own, given, far := policy.Egress, from, of.Destination, to
+	if from.Endpoint == nil {
+		direction, own, given, far = policy.Ingress, to, of.Source, from
+	}
+	if own.Outside != nil && direction == policy.Ingress {
+		own.Endpoint, own.Plaintext = own.Outside, own.Outside.Attachments[0].Plaintext
+	}
+	if own.Endpoint == nil || !own.Plaintext.IsValid() {
+		return nil, false, nil
+	}
+	peer, node := c.beyond(own.Plaintext, given, far)
+	if !peer.IsValid() {
+		return nil, false, nil
+	}
+	here := address.Split(own.Plaintext)
+	r := Reason{
+		Direction: direction, Tenant: own.Endpoint.Tenant, Endpoint: own.Endpoint, Peer: peer, Own: here.App,
+	}
+	isOwn := node && address.Split(peer).Node == here.Node
+	switch {
+	case direction == policy.Ingress && isOwn:
+		r.Allowed, r.Access = true, "a node always reaches its own containers"
+		return []Reason{r}, true, nil
+	case direction == policy.Ingress && !node:
+		r.Access = "hosts outside only answer: they open no connections to containers"
+		return []Reason{r}, true, nil
+	}
+	access, err := c.Access(here.Tenant, peer)
+	if err != nil {
+		return nil, true, err
+	}
+	r.Allowed, r.Access = access.Allowed, access.Because
+	if isOwn { // no policy applies between a node and its own containers
+		return []Reason{r}, true, nil
+	}
+	q := dpapi.PolicyQuery{Tenant: here.Tenant, Local: own.Plaintext, Remote: peer, LocalApp: here.App}
+	by, err := c.why(of, direction, own.Endpoint.Tenant, q)
+	by.Endpoint = own.Endpoint
+	return []Reason{r, by}, true, err
+}
+
+// beyond returns the address by which the tables know a peer of a container that is no container: that of a host
+// outside of the cluster, or NODE::1. It returns the zero Addr for others.
+func (c *Core) beyond(own, given netip.Addr, far Explanation) (peer netip.Addr, node bool) {
+	if !far.Plaintext.IsValid() {
+		if given.Is6() && !c.plan.Private.Contains(given) {
+			return given, false
+		}
+		return peer, false
+	}
+	p, here := address.Split(far.Plaintext), address.Split(own)
+	at := tenant.NodeAddress(p.Node)
+	if far.Plaintext == at || p.App == address.GatewayApp && p.Tenant == here.Tenant {
+		return at, true
+	}
+	return peer, false
+}
+
+// Access is what the tables of this node say of packets between a tenant's containers and a peer that is no container.
+type Access struct {
+	dpapi.AccessEntry
+	Allowed bool
+	Drop    dropreason.Reason // of a packet from the container, if it is not allowed
+	Because string            // what decides
+}
+
+// Access looks up what a tenant id may reach: a host outside of the cluster, or a node at NODE::1.
+func (c *Core) Access(id address.TenantID, peer netip.Addr) (a Access, err error) {
+	of, _ := c.TenantOf(id)
+	var found bool
+	if a.AccessEntry, found, err = c.driver.LookupAccess(id, peer); err != nil {
+		return a, err
+	}
+	if c.plan.Base.Contains(peer) {
+		a.Allowed = found && a.Action == dpapi.AccessNode
+		if a.Because = fmt.Sprintf("tenant %s reaches nodes in %v", of.Name, a.To); !a.Allowed {
+			a.Drop = dropreason.ToNode
+			a.Because = fmt.Sprintf("tenant %[1]s does not reach the node: pilaster tenant set %[1]s --nodes allow",
+				of.Name)
+		}
+		return a, nil
+	}
+	if !found {
+		a.Drop, a.Because = dropreason.DstNotPrivate, fmt.Sprintf("tenant %s has no egress rules", of.Name)
+		return a, nil
+	}
+	protected, isProtected, err := c.driver.LookupAccess(0, peer)
+	if err != nil {
+		return a, err
+	}
+	if isProtected {
+		a.Action, a.To, a.Gateways = dpapi.AccessDeny, protected.To, nil
+	}
+	switch i := slices.IndexFunc(of.Egress, func(r tenant.EgressRule) bool { return r.To == a.To }); {
+	case isProtected:
+		a.Because = fmt.Sprintf("no egress rule leads to %v, which is protected from all tenants", a.To)
+	case i >= 0:
+		a.Because = fmt.Sprintf("egress rule to %v of tenant %s", a.To, of.Name)
+		for j, g := range of.Egress[i].Via {
+			a.Because += [2]string{" via ", ", "}[min(j, 1)] + g.Node
+		}
+	case slices.Contains(of.Protected, a.To):
+		a.Because = fmt.Sprintf("protected prefix %v of the cluster, which no egress rule of tenant %s names", a.To,
+			of.Name)
+	default:
+		a.Because = fmt.Sprintf("no egress rule of tenant %s contains it", of.Name)
+	}
+	if a.Allowed = a.Action == dpapi.AccessOutside || a.Action == dpapi.AccessGateway; !a.Allowed {
+		a.Drop = dropreason.EgressDenied
+	}
+	return a, nil
 }
 
 // whyOverlay is Why for networks whose addresses do not contain the app. Their nodes have the rules of all apps of a

@@ -85,6 +85,8 @@ type Explanation struct {
 	Published *tenant.Publication
 	Publisher string // the tenant of Published
 	Services  []TenantService
+	Outside   *endpoint.Record // the container on this node that hosts outside see at the address
+	Gateway   string           // the tenant whose containers hosts outside see at it, by an egress gateway
 }
 
 // OverlayMatch is a tenant with an overlay CIDR that contains the address.
@@ -104,6 +106,7 @@ type TenantService struct {
 // Explain analyses an address. It decrypts ciphertexts with the keys of the known tenants.
 func (c *Core) Explain(addr netip.Addr) Explanation {
 	e := Explanation{Overlays: c.overlayMatches(addr), Services: explainServices(c.tenants.All(), addr)}
+	e.Outside, e.Gateway = c.outside(addr)
 	if c.plan.Base.Contains(addr) {
 		e.Plaintext = addr
 	} else if e.Plaintext = c.decrypt(addr); !e.Plaintext.IsValid() {
@@ -127,6 +130,26 @@ func (c *Core) Explain(addr netip.Addr) Explanation {
 		e.Endpoint = &r
 	}
 	return e
+}
+
+// outside returns whose address it is for hosts outside: that of a container here, or of a tenant's egress gateway.
+func (c *Core) outside(addr netip.Addr) (of *endpoint.Record, gateway string) {
+	for _, k := range c.tenants.All() {
+		for _, r := range k.Tenant.Egress {
+			if slices.ContainsFunc(r.Via, func(g tenant.EgressGateway) bool { return g.Address == addr }) {
+				gateway = k.Tenant.Name
+			}
+		}
+	}
+	if !tenant.IsEgressAddress(addr) {
+		return nil, gateway
+	}
+	for _, r := range c.store.List() {
+		if slices.Contains(egressOf(r), addr) {
+			return &r, gateway
+		}
+	}
+	return nil, gateway
 }
 
 // explainServices returns the services with this virtual address.

@@ -20,7 +20,7 @@ import (
 // explanation is a decoded address. Unknown parts are absent.
 type explanation struct {
 	Address   netip.Addr       `json:"address"`
-	Kind      string           `json:"kind"` // plaintext, ciphertext, overlay, identifier, locator, service, gateway or foreign
+	Kind      string           `json:"kind"` // plaintext, ciphertext, overlay, identifier, locator, service, gateway, egress or foreign
 	Plan      explainedPlan    `json:"plan"`
 	Plaintext *netip.Addr      `json:"plaintext,omitempty"`
 	Node      *explainedNode   `json:"node,omitempty"`
@@ -42,6 +42,7 @@ type explainedPlan struct {
 	Base     netip.Prefix   `json:"base"`
 	Private  netip.Prefix   `json:"private"`
 	Gateways []netip.Prefix `json:"gateways,omitempty"`
+	Egress   *netip.Prefix  `json:"egress,omitempty"`
 }
 
 type explainedNode struct {
@@ -105,8 +106,9 @@ func newExplainCommand(env Env) *cobra.Command {
 prefixes. If this node's agent answers, the command uses the agent's prefixes, adds the names of this
 node and of tenants, apps and endpoints on it, and decrypts addresses of tenants that this node hosts. For an
 IPv4 or IPv6 address of network ` + withCIDRs + ` it lists the tenants on this node whose CIDRs or services contain
-the address. If an orchestrator on this machine answers, the command adds the names of nodes, tenants
-and apps that the agent does not know. On a terminal the fields of the address and their rows have the
+the address. Of an address at which hosts outside of the cluster see containers it names the container, or
+the tenant of the egress gateway. If an orchestrator on this machine answers, the command adds the names of
+nodes, tenants and apps that the agent does not know. On a terminal the fields of the address and their rows have the
 same colour, unless NO_COLOR is set.`,
 		Example: "  pilaster explain fd70:696c:6100:3:0:100:100:13",
 		Args:    cobra.ExactArgs(1),
@@ -160,7 +162,7 @@ same colour, unless NO_COLOR is set.`,
 // addNames adds names from the orchestrator that the agent did not return: the names of the node and the tenant, and
 // the labels of the app.
 func (s *orchestratorSocket) addNames(ctx context.Context, e *explanation) error {
-	if e.Node == nil && e.Identifier == nil {
+	if e.Node == nil && e.Identifier == nil && e.Kind != "foreign" {
 		return nil
 	}
 	client := s.client()
@@ -173,14 +175,18 @@ func (s *orchestratorSocket) addNames(ctx context.Context, e *explanation) error
 			e.Node.Name = n.Name
 		}
 	}
-	if e.Tenant == nil || e.Tenant.ID == 0 || e.Tenant.Name != "" {
+	if e.Tenant != nil && (e.Tenant.ID == 0 && !e.egress() || e.Tenant.Name != "") {
 		return nil
 	}
-	e.Unknown = ""
 	tenants, err := client.ListTenants(ctx, connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
 	if err != nil {
 		return err
 	}
+	if e.Tenant == nil || e.Tenant.ID == 0 {
+		e.setGateway(gatewayOf(tenants.Msg.Tenants, e.Address))
+		return nil
+	}
+	e.Unknown = ""
 	for _, t := range tenants.Msg.Tenants {
 		for _, id := range t.Ids {
 			if address.TenantID(id.Id) == e.Tenant.ID {
@@ -219,6 +225,11 @@ func (s *agentSocket) explain(
 		return nil, nil, nil, fmt.Errorf("the agent's plan: %w", err)
 	}
 	asked := &address.Plan{Base: base, Private: private, Identifiers: status.Msg.GetPlan().GetIdentifiers()}
+	if text := status.Msg.GetPlan().GetEgressPrefix(); text != "" {
+		if asked.Egress, err = netip.ParsePrefix(text); err != nil {
+			return nil, nil, nil, fmt.Errorf("the agent's plan: %w", err)
+		}
+	}
 	for _, text := range status.Msg.GetPlan().GetGatewayPrefixes() {
 		gateway, err := netip.ParsePrefix(text)
 		switch {
@@ -245,6 +256,9 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 			e.Plan.Gateways = append(e.Plan.Gateways, gateway)
 		}
 	}
+	if plan.Egress.IsValid() {
+		e.Plan.Egress = &plan.Egress
+	}
 	for _, o := range known.GetOverlaid() {
 		e.Overlays = append(e.Overlays, explainedOverlay{o.Tenant, o.Cidr, o.Region, explainHere(o.Endpoint)})
 	}
@@ -262,6 +276,8 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 		e.Node = &explainedNode{Number: n, Prefix: plan.Node(n)}
 	case e.explainIdentifier(plan):
 		return e
+	case e.explainEgress(plan, known):
+		return e
 	case plan.Base.Contains(a):
 		e.Kind, e.Plaintext = "plaintext", &a
 	case plan.Private.Contains(a):
@@ -275,6 +291,8 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 			e.Kind = "overlay"
 		} else if len(e.Services) > 0 {
 			e.Kind = "service"
+		} else if e.Kind == "foreign" {
+			e.setGateway(known.GetTenant())
 		}
 		return e
 	}
@@ -291,6 +309,41 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 	e.Index = &p.Index
 	e.Endpoint = explainHere(known.GetEndpoint())
 	return e
+}
+
+// explainEgress sets the fields of an address at which hosts outside see containers; false if it is none.
+func (e *explanation) explainEgress(plan address.Plan, known *pilasterv1.ExplainResponse) bool {
+	node, ok := tenant.NodeOfEgress(plan, e.Address)
+	if !ok {
+		return false
+	}
+	p := address.Split(e.Address)
+	e.Kind, e.Plaintext = "egress", &e.Address
+	e.Node = &explainedNode{Number: plan.NodeNumber(node), Prefix: node}
+	e.Tenant, e.App, e.Index = &explainedTenant{Name: known.GetTenant()}, &explainedApp{ID: p.App}, &p.Index
+	e.Endpoint = explainHere(known.GetEndpoint())
+	return true
+}
+
+// setGateway says that the address is one of an egress gateway of a tenant; an empty name is ignored.
+func (e *explanation) setGateway(of string) {
+	if of != "" {
+		e.Kind, e.Tenant = "egress", &explainedTenant{Name: of}
+	}
+}
+
+// gatewayOf returns the tenant that an egress gateway translates to an address.
+func gatewayOf(tenants []*pilasterv1.Tenant, a netip.Addr) string {
+	for _, t := range tenants {
+		for _, r := range t.Egress {
+			for _, g := range r.Gateways {
+				if g.Address == a.String() {
+					return t.Name
+				}
+			}
+		}
+	}
+	return ""
 }
 
 // explainIdentifier sets the fields of an address with an identifier; false if it has none.
@@ -362,6 +415,10 @@ func (e explanation) text(w io.Writer) {
 		)
 		return
 	}
+	if e.Kind == "egress" && e.Node == nil {
+		row("gateway", "of tenant "+e.Tenant.Name, "hosts outside see containers behind an egress gateway at it")
+		return
+	}
 	if e.Kind == "foreign" {
 		row(
 			"foreign",
@@ -385,13 +442,20 @@ func (e explanation) text(w io.Writer) {
 	if e.Kind == "ciphertext" {
 		row("plaintext", *e.Plaintext)
 	}
-	row("base", e.Plan.Base)
+	if p := e.Plan.Egress; p != nil && p.Contains(e.Address) {
+		row("egress", *p)
+	} else {
+		row("base", e.Plan.Base)
+	}
 	routed := "routed by the fabric"
 	if e.Node.Name != "" {
 		routed = "node " + e.Node.Name + ", " + routed
 	}
 	row("node", e.Node.Number, e.Node.Prefix, routed)
 	row("tenant", e.Tenant.ID, e.tenantName())
+	if e.egress() && *e.Index >= tenant.FirstEgressIndex && e.Endpoint == nil {
+		row("", "", "pilaster egress who "+e.Address.String()+" on node "+e.nodeName()+" names the container")
+	}
 	row("app", e.App.ID, e.appName())
 	row("index", *e.Index)
 	if p := e.Publication; p != nil {
@@ -407,7 +471,7 @@ func (e explanation) identifierText(row func(string, ...any)) {
 	if e.Kind == "locator" {
 		row("seen as", e.Identifier.Seen, "by containers")
 		row("locator", netip.PrefixFrom(e.Address, address.NodeBits).Masked(),
-			"of node "+cmp.Or(e.Node.Name, e.Node.Prefix.String()))
+			"of node "+e.nodeName())
 	} else {
 		row("SIR", netip.PrefixFrom(e.Address, address.NodeBits).Masked(),
 			"addresses on network "+tenant.NetworksWith(tenant.Identifiers)+", the same on every node")
@@ -431,12 +495,40 @@ func (e explanation) overlayUnknown() string {
 // gateway reports whether the address is an underlay address of a node's gateway.
 func (e explanation) gateway() bool { return e.Tenant.ID == 0 && e.App.ID == address.GatewayApp }
 
+// egress reports whether hosts outside see a container or a gateway of a node at the address.
+func (e explanation) egress() bool { return e.Kind == "egress" && e.Node != nil }
+
+func (e explanation) nodeName() string { return cmp.Or(e.Node.Name, e.Node.Prefix.String()) }
+
+// egressName says who has the address.
+func (e explanation) egressName() string {
+	of := "; its tenant is unknown on this node"
+	if e.Tenant.Name != "" {
+		of = " of tenant " + e.Tenant.Name
+	}
+	switch {
+	case e.Address == tenant.EgressTunnel(e.Node.Prefix):
+		return "the node's end of tunnels from and to egress gateways"
+	case *e.Index < tenant.FirstEgressIndex:
+		return "address of an egress gateway" + of
+	case e.Endpoint != nil:
+		return "egress address of a container" + of
+	}
+	return "egress address of a container, for hosts outside of the cluster"
+}
+
 func (e explanation) tenantName() string {
+	if e.egress() {
+		return e.egressName()
+	}
 	if e.gateway() {
 		return "the node's gateway for tenants of network " + tenant.NetworksWith(tenant.NorthSouth)
 	}
 	if *e.Plaintext == tenant.TunnelAddress(e.Node.Prefix) {
 		return "the node's tunnel endpoint for tenants of network " + tenant.NetworksWith(tenant.Tunnels)
+	}
+	if *e.Plaintext == tenant.NodeAddress(e.Node.Prefix) {
+		return "the node itself: its address for containers and their nodes"
 	}
 	if e.Tenant.ID == 0 {
 		return "the node itself and services on it"
@@ -448,6 +540,8 @@ func (e explanation) appName() string {
 	switch {
 	case e.App.ID == 0:
 		return "none"
+	case e.egress():
+		return "reserved: egress"
 	case e.gateway() && *e.Index < tenant.FirstPublished:
 		return "reserved: the gateway's own address"
 	case e.gateway() && e.Publication == nil:
@@ -455,7 +549,7 @@ func (e explanation) appName() string {
 	case e.gateway():
 		return "reserved for publications"
 	case e.App.ID == address.GatewayApp:
-		return "reserved: the alias of the node, for containers of the tenant"
+		return "reserved: the alias of node " + e.nodeName() + ", for containers of the tenant"
 	case e.App.ID >= address.FirstReservedApp:
 		return "reserved; no container has it"
 	case e.App.Labels == nil:

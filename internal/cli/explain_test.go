@@ -31,6 +31,7 @@ func (s explainAgent) Status(
 			BasePrefix:      s.base,
 			PrivatePrefix:   "fc00::/8",
 			GatewayPrefixes: []string{"100.64.0.0/10", "fd70:696c:6700::/48"},
+			EgressPrefix:    "3fff:7::/48",
 		},
 	}), nil
 }
@@ -54,6 +55,14 @@ func (explainAgent) Explain(
 	case "fd70:696c:6100:3:0:100:100:13":
 		known.Tenant = "blue"
 		known.App = &pilasterv1.App{Tenant: "blue", Id: 1, Labels: map[string]string{"tier": "front", "app": "web"}}
+	case "fd70:696c:6100:1:0:ff:101:2f":
+		known.Tenant = "blue"
+		known.Endpoint = &pilasterv1.Endpoint{Id: 7, Pod: "shop/front", ContainerId: "c0ffee", Interface: "eth0",
+			State: "active"}
+	case "fd70:696c:6100:3:0:ff:100:10":
+		known.Tenant = "blue"
+	case "2001:db8:9::1":
+		known.Plaintext, known.Tenant = "", "blue"
 	case "fc00::1", "100.64.3.7":
 		known.Plaintext = ""
 	case "10.0.3.1", "fc12::3:1":
@@ -129,7 +138,7 @@ fd70:696c:6100:3:0:100:100:13
 fd70:696c:6100:3::1
   base     fd70:696c:6100::/40
   node     3   fd70:696c:6100:3::/64   routed by the fabric
-  tenant   0   the node itself and services on it
+  tenant   0   the node itself: its address for containers and their nodes
   app      0   none
   index    1
 `},
@@ -163,7 +172,7 @@ fd09::7
   base     2001:db8::/32
   node     5       2001:db8:0:5::/64   routed by the fabric
   tenant   1       names unknown: no agent answers on /nonexistent/agent.sock
-  app      65280   reserved: the alias of the node, for containers of the tenant
+  app      65280   reserved: the alias of node 2001:db8:0:5::/64, for containers of the tenant
   index    1
 `},
 		{"foreign", []string{"2001:db8::1"}, `
@@ -202,7 +211,7 @@ fd70:696c:6100:3:0:100:100:13
 fd70:696c:6100:4::1
   base     fd70:696c:6100::/40
   node     4   fd70:696c:6100:4::/64   routed by the fabric
-  tenant   0   the node itself and services on it
+  tenant   0   the node itself: its address for containers and their nodes
   app      0   none
   index    1
 `},
@@ -273,6 +282,44 @@ fd70:696c:6100:3:0:ff:0:3
   app      65280   reserved for publications; no publication on this node has it
   index    3
 `},
+		{"an egress address", []string{"--agent-socket", agent, "fd70:696c:6100:1:0:ff:101:2f"}, `
+fd70:696c:6100:1:0:ff:101:2f
+  base       fd70:696c:6100::/40
+  node       1       fd70:696c:6100:1::/64   routed by the fabric
+  tenant     0       egress address of a container of tenant blue
+  app        65281   reserved: egress
+  index      65583
+  endpoint   7   shop/front c0ffee   eth0   active
+`},
+		{"an egress address of another node", []string{"--agent-socket", own, "3fff:7:0:3:0:ff:101:2f"}, `
+3fff:7:0:3:0:ff:101:2f
+  egress   3fff:7::/48
+  node     3       fd70:696c:6100:3::/64   node n3, routed by the fabric
+  tenant   0       egress address of a container, for hosts outside of the cluster
+                   pilaster egress who 3fff:7:0:3:0:ff:101:2f on node n3 names the container
+  app      65281   reserved: egress
+  index    65583
+`},
+		{"an address of an egress gateway", []string{"--agent-socket", agent, "fd70:696c:6100:3:0:ff:100:10"}, `
+fd70:696c:6100:3:0:ff:100:10
+  base     fd70:696c:6100::/40
+  node     3       fd70:696c:6100:3::/64   routed by the fabric
+  tenant   0       address of an egress gateway of tenant blue
+  app      65281   reserved: egress
+  index    16
+`},
+		{"another address of an egress gateway", []string{"--agent-socket", agent, "2001:db8:9::1"}, `
+2001:db8:9::1
+  gateway   of tenant blue   hosts outside see containers behind an egress gateway at it
+`},
+		{"the tunnel of a node", []string{"fd70:696c:6100:3:0:ff:100:1"}, `
+fd70:696c:6100:3:0:ff:100:1
+  base     fd70:696c:6100::/40
+  node     3       fd70:696c:6100:3::/64   routed by the fabric
+  tenant   0       the node's end of tunnels from and to egress gateways
+  app      65281   reserved: egress
+  index    1
+`},
 		{"the agent's plan", []string{"--agent-socket", elsewhere, "fd70:696c:6100:3::1"}, `
 fd70:696c:6100:3::1
   foreign   in neither 2001:db8::/32 (nodes) nor fc00::/8 (containers), ` +
@@ -305,7 +352,10 @@ func (explainOperator) ListTenants(
 	context.Context, *connect.Request[pilasterv1.ListTenantsRequest],
 ) (*connect.Response[pilasterv1.ListTenantsResponse], error) {
 	return connect.NewResponse(&pilasterv1.ListTenantsResponse{
-		Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1}}}},
+		Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1}},
+			Egress: []*pilasterv1.EgressRule{{Gateways: []*pilasterv1.EgressGateway{
+				{Address: "fd70:696c:6100:3:0:ff:100:10"}, {Address: "2001:db8:9::1"},
+			}}}}},
 	}), nil
 }
 
@@ -337,6 +387,18 @@ fd70:696c:6100:4:0:200:100:13
   tenant   2   no tenant of this cluster has this id
   app      1   no tenant of this cluster has this id
   index    19
+`,
+		"fd70:696c:6100:3:0:ff:100:10": `
+fd70:696c:6100:3:0:ff:100:10
+  base     fd70:696c:6100::/40
+  node     3       fd70:696c:6100:3::/64   node n3, routed by the fabric
+  tenant   0       address of an egress gateway of tenant blue
+  app      65281   reserved: egress
+  index    16
+`,
+		"2001:db8:9::1": `
+2001:db8:9::1
+  gateway   of tenant blue   hosts outside see containers behind an egress gateway at it
 `,
 	} {
 		if code, stdout, stderr := run(t, "", "explain", address); code != ExitDone || "\n"+stdout != want {

@@ -39,33 +39,37 @@ func (f *traceFlags) bind(c *cobra.Command) {
 func newTraceCommand(env Env) *cobra.Command {
 	var flags traceFlags
 	var socket agentSocket
+	var orchestrator orchestratorSocket
 	var tenant string
 	var peerApp uint16
 	c := &cobra.Command{
 		Use:   "trace SOURCE DESTINATION [PROTOCOL[/PORT]]",
-		Short: "Show the way of a packet between two containers: stages, entries, addresses",
-		Long: `Show the way of a packet from one container to another: the stages on this node, the table entry that
-each hits, and the addresses after each, which shows where the network translates them. The command
-sends one packet from the container and follows it through the programs: an ICMP echo request without
-PROTOCOL, else a TCP SYN or an empty UDP datagram. With --wait it sends nothing and follows the first such
-packet of the container. With --dry-run it only reads the tables.
+		Short: "Show the way of a packet of a container: stages, entries, addresses",
+		Long: `Show the way of a packet from one container to another, to a host outside of the cluster or to a
+node: the stages on this node, the table entry that each hits, and the addresses after each, which shows where
+the network translates them. The command sends one packet from the container and follows it through the
+programs: an ICMP echo request without PROTOCOL, else a TCP SYN or an empty UDP datagram. With --wait it sends
+nothing and follows the first such packet of the container. With --dry-run it only reads the tables.
 
 It shows the part of the way that is on this node, and names the node with the other part. To see both
 parts of one packet, start the command on the node of the destination first: with --wait 1m it waits there for
 the packet. Then run it on the node of the source. In a lab, pilaster lab trace shows the whole way.
 
-SOURCE and DESTINATION are addresses, or names of endpoints on this node. As with pilaster why, --peer-app and
---tenant say what addresses of a tenant's own CIDRs do not contain. Of Open vSwitch a live trace shows where it
-takes and delivers a packet; a dry run shows its flows. If frontends look up the rules, the command only
-reads the tables; pilaster lab trace shows the whole way.
+SOURCE and DESTINATION are addresses, or names of endpoints on this node. DESTINATION may be the name of a
+node; names of other nodes come from an orchestrator on this machine. For the part of an egress gateway, run
+the command on its node, with the source's address on the fabric. The way back is not traced. As with pilaster
+why, --peer-app and --tenant say what addresses of a tenant's own CIDRs do not contain. Of Open vSwitch a live
+trace shows where it takes and delivers a packet; a dry run shows its flows. If frontends look up the rules,
+the command only reads the tables; pilaster lab trace shows the whole way.
 
-The exit status is 0 if the packet is delivered, or sent to another node, and 1 if it is dropped or not seen.`,
+The exit status is 0 if the packet is delivered, sent to another node or leaves the cluster, and 1 if it is
+dropped or not seen.`,
 		Example: `  pilaster trace shop/front fc98:14bc:4974:c7a8:470f:98a:c932:1f42 tcp/80
   pilaster trace $SOURCE $DESTINATION --dry-run
   pilaster trace $SOURCE $DESTINATION udp/53 --wait 10s -o json`,
 		Args: cobra.RangeArgs(2, 3),
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := socket.resolveEnds(c.Context(), args[:2]); err != nil {
+			if err := socket.resolveEnds(c.Context(), args[:2], &orchestrator); err != nil {
 				return err
 			}
 			job, err := newTraceJob(&flags, args)
@@ -79,6 +83,7 @@ The exit status is 0 if the packet is delivered, or sent to another node, and 1 
 	}
 	flags.bind(c)
 	socket.bind(c)
+	orchestrator.bind(c)
 	c.ValidArgsFunction = socket.offerEnds
 	c.Flags().StringVar(&tenant, "tenant", "", "tenant of the addresses, if its CIDRs are its own")
 	c.Flags().Uint16Var(&peerApp, "peer-app", 0,
@@ -90,14 +95,15 @@ func newLabTrace(env Env, flags *labFlags) *cobra.Command {
 	var own traceFlags
 	c := &cobra.Command{
 		Use:               "trace FROM TO [PROTOCOL[/PORT]]",
-		ValidArgsFunction: flags.offer(2, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).ContainerNames),
+		ValidArgsFunction: flags.offer(2, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).PingTargets),
 		Short:             "Show the way of a packet from one container to another, on both nodes",
-		Long: `Show the way of a packet from one container to another, or to an address, as pilaster trace does on
-one node: the stages on both nodes, the table entry that each hits, the addresses after each, and the time.
-If frontends look up the rules, it reads the tables of all three nodes, and sends no packet.
+		Long: `Show the way of a packet from one container to another, to a node, to a host outside or to an address, as
+pilaster trace does on one node: the stages on both nodes, the table entry that each hits, the addresses after each,
+and the time. If frontends look up the rules, it reads the tables of all three nodes, and sends no packet. If the
+packet leaves the cluster by an egress gateway, it shows the gateway's part too.
 An address of a container of the lab stands for the container. Of the way to any other address it shows the part on
 the sender's node.
-The exit status is 0 if the packet is delivered, or sent to an address outside the lab, else 1.`,
+The exit status is 0 if the packet is delivered, leaves the cluster, or is sent to an address outside the lab, else 1.`,
 		Example: "  pilaster lab trace b1 b3\n  pilaster lab trace b1 b3 tcp/80 --dry-run\n" +
 			"  pilaster lab trace b1 b3 udp/53 --wait 10s -o json",
 		Args: cobra.RangeArgs(2, 3),
@@ -127,6 +133,11 @@ The exit status is 0 if the packet is delivered, or sent to an address outside t
 // wayOf returns the addresses of a trace in a lab. Their family is that of the protocol.
 func wayOf(ctx context.Context, l *lab.Lab, args []string) (lab.Way, error) {
 	all := func(netip.Addr) bool { return true }
+	if _, err := l.Container(args[1]); err != nil {
+		if a, err := l.Address(args[1]); err == nil { // of a node, or of a host outside
+			args = slices.Concat(args[:1], []string{a.String()}, args[2:])
+		}
+	}
 	fits, other := all, ""
 	if len(args) == 3 {
 		switch strings.ToLower(args[2]) {
@@ -174,7 +185,7 @@ func (j *traceJob) inLab(c *cobra.Command, l *lab.Lab, way lab.Way) error {
 		return traceNode{client: agent(l.NodeWith(prefix)), peerApp: senderApp}
 	}
 	if way.To.Name == "" {
-		j.nodes = []traceNode{sender}
+		j.nodes, j.nodeAt = []traceNode{sender}, j.frontend
 		j.note = fmt.Sprintf("no container of lab %s has the address %v, so only the sender's node %s was traced",
 			l.Name(), way.Destination, way.From.Node)
 		return nil
@@ -206,6 +217,8 @@ type traceJob struct {
 	nodeWith func(prefix string) string   // names a node; nil if no names are known
 	// frontend returns a node that looks up the rules of an offload; nil if only the nodes above are asked.
 	frontend func(prefix string) traceNode
+	// nodeAt returns the node with a prefix, to which the packet goes on; nil if only the nodes above are asked.
+	nodeAt func(prefix string) traceNode
 	// sourcePort is that of a TCP or UDP probe, by which it differs from other packets of the same ends; 0 without one.
 	sourcePort uint32
 }
@@ -272,7 +285,7 @@ func (j *traceJob) run(ctx context.Context, env Env) error {
 	if err := j.out.print(env.Stdout, t, t.Text); err != nil {
 		return err
 	}
-	if t.Verdict == trace.Delivered || t.Verdict == trace.Sent && !j.whole {
+	if t.Verdict == trace.Delivered || t.Verdict == trace.Left || t.Verdict == trace.Sent && !j.whole {
 		return nil
 	}
 	return &exitError{code: ExitFailed}
@@ -311,9 +324,10 @@ func usesFrontend(parts []*pilasterv1.TraceResponse) bool {
 func (j *traceJob) parts(ctx context.Context) ([]*pilasterv1.TraceResponse, error) {
 	var parts []*pilasterv1.TraceResponse
 	var pre *pilasterv1.PreActions
+	source := j.ask.Source.String()
 	ask := func(n traceNode) (*pilasterv1.TraceResponse, error) {
 		resp, err := n.client.Trace(ctx, connect.NewRequest(&pilasterv1.TraceRequest{
-			Source: j.ask.Source.String(), Destination: j.ask.Destination.String(), Protocol: uint32(j.ask.Protocol),
+			Source: source, Destination: j.ask.Destination.String(), Protocol: uint32(j.ask.Protocol),
 			Port: uint32(j.ask.Port), Tenant: j.tenant, PeerApp: n.peerApp, Pre: pre,
 		}))
 		if err != nil {
@@ -338,6 +352,25 @@ func (j *traceJob) parts(ctx context.Context) ([]*pilasterv1.TraceResponse, erro
 				return nil, err
 			}
 		}
+	}
+	first := parts[0]
+	source = first.Source.GetPlaintext()
+	if first.Verdict == trace.Left || first.Verdict == trace.Delivered {
+		j.note = ""
+	}
+	if j.nodeAt == nil || source == "" || first.Verdict != trace.Sent {
+		return parts, nil
+	}
+	next := first.Gateways
+	if len(next) == 0 && first.Next != "" {
+		next = []string{first.Next}
+	}
+	for _, prefix := range next {
+		n := j.nodeAt(prefix)
+		if _, err := ask(n); err != nil {
+			return nil, err
+		}
+		j.nodes, j.whole, j.note = append(j.nodes, n), true, ""
 	}
 	return parts, nil
 }
@@ -388,7 +421,7 @@ func (j *traceJob) live(ctx context.Context, t trace.Trace, parts []*pilasterv1.
 		wait = cmp.Or(wait, 10*time.Second)
 		answers = nil
 	}
-	seen, answer, err := j.collect(ctx, wait, events, answers)
+	seen, answer, err := j.collect(ctx, wait, events, answers, t.Ends)
 	if err != nil {
 		return t, err
 	}
@@ -462,7 +495,7 @@ func (j *traceJob) probe(ctx context.Context, t trace.Trace) (p probed) {
 // collect returns the events of a packet, and the answer to the probe if answers is not nil. It ends when the packet's
 // fate is known and the probe is answered, or when the time is over.
 func (j *traceJob) collect(ctx context.Context, wait time.Duration, events <-chan trace.Observed,
-	answers <-chan probed) (seen []trace.Observed, answer *trace.Answer, err error) {
+	answers <-chan probed, ends []string) (seen []trace.Observed, answer *trace.Answer, err error) {
 	if answers != nil {
 		answer = &trace.Answer{}
 	}
@@ -486,7 +519,7 @@ func (j *traceJob) collect(ctx context.Context, wait time.Duration, events <-cha
 			case trace.Delivered:
 				known, over = true, time.After(answerWait)
 			case trace.Sent:
-				if len(j.nodes) == 1 {
+				if len(j.nodes) == 1 || e.Hook == "uplink-out" && slices.Contains(ends, e.Node) {
 					sent, over = true, time.After(answerWait)
 				}
 			}

@@ -60,6 +60,7 @@ var protocolNumbers = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp":
 func newWhyCommand(env Env) *cobra.Command {
 	var out output
 	var socket agentSocket
+	var orchestrator orchestratorSocket
 	atReceiver := tenant.NetworksWith(tenant.PolicyAtReceiver)
 	var name string
 	var peerApp uint16
@@ -72,8 +73,11 @@ for the source, ingress for the destination. A connection needs both. For an end
 the command there. The exit status is 1 if an end on this node denies the connection, or if no end is on
 this node.
 
+If the other end is a host outside of the cluster or a node, egress rules or the tenant's setting for nodes decide
+too, and the command shows their verdict before that of the policies.
+
 SOURCE and DESTINATION are addresses, or for ends on this node names: a pod, container id or endpoint id as in
-pilaster endpoint list.
+pilaster endpoint list. They may be names of nodes; names of other nodes come from an orchestrator on this machine.
 
 Addresses of network ` + atReceiver + ` do not contain an app, and several tenants can use the same address:
 --peer-app sets the app of the end that is not on this node, --tenant sets the tenant. Nodes of network
@@ -88,7 +92,7 @@ Addresses of network ` + atReceiver + ` do not contain an app, and several tenan
 			if len(args) == 2 {
 				return usage("PROTOCOL is missing: add for example tcp/80, udp/53 or icmpv6")
 			}
-			if err := socket.resolveEnds(c.Context(), args[:2]); err != nil {
+			if err := socket.resolveEnds(c.Context(), args[:2], &orchestrator); err != nil {
 				return err
 			}
 			view, err := askWhy(args)
@@ -110,6 +114,7 @@ Addresses of network ` + atReceiver + ` do not contain an app, and several tenan
 	}
 	out.bind(c)
 	socket.bind(c)
+	orchestrator.bind(c)
 	c.Flags().StringVar(&name, "tenant", "", "tenant of the addresses, on network "+atReceiver)
 	c.Flags().
 		Uint16Var(&peerApp, "peer-app", 0, "app of the end that is not on this node, on network "+atReceiver)
@@ -126,12 +131,16 @@ func (s *agentSocket) offerEnds(c *cobra.Command, args []string, typed string) (
 
 // resolveEnds replaces names of endpoints on this node, as `pilaster endpoint get` accepts them, by addresses of these
 // endpoints. If an endpoint has several addresses, it chooses one of the family of the other end.
-func (s *agentSocket) resolveEnds(ctx context.Context, ends []string) error {
+func (s *agentSocket) resolveEnds(ctx context.Context, ends []string, orchestrator *orchestratorSocket) error {
 	var choices [2][]string
 	for i, end := range ends {
 		var err error
 		if choices[i], err = s.addressesOf(ctx, end); err != nil {
-			return err
+			at, is := s.nodeAddress(ctx, end, orchestrator)
+			if !is {
+				return err
+			}
+			choices[i] = []string{at.String()}
 		}
 	}
 	ends[0], ends[1] = choices[0][0], choices[1][0]
@@ -144,6 +153,26 @@ func (s *agentSocket) resolveEnds(ctx context.Context, ends []string) error {
 		}
 	}
 	return nil
+}
+
+// nodeAddress returns the address of a node by its name, if this node or an orchestrator on this machine knows it.
+func (s *agentSocket) nodeAddress(
+	ctx context.Context, name string, orchestrator *orchestratorSocket,
+) (at netip.Addr, is bool) {
+	var known []*pilasterv1.Node
+	if status, err := s.client().Status(ctx, connect.NewRequest(&pilasterv1.StatusRequest{})); err == nil {
+		known = append(known, status.Msg.Node)
+	}
+	all, err := orchestrator.client().ListNodes(ctx, connect.NewRequest(&pilasterv1.ListNodesRequest{}))
+	if err == nil {
+		known = append(known, all.Msg.Nodes...)
+	}
+	for _, n := range known {
+		if prefix, err := netip.ParsePrefix(n.GetPrefix()); err == nil && n.GetName() == name {
+			return tenant.NodeAddress(prefix), true
+		}
+	}
+	return at, false
 }
 
 // addressesOf returns the addresses of an endpoint on this node by its name, or what can only be an address as it is.

@@ -46,6 +46,14 @@ func (whyAgent) GetEndpoint(
 	return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no endpoint %q on this node", r.Msg.Key))
 }
 
+func (whyAgent) Status(
+	context.Context, *connect.Request[pilasterv1.StatusRequest],
+) (*connect.Response[pilasterv1.StatusResponse], error) {
+	return connect.NewResponse(&pilasterv1.StatusResponse{
+		Node: &pilasterv1.Node{Name: "n2", Prefix: "fd70:696c:6100:2::/64"},
+	}), nil
+}
+
 func (a whyAgent) Why(
 	_ context.Context, r *connect.Request[pilasterv1.WhyRequest],
 ) (*connect.Response[pilasterv1.WhyResponse], error) {
@@ -64,6 +72,7 @@ func (a whyAgent) Why(
 func TestWhyNames(t *testing.T) {
 	var asked string
 	socket := serve(t, whyAgent{asked: &asked})
+	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", serveOperator(t, explainOperator{}))
 	const denied = "NetworkPolicy shop/web isolates in ingress, and no rule accepts\n"
 	for args, want := range map[string]struct{ asked, out string }{
 		"shop/front c0ffee": {"fc00::7 fc00::9", "egress   allowed  endpoint 1 shop/front (tenant blue, app 2), " +
@@ -73,6 +82,8 @@ func TestWhyNames(t *testing.T) {
 		whyFar + " c0ffee": {whyFar + " fc00::9",
 			"ingress  denied   endpoint 2 c0ffee (tenant blue, app 3), peer " + whyFar + " (app 2): " + denied},
 		"shop/front " + whyWeb: {"fc00::7 " + whyWeb, "peer c0ffee " + whyWeb + " (app 3): no policy"},
+		"shop/front n2":        {"fc00::7 fd70:696c:6100:2::1", "fd70:696c:6100:2::1 (app 3): no policy"},
+		"shop/front n3":        {"fc00::7 fd70:696c:6100:3::1", "fd70:696c:6100:3::1 (app 3): no policy"},
 		"shop/front 10.0.9.9":  {"10.0.3.7 10.0.9.9", "peer c0ffee 10.0.9.9 (app 3): no policy"},
 	} {
 		ends := strings.Fields(args)

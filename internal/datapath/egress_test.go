@@ -1,12 +1,14 @@
 package datapath
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -16,6 +18,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
@@ -174,6 +177,16 @@ func TestEgress(t *testing.T) {
 		exchange(t, conn, 1<<20)
 		if seen := <-clients; seen.Addr() != c.egress() {
 			t.Errorf("%s: the host sees %v, want %v", of.Name, seen, c.egress())
+		}
+		own, found, err := w.nodes[0].datapath.LookupEgress(c.record.ID)
+		must(t, err)
+		if !found || own != c.egress() {
+			t.Errorf("%s: the table has %v, %t; want %v", of.Name, own, found, c.egress())
+		}
+		base, found, err := w.nodes[0].datapath.LookupAccess(0, w.nodes[1].prefix.Addr())
+		must(t, err)
+		if plan := address.DefaultPlan().Base; !found || base.To != plan || base.Action != dpapi.AccessDeny {
+			t.Errorf("%s: nodes are protected by %+v, %t; want %v", of.Name, base, found, plan)
 		}
 		if r := c.ping(t, w.hostAddr, 1000, patience); r.Received != 2 {
 			t.Errorf("%s: ping: %+v; drops %v", of.Name, r, w.nodes[0].drops(t))
@@ -418,6 +431,17 @@ func TestTwoGateways(t *testing.T) {
 	}
 	must(t, source.SetGatewayAlive(w.nodes[1].prefix, false))
 	later := connect(12)
+	rule, found, err := source.LookupAccess(of.IDs[0].ID, w.hostAddr)
+	must(t, err)
+	want := []dpapi.GatewayEntry{{Node: w.nodes[1].prefix, Silent: true}, {Node: w.nodes[2].prefix}}
+	if !found || rule.To != everywhere.To || rule.Action != dpapi.AccessGateway || !slices.Equal(rule.Gateways, want) {
+		t.Errorf("the rule is %+v, %t; want gateways %v", rule, found, want)
+	}
+	own, found, err := w.nodes[1].datapath.LookupGateway(of.IDs[0].ID)
+	must(t, err)
+	if !found || own != first {
+		t.Errorf("the gateway's address is %v, %t; want %v", own, found, first)
+	}
 	if len(later[second]) != 12 {
 		t.Errorf("%d of 12 connections by the gateway that answers", len(later[second]))
 	}
@@ -431,5 +455,67 @@ func TestTwoGateways(t *testing.T) {
 	}
 	if again := connect(24); len(again[first]) == 0 {
 		t.Error("no connection by the gateway that answers again")
+	}
+}
+
+// TestFollowOutside: live traces report a packet that leaves by an egress address or by a gateway, and the answer, at
+// the container's node and at the gateway.
+func TestFollowOutside(t *testing.T) {
+	w := newOutsideWire(t)
+	for _, rule := range []tenant.EgressRule{everywhere, w.via(1)} {
+		of := leaving(blue, rule)
+		w.put(t, of)
+		c := w.nodes[0].addLeaving(t, of, 1)
+		a, host := c.record.Attachments[0], w.hostAddr
+		seen, uplink := a.Egress, [2]netip.Addr{a.Egress, host}
+		if len(rule.Via) > 0 {
+			seen, uplink[0] = rule.Via[0].Address, a.Plaintext
+		}
+		way := func(from, to netip.Addr) string { return fmt.Sprintf(" %v→%v", from, to) }
+		out, back := way(uplink[0], host), way(host, uplink[0])
+		wanted := [2]string{strings.Join([]string{
+			"enter container miss" + way(a.Address, host), "policy container miss" + way(a.Address, host),
+			"leave container redirect" + out, "enter uplink-out" + out, "leave uplink-out pass" + out,
+			"enter uplink-in miss" + back, "policy uplink-in miss" + back,
+			"leave uplink-in redirect" + way(host, a.Address),
+		}, "\n")}
+		if len(rule.Via) > 0 {
+			out, back := way(seen, host), way(host, seen)
+			wanted[1] = strings.Join([]string{
+				"enter uplink-in miss" + way(a.Plaintext, host), "leave uplink-in redirect" + out,
+				"enter uplink-out" + out, "leave uplink-out pass" + out,
+				"enter uplink-in miss" + back, "leave uplink-in redirect" + way(host, a.Plaintext),
+				"enter uplink-out" + way(host, a.Plaintext), "leave uplink-out pass" + way(host, a.Plaintext),
+			}, "\n")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ends := []netip.Addr{a.Address, a.Plaintext, seen, host}
+		var events [2]<-chan dpapi.PacketEvent
+		for i := range events {
+			filter := dpapi.PacketFilter{Sources: ends, Destinations: ends, Protocol: packet.ProtocolICMPv6}
+			if i == 0 {
+				filter.Senders = []endpoint.Record{c.record}
+			}
+			var err error
+			events[i], err = w.nodes[i].datapath.Follow(ctx, filter)
+			must(t, err)
+		}
+		if r := c.ping(t, host, 100, patience); r.Received == 0 {
+			t.Errorf("ping during a trace: %+v", r)
+		}
+		for i := range events {
+			got := traced(drainTrace(events[i]))
+			if !strings.HasPrefix(got, wanted[i]) || wanted[i] == "" && got != "" {
+				t.Errorf("node %d:\n%s\nwant\n%s", i, got, wanted[i])
+			}
+		}
+		cancel()
+		for i := range events {
+			for range events[i] {
+			}
+		}
+		if r := c.ping(t, host, 100, patience); r.Received == 0 {
+			t.Errorf("ping after a trace: %+v", r)
+		}
 	}
 }

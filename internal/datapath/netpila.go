@@ -358,6 +358,7 @@ func lookup[V any](m *ebpf.Map, key any) (value V, found bool, err error) {
 func (d *Datapath) TableNames() dpapi.TableNames {
 	return dpapi.TableNames{
 		Sources: bpfobj.PinSources, Locals: bpfobj.PinLocals, Tenants: bpfobj.PinTenants, Keys: bpfobj.PinKeys,
+		Access: bpfobj.PinAccess, Egress: bpfobj.PinEgressSources, Gateways: bpfobj.PinGatewayTenants,
 	}
 }
 
@@ -416,4 +417,19 @@ func (d *Datapath) SetOwnAddresses(own []netip.Addr) error {
 // SetGatewayAlive says whether new connections use a gateway if their rule has another one.
 func (d *Datapath) SetGatewayAlive(node netip.Prefix, alive bool) error {
 	return d.Egress.SetGatewayAlive(node, alive)
+}
+
+// LookupAccess reads the entry with the longest prefix that contains an address.
+func (d *Datapath) LookupAccess(id address.TenantID, to netip.Addr) (dpapi.AccessEntry, bool, error) {
+	return d.Egress.Access(id, to)
+}
+
+// LookupEgress reads the egress address of an endpoint.
+func (d *Datapath) LookupEgress(id endpoint.ID) (netip.Addr, bool, error) {
+	return d.Egress.AddressOf(id)
+}
+
+// LookupGateway reads the address of this node as an egress gateway of a tenant id.
+func (d *Datapath) LookupGateway(id address.TenantID) (netip.Addr, bool, error) {
+	return d.Egress.GatewayOf(id)
 }

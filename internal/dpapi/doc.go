@@ -24,6 +24,7 @@ const (
 type Driver interface {
 	Devices
 	Policies
+	Access
 	Stats
 	Events
 }

@@ -23,6 +23,10 @@ type Lookup interface {
 	LookupSource(address netip.Addr) (SourceEntry, bool, error)
 	LookupLocal(plaintext netip.Addr) (LocalEntry, bool, error)
 	LookupTenantID(id address.TenantID) (TenantEntry, bool, error)
+	// LookupEgress returns the address at which hosts outside see an endpoint.
+	LookupEgress(id endpoint.ID) (netip.Addr, bool, error)
+	// LookupGateway returns the address of this node as an egress gateway of a tenant id.
+	LookupGateway(id address.TenantID) (netip.Addr, bool, error)
 	// NextHop returns the route of a packet between two nodes. An error says that there is none.
 	NextHop(from, to netip.Addr) (NextHop, error)
 	// DeviceName returns the name of a device by its number in the tables.
@@ -32,7 +36,7 @@ type Lookup interface {
 }
 
 // TableNames are the names of the tables that Lookup reads, as other tools show them.
-type TableNames struct{ Sources, Locals, Tenants, Keys string }
+type TableNames struct{ Sources, Locals, Tenants, Keys, Access, Egress, Gateways string }
 
 // SourceEntry is an address that a container may send from.
 type SourceEntry struct {

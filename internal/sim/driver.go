@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 
 	"github.com/vishvananda/netlink"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 )
@@ -103,6 +105,9 @@ func (d *driver) MissingDevices([]endpoint.Record) (map[endpoint.ID]error, error
 func (d *driver) RemoveRoutes(endpoint.Record) error                                { return nil }
 func (d *driver) LookupPolicy(dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
 	return dpapi.PolicyVerdict{}, errors.New("the simulated packet path has no policy verdicts")
+}
+func (d *driver) LookupAccess(address.TenantID, netip.Addr) (found dpapi.AccessEntry, ok bool, err error) {
+	return found, false, errors.New("the simulated packet path has no egress rules")
 }
 func (d *driver) RuleHits() (map[uint32]uint64, error) { return nil, nil }
 func (d *driver) Sessions() (dpapi.Sessions, error)    { return dpapi.Sessions{}, nil }

@@ -88,6 +88,18 @@ func IsEgressAddress(a netip.Addr) bool {
 	return a.Is6() && p.Tenant == 0 && p.App == address.EgressApp
 }
 
+// NodeOfEgress returns the /64 in the base prefix of the node that has an egress address; false if none can have it.
+func NodeOfEgress(plan address.Plan, a netip.Addr) (netip.Prefix, bool) {
+	if !IsEgressAddress(a) {
+		return netip.Prefix{}, false
+	}
+	node := netip.PrefixFrom(a, address.NodeBits).Masked()
+	if plan.Egress.IsValid() && plan.Egress.Contains(a) {
+		return plan.Node(address.Plan{Base: plan.Egress}.NodeNumber(node)), true
+	}
+	return node, plan.ContainsNode(node)
+}
+
 // EgressTunnel is the address at which a node receives packets from and to egress gateways in IPv6 tunnels. It follows
 // from the node's prefix.
 func EgressTunnel(node netip.Prefix) netip.Addr { return EgressAddress(node, egressTunnelIndex) }

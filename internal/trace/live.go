@@ -26,6 +26,8 @@ func (o Observed) Outcome() string {
 		return ""
 	case o.ToEndpoint != "" || o.ToDevice == pipeline.GatewayDevice:
 		return Delivered
+	case o.Hook == "uplink-in" && o.Action == "pass": // to the node's own stack
+		return Delivered
 	case o.Hook == "uplink-out" || o.Hook == "container" && o.Action == "redirect":
 		return Sent
 	}
@@ -35,7 +37,7 @@ func (o Observed) Outcome() string {
 // FromEvents replaces the steps of a trace by those of a packet that was observed: the first one on each node. The
 // events may be in any order.
 func (t Trace) FromEvents(events []Observed) Trace {
-	tables := t.Steps
+	tables, fate, last := t.Steps, t.Verdict, ""
 	t.Live, t.Steps, t.Verdict, t.Drop = true, []Step{}, NotSeen, ""
 	events = slices.Clone(events)
 	slices.SortStableFunc(events, func(a, b Observed) int { return cmp.Compare(a.Time, b.Time) })
@@ -67,10 +69,14 @@ func (t Trace) FromEvents(events []Observed) Trace {
 		if outcome == "" {
 			continue
 		}
+		last = e.Node
 		t.Verdict, t.Drop, t.ElapsedUs = outcome, e.Drop, micros(e.Time-l.began)
 		if outcome != Sent {
 			break
 		}
+	}
+	if t.Verdict == Sent && slices.Contains(t.Ends, last) {
+		t.Verdict = fate
 	}
 	if t.Verdict != Sent && t.Source.Node != "" {
 		t.Elsewhere = ""
@@ -198,11 +204,20 @@ func (l *live) leave(s *Step, e Observed) bool {
 		s.Stage, s.Detail = "deliver", fmt.Sprintf("to %s by %s, %s", e.ToEndpoint, e.ToDevice, took)
 		s.Entry = cmp.Or(l.entry(e.Node, "translate"), l.entry(e.Node, "deliver"))
 		return true
+	case e.Hook == "uplink-in" && e.Action == "pass":
+		s.Stage, s.Detail = "deliver", "to this node, "+took
+		return true
 	case e.ToDevice == pipeline.GatewayDevice:
 		s.Stage, s.Detail, s.Entry = "deliver", "to this node's gateway, "+took, l.both(e.Node, "nat")
 		return true
 	case e.Action == "redirect" && l.staged:
 		s.Stage, s.Detail, s.Entry = "encap", fmt.Sprintf("to %s, %s", e.ToDevice, took), l.entry(e.Node, "encap")
+		return true
+	case e.Action == "redirect" && l.entry(e.Node, "rule") != "":
+		s.Stage, s.Detail = "egress address", fmt.Sprintf("to %s, %s", e.ToDevice, took)
+		if s.Entry = l.both(e.Node, "rule"); l.entry(e.Node, "gateway") != "" {
+			s.Stage = "gateway"
+		}
 		return true
 	case e.Action == "redirect":
 		s.Stage, s.Detail = "translate", fmt.Sprintf("to %s, %s", e.ToDevice, took)

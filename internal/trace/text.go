@@ -74,7 +74,7 @@ func (t Trace) conclusion() string {
 	s := t.verdict()
 	if t.Answer != nil && t.Answer.Answered {
 		s += fmt.Sprintf("; answer (%s) after %.0f µs", t.Answer.Kind, t.Answer.RttUs)
-	} else if t.Answer != nil && t.Verdict == Delivered {
+	} else if t.Answer != nil && (t.Verdict == Delivered || t.Verdict == Left) {
 		s += "; no answer"
 	}
 	if t.Elsewhere != "" {
@@ -114,6 +114,11 @@ func (t Trace) verdict() string {
 		return "delivered"
 	case Dropped:
 		return "dropped: " + t.Drop
+	case Left:
+		if t.Live {
+			return fmt.Sprintf("left the cluster %.1f µs after the first step", t.ElapsedUs)
+		}
+		return "leaves the cluster"
 	case Sent:
 		switch {
 		case t.Elsewhere != "":

@@ -25,6 +25,8 @@ type Trace struct {
 	Elsewhere     string `json:"elsewhere,omitempty"`
 	ElsewhereName string `json:"elsewhereNode,omitempty"` // the name of this node, if known
 	Note          string `json:"note,omitempty"`          // what the steps do not say
+	// nodes that were asked and at which such packets leave the cluster, or are delivered to the node itself
+	Ends []string `json:"-"`
 	// events that did not fit into a node's ring buffer
 	LostEvents uint64 `json:"lostEvents,omitempty"`
 }
@@ -33,6 +35,7 @@ type Trace struct {
 const (
 	Delivered = "delivered"
 	Sent      = "sent" // to a node that was not asked, or that did not see the packet
+	Left      = "left" // the cluster, for a host outside
 	Dropped   = "dropped"
 	NotHere   = "not-here" // no node that was asked has a part of the way
 	NotSeen   = "not-seen" // live: no packet
@@ -72,10 +75,13 @@ type Answer struct {
 // Merge puts the parts of nodes together, the sender's first.
 func Merge(parts ...*pilasterv1.TraceResponse) Trace {
 	t := Trace{Steps: []Step{}, Verdict: NotHere}
-	asked := map[string]bool{}
+	for _, p := range parts {
+		if p.Verdict == Left || p.Verdict == Delivered && p.Destination.GetEndpointId() == 0 {
+			t.Ends = append(t.Ends, p.Node)
+		}
+	}
 	for _, p := range parts {
 		if len(p.Steps) > 0 {
-			asked[p.Node] = true
 			t.Verdict, t.Drop = p.Verdict, p.Drop
 		}
 		t.Source.add(p.Source, p.Node)
@@ -90,13 +96,13 @@ func Merge(parts ...*pilasterv1.TraceResponse) Trace {
 			step.Destination, _ = netip.ParseAddr(s.Destination)
 			t.Steps = append(t.Steps, step)
 		}
-		if p.Verdict == Dropped || p.Verdict == Delivered {
+		if p.Verdict == Dropped || p.Verdict == Delivered || p.Verdict == Left {
 			t.Elsewhere = ""
 			break
 		}
 	}
 	// A receiver that was asked alone knows of the sender's node.
-	if t.Verdict == Delivered && t.Source.Node == "" {
+	if (t.Verdict == Delivered || t.Verdict == Left) && t.Source.Node == "" {
 		t.Elsewhere = parts[len(parts)-1].Next
 	}
 	return t

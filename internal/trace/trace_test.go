@@ -59,6 +59,20 @@ func dropped(p *pilasterv1.TraceResponse, reason string) *pilasterv1.TraceRespon
 	return p
 }
 
+// leaving makes a part one of a packet that leaves the cluster at the node.
+func leaving(p *pilasterv1.TraceResponse, node string) *pilasterv1.TraceResponse {
+	p.Verdict, p.Node, p.Next = "left", node, ""
+	p.Steps = append(p.Steps[:1], &pilasterv1.TraceStep{Stage: "rule", Source: plainA, Destination: plainB,
+		Detail: "rule", Entry: "pil_access: ::/0"})
+	return p
+}
+
+// delivering makes a part one of a packet that its node itself gets.
+func delivering(p *pilasterv1.TraceResponse) *pilasterv1.TraceResponse {
+	p.Verdict, p.Next, p.Destination.EndpointId = "delivered", "", 0
+	return p
+}
+
 func text(t Trace) string {
 	var s strings.Builder
 	w := tabwriter.NewWriter(&s, 0, 8, 3, ' ', 0)
@@ -106,6 +120,12 @@ dropped: dst-undecryptable`},
 …
   n1   policy      …:2:0:100:100:2a → …:1:0:100:200:13   ingress allowed (policy-denied)   web ingress[0]
 dropped: policy-denied`},
+		"to a host outside": {[]*pilasterv1.TraceResponse{leaving(sender(), "n2")}, `
+…
+leaves the cluster`},
+		"by a gateway": {[]*pilasterv1.TraceResponse{sender(), leaving(receiver(), "n1")}, `
+…
+leaves the cluster`},
 		"neither": {[]*pilasterv1.TraceResponse{{Node: "n3"}}, `
  →    TCP 80   from the tables, no packet was sent
 neither end is a container on this node: run the command on the node of one;
@@ -221,6 +241,41 @@ dropped: policy-denied
 		got := tables.FromEvents(c.events)
 		got.Elsewhere = ""
 		if !fits(text(got), c.want) {
+			t.Errorf("%s:\n%s\nwant%s", name, text(got), c.want)
+		}
+	}
+}
+
+// TestLeaving: a packet that is sent by the node from which the tables say it leaves has left the cluster.
+func TestLeaving(t *testing.T) {
+	for name, c := range map[string]struct {
+		tables Trace
+		events []Observed
+		want   string
+	}{
+		"at the sender's node": {Merge(leaving(sender(), "n2")), observed()[3:7], `
+…
+  n2   egress address   …:2:0:100:100:2a → …:1:0:100:200:13   2.0 µs   to eth0, in 2.0 µs   pil_access: ::/0: rule
+…
+left the cluster 3.1 µs after the first step`},
+		"at a gateway": {Merge(sender(), leaving(receiver(), "n1")), append(observed()[3:7], Observed{"n1",
+			&pilasterv1.PacketEvent{Time: 7000, Packet: 1, Point: "leave", Hook: "uplink-out", Action: "pass",
+				Source: plainA, Destination: plainB}}), `
+…
+left the cluster 6.0 µs after the first step`},
+		"to a node": {Merge(sender(), delivering(receiver())), append(observed()[3:7], Observed{"n1",
+			&pilasterv1.PacketEvent{Time: 7000, Packet: 1, Point: "leave", Hook: "uplink-in", Action: "pass",
+				Source: plainA, Destination: plainB}}), `
+…
+delivered 6.0 µs after the first step`},
+		"to the own node": {Merge(delivering(sender())), observed()[3:5], `
+…
+delivered 2.0 µs after the first step`},
+		"not at the gateway": {Merge(sender(), leaving(receiver(), "n1")), observed()[3:7], `
+…
+sent, and not seen again`},
+	} {
+		if got := c.tables.FromEvents(c.events); !fits(text(got), c.want) {
 			t.Errorf("%s:\n%s\nwant%s", name, text(got), c.want)
 		}
 	}

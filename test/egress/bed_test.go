@@ -182,6 +182,12 @@ func (f *flow) echo(within time.Duration) error {
 // Without an answer it repeats the datagram, as TCP would: on a busy machine a gateway may seem dead for a moment.
 func (b bed) datagram(place string, from, to netip.Addr, within time.Duration) (seen netip.Addr, err error) {
 	b.Helper()
+	return b.datagrams(place, from, to, within, silence)
+}
+
+// datagrams sends a datagram, and again each time that no answer has come for so long.
+func (b bed) datagrams(place string, from, to netip.Addr, within, again time.Duration) (seen netip.Addr, err error) {
+	b.Helper()
 	err = <-labtest.RunIn(b.T, b.Lab, place, func() error {
 		var dialer net.Dialer
 		if from.IsValid() {
@@ -197,7 +203,7 @@ func (b bed) datagram(place string, from, to netip.Addr, within time.Duration) (
 			if _, err := c.Write([]byte("who am I?")); err != nil {
 				return err
 			}
-			c.SetReadDeadline(time.Now().Add(min(silence, time.Until(end))))
+			c.SetReadDeadline(time.Now().Add(min(again, time.Until(end))))
 			n, err := c.Read(got)
 			if err == nil {
 				seen, err = netip.ParseAddr(string(got[:n]))

@@ -251,7 +251,7 @@ func (m *model) disagreements() (wrong []string) {
 			if p.reaches {
 				within = answerTime
 			}
-			seen, err := m.datagram(p.from, p.source, p.to, within)
+			seen, err := m.datagrams(p.from, p.source, p.to, within, within) // one, so that none may be lost
 			mu.Lock()
 			defer mu.Unlock()
 			switch {

@@ -272,6 +272,72 @@ func TestTrace(t *testing.T) {
 	}
 }
 
+// TestTraceBeyond: a trace shows the rule, and the egress address or the gateway, of a packet to a host outside of the
+// cluster, and the way to a node. A dry run and a live trace agree.
+func TestTraceBeyond(t *testing.T) {
+	l := tracingLab{labtest.New(t, lab.Spec{
+		Nodes: []string{"n1", "n2"}, Outside: []lab.OutsideHost{{Name: "internet"}},
+		Tenants:    []lab.Tenant{{Name: "blue"}},
+		Containers: []lab.Container{{Name: "b1", Node: "n1", Tenant: "blue"}},
+	}), labtest.Binary(t)}
+	ctx := labtest.Context(t)
+	allow := func(via ...string) {
+		t.Helper()
+		rule := lab.EgressRule{To: netip.MustParsePrefix("::/0"), Action: lab.AllowEgress, Via: via}
+		must(t, l.SetEgress(ctx, "blue", rule))
+	}
+	for _, c := range []struct {
+		before        func()
+		to, protocol  string
+		verdict, drop string
+		dry, live     string // stages; no live trace without them
+		answer        string
+	}{
+		{func() {}, "internet", "tcp/80", trace.Dropped, "dst-not-private", "n1 container, n1 rule", "", ""},
+		{func() {}, "n2", "tcp/9", trace.Dropped, "to-node", "n1 container, n1 node", "n1 container, n1 drop", ""},
+		{func() { must(t, l.SetNodes(ctx, "blue", "allow")) }, "n2", "tcp/9", trace.Delivered, "",
+			"n1 container, n1 node, n1 next hop, n1 policy, n2 uplink, n2 deliver",
+			"n1 container, n1 translate, n1 uplink, n2 uplink, n2 deliver", "refused"},
+		{func() {}, "n1", "tcp/9", trace.Delivered, "", "n1 container, n1 node, n1 deliver",
+			"n1 container, n1 translate", "refused"},
+		{func() { allow() }, "internet", "tcp/80", trace.Left, "",
+			"n1 container, n1 rule, n1 egress address, n1 next hop, n1 policy",
+			"n1 container, n1 policy, n1 egress address, n1 uplink", "refused"},
+		{func() { allow("n2") }, "internet", "udp/53", trace.Left, "",
+			"n1 container, n1 rule, n1 policy, n1 gateway, n1 next hop, n2 uplink, n2 rule, n2 gateway, n2 next hop",
+			"n1 container, n1 policy, n1 gateway, n1 uplink, n2 uplink, n2 gateway, n2 uplink", "refused"},
+	} {
+		c.before()
+		name := "to " + c.to + " " + c.protocol
+		var dry trace.Trace
+		status := 0
+		await(ctx, t, name+": by "+c.dry, func() bool { // the rule is on all nodes
+			dry, status = l.trace(ctx, t, "b1", c.to, c.protocol, "--dry-run")
+			return stages(dry) == c.dry && dry.Verdict == c.verdict && dry.Drop == c.drop
+		})
+		want := 0
+		if c.verdict == trace.Dropped {
+			want = 1
+		}
+		if status != want {
+			t.Errorf("%s, dry run: exit %d, want %d", name, status, want)
+		}
+		if c.live == "" {
+			continue
+		}
+		var live trace.Trace
+		await(ctx, t, name+", live: by "+c.live, func() bool { // and neighbours are known
+			live, status = l.trace(ctx, t, "b1", c.to, c.protocol)
+			return stages(live) == c.live
+		})
+		if live.Verdict != c.verdict || live.Drop != c.drop || status != want || live.Answer == nil ||
+			live.Answer.Kind != c.answer {
+			t.Errorf("%s, live: %s %s, exit %d, answer %+v; want %s %s, exit %d, %q", name, live.Verdict, live.Drop,
+				status, live.Answer, c.verdict, c.drop, want, c.answer)
+		}
+	}
+}
+
 // sameAddresses checks that a dry run and a live trace of one packet begin and end with the same addresses, and have
 // those of the ends.
 func (l tracingLab) sameAddresses(t *testing.T, name string, dry, live trace.Trace) {

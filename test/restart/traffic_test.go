@@ -34,6 +34,7 @@ const (
 // stream is a sequence of numbered datagrams from one container to another.
 type stream struct {
 	from, to string
+	port     int
 	ended    <-chan error // result of the sender
 
 	sent  []time.Time // times by number; only the sender uses it until it has ended
@@ -49,7 +50,13 @@ type stream struct {
 // startStream sends until ctx ends.
 func startStream(ctx context.Context, t *testing.T, l *lab.Lab, from, to string) *stream {
 	t.Helper()
-	s := &stream{from: from, to: to, complete: make(chan struct{})}
+	return startStreamTo(ctx, t, l, from, to, port)
+}
+
+// startStreamTo is startStream to a port.
+func startStreamTo(ctx context.Context, t *testing.T, l *lab.Lab, from, to string, port int) *stream {
+	t.Helper()
+	s := &stream{from: from, to: to, port: port, complete: make(chan struct{})}
 	address := labtest.ReceiveNumbered(t, l, to, port, buffer, s.note)
 	s.ended = labtest.RunIn(t, l, from, func() error { return s.send(ctx, address) })
 	return s
@@ -57,8 +64,8 @@ func startStream(ctx context.Context, t *testing.T, l *lab.Lab, from, to string)
 
 // send runs on a thread in the sender's namespace.
 func (s *stream) send(ctx context.Context, address netip.Addr) error {
-	to := &unix.SockaddrInet6{Port: port, Addr: address.As16()}
-	nowhere := &unix.SockaddrInet6{Port: port, Addr: withoutContainer(address).As16()}
+	to := &unix.SockaddrInet6{Port: s.port, Addr: address.As16()}
+	nowhere := &unix.SockaddrInet6{Port: s.port, Addr: withoutContainer(address).As16()}
 	fd, from := -1, firstPort
 	defer func() { unix.Close(fd) }()
 	next := time.Now()

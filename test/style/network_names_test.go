@@ -58,7 +58,7 @@ var namedNetworks = map[string]struct {
 	"internal/datapath/nimitz.go":            {30, "a network's part of the data path"},
 	"internal/datapath/nimitz_entries.go":    {4, "a network's part of the data path"},
 	"internal/datapath/nimitz_part.go":       {10, "a network's part of the data path"},
-	"bpf/trace.bpf.c":                        {11, "the entry programs of networks, with tracing"},
+	"bpf/trace.bpf.c":                        {14, "the entry programs of networks, with tracing"},
 	"bpf/trace_evpn.bpf.c":                   {6, "the entry programs of a network, with tracing"},
 	"internal/agent/daemon/run.go":           {1, "the type of a pipeline's entries, which a trace reads"},
 	"internal/agent/trace":                   {15, "the stages of a trace, a file per network"},

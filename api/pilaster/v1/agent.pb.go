@@ -3696,7 +3696,7 @@ type TraceResponse struct {
 	Source        *TraceEnd              `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
 	Destination   *TraceEnd              `protobuf:"bytes,4,opt,name=destination,proto3" json:"destination,omitempty"`
 	Steps         []*TraceStep           `protobuf:"bytes,5,rep,name=steps,proto3" json:"steps,omitempty"`     // empty if neither end is on this node
-	Verdict       string                 `protobuf:"bytes,6,opt,name=verdict,proto3" json:"verdict,omitempty"` // delivered, sent (to another node), dropped; empty without steps
+	Verdict       string                 `protobuf:"bytes,6,opt,name=verdict,proto3" json:"verdict,omitempty"` // delivered, sent (to another node), left (the cluster), dropped; or no steps
 	Drop          string                 `protobuf:"bytes,7,opt,name=drop,proto3" json:"drop,omitempty"`       // reason, if dropped
 	Next          string                 `protobuf:"bytes,8,opt,name=next,proto3" json:"next,omitempty"`       // /64 of the node with the other part of the way; empty if there is none
 	Sources       []string               `protobuf:"bytes,9,rep,name=sources,proto3" json:"sources,omitempty"` // all source addresses that the packet has on its way, as far as this node knows
@@ -3704,6 +3704,7 @@ type TraceResponse struct {
 	Vni           uint32                 `protobuf:"varint,11,opt,name=vni,proto3" json:"vni,omitempty"`            // on network nimitz: of the tenant, in this node's region
 	Pre           *PreActions            `protobuf:"bytes,12,opt,name=pre,proto3" json:"pre,omitempty"`             // of this node as a frontend
 	Frontends     []string               `protobuf:"bytes,13,rep,name=frontends,proto3" json:"frontends,omitempty"` // /64s of nodes, one of which looks up the rules next
+	Gateways      []string               `protobuf:"bytes,14,rep,name=gateways,proto3" json:"gateways,omitempty"`   // /64s of other nodes, by one of which the packet leaves the cluster
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3829,6 +3830,13 @@ func (x *TraceResponse) GetFrontends() []string {
 	return nil
 }
 
+func (x *TraceResponse) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
 // TraceEnd is an end of a trace, as far as this node knows it.
 type TraceEnd struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3932,7 +3940,8 @@ func (x *TraceEnd) GetDevice() string {
 
 type TraceStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// container, translate, policy, next hop, uplink, endpoint, deliver, node; of network nimitz: decap, register, nat,
+	// container, translate, policy, next hop, uplink, endpoint, deliver, node; on the way outside: rule, egress address,
+	// gateway; of network nimitz: decap, register, nat,
 	// forwarding, sharing, nsh, encap
 	Stage         string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	Source        string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"` // addresses after the step
@@ -5244,7 +5253,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x19\n" +
 	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\x12)\n" +
-	"\x03pre\x18\a \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\"\xae\x03\n" +
+	"\x03pre\x18\a \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\"\xca\x03\n" +
 	"\rTraceResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\anetwork\x18\x02 \x01(\tR\anetwork\x12-\n" +
@@ -5259,7 +5268,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	" \x03(\tR\fdestinations\x12\x10\n" +
 	"\x03vni\x18\v \x01(\rR\x03vni\x12)\n" +
 	"\x03pre\x18\f \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\x12\x1c\n" +
-	"\tfrontends\x18\r \x03(\tR\tfrontends\"\xb7\x02\n" +
+	"\tfrontends\x18\r \x03(\tR\tfrontends\x12\x1a\n" +
+	"\bgateways\x18\x0e \x03(\tR\bgateways\"\xb7\x02\n" +
 	"\bTraceEnd\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1c\n" +
 	"\tplaintext\x18\x02 \x01(\tR\tplaintext\x12\x16\n" +

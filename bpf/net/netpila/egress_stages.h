@@ -62,13 +62,6 @@ static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct
 	return send_by(skb, hop);
 }
 
-/* What egress_begin finds out. */
-struct egress_way {
-	struct addr next_hop;
-	struct access_rule rule;
-	int verdict; /* of a packet that does not go on */
-};
-
 /* egress_begin has the stages of a miss: identity, rule, route. It returns 1 if the packet does not go on. */
 static __noinline int egress_begin(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key,
 				   struct flow *f, struct egress_way *way)
@@ -126,7 +119,7 @@ static __always_inline int egress_from_container(struct __sk_buff *skb)
 {
 	struct flow_key key = {.generation = generation(), .device = device_of(skb)};
 	enum flow_egress egress = EGRESS_UPLINK;
-	struct egress_way way = {};
+	struct gateway_scratch *d = NULL;
 	struct addr *hop = NULL;
 	struct packet p = {};
 	struct flow *f;
@@ -139,13 +132,16 @@ static __always_inline int egress_from_container(struct __sk_buff *skb)
 	if (!f)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
 	if (!flow_matches(f, &key) || f->expires <= bpf_jiffies64()) {
-		if (egress_begin(skb, &p, &key, f, &way))
-			return way.verdict;
-		if (way.rule.action == ACCESS_GATEWAY)
-			return to_egress_gateway(skb, &p, f, &way.rule);
+		d = gateway_scratch();
+		if (!d)
+			return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+		if (egress_begin(skb, &p, &key, f, &d->way))
+			return d->way.verdict;
+		if (d->way.rule.action == ACCESS_GATEWAY)
+			return to_egress_gateway(skb, &p, f, &d->way.rule);
 		egress = EGRESS_NEIGHBOUR;
 		if (f->egress == EGRESS_UPLINK)
-			hop = &way.next_hop;
+			hop = &d->way.next_hop;
 	}
 	asm volatile("" : "+r"(hop)); /* the verifier must see the check on the pointer, not on what it follows from */
 	return egress_forward(skb, &p, f, egress, hop, TX, HOOK_CONTAINER);

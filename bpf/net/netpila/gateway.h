@@ -6,7 +6,6 @@
 #include "net/netpila/egress.h"
 #include "net/netpila/gateway_table.h"
 
-#define PROTO_IPV6  41
 #define TUNNEL_HLEN IPV6_HLEN
 
 /* Low half of the address at which a node receives these packets; index 1. The high half is own_node. */
@@ -60,12 +59,21 @@ struct {
 	__uint(max_entries, 4096);
 } pil_gwtenants_v1 SEC(".maps");
 
+/* What egress_begin finds out about a container's packet. */
+struct egress_way {
+	struct addr next_hop;
+	struct access_rule rule;
+	int verdict; /* of a packet that does not go on */
+	int zero;
+};
+
 /* Data that is too large for the stack. Programs run with softirqs off, so a CPU's copy is never shared. */
 struct gateway_scratch {
 	struct flow_key key;
 	struct addr next_hop;
 	struct nat_key out, back;
 	struct nat_entry entry;
+	struct egress_way way;
 	struct icmp6_error error;
 	__u8 zero[6];
 };

@@ -53,6 +53,7 @@ type Driver struct {
 	Policies     map[string]dpapi.TenantPolicies
 	RuleRoom     int // entries that a table of rules takes of a tenant; 0: any number
 	Hits         map[uint32]uint64
+	Access       map[address.TenantID][]dpapi.AccessEntry
 }
 
 // NewDriver returns an empty, healthy driver.
@@ -324,6 +325,16 @@ func (d *Driver) LookupPolicy(q dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) 
 		}
 	}
 	return a, nil
+}
+
+// LookupAccess finds the entry in Access.
+func (d *Driver) LookupAccess(id address.TenantID, to netip.Addr) (found dpapi.AccessEntry, ok bool, err error) {
+	for _, e := range d.Access[id] {
+		if e.To.Contains(to) && (!ok || e.To.Bits() > found.To.Bits()) {
+			found, ok = e, true
+		}
+	}
+	return found, ok, nil
 }
 
 func (d *Driver) Sessions() (dpapi.Sessions, error) {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -276,6 +277,9 @@ func (s *Service) Explain(
 	}
 	if e.Endpoint != nil {
 		resp.Endpoint = endpointToProto(core.Networks(), *e.Endpoint)
+	}
+	if resp.Tenant = cmp.Or(resp.Tenant, e.Gateway); e.Outside != nil {
+		resp.Tenant, resp.Endpoint = e.Outside.Tenant, endpointToProto(core.Networks(), *e.Outside)
 	}
 	for _, o := range e.Overlays {
 		m := &pilasterv1.Overlaid{Tenant: o.Tenant, Cidr: o.CIDR.String(), Region: o.Region}

@@ -31,6 +31,13 @@ func (r *run) seenBy(e agent.Explanation, given netip.Addr) netip.Addr {
 func (r *run) netpilaSender(from, to agent.Explanation) error {
 	r.response.Network = tenant.Netpila
 	r.src, r.dst = r.seenBy(from, r.src), r.seenBy(to, r.dst)
+	if node := address.Split(to.Plaintext).Node; to.Plaintext.IsValid() && to.Plaintext == tenant.NodeAddress(node) {
+		alias, err := r.nodeSeenBy(address.Split(from.Plaintext).Tenant, node)
+		if err != nil {
+			return err
+		}
+		r.dst = alias
+	}
 	r.response.Source, r.response.Destination = r.end(r.src, from), r.end(r.dst, to)
 	r.passes(from.Plaintext, to.Plaintext)
 
@@ -55,9 +62,15 @@ func (r *run) netpilaSender(from, to agent.Explanation) error {
 			fmt.Sprintf("no tenant id %d in %s", source.TenantID, r.tables.Tenants))
 		return nil
 	}
+	if r.isOutside(r.dst) {
+		return r.leaveCluster(source)
+	}
 	if r.dst == own.Gateway {
-		r.drop("node", dropreason.ToNode, "the address is this node's; only answers to the node's own connections pass",
-			fmt.Sprintf("%s: gateway of tenant id %d", r.tables.Tenants, source.TenantID))
+		if _, ok, err := r.resolveNode(source.TenantID, r.Prefix, "the destination is this node"); err != nil || !ok {
+			return err
+		}
+		r.step("deliver", "to this node", "")
+		r.response.Verdict = Delivered
 		return nil
 	}
 	plain, ok, err := r.resolve(own)
@@ -75,7 +88,10 @@ func (r *run) netpilaSender(from, to agent.Explanation) error {
 
 // leave adds the stages of a packet with its final addresses that leaves for another node: route and the sender's
 // policies.
-func (r *run) leave(next netip.Prefix) error {
+func (r *run) leave(next netip.Prefix) error { return r.leaveFor(Sent, next.String()) }
+
+// leaveFor is leave with a verdict and the node with the other part of the way.
+func (r *run) leaveFor(verdict, next string) error {
 	hop, err := r.Path.NextHop(r.src, r.dst)
 	if err != nil {
 		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
@@ -85,7 +101,7 @@ func (r *run) leave(next netip.Prefix) error {
 	if allowed, err := r.policies(policy.Egress); err != nil || !allowed {
 		return err
 	}
-	r.response.Verdict, r.response.Next = Sent, next.String()
+	r.response.Verdict, r.response.Next = verdict, next
 	return nil
 }
 
@@ -108,6 +124,8 @@ func (r *run) resolve(own dpapi.TenantEntry) (plain netip.Addr, ok bool, err err
 		case !r.Plan.Base.Contains(plain):
 			r.drop(stage, dropreason.DstNotPrivate, "the destination is not in "+r.Plan.Base.String(), entry)
 			return plain, false, nil
+		case id == 0 && plain == tenant.NodeAddress(address.Split(plain).Node):
+			return r.resolveNode(own.IDs[0], address.Split(plain).Node, "the destination is a node")
 		case id == 0:
 			r.drop(stage, dropreason.ToNode, "the destination is a node", entry)
 			return plain, false, nil
@@ -132,6 +150,9 @@ func (r *run) resolve(own dpapi.TenantEntry) (plain netip.Addr, ok bool, err err
 			return plain, false, nil
 		}
 		detail = fmt.Sprintf("decrypted under the key of tenant id %d", id)
+	}
+	if p := address.Split(plain); p.App == address.GatewayApp {
+		return r.resolveNode(p.Tenant, p.Node, detail+": the alias of a node")
 	}
 	if address.Split(plain).App >= address.FirstReservedApp {
 		r.drop(stage, dropreason.AppReserved, fmt.Sprintf("app %#x is reserved", address.Split(plain).App), entry)
@@ -209,6 +230,11 @@ func (r *run) netpilaReceiver(from, to agent.Explanation) error {
 	r.passes(r.seenBy(from, r.src), r.seenBy(to, r.dst))
 	r.src, r.dst = from.Plaintext, to.Plaintext
 	r.step("uplink", "from the fabric, to this node's "+r.Prefix.String(), "")
+	if to.Plaintext == tenant.NodeAddress(r.Prefix) {
+		r.step("deliver", "to this node", "")
+		r.response.Verdict = Delivered
+		return nil
+	}
 	if destination.App >= address.FirstReservedApp {
 		r.drop("endpoint", dropreason.AppReserved, fmt.Sprintf("app %#x is reserved", destination.App), "")
 		return nil
@@ -229,7 +255,18 @@ func (r *run) netpilaReceiver(from, to agent.Explanation) error {
 	if err != nil {
 		return err
 	}
-	if !found || !slices.Contains(its.IDs, source.Tenant) {
+	isNode := from.Plaintext == tenant.NodeAddress(source.Node)
+	if isNode && found {
+		reaches, entry, err := r.access(destination.Tenant, from.Plaintext)
+		if err != nil {
+			return err
+		}
+		if !reaches.Allowed {
+			r.drop("node", dropreason.TenantMismatch, reaches.Because, entry)
+			return nil
+		}
+		r.step("node", reaches.Because, entry)
+	} else if !found || !slices.Contains(its.IDs, source.Tenant) {
 		r.drop("endpoint", dropreason.TenantMismatch,
 			fmt.Sprintf("tenant id %d of the source is not one of tenant %s", source.Tenant, to.Tenant),
 			r.tables.Tenants)
@@ -242,6 +279,12 @@ func (r *run) netpilaReceiver(from, to agent.Explanation) error {
 		r.step("translate", "the tenant is clear: addresses stay", r.tables.Tenants+": clear")
 	} else {
 		r.src, r.dst = r.seenBy(from, from.Plaintext), local.Address
+		if isNode {
+			if r.src, err = r.nodeSeenBy(destination.Tenant, source.Node); err != nil {
+				return err
+			}
+			source.Tenant = destination.Tenant
+		}
 		r.step("translate", fmt.Sprintf("source encrypted under the key of tenant id %d", source.Tenant),
 			fmt.Sprintf("%s: tenant id %d; %s", r.tables.Keys, source.Tenant, r.tables.Locals))
 	}

@@ -55,6 +55,7 @@ func New(c Config) *Tracer { return &Tracer{Config: c} }
 const (
 	Delivered = "delivered" // to its container, or to this node's gateway
 	Sent      = "sent"      // to another node
+	Left      = "left"      // the cluster
 	Dropped   = "dropped"
 )
 
@@ -82,6 +83,8 @@ func (t *Tracer) Trace(
 	switch {
 	case from.Plaintext.IsValid() && from.Endpoint != nil:
 		err = r.netpilaSender(from, to)
+	case from.Plaintext.IsValid() && t.isOutside(of.Destination):
+		err = r.atGateway(from)
 	case from.Plaintext.IsValid() && to.Plaintext.IsValid():
 		err = r.netpilaReceiver(from, to)
 	case t.hasIdentifiers(from.Overlays) || t.hasIdentifiers(to.Overlays):
@@ -135,7 +138,7 @@ func (r *run) policies(directions ...policy.Direction) (allowed bool, err error)
 	}
 	allowed = true
 	for _, reason := range reasons {
-		if !slices.Contains(directions, reason.Direction) {
+		if !slices.Contains(directions, reason.Direction) || reason.Access != "" {
 			continue
 		}
 		detail, entry := decision(reason)

@@ -31,6 +31,8 @@ type tables struct {
 	sources map[netip.Addr]dpapi.SourceEntry
 	locals  map[netip.Addr]dpapi.LocalEntry
 	tenants map[address.TenantID]dpapi.TenantEntry
+	egress  map[endpoint.ID]netip.Addr
+	gateway netip.Addr // of this node for tenants; zero: it is none
 	noRoute error
 	hop     string // asked for
 	filter  dpapi.PacketFilter
@@ -38,7 +40,8 @@ type tables struct {
 }
 
 func (p *tables) TableNames() dpapi.TableNames {
-	return dpapi.TableNames{Sources: "sources", Locals: "locals", Tenants: "tenants", Keys: "keys"}
+	return dpapi.TableNames{Sources: "sources", Locals: "locals", Tenants: "tenants", Keys: "keys", Access: "access",
+		Egress: "egress", Gateways: "gateways"}
 }
 
 func (p *tables) LookupSource(a netip.Addr) (dpapi.SourceEntry, bool, error) {
@@ -54,6 +57,15 @@ func (p *tables) LookupLocal(a netip.Addr) (dpapi.LocalEntry, bool, error) {
 func (p *tables) LookupTenantID(id address.TenantID) (dpapi.TenantEntry, bool, error) {
 	e, found := p.tenants[id]
 	return e, found, nil
+}
+
+func (p *tables) LookupEgress(id endpoint.ID) (netip.Addr, bool, error) {
+	a, found := p.egress[id]
+	return a, found, nil
+}
+
+func (p *tables) LookupGateway(address.TenantID) (netip.Addr, bool, error) {
+	return p.gateway, p.gateway.IsValid(), nil
 }
 
 func (p *tables) NextHop(from, to netip.Addr) (dpapi.NextHop, error) {
@@ -153,7 +165,7 @@ func TestTrace(t *testing.T) {
 		"to the node": {func(_ *bed, of *agent.Connection) { of.Destination = netip.MustParseAddr("fc00::99") },
 			"container, node: dropped to-node"},
 		"outside": {func(_ *bed, of *agent.Connection) { of.Destination = netip.MustParseAddr("2001:db8::1") },
-			"container, translate: dropped dst-not-private"},
+			"container, rule: dropped dst-not-private"},
 		"to an address that was made up": {func(_ *bed, of *agent.Connection) {
 			of.Destination = netip.MustParseAddr("fc12::1")
 		}, "container, translate: dropped dst-undecryptable"},
@@ -169,9 +181,14 @@ func TestTrace(t *testing.T) {
 		}, "container, translate: dropped to-node"},
 		"to a reserved app": {func(b *bed, of *agent.Connection) {
 			p := address.Split(b.c2.Attachments[0].Plaintext)
-			p.App = address.FirstReservedApp
+			p.App = address.EgressApp
 			of.Destination = ciphertext(t, p)
 		}, "container, translate: dropped app-reserved"},
+		"to the alias of a node": {func(b *bed, of *agent.Connection) {
+			p := address.Split(b.c2.Attachments[0].Plaintext)
+			p.App, p.Node = address.GatewayApp, elsewhere
+			of.Destination = ciphertext(t, p)
+		}, "container, node: dropped to-node"},
 		"to a container that has gone": {func(b *bed, _ *agent.Connection) {
 			delete(b.path.locals, b.c2.Attachments[0].Plaintext)
 		}, "container, translate, endpoint: dropped no-endpoint"},
@@ -180,14 +197,14 @@ func TestTrace(t *testing.T) {
 			p.Node = elsewhere
 			of.Destination, b.path.noRoute = ciphertext(t, p), errors.New("no route")
 		}, "container, translate, next hop: dropped no-route"},
-		"clear, outside": {func(b *bed, of *agent.Connection) {
+		"clear, to a private address": {func(b *bed, of *agent.Connection) {
 			b.path.fill(b.c1, true, false)
 			of.Destination = netip.MustParseAddr("fc12::1")
 		}, "container, translate: dropped dst-not-private"},
 		"clear, to a node": {func(b *bed, of *agent.Connection) {
 			b.path.fill(b.c1, true, false)
 			of.Destination = netip.MustParseAddr("fd70:696c:6100:1::1")
-		}, "container, translate: dropped to-node"},
+		}, "container, node: dropped to-node"},
 		"clear, to another tenant": {func(b *bed, of *agent.Connection) {
 			b.path.fill(b.c1, true, false)
 			of.Destination = netip.MustParseAddr("fd70:696c:6100:77:0:700:100:1")

@@ -15,6 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -37,10 +38,10 @@ func (d *Tables) objects() *bpfobj.PilasterObjects { return &d.host.Objects }
 
 // Actions of enum access_action.
 const (
-	accessDeny    = 1
-	accessOutside = 2
-	accessGateway = 3
-	accessNode    = 4
+	accessDeny    = uint32(dpapi.AccessDeny)
+	accessOutside = uint32(dpapi.AccessOutside)
+	accessGateway = uint32(dpapi.AccessGateway)
+	accessNode    = uint32(dpapi.AccessNode)
 )
 
 // allTenants takes the place of a tenant id: prefixes that no rule of any tenant leads to.
@@ -424,4 +425,44 @@ func lookup[V any](m *ebpf.Map, key any) (value V, found bool, err error) {
 		return value, false, fmt.Errorf("read %v: %w", m, err)
 	}
 	return value, true, nil
+}
+
+// Access finds the entry in pil_access_v1. The kernel's lookup does not say which prefix it has found.
+func (d *Tables) Access(id address.TenantID, to netip.Addr) (found dpapi.AccessEntry, ok bool, err error) {
+	var rule bpfobj.PilasterAccessRule
+	err = bpfobj.ForEachEntry(d.objects().PilAccessV1,
+		func(k bpfobj.PilasterAccessKey, v bpfobj.PilasterAccessRule) {
+			p := netip.PrefixFrom(k.Address.Addr(), int(k.Bits)-32)
+			if k.Tenant == uint32(id) && p.Contains(to) && (!ok || p.Bits() > found.To.Bits()) {
+				found.To, rule, ok = p, v, true
+			}
+		})
+	if err != nil || !ok {
+		return found, false, err
+	}
+	found.Action = dpapi.AccessAction(rule.Action)
+	for _, node := range rule.Gateways {
+		if node == 0 {
+			continue
+		}
+		_, silent, err := lookup[uint8](d.objects().PilGwsilentV1, node)
+		if err != nil {
+			return found, false, err
+		}
+		prefix := netip.PrefixFrom(bpfobj.PilasterAddr{Hi: node}.Addr(), address.NodeBits)
+		found.Gateways = append(found.Gateways, dpapi.GatewayEntry{Node: prefix, Silent: silent})
+	}
+	return found, true, nil
+}
+
+// AddressOf reads the egress address of an endpoint.
+func (d *Tables) AddressOf(id endpoint.ID) (netip.Addr, bool, error) {
+	v, found, err := lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(id))
+	return v.Address.Addr(), found, err
+}
+
+// GatewayOf reads the address of this node as an egress gateway of a tenant id.
+func (d *Tables) GatewayOf(id address.TenantID) (netip.Addr, bool, error) {
+	v, found, err := lookup[bpfobj.PilasterAddr](d.objects().PilGwtenantsV1, uint32(id))
+	return v.Addr(), found, err
 }

@@ -126,6 +126,7 @@ func (p *Programs) loadNetwork(read func() (*ebpf.CollectionSpec, error), o Obje
 func (p *Programs) Objects(of bpfobj.PilasterObjects) bpfobj.PilasterObjects {
 	of.PilContainer, of.PilUplinkIn, of.PilUplinkOut = p.PilContainer, p.PilUplinkIn, p.PilUplinkOut
 	of.PilNimitz, of.PilTunnelIn, of.PilTapped = p.PilNimitz, p.PilTunnelIn, p.PilTapped
+	of.PilEgressOut, of.PilEgressIn, of.PilEgressGw = p.PilEgressOut, p.PilEgressIn, p.PilEgressGw
 	return of
 }
 
@@ -135,6 +136,8 @@ func (p *Programs) Shared() map[string]*ebpf.Program {
 		bpfobj.PilasterProgPilContainer: p.PilContainer, bpfobj.PilasterProgPilNimitz: p.PilNimitz,
 		bpfobj.PilasterProgPilUplinkIn: p.PilUplinkIn, bpfobj.PilasterProgPilUplinkOut: p.PilUplinkOut,
 		bpfobj.PilasterProgPilTunnelIn: p.PilTunnelIn, bpfobj.PilasterProgPilTapped: p.PilTapped,
+		bpfobj.PilasterProgPilEgressOut: p.PilEgressOut, bpfobj.PilasterProgPilEgressIn: p.PilEgressIn,
+		bpfobj.PilasterProgPilEgressGw: p.PilEgressGw,
 	}
 }
 

@@ -86,7 +86,11 @@ const (
 	objectMapPilEventsV2         = "pil_events_v2"
 	objectMapPilFlows            = "pil_flows"
 	objectMapPilGenerationV1     = "pil_generation_v1"
+	objectMapPilGwanswers        = "pil_gwanswers"
 	objectMapPilGwnatV1          = "pil_gwnat_v1"
+	objectMapPilGwscratch        = "pil_gwscratch"
+	objectMapPilGwsilentV1       = "pil_gwsilent_v1"
+	objectMapPilGwtenantsV1      = "pil_gwtenants_v1"
 	objectMapPilIcmpRate         = "pil_icmp_rate"
 	objectMapPilKeysV1           = "pil_keys_v1"
 	objectMapPilLocalsV1         = "pil_locals_v1"
@@ -117,6 +121,9 @@ const (
 	objectMapPolRangesV1         = "pol_ranges_v1"
 	objectMapPolSubjectsV1       = "pol_subjects_v1"
 	objectProgPilContainer       = "pil_container"
+	objectProgPilEgressGw        = "pil_egress_gw"
+	objectProgPilEgressIn        = "pil_egress_in"
+	objectProgPilEgressOut       = "pil_egress_out"
 	objectProgPilIla             = "pil_ila"
 	objectProgPilIlaIn           = "pil_ila_in"
 	objectProgPilNimitz          = "pil_nimitz"
@@ -209,6 +216,9 @@ type objectSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectProgramSpecs struct {
 	PilContainer *ebpf.ProgramSpec `ebpf:"pil_container"`
+	PilEgressGw  *ebpf.ProgramSpec `ebpf:"pil_egress_gw"`
+	PilEgressIn  *ebpf.ProgramSpec `ebpf:"pil_egress_in"`
+	PilEgressOut *ebpf.ProgramSpec `ebpf:"pil_egress_out"`
 	PilIla       *ebpf.ProgramSpec `ebpf:"pil_ila"`
 	PilIlaIn     *ebpf.ProgramSpec `ebpf:"pil_ila_in"`
 	PilNimitz    *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
@@ -249,7 +259,11 @@ type objectMapSpecs struct {
 	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
 	PilFlows            *ebpf.MapSpec `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.MapSpec `ebpf:"pil_generation_v1"`
+	PilGwanswers        *ebpf.MapSpec `ebpf:"pil_gwanswers"`
 	PilGwnatV1          *ebpf.MapSpec `ebpf:"pil_gwnat_v1"`
+	PilGwscratch        *ebpf.MapSpec `ebpf:"pil_gwscratch"`
+	PilGwsilentV1       *ebpf.MapSpec `ebpf:"pil_gwsilent_v1"`
+	PilGwtenantsV1      *ebpf.MapSpec `ebpf:"pil_gwtenants_v1"`
 	PilIcmpRate         *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.MapSpec `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.MapSpec `ebpf:"pil_locals_v1"`
@@ -374,7 +388,11 @@ type objectMaps struct {
 	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
 	PilFlows            *ebpf.Map `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.Map `ebpf:"pil_generation_v1"`
+	PilGwanswers        *ebpf.Map `ebpf:"pil_gwanswers"`
 	PilGwnatV1          *ebpf.Map `ebpf:"pil_gwnat_v1"`
+	PilGwscratch        *ebpf.Map `ebpf:"pil_gwscratch"`
+	PilGwsilentV1       *ebpf.Map `ebpf:"pil_gwsilent_v1"`
+	PilGwtenantsV1      *ebpf.Map `ebpf:"pil_gwtenants_v1"`
 	PilIcmpRate         *ebpf.Map `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.Map `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.Map `ebpf:"pil_locals_v1"`
@@ -435,7 +453,11 @@ func (m *objectMaps) Close() error {
 		m.PilEventsV2,
 		m.PilFlows,
 		m.PilGenerationV1,
+		m.PilGwanswers,
 		m.PilGwnatV1,
+		m.PilGwscratch,
+		m.PilGwsilentV1,
+		m.PilGwtenantsV1,
 		m.PilIcmpRate,
 		m.PilKeysV1,
 		m.PilLocalsV1,
@@ -519,6 +541,9 @@ type objectVariables struct {
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectPrograms struct {
 	PilContainer *ebpf.Program `ebpf:"pil_container"`
+	PilEgressGw  *ebpf.Program `ebpf:"pil_egress_gw"`
+	PilEgressIn  *ebpf.Program `ebpf:"pil_egress_in"`
+	PilEgressOut *ebpf.Program `ebpf:"pil_egress_out"`
 	PilIla       *ebpf.Program `ebpf:"pil_ila"`
 	PilIlaIn     *ebpf.Program `ebpf:"pil_ila_in"`
 	PilNimitz    *ebpf.Program `ebpf:"pil_nimitz"`
@@ -531,6 +556,9 @@ type objectPrograms struct {
 func (p *objectPrograms) Close() error {
 	return _ObjectClose(
 		p.PilContainer,
+		p.PilEgressGw,
+		p.PilEgressIn,
+		p.PilEgressOut,
 		p.PilIla,
 		p.PilIlaIn,
 		p.PilNimitz,

@@ -96,13 +96,8 @@ func (d *Hooks) AttachUplink() error {
 // AttachUplinkPrograms replaces the programs that those of the uplink hand packets of other networks to, where the
 // network has an object file of its own. Without the network its packets are dropped.
 func (d *Hooks) AttachUplinkPrograms() error {
-	for index, p := range map[uint32]*ebpf.Program{
-		ProgramEgressOut: d.Objects.PilEgressOut, ProgramEgressIn: d.Objects.PilEgressIn,
-		ProgramEgressGateway: d.Objects.PilEgressGw,
-	} {
-		if err := d.Objects.PilUplinksV1.Put(index, p); err != nil {
-			return fmt.Errorf("set program %d of egress: %w", index, err)
-		}
+	if err := d.AttachEgressPrograms(); err != nil {
+		return err
 	}
 	for _, index := range []uint32{UplinkILA, UplinkTunnel4} {
 		var err error
@@ -113,6 +108,19 @@ func (d *Hooks) AttachUplinkPrograms() error {
 		}
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("set program %d for packets from the uplink: %w", index, err)
+		}
+	}
+	return nil
+}
+
+// AttachEgressPrograms replaces the programs of packets between containers and hosts outside.
+func (d *Hooks) AttachEgressPrograms() error {
+	for index, p := range map[uint32]*ebpf.Program{
+		ProgramEgressOut: d.Objects.PilEgressOut, ProgramEgressIn: d.Objects.PilEgressIn,
+		ProgramEgressGateway: d.Objects.PilEgressGw,
+	} {
+		if err := d.Objects.PilUplinksV1.Put(index, p); err != nil {
+			return fmt.Errorf("set program %d of egress: %w", index, err)
 		}
 	}
 	return nil

@@ -1,0 +1,195 @@
+package trace
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/dropreason"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// isOutside reports whether containers see no container and no node at an address.
+func (t *Tracer) isOutside(a netip.Addr) bool {
+	return a.Is6() && !t.Plan.Private.Contains(a) && !t.Plan.Base.Contains(a)
+}
+
+// access looks up what a tenant reaches, and describes the entry.
+func (r *run) access(id address.TenantID, peer netip.Addr) (a agent.Access, entry string, err error) {
+	a, err = r.Core.Access(id, peer)
+	if entry = "no entry in " + r.tables.Access; a.To.IsValid() {
+		entry = fmt.Sprintf("%s: %v", r.tables.Access, a.To)
+	}
+	return a, entry, err
+}
+
+// leaveCluster adds the stages of bpf/hooks/egress.h.
+func (r *run) leaveCluster(source dpapi.SourceEntry) error {
+	rule, entry, err := r.access(source.TenantID, r.dst)
+	if err != nil {
+		return err
+	}
+	if !rule.Allowed {
+		r.drop("rule", rule.Drop, rule.Because, entry)
+		return nil
+	}
+	r.step("rule", rule.Because+" allows it", entry)
+	if rule.Action == dpapi.AccessGateway {
+		r.src = source.Plaintext
+		return r.toGateway(source.TenantID, rule.Gateways)
+	}
+	seen, found, err := r.Path.LookupEgress(source.Endpoint)
+	if err != nil {
+		return err
+	}
+	if !found {
+		r.drop("egress address", dropreason.NoEgressAddress, "the container has no egress address",
+			fmt.Sprintf("no endpoint %d in %s", source.Endpoint, r.tables.Egress))
+		return nil
+	}
+	r.src = seen
+	r.step("egress address", "hosts outside see the container at it",
+		fmt.Sprintf("%s: endpoint %d", r.tables.Egress, source.Endpoint))
+	return r.leaveFor(Left, "")
+}
+
+// translatable are the protocols that gateways translate.
+var translatable = map[uint8]bool{
+	packet.ProtocolTCP: true, packet.ProtocolUDP: true, packet.ProtocolICMPv6: true,
+}
+
+// toGateway adds the stages of a packet that leaves by a gateway: policy, gateway, and the way to it. Of two gateways
+// that answer, the one of a connection depends on a hash of its ports, so the trace goes on with the first.
+func (r *run) toGateway(id address.TenantID, all []dpapi.GatewayEntry) error {
+	if !translatable[r.of.Protocol] {
+		r.drop("gateway", dropreason.GatewayProtocol, fmt.Sprintf("gateways do not translate protocol %d",
+			r.of.Protocol), "")
+		return nil
+	}
+	if allowed, err := r.policies(policy.Egress); err != nil || !allowed {
+		return err
+	}
+	answering, names := all[:0:0], []string{}
+	for _, g := range all {
+		if !g.Silent {
+			answering = append(answering, g)
+		}
+	}
+	if len(answering) == 0 {
+		answering = all
+	}
+	for _, g := range answering {
+		if names = append(names, g.Node.String()); g.Node != r.Prefix {
+			r.response.Gateways = append(r.response.Gateways, g.Node.String())
+		}
+	}
+	detail := "in a tunnel to gateway " + names[0]
+	if len(names) > 1 {
+		detail = "in a tunnel to one of gateways " + strings.Join(names, ", ")
+	} else if len(all) > 1 {
+		detail += ", because the other one does not answer"
+	}
+	next := answering[0].Node
+	if next == r.Prefix {
+		r.step("gateway", "this node is the gateway", r.tables.Access)
+		return r.asGateway(id)
+	}
+	r.step("gateway", detail, r.tables.Access)
+	hop, err := r.Path.NextHop(tenant.EgressTunnel(r.Prefix), tenant.EgressTunnel(next))
+	if err != nil {
+		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
+		return nil
+	}
+	r.step("next hop", describeHop(hop), "FIB")
+	r.response.Verdict, r.response.Next = Sent, next.String()
+	return nil
+}
+
+// atGateway adds the stages of bpf/hooks/egress_gateway.h of a container's packet, if this node is a gateway of its
+// rule.
+func (r *run) atGateway(from agent.Explanation) error {
+	source := address.Split(from.Plaintext)
+	rule, entry, err := r.access(source.Tenant, r.dst)
+	if err != nil {
+		return err
+	}
+	here := false
+	for _, g := range rule.Gateways {
+		here = here || g.Node == r.Prefix
+	}
+	if _, found, err := r.Path.LookupGateway(source.Tenant); err != nil || !found && !here {
+		return err
+	}
+	of, _ := r.Core.TenantOf(source.Tenant)
+	r.response.Network, r.response.Next = of.Network, source.Node.String()
+	r.response.Source = r.end(r.seenBy(from, from.Plaintext), from)
+	r.response.Destination = r.end(r.dst, agent.Explanation{})
+	r.src = from.Plaintext
+	r.step("uplink", "from the fabric, in the tunnel from "+source.Node.String(), "")
+	if !here {
+		r.drop("rule", dropreason.GatewayDenied, "no egress rule of the tenant has this node as its gateway", entry)
+		return nil
+	}
+	r.step("rule", rule.Because, entry)
+	return r.asGateway(source.Tenant)
+}
+
+// asGateway adds the stages of this node as the gateway of a packet.
+func (r *run) asGateway(id address.TenantID) error {
+	own, found, err := r.Path.LookupGateway(id)
+	if err != nil {
+		return err
+	}
+	if !found {
+		r.drop("gateway", dropreason.GatewayDenied, "this node is not a gateway of the tenant",
+			fmt.Sprintf("no tenant id %d in %s", id, r.tables.Gateways))
+		return nil
+	}
+	r.src = own
+	r.step("gateway", "source address and port become the gateway's",
+		fmt.Sprintf("%s: tenant id %d", r.tables.Gateways, id))
+	hop, err := r.Path.NextHop(r.src, r.dst)
+	if err != nil {
+		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
+		return nil
+	}
+	r.step("next hop", describeHop(hop), "FIB")
+	r.response.Verdict = Left
+	return nil
+}
+
+// nodeSeenBy returns the address at which containers of a tenant id see a node.
+func (r *run) nodeSeenBy(id address.TenantID, node netip.Prefix) (netip.Addr, error) {
+	entry, found, err := r.Path.LookupTenantID(id)
+	t, known := r.Core.TenantOf(id)
+	if err != nil || !found || !known || entry.Clear {
+		return tenant.NodeAddress(node), err
+	}
+	alias, err := t.Gateway(r.Plan, node, t.Of(id))
+	return alias.Address, err
+}
+
+// resolveNode adds the step that turns the alias or the address of a node into NODE::1, if the tenant reaches it.
+func (r *run) resolveNode(id address.TenantID, node netip.Prefix, how string) (plain netip.Addr, ok bool, err error) {
+	plain = tenant.NodeAddress(node)
+	allowed, entry, err := r.access(id, plain)
+	if err != nil {
+		return plain, false, err
+	}
+	if !allowed.Allowed {
+		detail := allowed.Because
+		if node == r.Prefix {
+			detail = "the address is this node's; only answers to the node's own connections pass"
+		}
+		r.drop("node", dropreason.ToNode, detail, entry)
+		return plain, false, nil
+	}
+	r.dst = plain
+	r.step("node", how+"; "+allowed.Because, entry)
+	return plain, true, nil
+}
