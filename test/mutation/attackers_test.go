@@ -21,7 +21,7 @@ func attackers() []mutation {
 		return drop(skb, REASON_OWN_SOURCE, HOOK_UPLINK_IN);`,
 			new:   "",
 			test:  node,
-			cases: []string{"this node", "this node's container", "this node, to the node"},
+			cases: []string{"this node", "this node's container"},
 		},
 		{
 			name:  "another node as another tenant",

@@ -42,6 +42,8 @@ func unreachable() map[string]map[string]string {
 			`f = outside_slot(&key);
 	if (!f)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
+			`if (!d)
+			return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
 			`if (!key || !f)
 		return REASON_MALFORMED;`: verifier,
 			`if (!h)
