@@ -185,6 +185,9 @@ func egressRequest(tenant string, to []string, action string, via, addresses []s
 // checkPrefixes refuses texts that are not IPv6 prefixes.
 func checkPrefixes(flag string, texts []string) error {
 	for _, text := range texts {
+		if a, err := netip.ParseAddr(text); err == nil && a.Is6() && !a.Is4In6() && a.Zone() == "" {
+			return usage("%s %q is an address and not a prefix; write %v/128", flag, text, a)
+		}
 		if p, err := netip.ParsePrefix(text); err != nil || !p.Addr().Is6() || p.Addr().Is4In6() {
 			return usage("%s %q is not an IPv6 prefix such as 2001:db8:9::/48", flag, text)
 		}
