@@ -94,7 +94,7 @@ func newEgressSet(env Env) *cobra.Command {
 		Use:   "set TENANT",
 		Short: "Allow or deny prefixes outside, or change how packets reach them",
 		Long: `Allow or deny prefixes outside, or change how packets reach them. An existing rule for the same prefix is
-replaced. Connections that a rule no longer allows end.
+replaced. Connections that a rule no longer allows, or that would now leave by another address, end.
 
 With --via, packets leave at one or two nodes as gateways, which translate source addresses and ports to one
 address for each tenant and gateway. It stays the same until the tenant has no rule with that gateway, so
@@ -185,6 +185,9 @@ func egressRequest(tenant string, to []string, action string, via, addresses []s
 // checkPrefixes refuses texts that are not IPv6 prefixes.
 func checkPrefixes(flag string, texts []string) error {
 	for _, text := range texts {
+		if a, err := netip.ParseAddr(text); err == nil && a.Is6() && !a.Is4In6() && a.Zone() == "" {
+			return usage("%s %q is an address and not a prefix; write %v/128", flag, text, a)
+		}
 		if p, err := netip.ParsePrefix(text); err != nil || !p.Addr().Is6() || p.Addr().Is4In6() {
 			return usage("%s %q is not an IPv6 prefix such as 2001:db8:9::/48", flag, text)
 		}
@@ -377,8 +380,8 @@ func newTenantSet(env Env) *cobra.Command {
 
 Processes of these nodes reach the containers at their plaintext addresses, and containers reach the
 nodes' addresses and what listens there: all nodes, none, or those in prefixes of the base prefix. The
-containers' own node always reaches them. Policies of the tenant apply to other nodes, which they select by
-ipBlock.`,
+containers' own node always reaches them, and they reach it only if it is one of these. Policies of the
+tenant apply to other nodes, which they select by ipBlock.`,
 		Example: "  pilaster tenant set blue --nodes allow\n  pilaster tenant set blue --nodes fd70:696c:6100:1::/64",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -405,7 +408,7 @@ ipBlock.`,
 			}{args[0], append([]string{}, resp.Msg.Prefixes...)}
 			return out.print(env.Stdout, v, func(w io.Writer) {
 				if len(v.Nodes) == 0 {
-					fmt.Fprintf(w, "tenant %s: its containers reach no node but their own\n", v.Name)
+					fmt.Fprintf(w, "tenant %s: its containers reach no node\n", v.Name)
 					return
 				}
 				fmt.Fprintf(w, "tenant %s: its containers and nodes in %s reach each other\n", v.Name,

@@ -120,7 +120,8 @@ The exit status is 0 if the packet is delivered, leaves the cluster, or is sent 
 			if err != nil {
 				return err
 			}
-			if err := job.inLab(c, l, way); err != nil {
+			_, notAddress := netip.ParseAddr(args[1])
+			if err := job.inLab(c, l, way, notAddress != nil); err != nil {
 				return err
 			}
 			return job.run(c.Context(), env)
@@ -157,8 +158,9 @@ func wayOf(ctx context.Context, l *lab.Lab, args []string) (lab.Way, error) {
 	return way, err
 }
 
-// inLab lets the job ask the agents of a lab: of both nodes, if the destination is a container.
-func (j *traceJob) inLab(c *cobra.Command, l *lab.Lab, way lab.Way) error {
+// inLab lets the job ask the agents of a lab: of both nodes, if the destination is a container. named says that it has
+// a name in the lab.
+func (j *traceJob) inLab(c *cobra.Command, l *lab.Lab, way lab.Way, named bool) error {
 	agent := func(node string) pilasterv1connect.AgentServiceClient {
 		socket := agentSocket{daemonSocket{path: l.AgentSocket(node), command: c}}
 		return socket.client()
@@ -186,8 +188,10 @@ func (j *traceJob) inLab(c *cobra.Command, l *lab.Lab, way lab.Way) error {
 	}
 	if way.To.Name == "" {
 		j.nodes, j.nodeAt = []traceNode{sender}, j.frontend
-		j.note = fmt.Sprintf("no container of lab %s has the address %v, so only the sender's node %s was traced",
-			l.Name(), way.Destination, way.From.Node)
+		if !named {
+			j.note = fmt.Sprintf("no container of lab %s has the address %v, so only the sender's node %s was traced",
+				l.Name(), way.Destination, way.From.Node)
+		}
 		return nil
 	}
 	if sender.peerApp, err = appOf(way.To); err != nil {
@@ -358,11 +362,13 @@ func (j *traceJob) parts(ctx context.Context) ([]*pilasterv1.TraceResponse, erro
 	if first.Verdict == trace.Left || first.Verdict == trace.Delivered {
 		j.note = ""
 	}
-	if j.nodeAt == nil || source == "" || first.Verdict != trace.Sent {
+	// A packet that leaves by this node may also leave by the other gateway of its rule.
+	goesOn := first.Verdict == trace.Sent || first.Verdict == trace.Left && !j.dryRun
+	if j.nodeAt == nil || source == "" || !goesOn {
 		return parts, nil
 	}
 	next := first.Gateways
-	if len(next) == 0 && first.Next != "" {
+	if len(next) == 0 && first.Verdict == trace.Sent && first.Next != "" {
 		next = []string{first.Next}
 	}
 	for _, prefix := range next {

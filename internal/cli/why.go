@@ -260,7 +260,8 @@ func (s *agentSocket) why(ctx context.Context, v *whyView, tenant string, peerAp
 			},
 		)
 	}
-	if both := v.Reasons; len(both) == 2 { // each end is the other's peer
+	// Each end is the other's peer. Two reasons of one direction are an egress rule and a policy of one end.
+	if both := v.Reasons; len(both) == 2 && both[0].Direction != both[1].Direction {
 		both[0].PeerName, both[1].PeerName = both[1].Name, both[0].Name
 	}
 	return nil

@@ -203,10 +203,13 @@ func (r EgressRule) check(plan address.Plan) error {
 			return fmt.Errorf("gateway %s: %v is in the private or base prefix, whose addresses are containers'",
 				g.Node, g.Address)
 		}
-		if slices.ContainsFunc(r.Via[:i], func(o EgressGateway) bool {
-			return o.Prefix == g.Prefix || o.Address == g.Address
-		}) {
-			return fmt.Errorf("it has gateway %s or address %v twice", g.Node, g.Address)
+		for _, o := range r.Via[:i] {
+			if o.Prefix == g.Prefix {
+				return fmt.Errorf("it has gateway %s twice", g.Node)
+			}
+			if o.Address == g.Address {
+				return fmt.Errorf("gateways %s and %s have the same address %v", o.Node, g.Node, g.Address)
+			}
 		}
 	}
 	return nil

@@ -87,7 +87,10 @@ func ParsePrefixes(texts []string) ([]netip.Prefix, error) {
 	var prefixes []netip.Prefix
 	for _, text := range texts {
 		p, err := netip.ParsePrefix(text)
-		if err != nil || p != p.Masked() {
+		if err == nil && p != p.Masked() {
+			return nil, fmt.Errorf("%v has host bits set; write %v", p, p.Masked())
+		}
+		if err != nil {
 			return nil, fmt.Errorf("%.50q is not a prefix such as 10.0.0.0/16", text)
 		}
 		prefixes = append(prefixes, p)

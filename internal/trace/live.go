@@ -37,11 +37,11 @@ func (o Observed) Outcome() string {
 // FromEvents replaces the steps of a trace by those of a packet that was observed: the first one on each node. The
 // events may be in any order.
 func (t Trace) FromEvents(events []Observed) Trace {
-	tables, fate, last := t.Steps, t.Verdict, ""
+	tables, fate, last := slices.Concat(t.Steps, t.others), t.Verdict, Observed{PacketEvent: &pilasterv1.PacketEvent{}}
 	t.Live, t.Steps, t.Verdict, t.Drop = true, []Step{}, NotSeen, ""
 	events = slices.Clone(events)
 	slices.SortStableFunc(events, func(a, b Observed) int { return cmp.Compare(a.Time, b.Time) })
-	l := live{tables: tables, packets: map[string]uint64{}, entered: map[string]uint64{}}
+	l := live{tables: tables, packets: map[string]uint64{}, entered: map[string]uint64{}, hooks: map[string]bool{}}
 	port := t.sourcePort(events)
 	for _, e := range events {
 		t.LostEvents = max(t.LostEvents, e.LostEvents)
@@ -56,6 +56,12 @@ func (t Trace) FromEvents(events []Observed) Trace {
 			continue
 		}
 		l.packets[at] = e.Packet
+		if by := at + " " + e.Hook; e.Point == "enter" && l.hooks[by] {
+			l.packets[at] = 0 // a later packet, which has the number of one that is gone
+			continue
+		} else if e.Point == "enter" {
+			l.hooks[by] = true
+		}
 		if l.began == 0 {
 			l.began = e.Time
 		}
@@ -69,14 +75,18 @@ func (t Trace) FromEvents(events []Observed) Trace {
 		if outcome == "" {
 			continue
 		}
-		last = e.Node
+		last = e
 		t.Verdict, t.Drop, t.ElapsedUs = outcome, e.Drop, micros(e.Time-l.began)
 		if outcome != Sent {
 			break
 		}
 	}
-	if t.Verdict == Sent && slices.Contains(t.Ends, last) {
+	// the sender's node is a gateway, and did not translate the packet: it is in the tunnel to the other gateway
+	toOther := t.gateway != "" && last.Node == t.Source.Node && last.Source == t.Source.Plaintext
+	if t.Verdict == Sent && slices.Contains(t.Ends, last.Node) && !toOther {
 		t.Verdict = fate
+	} else if t.Verdict == Sent && toOther {
+		t.Elsewhere = t.gateway
 	}
 	if t.Verdict != Sent && t.Source.Node != "" {
 		t.Elsewhere = ""
@@ -103,6 +113,7 @@ type live struct {
 	began   uint64            // time of the first event
 	packets map[string]uint64 // by node, and by node and switch
 	entered map[string]uint64 // time at which a node's present program began
+	hooks   map[string]bool   // where the packet has entered, by node and hook
 	staged  bool              // the pipeline of network nimitz has the packet
 	denied  string            // the reason of a denial by policy
 }

@@ -27,6 +27,10 @@ type Trace struct {
 	Note          string `json:"note,omitempty"`          // what the steps do not say
 	// nodes that were asked and at which such packets leave the cluster, or are delivered to the node itself
 	Ends []string `json:"-"`
+	// steps of nodes on another way, such as the second gateway of an egress rule
+	others []Step
+	// the /64 of another gateway that the packet may leave by, if the sender's node is one too
+	gateway string
 	// events that did not fit into a node's ring buffer
 	LostEvents uint64 `json:"lostEvents,omitempty"`
 }
@@ -75,12 +79,15 @@ type Answer struct {
 // Merge puts the parts of nodes together, the sender's first.
 func Merge(parts ...*pilasterv1.TraceResponse) Trace {
 	t := Trace{Steps: []Step{}, Verdict: NotHere}
+	if len(parts) > 0 && len(parts[0].Gateways) > 0 && parts[0].Verdict == Left {
+		t.gateway = parts[0].Gateways[0]
+	}
 	for _, p := range parts {
 		if p.Verdict == Left || p.Verdict == Delivered && p.Destination.GetEndpointId() == 0 {
 			t.Ends = append(t.Ends, p.Node)
 		}
 	}
-	for _, p := range parts {
+	for i, p := range parts {
 		if len(p.Steps) > 0 {
 			t.Verdict, t.Drop = p.Verdict, p.Drop
 		}
@@ -90,14 +97,12 @@ func Merge(parts ...*pilasterv1.TraceResponse) Trace {
 			t.Network = p.Network
 		}
 		t.Elsewhere = p.Next
-		for _, s := range p.Steps {
-			step := Step{Node: p.Node, Stage: s.Stage, Detail: s.Detail, Entry: s.Entry, Drop: s.Drop}
-			step.Source, _ = netip.ParseAddr(s.Source)
-			step.Destination, _ = netip.ParseAddr(s.Destination)
-			t.Steps = append(t.Steps, step)
-		}
+		t.Steps = append(t.Steps, stepsOf(p)...)
 		if p.Verdict == Dropped || p.Verdict == Delivered || p.Verdict == Left {
 			t.Elsewhere = ""
+			for _, other := range parts[i+1:] {
+				t.others = append(t.others, stepsOf(other)...)
+			}
 			break
 		}
 	}
@@ -106,6 +111,17 @@ func Merge(parts ...*pilasterv1.TraceResponse) Trace {
 		t.Elsewhere = parts[len(parts)-1].Next
 	}
 	return t
+}
+
+// stepsOf returns the steps of a node's part.
+func stepsOf(p *pilasterv1.TraceResponse) (all []Step) {
+	for _, s := range p.Steps {
+		step := Step{Node: p.Node, Stage: s.Stage, Detail: s.Detail, Entry: s.Entry, Drop: s.Drop}
+		step.Source, _ = netip.ParseAddr(s.Source)
+		step.Destination, _ = netip.ParseAddr(s.Destination)
+		all = append(all, step)
+	}
+	return all
 }
 
 // add adds what a node knows of an end. The node with the container knows most.

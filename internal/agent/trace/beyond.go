@@ -3,6 +3,7 @@ package trace
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"pilaster.io/pilaster/internal/address"
@@ -64,7 +65,8 @@ var translatable = map[uint8]bool{
 }
 
 // toGateway adds the stages of a packet that leaves by a gateway: policy, gateway, and the way to it. Of two gateways
-// that answer, the one of a connection depends on a hash of its ports, so the trace goes on with the first.
+// that answer, the one of a connection depends on a hash of its ports. The trace goes on with this node if it is one,
+// so that it has the address of a packet that leaves here, and else with the first.
 func (r *run) toGateway(id address.TenantID, all []dpapi.GatewayEntry) error {
 	if !translatable[r.of.Protocol] {
 		r.drop("gateway", dropreason.GatewayProtocol, fmt.Sprintf("gateways do not translate protocol %d",
@@ -95,8 +97,12 @@ func (r *run) toGateway(id address.TenantID, all []dpapi.GatewayEntry) error {
 		detail += ", because the other one does not answer"
 	}
 	next := answering[0].Node
-	if next == r.Prefix {
-		r.step("gateway", "this node is the gateway", r.tables.Access)
+	if slices.ContainsFunc(answering, func(g dpapi.GatewayEntry) bool { return g.Node == r.Prefix }) {
+		detail = "this node is the gateway"
+		if len(answering) > 1 {
+			detail = "this node is one of two gateways"
+		}
+		r.step("gateway", detail, r.tables.Access)
 		return r.asGateway(id)
 	}
 	r.step("gateway", detail, r.tables.Access)
@@ -184,7 +190,7 @@ func (r *run) resolveNode(id address.TenantID, node netip.Prefix, how string) (p
 	if !allowed.Allowed {
 		detail := allowed.Because
 		if node == r.Prefix {
-			detail = "the address is this node's; only answers to the node's own connections pass"
+			detail = "the address is this node's; only answers to its own connections pass: " + detail
 		}
 		r.drop("node", dropreason.ToNode, detail, entry)
 		return plain, false, nil
