@@ -175,6 +175,8 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 	dst = *dst_of(h);
 	nexthdr = h->nexthdr;
 	why = check_outward(&src, &dst);
+	if (!why && is_gateway_source(&src))
+		why = REASON_HOST_CLAIMS_TENANT;
 	if (!why && !is_own_tunnel(skb) && is_tunnel(skb, &src, &dst, nexthdr))
 		why = REASON_TUNNEL_FORGED;
 	return why ? drop(skb, why, HOOK_UPLINK_OUT) : TCX_NEXT;

@@ -30,7 +30,8 @@ struct pre_actions {
 	__u8 zero;
 	__be32 rules[2];  /* that decided; 0: none */
 	__be32 audits[2]; /* that would deny if it were not in audit mode */
-	__be32 nats[2];	  /* translation for the session: an egress gateway; 0: none */
+	__be32 nats[2]; /* translation for the session: an egress gateway; 0: none. With a peer outside, RX has one that
+			 * only established TCP sessions keep */
 };
 _Static_assert(sizeof(struct pre_actions) == 28, "it travels in packets");
 
@@ -154,6 +155,9 @@ static __always_inline struct ct_result action(const struct pkt_info *m, const s
 		o.state.nat = o.dir == TX ? pre->nats[TX] : pre->nats[RX];
 	} else {
 		o.state = *state;
+		if (m->outside && state->nat && state->nat == pre->nats[RX] &&
+		    !(m->proto == NEXTHDR_TCP && state->seen & ESTABLISHED))
+			o.state.nat = pre->nats[TX]; /* no answer has come by the old one, or the peer does not care */
 	}
 	o.state.version = STATE_VERSION;
 	o.state.proto = m->proto;

@@ -83,8 +83,9 @@ enum enforce_mode {
 	ENFORCE_CARRIED, /* pol_scratch.carried, which another node has looked up */
 	ENFORCE_OUTSIDE, /* the end's own rules; the peer is outside of the cluster and opens no sessions */
 };
-#define POLICY_ASK  -1
-#define APPS_REMOTE 0xffffffff
+#define ICMPV6_ECHO_REQUEST 128
+#define POLICY_ASK	    -1
+#define APPS_REMOTE	    0xffffffff
 
 /* Pre-actions that came with a packet: for which tenant and for which app of the endpoint they were looked up. */
 struct carried {
@@ -105,8 +106,8 @@ struct pol_scratch {
 	struct flow_tuple peer_tuple; /* the tuple as the peer sees it */
 	struct pre_actions peer_pre;  /* the pre-actions of the peer's rules */
 	struct carried carried;
-	__be32 nat; /* for ENFORCE_OUTSIDE: translation for a new session */
-	__u32 zero;
+	__be32 nat;   /* for ENFORCE_OUTSIDE: translation for a new session */
+	__be32 avoid; /* translation that only established TCP sessions keep */
 };
 
 struct {
@@ -218,7 +219,6 @@ static __noinline void policy_lookup_session(struct pol_scratch *d)
 		if (d->mode == ENFORCE_OUTSIDE) {
 			d->pre.verdicts[RX] = DENY;
 			d->pre.rules[RX] = d->pre.audits[RX] = 0;
-			d->pre.nats[TX] = d->nat;
 		}
 		return;
 	}
@@ -446,6 +446,13 @@ static __always_inline int policy_slow(struct __sk_buff *skb, const struct packe
 	if (d->mode == ENFORCE_CARRIED)
 		return carried_verdict(v, d, rule);
 	get_pre_actions(v, d, generation);
+	if (d->mode == ENFORCE_OUTSIDE) {
+		/* An echo request opens a session, also with the identifier of the container's own. */
+		if (p->proto == NEXTHDR_ICMP && p->icmp_type == ICMPV6_ECHO_REQUEST && d->ct.pkt.dir == RX)
+			return REASON_NO_SESSION;
+		d->pre.nats[TX] = d->nat;
+		d->pre.nats[RX] = d->avoid;
+	}
 	return ct_verdict(v, d, rule);
 }
 
@@ -469,7 +476,8 @@ static __always_inline int policy_check(struct __sk_buff *skb, const struct pack
 /* An end of a packet whose endpoint is on this node: the addresses as the endpoint's session has them. */
 struct policy_end {
 	const struct addr *local, *remote;
-	__be32 *nat; /* for ENFORCE_OUTSIDE: translation for a new session, and then that of the session; or NULL */
+	__be32 *nat;  /* for ENFORCE_OUTSIDE: translation for a new session, and then that of the session; or NULL */
+	__be32 avoid; /* translation that only established TCP sessions keep; 0: none */
 	__u32 endpoint, tenant, apps, dir;
 };
 
@@ -496,7 +504,7 @@ static __always_inline int enforce_end(struct __sk_buff *skb, const struct packe
 	if (!d)
 		return TC_ACT_SHOT;
 	if (mode == ENFORCE_OUTSIDE)
-		d->nat = end->nat ? *end->nat : 0;
+		d->nat = end->nat ? *end->nat : 0, d->avoid = end->avoid;
 	key = &d->ct.key;
 	key->local = *end->local;
 	key->remote = *end->remote;

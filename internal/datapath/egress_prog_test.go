@@ -204,7 +204,7 @@ func TestEgressPackets(t *testing.T) {
 		out: b.prohibited(b.sent(to, question))})
 }
 
-// TestEgressStaysAtItsGateway: a session keeps its gateway while another one is preferred.
+// TestEgressStaysAtItsGateway: a session keeps its gateway while both answer. One of datagrams leaves a silent one.
 func TestEgressStaysAtItsGateway(t *testing.T) {
 	b := newEgressBench(t)
 	alive := func(n netip.Prefix, alive bool) { must(t, b.datapath.SetGatewayAlive(n, alive)) }
@@ -218,10 +218,14 @@ func TestEgressStaysAtItsGateway(t *testing.T) {
 		body := udp(6000+uint16(i), 53)
 		b.fromB1(t, progCase{name: "the gateway that answers", frame: b.frame(b.sent(twoHost, body)), out: by(n, body)})
 		alive(other, true)
-		alive(n, false)
 		b.fromB1(t, progCase{name: "a session that has a gateway", frame: b.frame(b.sent(twoHost, body)),
 			out: by(n, body)})
+		alive(n, false)
+		b.fromB1(t, progCase{name: "a session whose gateway is silent", frame: b.frame(b.sent(twoHost, body)),
+			out: by(other, body)})
 		alive(n, true)
+		b.fromB1(t, progCase{name: "a session that has left its gateway", frame: b.frame(b.sent(twoHost, body)),
+			out: by(other, body)})
 	}
 }
 

@@ -294,8 +294,8 @@ func isErrno(err error, want syscall.Errno) bool {
 // of full size.
 func TestEgressGateway(t *testing.T) {
 	w := newOutsideWire(t)
-	for i, of := range []tenant.Tenant{blue, plain, blue} {
-		of = leaving(of, w.via([]int{1, 1, 0}[i])) // the last one is the container's own node
+	for i, of := range []tenant.Tenant{blue, plain, blue, plain} {
+		of = leaving(of, w.via([]int{1, 1, 0, 0}[i])) // the last ones are of the container's own node
 		w.put(t, of)
 		c := w.nodes[0].addLeaving(t, of, 1)
 		at := netip.AddrPortFrom(w.hostAddr, 80+uint16(i))
@@ -444,6 +444,9 @@ func TestTwoGateways(t *testing.T) {
 	}
 	if len(later[second]) != 12 {
 		t.Errorf("%d of 12 connections by the gateway that answers", len(later[second]))
+	}
+	for _, conn := range began[first] { // established connections stay, whatever probes say
+		exchange(t, conn, 1000)
 	}
 	must(t, source.SetGatewayAlive(w.nodes[1].prefix, true))
 	for _, conns := range []map[netip.Addr][]net.Conn{began, later} {

@@ -304,8 +304,11 @@ func (b *fuzzBench) isForUs(frame []byte) bool {
 	}
 	// a container, or the gateway
 	if to := address.Split(destination); b.node.Contains(destination) &&
-		(to.Tenant != 0 || to.App == address.GatewayApp) {
+		(to.Tenant != 0 || to.App == address.GatewayApp || to.App == address.EgressApp) {
 		return true
+	}
+	if address.DefaultPlan().Base.Contains(source) && destination == nodeAddressOf(destination) {
+		return onlyInside(source)
 	}
 	return onlyInside(source) || claimsTenant(source) && !claimsTenant(destination)
 }
@@ -360,7 +363,7 @@ func FuzzToFabric(f *testing.F) {
 			), netip.AddrFrom16(
 				[16]byte(frame[ipv6At+24:]),
 			)
-			forged = claimsTenant(source) || onlyInside(source) || onlyInside(destination)
+			forged = claimsTenant(source) || isEgress(source) || onlyInside(source) || onlyInside(destination)
 		}
 		if want := map[bool]uint32{true: verdictDrop, false: verdictNext}[forged]; verdict != want {
 			t.Fatalf("verdict %d, not %d: marked and forwarded %v\n%x", verdict, want, ours, frame)

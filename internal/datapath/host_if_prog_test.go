@@ -194,7 +194,7 @@ func FuzzFromEdge(f *testing.F) {
 
 func (b *fuzzBench) forgedInward(source, destination netip.Addr) bool {
 	here := b.node.Contains(source) && (address.Split(source).Tenant != 0 || source == b.address())
-	return here || claimsTenant(source) || onlyInside(source) || onlyInside(destination)
+	return here || claimsTenant(source) || isEgress(source) || onlyInside(source) || onlyInside(destination)
 }
 
 // FuzzFromPort: at a bridge's port, the same holds for the frames that no bridge forwards. All other frames pass.
@@ -218,7 +218,7 @@ func FuzzToEdge(f *testing.F) {
 	b := newFuzzBench(f)
 	b.program = b.datapath.Objects.PilEdgeOut
 	b.fuzzEdge(f, b.toEdge(), func([]byte) bool { return true }, func(source, destination netip.Addr) bool {
-		return claimsTenant(source) || onlyInside(source) || onlyInside(destination)
+		return claimsTenant(source) || isEgress(source) || onlyInside(source) || onlyInside(destination)
 	})
 }
 

@@ -101,6 +101,7 @@ func (d *Datapath) load() error {
 	spec.Maps[bpfobj.PilasterMapPilFlows].MaxEntries *= uint32(cpus)
 	spec.Maps[bpfobj.PilasterMapPilVerdicts].MaxEntries *= uint32(cpus)
 	spec.Maps[bpfobj.PilasterMapPilOflows].MaxEntries *= uint32(cpus)
+	spec.Maps[bpfobj.PilasterMapPilOhops].MaxEntries *= uint32(cpus)
 	spec.Maps[bpfobj.PilasterMapPilOverdicts].MaxEntries *= uint32(cpus)
 	if err := os.MkdirAll(d.MapsDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder for maps: %w", err)

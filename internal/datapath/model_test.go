@@ -254,6 +254,19 @@ func claimsTenant(a netip.Addr) bool {
 	return plan.Base.Contains(a) && address.Split(a).Tenant != 0 || err == nil && ila.Prefix.Contains(a)
 }
 
+// isEgress reports whether hosts outside see a container or a gateway at an address.
+func isEgress(a netip.Addr) bool {
+	return address.DefaultPlan().Base.Contains(a) && tenant.IsEgressAddress(a)
+}
+
+// nodeAddressOf returns the address of the node that an address belongs to; invalid outside of the cluster.
+func nodeAddressOf(a netip.Addr) netip.Addr {
+	if !address.DefaultPlan().Base.Contains(a) {
+		return netip.Addr{}
+	}
+	return tenant.NodeAddress(netip.PrefixFrom(a, address.NodeBits).Masked())
+}
+
 // onlyInside reports whether an address is one that containers see and the fabric never does.
 func onlyInside(a netip.Addr) bool { return address.DefaultPlan().Private.Contains(a) }
 

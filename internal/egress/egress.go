@@ -2,6 +2,7 @@ package egress
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -225,7 +226,10 @@ func (a *Addresses) allocate(r endpoint.Record) (netip.Addr, error) {
 	if err != nil {
 		return addr, err
 	}
-	return addr, a.log.sync()
+	if err := a.log.sync(); err != nil {
+		return netip.Addr{}, errors.Join(err, a.Release(addr))
+	}
+	return addr, nil
 }
 
 func (a *Addresses) draw(r endpoint.Record) (netip.Addr, error) {

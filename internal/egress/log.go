@@ -37,13 +37,19 @@ func openLog(disk statefile.Disk, dir string, max int, log *slog.Logger, note fu
 	l := &logFile{disk: disk, path: filepath.Join(folder, "log"), max: max}
 	l.syncer = disk.NewSyncer(l.path)
 	b, err := l.read(l.path)
-	l.size = len(b)
-	if err == nil && b == nil { // before the first entry, or after a crash in rotate
-		b, err = l.read(l.path + previous)
+	if err == nil && b == nil { // before the first entry, or after a crash in rotate, which the next entry repeats
+		err = disk.Rename(l.path+previous, l.path)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		if err == nil {
+			b, err = l.read(l.path)
+		}
 	}
 	if err != nil {
 		return nil, err
 	}
+	l.size = len(b)
 	if damaged := parse(b, note); damaged > 0 {
 		log.Warn("the log of egress addresses has lines that cannot be read, as after a crash; the others are used",
 			"path", l.path, "lines", damaged)

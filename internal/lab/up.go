@@ -416,8 +416,10 @@ func (l *Lab) routeNodes(ctx context.Context) error {
 		if err := l.routeTunnel(r, n.Name, prefix, via); err != nil {
 			return err
 		}
-		if err := l.routeContainers(n.Name, prefix, via); err != nil {
-			return err
+		if slices.ContainsFunc(l.state.Spec.Tenants, func(t Tenant) bool { return t.Nodes != "" }) {
+			if err := l.routeContainers(n.Name, prefix, via); err != nil {
+				return err
+			}
 		}
 		prefixes[n.Name] = prefix
 	}

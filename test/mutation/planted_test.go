@@ -78,9 +78,9 @@ func bugs() []planted {
 			"crypt(to_id, &source, ENCRYPT)",
 		},
 		{
-			"FuzzToFabric", "bpf/common/border.h",
-			"(in_base(a) && tenant_id(a))",
-			"(in_base(a) && tenant_id(a) && tenant_id(a) != 9)",
+			"FuzzToFabric", "bpf/common/address.h",
+			"return in_base(a) && tenant_id(a);",
+			"return in_base(a) && tenant_id(a) && tenant_id(a) != 9;",
 		},
 		{
 			"FuzzFromEdge", "bpf/common/border.h",
@@ -94,8 +94,8 @@ func bugs() []planted {
 		},
 		{
 			"FuzzToEdge", "bpf/common/border.h",
-			"return claims_tenant(src) ?",
-			"return claims_tenant(src) && tenant_id(src) != 9 ?",
+			"return claims_tenant(src) || is_egress(src) ?",
+			"return (claims_tenant(src) && tenant_id(src) != 9) || is_egress(src) ?",
 		},
 		{
 			"FuzzFromNode", "bpf/hooks/node.h",
@@ -176,6 +176,11 @@ func bugs() []planted {
 			"FuzzKnown", "internal/agent/control/convert.go",
 			"if id.Id < 1 || id.Id > uint32(address.MaxTenantID) ||",
 			"if id.Id < 1 || id.Id > uint32(address.MaxTenantID)+1 ||",
+		},
+		{
+			"FuzzLog", "internal/egress/log.go",
+			"b, err := json.Marshal(e)",
+			"e.Interface = \"\"; b, err := json.Marshal(e)",
 		},
 		{
 			"FuzzMembership", "internal/agent/state/node.go",

@@ -228,8 +228,8 @@ type PolicedPolScratch struct {
 		Vni uint32
 		App uint32
 	}
-	Nat  uint32
-	Zero uint32
+	Nat   uint32
+	Avoid uint32
 }
 
 type PolicedPolTarget struct {

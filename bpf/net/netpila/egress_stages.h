@@ -25,7 +25,7 @@ static __always_inline int egress_forward(struct __sk_buff *skb, const struct pa
 static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct packet *p, struct flow *f,
 					     const struct access_rule *rule)
 {
-	__u64 node = choose_gateway(skb, rule);
+	__u64 node = choose_gateway(skb, rule), other;
 	__u32 tag = gateway_tag(node);
 	struct eth_ip6 *h;
 	struct flow *hop;
@@ -33,7 +33,8 @@ static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct
 
 	if (!is_translatable(p))
 		return drop(skb, REASON_GATEWAY_PROTOCOL, HOOK_CONTAINER);
-	if (gateway_enforce(skb, p, f, &tag))
+	other = rule->gateways[0] == node ? rule->gateways[1] : rule->gateways[0];
+	if (gateway_enforce(skb, p, f, &tag, other && is_silent(other) && !is_silent(node) ? gateway_tag(other) : 0))
 		return TC_ACT_SHOT;
 	if (tag == gateway_tag(rule->gateways[0]))
 		node = rule->gateways[0];

@@ -131,14 +131,26 @@ static __always_inline bool is_translatable(const struct packet *p)
 	return p->proto == NEXTHDR_TCP || p->proto == NEXTHDR_UDP;
 }
 
-/* cached_hop finds the next hop of packets from src to dst in the cache of outside flows, or asks the FIB. The flow is
- * valid for this packet; without its egress, the packet goes by the neighbour table. */
+/* The cache of next hops, apart from the flows: a flow and its next hop are in use at the same time. */
+#define HOP_SLOTS 256
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct flow);
+	__uint(max_entries, HOP_SLOTS); /* times the number of CPUs, set at load */
+} pil_ohops SEC(".maps");
+
+/* cached_hop finds the next hop of packets from src to dst in the cache of hops, or asks the FIB. The flow is valid for
+ * this packet; without its egress, the packet goes by the neighbour table. */
 static __noinline struct flow *cached_hop(struct __sk_buff *skb, const struct addr *src, const struct addr *dst,
 					  __u32 device, __u32 path)
 {
 	struct gateway_scratch *d = gateway_scratch();
 	struct flow_key *key;
 	struct flow *f;
+	__u32 slot;
 
 	if (!d)
 		return NULL;
@@ -148,11 +160,13 @@ static __noinline struct flow *cached_hop(struct __sk_buff *skb, const struct ad
 	key->device = device;
 	key->generation = generation();
 	key->path = path;
-	key->zero = 1; /* unlike the flows of containers */
-	f = outside_slot(key);
+	key->zero = 0;
+	_Static_assert(HOP_SLOTS == 1 << 8, "the slot is the top 8 bits");
+	slot = bpf_get_smp_processor_id() * HOP_SLOTS + (flow_hash(key) >> 56);
+	f = bpf_map_lookup_elem(&pil_ohops, &slot);
 	if (!f)
 		return NULL;
-	if (flow_matches(f, key) && f->key.zero && f->expires > bpf_jiffies64())
+	if (flow_matches(f, key) && f->expires > bpf_jiffies64())
 		return f;
 	begin_outside(f, key, src, dst, 0);
 	if (find_next_hop(skb, f, 1, &d->next_hop))

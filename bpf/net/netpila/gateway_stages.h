@@ -24,26 +24,32 @@ static __always_inline int read_nat_ports(struct __sk_buff *skb, const struct pa
 #define NAT_TRIES      32
 #define NAT_FIRST_PORT 1024
 
-/* new_connection allocates a port: that of the container if no other connection to the same host has it, else one at
- * random. It returns 0 or a reason. */
-static __noinline int new_connection(void *connections, struct gateway_scratch *d)
+/* take_port makes the entry for answers, with a port of the gateway. It fails if another connection has the port. */
+static __always_inline bool take_port(void *connections, struct gateway_scratch *d, __be16 port)
 {
-	struct nat_entry back;
+	struct nat_entry own = {.address = d->out.local, .port = d->out.local_port}, *has;
 
+	d->back.local_port = port;
+	if (!bpf_map_update_elem(connections, &d->back, &own, BPF_NOEXIST))
+		return true;
+	has = bpf_map_lookup_elem(connections, &d->back);
+	return has && same_addr(&has->address, &own.address) && has->port == own.port;
+}
+
+/* new_connection allocates a port: the wanted one if no other connection to the same host has it, else one at random.
+ * It returns 0 or a reason. */
+static __noinline int new_connection(void *connections, struct gateway_scratch *d, __be16 wanted)
+{
 	if (!connections || !d)
 		return REASON_GATEWAY_FULL;
-	back.address = d->out.local;
-	back.port = d->out.local_port;
-	__builtin_memset(back.zero, 0, sizeof(back.zero));
 	d->entry.address = d->back.local;
 	__builtin_memset(d->entry.zero, 0, sizeof(d->entry.zero));
 	for (int i = 0; i < NAT_TRIES; i++) {
-		__u32 port = bpf_ntohs(d->out.local_port);
+		__u32 port = bpf_ntohs(wanted);
 
 		if (i || port < NAT_FIRST_PORT)
 			port = NAT_FIRST_PORT + bpf_get_prandom_u32() % (0x10000 - NAT_FIRST_PORT);
-		d->back.local_port = bpf_htons(port);
-		if (bpf_map_update_elem(connections, &d->back, &back, BPF_NOEXIST))
+		if (!take_port(connections, d, bpf_htons(port)))
 			continue;
 		d->entry.port = d->back.local_port;
 		return bpf_map_update_elem(connections, &d->out, &d->entry, BPF_ANY) ? REASON_GATEWAY_FULL : 0;
@@ -51,19 +57,18 @@ static __noinline int new_connection(void *connections, struct gateway_scratch *
 	return REASON_GATEWAY_FULL;
 }
 
-/* find_connection finds or makes the entries of a container's packet. d->entry is then its translation. */
+/* find_connection finds or makes the entries of a container's packet. Either of them may have been evicted; the other
+ * one then keeps the port. d->entry is the translation. */
 static __always_inline int find_connection(void *connections, struct gateway_scratch *d)
 {
-	struct nat_entry *known = bpf_map_lookup_elem(connections, &d->out), *back;
+	struct nat_entry *known = bpf_map_lookup_elem(connections, &d->out);
 
 	if (!known)
-		return new_connection(connections, d);
+		return new_connection(connections, d, d->out.local_port);
 	d->entry = *known;
-	d->back.local_port = known->port;
-	back = bpf_map_lookup_elem(connections, &d->back);
-	if (back && same_addr(&back->address, &d->out.local) && back->port == d->out.local_port)
+	if (take_port(connections, d, d->entry.port))
 		return 0;
-	return new_connection(connections, d); /* the entry for answers was evicted */
+	return new_connection(connections, d, d->out.local_port); /* another connection has taken the port */
 }
 
 /* write_port replaces the port that a gateway translates. The checksum of the transport is the caller's: a pending one
@@ -155,7 +160,7 @@ static __always_inline int too_big_outside(struct __sk_buff *skb, const struct p
 
 	drop(skb, REASON_TOO_BIG, HOOK_UPLINK_IN);
 	h = eth_ip6_of(skb);
-	if (!d || !h || !icmp_error_wanted(skb, p) || !icmp_error_allowed(uplink_ifindex))
+	if (!d || !h || !icmp_error_wanted(skb, p) || !icmp_error_allowed(tenant_id(&d->entry.address)))
 		return TC_ACT_SHOT;
 	a = &d->error;
 	__builtin_memset(a, 0, sizeof(*a));
@@ -286,12 +291,14 @@ static __noinline int gateway_back(struct __sk_buff *skb, void *connections)
 }
 
 /* gateway_answered delivers an answer, which came in the tunnel from a gateway or from this one, to its container. */
-static __noinline int gateway_answered(struct __sk_buff *skb, const struct flow_key *key)
+static __noinline int gateway_answered(struct __sk_buff *skb, const struct flow_key *key, __u64 gateway)
 {
 	struct packet p = {};
 	struct ep_dst *to;
 	struct eth_ip6 *h;
 	struct flow *f;
+	struct access_rule *rule;
+	struct addr src;
 	int why;
 
 	h = eth_ip6_of(skb);
@@ -300,6 +307,10 @@ static __noinline int gateway_answered(struct __sk_buff *skb, const struct flow_
 	why = parse(skb, h, &p);
 	if (why)
 		return drop(skb, why, HOOK_UPLINK_IN);
+	src = key->src;
+	rule = access_rule_of(tenant_id(&key->dst), &src);
+	if (!rule || !has_gateway(rule, gateway) || is_protected(&src))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
 	to = bpf_map_lookup_elem(&pil_locals_v1, &key->dst.lo);
 	f = outside_slot(key);
 	if (!to || !f)
@@ -351,7 +362,7 @@ static __always_inline int from_egress_tunnel(struct __sk_buff *skb, struct eth_
 	struct access_rule *rule;
 	struct addr ends[2], *own;
 	bool to_outside;
-	__u32 tenant;
+	__u32 tenant = 0;
 
 	if (outer->nexthdr == PROTO_NONE && is_egress_tunnel(src_of(outer)))
 		return probe_arrived(skb);
@@ -361,10 +372,12 @@ static __always_inline int from_egress_tunnel(struct __sk_buff *skb, struct eth_
 	to_outside = ends[0].hi == node && claims_app(&ends[0]);
 	if (!to_outside && !(ends[1].hi == own_node && tenant_id(&ends[1])))
 		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
-	tenant = tenant_id(to_outside ? &ends[0] : &ends[1]);
-	rule = access_rule_of(tenant, to_outside ? &ends[1] : &ends[0]);
-	if (!rule || !has_gateway(rule, to_outside ? own_node : node) || is_protected(to_outside ? &ends[1] : &ends[0]))
-		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
+	if (to_outside) {
+		tenant = tenant_id(&ends[0]);
+		rule = access_rule_of(tenant, &ends[1]);
+		if (!rule || !has_gateway(rule, own_node) || is_protected(&ends[1]))
+			return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
+	}
 	if (skb->vlan_present)
 		bpf_skb_vlan_pop(skb); /* the tag is outside of the frame and belongs to the uplink */
 	if (egress_pull(skb))
@@ -375,7 +388,7 @@ static __always_inline int from_egress_tunnel(struct __sk_buff *skb, struct eth_
 	}
 	key.src = ends[0];
 	key.dst = ends[1];
-	return gateway_answered(skb, &key);
+	return gateway_answered(skb, &key, node);
 }
 
 /* at_egress_gateway is the program of packets from the fabric to this node's tunnel address or to an address of a
@@ -399,7 +412,7 @@ static __always_inline int at_egress_gateway(struct __sk_buff *skb)
 		return own ? gateway_out(skb, own, HOOK_CONTAINER) : drop(skb, REASON_GATEWAY_DENIED, HOOK_CONTAINER);
 	}
 	if (key.dst.hi == own_node && claims_app(&key.dst))
-		return gateway_answered(skb, &key);
+		return gateway_answered(skb, &key, own_node);
 	if (key.dst.hi == own_node && key.dst.lo == EGRESS_TUNNEL_HOST)
 		return from_egress_tunnel(skb, h);
 	connections = bpf_map_lookup_elem(&pil_gwnat_v1, &key.dst);

@@ -34,3 +34,11 @@ struct {
 	__uint(max_entries, 1024);
 	__array(values, struct nat_connections);
 } pil_gwnat_v1 SEC(".maps");
+
+/* is_gateway_source reports whether an address is this node's as an egress gateway. */
+static __always_inline bool is_gateway_source(const struct addr *a)
+{
+	struct addr key = *a;
+
+	return bpf_map_lookup_elem(&pil_gwnat_v1, &key);
+}

@@ -56,8 +56,9 @@ __noinline int egress_enforce(struct __sk_buff *skb, const struct packet *p, con
 }
 
 /* gateway_enforce is egress_enforce for a container's packet by a gateway. nat is the gateway for a new session, and
- * then that of the packet's session. */
-__noinline int gateway_enforce(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 *nat)
+ * then that of the packet's session. Only established TCP sessions keep the gateway avoid. */
+__noinline int gateway_enforce(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 *nat,
+			       __u32 avoid)
 {
 	struct policy_end end;
 	struct addr inside;
@@ -66,5 +67,6 @@ __noinline int gateway_enforce(struct __sk_buff *skb, const struct packet *p, co
 		return TC_ACT_SHOT;
 	end = egress_end(f, &inside, TX, HOOK_CONTAINER);
 	end.nat = nat;
+	end.avoid = avoid;
 	return enforce_end(skb, p, &end, ENFORCE_OUTSIDE, HOOK_CONTAINER);
 }

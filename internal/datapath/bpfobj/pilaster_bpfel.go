@@ -623,6 +623,7 @@ const (
 	PilasterMapPilMacsV1           = "pil_macs_v1"
 	PilasterMapPilNetworksV1       = "pil_networks_v1"
 	PilasterMapPilOflows           = "pil_oflows"
+	PilasterMapPilOhops            = "pil_ohops"
 	PilasterMapPilOverdicts        = "pil_overdicts"
 	PilasterMapPilPolScratch       = "pil_pol_scratch"
 	PilasterMapPilPortsV1          = "pil_ports_v1"
@@ -817,6 +818,7 @@ type PilasterMapSpecs struct {
 	PilMacsV1           *ebpf.MapSpec `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.MapSpec `ebpf:"pil_networks_v1"`
 	PilOflows           *ebpf.MapSpec `ebpf:"pil_oflows"`
+	PilOhops            *ebpf.MapSpec `ebpf:"pil_ohops"`
 	PilOverdicts        *ebpf.MapSpec `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.MapSpec `ebpf:"pil_ports_v1"`
@@ -935,6 +937,7 @@ type PilasterMaps struct {
 	PilMacsV1           *ebpf.Map `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.Map `ebpf:"pil_networks_v1"`
 	PilOflows           *ebpf.Map `ebpf:"pil_oflows"`
+	PilOhops            *ebpf.Map `ebpf:"pil_ohops"`
 	PilOverdicts        *ebpf.Map `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.Map `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.Map `ebpf:"pil_ports_v1"`
@@ -994,6 +997,7 @@ func (m *PilasterMaps) Close() error {
 		m.PilMacsV1,
 		m.PilNetworksV1,
 		m.PilOflows,
+		m.PilOhops,
 		m.PilOverdicts,
 		m.PilPolScratch,
 		m.PilPortsV1,

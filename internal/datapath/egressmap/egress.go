@@ -161,6 +161,11 @@ func (d *Tables) protect() error {
 	for _, p := range tenant.AlwaysProtected(d.host.Plan) {
 		all[p] = bpfobj.PilasterAccessRule{Action: accessDeny}
 	}
+	if own == nil { // not known yet: those that an earlier process has written stay
+		for _, p := range d.hostEntries() {
+			all[p] = bpfobj.PilasterAccessRule{Action: accessDeny}
+		}
+	}
 	for _, a := range own {
 		if a.Is6() && !a.Is4In6() {
 			all[netip.PrefixFrom(a.WithZone(""), a.BitLen())] = bpfobj.PilasterAccessRule{Action: accessDeny}
@@ -172,10 +177,25 @@ func (d *Tables) protect() error {
 	return nil
 }
 
+// hostEntries returns the single addresses that are protected from all tenants.
+func (d *Tables) hostEntries() (all []netip.Prefix) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.read(); err != nil {
+		return nil // setAccess reads again, and reports it
+	}
+	for k := range d.entries {
+		if k.Tenant == uint32(allTenants) && k.Bits == 32+128 {
+			all = append(all, netip.PrefixFrom(k.Address.Addr(), 128))
+		}
+	}
+	return all
+}
+
 // SetOwnAddresses sets the addresses of this node, which no egress rule leads to. The caller invalidates the flows.
 func (d *Tables) SetOwnAddresses(own []netip.Addr) error {
 	d.mu.Lock()
-	d.own = slices.Clone(own)
+	d.own = append([]netip.Addr{}, own...) // not nil
 	d.mu.Unlock()
 	return d.protect()
 }

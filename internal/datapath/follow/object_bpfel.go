@@ -97,6 +97,7 @@ const (
 	objectMapPilMacsV1           = "pil_macs_v1"
 	objectMapPilNetworksV1       = "pil_networks_v1"
 	objectMapPilOflows           = "pil_oflows"
+	objectMapPilOhops            = "pil_ohops"
 	objectMapPilOverdicts        = "pil_overdicts"
 	objectMapPilPolScratch       = "pil_pol_scratch"
 	objectMapPilPortsV1          = "pil_ports_v1"
@@ -270,6 +271,7 @@ type objectMapSpecs struct {
 	PilMacsV1           *ebpf.MapSpec `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.MapSpec `ebpf:"pil_networks_v1"`
 	PilOflows           *ebpf.MapSpec `ebpf:"pil_oflows"`
+	PilOhops            *ebpf.MapSpec `ebpf:"pil_ohops"`
 	PilOverdicts        *ebpf.MapSpec `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.MapSpec `ebpf:"pil_ports_v1"`
@@ -399,6 +401,7 @@ type objectMaps struct {
 	PilMacsV1           *ebpf.Map `ebpf:"pil_macs_v1"`
 	PilNetworksV1       *ebpf.Map `ebpf:"pil_networks_v1"`
 	PilOflows           *ebpf.Map `ebpf:"pil_oflows"`
+	PilOhops            *ebpf.Map `ebpf:"pil_ohops"`
 	PilOverdicts        *ebpf.Map `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.Map `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.Map `ebpf:"pil_ports_v1"`
@@ -464,6 +467,7 @@ func (m *objectMaps) Close() error {
 		m.PilMacsV1,
 		m.PilNetworksV1,
 		m.PilOflows,
+		m.PilOhops,
 		m.PilOverdicts,
 		m.PilPolScratch,
 		m.PilPortsV1,
