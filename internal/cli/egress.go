@@ -76,7 +76,7 @@ its own, or, by a gateway, at the gateway's address for the tenant. They cannot 
 
 Some prefixes are protected: those of the cluster, of machines and of links always, and those of
 "pilaster egress protect" unless a rule allows this prefix or a part of it. Policies of the tenant apply
-too. Egress passes by the netfilter rules of the node.`,
+too. Egress bypasses the netfilter rules of the node.`,
 		Example: "  pilaster egress set blue --to 2001:db8:9::/48 --action allow\n  pilaster egress list",
 		Args:    cobra.NoArgs,
 	}

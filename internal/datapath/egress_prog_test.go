@@ -249,6 +249,7 @@ func TestEgressArrives(t *testing.T) {
 		}
 	}
 	begin()
+	b.run(t, b.datapath.Objects.PilContainer, b.frame(b.sent(outsideHost, echo)), skb{Ifindex: b.b1.ifindex()})
 	absent := tenant.EgressAddress(b.prefix, tenant.FirstEgressIndex+999)
 	for _, c := range []progCase{
 		{name: "an answer", frame: from(outsideHost, answers), out: inside(outsideHost, answers)},
@@ -259,7 +260,7 @@ func TestEgressArrives(t *testing.T) {
 		{name: "another port", frame: from(outsideHost, udp(53, 5001)), reason: "no-session"},
 		{name: "another host", frame: from(outsideHost.Next(), answers), reason: "no-session"},
 		{name: "a SYN", frame: from(outsideHost, tcp(80, 5000, packet.SYN)), reason: "no-session"},
-		{name: "an echo", frame: from(outsideHost, echo), reason: "no-session"},
+		{name: "an echo with the container's identifier", frame: from(outsideHost, echo), reason: "no-session"},
 		{name: "an answer past the gateway", frame: from(farHost, answers), reason: "no-session"},
 		{name: "no such address", frame: b.onWire(between(outsideHost, absent, answers)), reason: "no-endpoint"},
 		{name: "half a TCP header", frame: from(outsideHost, halfTCP), reason: "malformed"},
@@ -472,6 +473,39 @@ func TestGatewayAnswers(t *testing.T) {
 	} {
 		b.arrives(t, c)
 	}
+
+	// The container's own node is the gateway.
+	b.run(t, b.datapath.Objects.PilContainer, b.frame(b.sent(ownHost, question)), skb{Ifindex: b.b1.ifindex()})
+	answer := b.onWire(between(ownHost, b.gateway, answers))
+	b.arrives(t, progCase{name: "an answer by this node", frame: answer, out: between(ownHost, b.b1.seen(), answers)})
+	denied := b.of
+	denied.Egress = append([]tenant.EgressRule{{To: netip.PrefixFrom(ownHost.Next(), 128)}}, denied.Egress...)
+	for i, r := range denied.Egress {
+		if r.To.Contains(ownHost) && r.To.Bits() > 0 {
+			denied.Egress[i] = tenant.EgressRule{To: r.To}
+			denied.Egress = append(denied.Egress, tenant.EgressRule{To: netip.MustParsePrefix("2001:db8:ffff::/48"),
+				Allow: true, Via: r.Via})
+			break
+		}
+	}
+	must(t, b.datapath.putTenant(denied))
+	b.arrives(t, progCase{name: "an answer by this node after a denial", frame: answer, reason: "gateway-denied"})
+}
+
+// TestGatewayAddressIsNoHosts: no process of the host sends with the address that an operator gave to a gateway.
+func TestGatewayAddressIsNoHosts(t *testing.T) {
+	b := newEgressBench(t)
+	own := netip.MustParseAddr("2001:db8:7::9")
+	of := b.of
+	of.Egress = []tenant.EgressRule{{To: netip.MustParsePrefix("::/0"), Allow: true, Via: []tenant.EgressGateway{
+		{Node: "n1", Prefix: b.prefix, Address: own},
+	}}}
+	must(t, b.datapath.putTenant(of))
+	c := progCase{name: "a process with a gateway's address", frame: b.onWire(between(own, outsideHost, question)),
+		reason: "host-claims-tenant"}
+	b.check(t, b.datapath.Objects.PilUplinkOut, skb{Ifindex: b.uplinkIfindex()}, c)
+	c.name += ", by another interface"
+	b.check(t, b.datapath.Objects.PilEdgeOut, skb{Ifindex: b.uplinkIfindex()}, c)
 }
 
 // TestGatewayProbes: a gateway answers probes, and a node notes answers.

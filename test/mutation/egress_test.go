@@ -92,7 +92,7 @@ func egress() []mutation {
 		},
 		{
 			name: "sessions by gateways",
-			old: `if (gateway_enforce(skb, p, f, &tag))
+			old: `if (gateway_enforce(skb, p, f, &tag, avoid))
 		return TC_ACT_SHOT;`,
 			new:   "",
 			test:  stays,
@@ -218,9 +218,40 @@ func egress() []mutation {
 }
 
 // egressSessions returns the mutations of sessions with hosts outside.
+func gatewayAddresses() []mutation {
+	const test = "TestGatewayAddressIsNoHosts"
+	return []mutation{
+		{
+			name:  "gateways' addresses, by the uplink",
+			old:   "if (!why && is_gateway_source(&src))\n\t\twhy = REASON_HOST_CLAIMS_TENANT;",
+			test:  test,
+			cases: []string{"a process with a gateway's address"},
+		},
+		{
+			name:  "gateways' addresses, by other interfaces",
+			old:   "if (!why && !inward && is_gateway_source(&src))\n\t\twhy = REASON_HOST_CLAIMS_TENANT;",
+			test:  test,
+			cases: []string{"a process with a gateway's address, by another interface"},
+		},
+	}
+}
+
 func egressSessions() []mutation {
 	const arrives = "TestEgressArrives"
 	return []mutation{
+		{
+			name: "echo requests from outside",
+			old: `if (p->proto == NEXTHDR_ICMP && p->icmp_type == ICMPV6_ECHO_REQUEST && d->ct.pkt.dir == RX)
+			return REASON_NO_SESSION;`,
+			test:  "TestEgressArrives",
+			cases: []string{"an echo with the container's identifier"},
+		},
+		{
+			name:  "gateways of new sessions",
+			old:   "d->pre.nats[TX] = d->nat;",
+			test:  "TestEgressStaysAtItsGateway",
+			cases: []string{"a session that has a gateway", "a session whose gateway is silent"},
+		},
 		{
 			name:  "reason without a session",
 			old:   "if (d->ct.pkt.outside && o->dir == RX)\n\t\t\treturn REASON_NO_SESSION;",
@@ -280,16 +311,16 @@ func gateway() []mutation {
 		},
 		{
 			name:  "free ports",
-			old:   "if (bpf_map_update_elem(connections, &d->back, &back, BPF_NOEXIST))",
-			new:   "if (bpf_map_update_elem(connections, &d->back, &back, BPF_ANY))",
+			old:   "if (!bpf_map_update_elem(connections, &d->back, &own, BPF_NOEXIST))",
+			new:   "if (!bpf_map_update_elem(connections, &d->back, &own, BPF_ANY))",
 			test:  out,
 			cases: []string{"no free port"},
 		},
 		{
 			name: "evicted entries of answers",
-			old: `if (back && same_addr(&back->address, &d->out.local) && back->port == d->out.local_port)
+			old: `if (take_port(connections, d, d->entry.port))
 		return 0;`,
-			new:   "if (back || !back)\n\t\treturn 0;",
+			new:   "return 0;",
 			test:  back,
 			cases: []string{"an answer after its entry was evicted"},
 		},
@@ -432,36 +463,35 @@ func gateway() []mutation {
 			cases: []string{"to another node's container"},
 		},
 		{
-			name:  "rules of the gateway",
-			old:   "!has_gateway(rule, to_outside ? own_node : node)",
-			new:   "!(to_outside || has_gateway(rule, node))",
+			name: "rules of the gateway",
+			old: `if (!rule || !has_gateway(rule, own_node) || is_protected(&ends[1]))
+			return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			new: `if (!rule || is_protected(&ends[1]))
+			return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
 			test:  out,
 			cases: []string{"a destination by another gateway", "a destination without a gateway"},
 		},
 		{
 			name: "rules of answers",
-			old:  "!has_gateway(rule, to_outside ? own_node : node)",
-			new:  "!(!to_outside || has_gateway(rule, own_node))",
+			old: `if (!rule || !has_gateway(rule, gateway) || is_protected(&src))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			new: `if (!rule || is_protected(&src))
+		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
 			test: answers,
 			cases: []string{
 				"by another gateway", "of a denied host", "of a host without a gateway",
+				"an answer by this node after a denial",
 			},
 		},
 		{
-			name: "protected destinations",
-			old: `is_protected(to_outside ? &ends[1] : &ends[0]))
-		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
-			new: `(!to_outside && is_protected(&ends[0])))
-		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			name:  "protected destinations",
+			old:   " || is_protected(&ends[1])",
 			test:  out,
 			cases: []string{"a protected destination"},
 		},
 		{
-			name: "answers of protected hosts",
-			old: `is_protected(to_outside ? &ends[1] : &ends[0]))
-		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
-			new: `(to_outside && is_protected(&ends[1])))
-		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
+			name:  "answers of protected hosts",
+			old:   " || is_protected(&src)",
 			test:  answers,
 			cases: []string{"of a protected host"},
 		},

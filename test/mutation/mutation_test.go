@@ -76,6 +76,7 @@ func table(t *testing.T) map[string][]mutation {
 	add(container(), "hooks/container.h", "net/netpila/resolve.h", "net/netpila/next_hop.h", "net/netpila/flow.h",
 		"net/netpila/identify.h")
 	add(egress(), "net/netpila/egress.h", "net/netpila/egress_stages.h", "net/netpila/icmp.h")
+	add(gatewayAddresses(), "hooks/uplink.h", "hooks/host_if.h")
 	add(egressSessions(), "policy/policy.h", "policy/ct_session.h")
 	add(gateway(), "net/netpila/gateway.h", "net/netpila/gateway_stages.h")
 	add(hostIf(), "hooks/host_if.h", "common/border.h", "common/address.h")

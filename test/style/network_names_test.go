@@ -38,7 +38,7 @@ var namedNetworks = map[string]struct {
 	"internal/orchestrator/store/tenants.go": {1, "the addresses of a network"},
 	"internal/tenant/overlay.go":             {2, "the addresses of a network"},
 	"internal/lab/up.go":                     {2, "the addresses of a network, which the fabric routes"},
-	"bpf/hooks":                              {15, "the hook of containers begins with one network's lookup"},
+	"bpf/hooks":                              {16, "the hook of containers begins with one network's lookup"},
 	"bpf/pilaster.bpf.c":                     {12, "the entry programs of networks"},
 	"deploy/systemd/pilaster-agent.service":  {1, "an example of flags"},
 	"internal/bench":                         {152, "scenarios, gates and reports are about one network"},

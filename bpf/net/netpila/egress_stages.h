@@ -26,7 +26,7 @@ static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct
 					     const struct access_rule *rule)
 {
 	__u64 node = choose_gateway(skb, rule), other;
-	__u32 tag = gateway_tag(node);
+	__u32 tag = gateway_tag(node), avoid = 0;
 	struct eth_ip6 *h;
 	struct flow *hop;
 	int why;
@@ -34,7 +34,9 @@ static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct
 	if (!is_translatable(p))
 		return drop(skb, REASON_GATEWAY_PROTOCOL, HOOK_CONTAINER);
 	other = rule->gateways[0] == node ? rule->gateways[1] : rule->gateways[0];
-	if (gateway_enforce(skb, p, f, &tag, other && is_silent(other) && !is_silent(node) ? gateway_tag(other) : 0))
+	if (other && is_silent(other) && !is_silent(node))
+		avoid = gateway_tag(other);
+	if (gateway_enforce(skb, p, f, &tag, avoid))
 		return TC_ACT_SHOT;
 	if (tag == gateway_tag(rule->gateways[0]))
 		node = rule->gateways[0];

@@ -91,8 +91,8 @@ func TestLacksRule(t *testing.T) {
 	}
 }
 
-// TestEgressIsLikeNPTv6: a host outside gets from a container what it gets behind NPTv6 of the kernel (RFC 6296), except
-// for addresses and checksum, which is right; and the container learns from an ICMPv6 error that no one listens.
+// TestEgressIsLikeNPTv6: a host outside gets from a container what it gets behind NPTv6 of the kernel (RFC 6296),
+// except for addresses and checksum, which is right; and the container learns from an ICMPv6 error that no one listens.
 func TestEgressIsLikeNPTv6(t *testing.T) {
 	offered, leftOut := Offered(EgressScenarios())
 	got := map[string][]byte{}
