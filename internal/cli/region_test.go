@@ -79,7 +79,7 @@ func TestRegionCommands(t *testing.T) {
 		"": "is not a file of `pilaster region export`; nothing was changed", "{}": "is not a file of",
 		`{"version": 1, "nmae": "x"}`: "is not a file of",
 		`{"version": 3}`:              "format version 3", `{"version": 1}`: "region name",
-		strings.Replace(export.stdout, "10.8.0.0/16", "10.8.0.1/16", 1): "not a prefix",
+		strings.Replace(export.stdout, "10.8.0.0/16", "10.8.0.1/16", 1): "host bits set",
 	} {
 		if err := os.WriteFile(broken, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

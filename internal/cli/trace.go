@@ -442,6 +442,9 @@ func (j *traceJob) follow(ctx context.Context, n traceNode, node string, ask *pi
 	events chan<- trace.Observed, ready chan<- error, ended context.CancelCauseFunc) {
 	stream, err := n.client.FollowPackets(ctx, connect.NewRequest(ask))
 	if err != nil {
+		if code := connect.CodeOf(err); code != connect.CodeUnavailable && !connect.IsWireError(err) {
+			err = lostStream(node, err) // cut off before the agent has answered
+		}
 		ready <- err
 		return
 	}

@@ -270,7 +270,7 @@ left the cluster 6.0 µs after the first step`},
 				Observed{"n4", &pilasterv1.PacketEvent{Time: 7000, Packet: 1, Point: "leave", Hook: "uplink-out",
 					Action: "pass", Source: plainA, Destination: plainB}}), `
 …
-  n4   gateway   …:2:0:100:100:2a → …:1:0:100:200:13   5.5 µs   to eth0, in 6.5 µs
+  n4   gateway   …:2:0:100:100:2a → …:1:0:100:200:13   5.5 µs   to eth0, in 6.5 µs   pil_access: ::/0: rule
 left the cluster 6.0 µs after the first step`},
 		"to a node": {Merge(sender(), delivering(receiver())), append(observed()[3:7], Observed{"n1",
 			&pilasterv1.PacketEvent{Time: 7000, Packet: 1, Point: "leave", Hook: "uplink-in", Action: "pass",

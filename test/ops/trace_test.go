@@ -467,9 +467,11 @@ func testTraceEnds(t *testing.T, blue lab.Tenant, arguments []string) {
 	ping("the client was killed")
 
 	ended := make(chan int, 1)
+	var said bytes.Buffer
 	go func() {
 		cmd := exec.CommandContext(ctx, l.binary, "lab", "trace", "--lab", l.Name(), "b2", "b1", "udp/9", "--wait",
 			"60s")
+		cmd.Stdout, cmd.Stderr = &said, &said
 		status, _ := lab.ExitStatus(cmd.Run())
 		ended <- status
 	}()
@@ -481,7 +483,7 @@ func testTraceEnds(t *testing.T, blue lab.Tenant, arguments []string) {
 		ping("an agent was killed")
 	}
 	if status := <-ended; status != 3 {
-		t.Errorf("a trace whose agents were killed ends with %d, want 3", status)
+		t.Errorf("a trace whose agents were killed ends with %d, want 3:\n%s", status, &said)
 	}
 	await(ctx, t, "without tracing programs", func() bool { return traces(t) == 0 })
 	ping("after")

@@ -96,7 +96,7 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 		"no CIDR":           {func(r *pilasterv1.Region) { r.Tenants[1].Cidrs = nil }, store.Invalid, "tenant t2"},
 		"a wrong CIDR": {func(r *pilasterv1.Region) {
 			r.Tenants[1].Cidrs[0] = "10.2.0.1/16"
-		}, store.Invalid, "not a prefix"},
+		}, store.Invalid, "host bits set"},
 		"a CIDR of nodes": {func(r *pilasterv1.Region) {
 			r.Tenants[1].Cidrs[0] = "fd70:696c:6100::/48"
 		}, store.Invalid, "base prefix"},
