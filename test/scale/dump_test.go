@@ -26,9 +26,11 @@ import (
 
 const (
 	// cache is the flow cache. Its content depends on traffic, and it has a fixed number of slots.
-	cache = "pil_flows"
+	cache   = "pil_flows"
+	aliases = "pil_aliases" // of nodes whose processes have sent to a container of an encrypted tenant
 	// verdicts is the verdict cache. It is used only if a tenant has policies.
 	verdicts = "pil_verdicts"
+	outside  = "pil_overdicts" // the same for hosts outside of the cluster
 )
 
 // state is the state in a node's kernel that belongs to Pilaster and its traffic, by element.
@@ -198,12 +200,19 @@ func (s *state) addUnpinnedMap(id ebpf.MapID) error {
 				}
 			}
 		})
-	case info.Name == verdicts:
+	case info.Name == verdicts, info.Name == outside:
 		return eachElement(m, func(slot, value []byte) {
 			if slices.ContainsFunc(value, func(b byte) bool { return b != 0 }) {
-				s.elements[fmt.Sprintf("verdict %x", slot)] = fmt.Sprintf("%x", value)
+				s.elements[fmt.Sprintf("%s %x", info.Name, slot)] = fmt.Sprintf("%x", value)
 			}
 		})
+	case info.Name == aliases:
+		var key, value []byte
+		entries := m.Iterate()
+		for entries.Next(&key, &value) {
+			s.elements[fmt.Sprintf("alias %x", key)] = fmt.Sprintf("%x", value)
+		}
+		return entries.Err()
 	case m.MaxEntries() == 1: // constants, and the cipher's scratch space
 		s.elements["size of unpinned map "+info.Name] = fmt.Sprintf("%v of %d bytes", m.Type(), m.ValueSize())
 		return nil
