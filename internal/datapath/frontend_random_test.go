@@ -37,7 +37,9 @@ func TestFrontendVerdicts(t *testing.T) {
 	beds := []*splitBed{newSplitBed(t, false), newSplitBed(t, true)}
 	const batch = 2000
 	var delivered, all int
-	for sent := 0; sent < splitPackets(t); sent += batch {
+	decides := func() bool { return delivered >= all/10 && delivered <= all*9/10 }
+	// A few sets of random rules may all deny, or all accept: then there are more.
+	for sent := 0; sent < splitPackets(t) || !decides() && sent < splitPackets(t)+20*batch; sent += batch {
 		rules := splitRules{
 			out: splitRule{r.IntN(3) > 0, uint16(80 + r.IntN(3)), r.IntN(2) == 0},
 			in:  splitRule{r.IntN(3) > 0, uint16(80 + r.IntN(3)), r.IntN(2) == 0},
@@ -96,7 +98,7 @@ func TestFrontendVerdicts(t *testing.T) {
 		}
 	}
 	t.Logf("%d of %d packets delivered", delivered, all)
-	if delivered < all/10 || delivered > all*9/10 {
+	if !decides() {
 		t.Errorf("%d of %d packets are delivered: the rules decide little", delivered, all)
 	}
 	if sent := beds[1].sent(t, ofFront1); sent[1] == 0 || sent[2] == 0 || sent[4] == 0 {
