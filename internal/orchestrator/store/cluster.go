@@ -298,22 +298,85 @@ func (s *Store) reserveIdentifiers(t *txn, name string) error {
 			what,
 		)
 	}
+	if err := t.checkOthers(inUse); err != nil {
+		return err
+	}
+	r.Identifiers = true
+	return t.saveCluster(r)
+}
+
+// useEgressPrefix records the egress prefix of a cluster that has none. Addresses that were allocated before stay.
+func (s *Store) useEgressPrefix(t *txn, r *clusterRecord, wanted netip.Prefix) error {
+	invalid := func(format string, args ...any) error {
+		return refuse(Invalid, "--egress-prefix: "+format+"; nothing was changed", args...)
+	}
+	plan := r.plan()
+	plan.Identifiers, plan.Egress = r.Identifiers, wanted
+	if err := plan.Validate(); err != nil {
+		return invalid("%v", err)
+	}
+	apart := func(what string, is netip.Prefix) error {
+		if !is.Overlaps(wanted) {
+			return nil
+		}
+		return invalid("%v overlaps %v, %s", wanted, is, what)
+	}
+	if err := t.checkOthers(apart); err != nil {
+		return err
+	}
+	nodes, err := t.list(dirNodes)
+	if err != nil {
+		return err
+	}
+	for _, kv := range nodes.Kvs {
+		n := new(pilasterv1.Node)
+		if err := decode(string(kv.Key), kv.Value, n); err != nil {
+			return err
+		}
+		prefix, err := netip.ParsePrefix(n.Prefix)
+		if err != nil {
+			return fmt.Errorf("the store's node %s is not readable: %w", n.Name, err)
+		}
+		if err := hasEgressNode(plan, prefix); err != nil {
+			return invalid("node %s: %v", n.Name, err)
+		}
+	}
+	r.Egress = wanted
+	return t.saveCluster(*r)
+}
+
+// hasEgressNode refuses a node whose number is beyond the egress prefix.
+func hasEgressNode(plan address.Plan, node netip.Prefix) error {
+	if _, ok := plan.EgressNode(node); ok {
+		return nil
+	}
+	return fmt.Errorf("node prefix %v has number %d, and egress prefix %v has a /64 for numbers below %d",
+		node, plan.NodeNumber(node), plan.Egress, egressNodes(plan))
+}
+
+// egressNodes returns the number of nodes that have egress addresses, those from 0 on.
+func egressNodes(plan address.Plan) uint64 {
+	if !plan.Egress.IsValid() {
+		return plan.Nodes()
+	}
+	return min(plan.Nodes(), 1<<(address.NodeBits-plan.Egress.Bits()))
+}
+
+// checkOthers calls check for what a prefix of the cluster must not overlap: the base prefixes of other regions, and
+// the underlay.
+func (t *txn) checkOthers(check func(what string, is netip.Prefix) error) error {
 	regions, err := t.regions()
 	if err != nil {
 		return err
 	}
 	for _, other := range regions {
 		if base, err := netip.ParsePrefix(other.BasePrefix); err == nil {
-			if err := inUse("the base prefix of region "+other.Name, base); err != nil {
+			if err := check("the base prefix of region "+other.Name, base); err != nil {
 				return err
 			}
 		}
 	}
-	if err := t.checkUnderlay(inUse); err != nil {
-		return err
-	}
-	r.Identifiers = true
-	return t.saveCluster(r)
+	return t.checkUnderlay(check)
 }
 
 // checkUnderlay calls check for the addresses of the underlay that the store knows: of nodes and of services.

@@ -1,0 +1,193 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+func (e explanation) text(w io.Writer) {
+	fmt.Fprintln(w, e.Address)
+	row := func(name string, columns ...any) {
+		fmt.Fprintf(w, "  %s", name)
+		for _, c := range columns {
+			fmt.Fprintf(w, "\t%v", c)
+		}
+		fmt.Fprintln(w)
+	}
+	if e.Identifier != nil {
+		e.identifierText(row)
+		return
+	}
+	for _, o := range e.Overlays {
+		where := "this region"
+		if o.Region != "" {
+			where = "region " + o.Region
+		}
+		row("overlay", o.CIDR, "tenant "+o.Tenant, "in "+where+", on network "+tenant.NetworksWith(tenant.OwnCIDRs))
+		if here := o.Endpoint; here != nil {
+			row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
+		}
+	}
+	for _, s := range e.Services {
+		row("service", s.Name, "real address "+s.Real)
+	}
+	switch e.Kind {
+	case "overlay", "service":
+		return
+	case "gateway":
+		row(
+			"gateway",
+			e.Node.Prefix,
+			"a virtual address of the gateway of node "+fmt.Sprint(e.Node.Number),
+			"between containers of network "+tenant.NetworksWith(tenant.NorthSouth)+" and the underlay",
+		)
+		return
+	}
+	if e.Kind == "egress" && e.Node == nil {
+		row("gateway", "of tenant "+e.Tenant.Name, "hosts outside see containers behind an egress gateway at it")
+		return
+	}
+	if e.Kind == "foreign" {
+		row(
+			"foreign",
+			fmt.Sprintf(
+				"in neither %v (nodes) nor %v (containers), %s",
+				e.Plan.Base,
+				e.Plan.Private,
+				e.overlayUnknown(),
+			),
+		)
+		return
+	}
+	if e.Kind == "ciphertext" {
+		row("private", e.Plan.Private, "encrypted addresses, for containers of one tenant")
+	}
+	if e.Plaintext == nil {
+		row("encrypted", cmp.Or(e.Unknown, "this node hosts no tenant whose key decrypts it"))
+		row("", "run this on a node that hosts the tenant, or: pilaster address decrypt --key HEX "+e.Address.String())
+		return
+	}
+	if e.Kind == "ciphertext" {
+		row("plaintext", *e.Plaintext)
+	}
+	if p := e.Plan.Egress; p != nil && p.Contains(e.Address) {
+		row("egress", *p)
+	} else {
+		row("base", e.Plan.Base)
+	}
+	routed := "routed by the fabric"
+	if e.Node.Name != "" {
+		routed = "node " + e.Node.Name + ", " + routed
+	}
+	row("node", e.Node.Number, e.Node.Prefix, routed)
+	row("tenant", e.Tenant.ID, e.tenantName())
+	if e.egress() && *e.Index >= tenant.FirstEgressIndex && e.Endpoint == nil {
+		row("", "", "pilaster egress who "+e.Address.String()+" on node "+e.nodeName()+" names the container")
+	}
+	row("app", e.App.ID, e.appName())
+	row("index", *e.Index)
+	if p := e.Publication; p != nil {
+		row("publication", p.Name, "of container "+p.Container)
+	}
+	if here := e.Endpoint; here != nil {
+		row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
+	}
+}
+
+// identifierText describes an address of a network with identifiers.
+func (e explanation) identifierText(row func(string, ...any)) {
+	if e.Kind == "locator" {
+		row("seen as", e.Identifier.Seen, "by containers")
+		row("locator", netip.PrefixFrom(e.Address, address.NodeBits).Masked(),
+			"of node "+e.nodeName())
+	} else {
+		row("SIR", netip.PrefixFrom(e.Address, address.NodeBits).Masked(),
+			"addresses on network "+tenant.NetworksWith(tenant.Identifiers)+", the same on every node")
+	}
+	row("VNID", e.Identifier.VNID, cmp.Or(e.Tenant.Name, e.Unknown, "not hosted on this node"))
+	row("index", e.Identifier.Index)
+	if here := e.Endpoint; here != nil {
+		row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
+	}
+}
+
+// overlayUnknown is why explain names no tenant with the address in a CIDR of its own.
+func (e explanation) overlayUnknown() string {
+	with := tenant.NetworksWith(tenant.OwnCIDRs)
+	if e.Unknown != "" {
+		return "tenants of network " + with + " unknown: " + strings.TrimPrefix(e.Unknown, "names unknown: ")
+	}
+	return "and no tenant of network " + with + " on this node has it in its CIDRs"
+}
+
+// gateway reports whether the address is an underlay address of a node's gateway.
+func (e explanation) gateway() bool { return e.Tenant.ID == 0 && e.App.ID == address.GatewayApp }
+
+// egress reports whether hosts outside see a container or a gateway of a node at the address.
+func (e explanation) egress() bool { return e.Kind == "egress" && e.Node != nil }
+
+func (e explanation) nodeName() string { return cmp.Or(e.Node.Name, e.Node.Prefix.String()) }
+
+// egressName says who has the address.
+func (e explanation) egressName() string {
+	of := "; its tenant is unknown on this node"
+	if e.Tenant.Name != "" {
+		of = " of tenant " + e.Tenant.Name
+	}
+	switch {
+	case e.Address == tenant.EgressTunnel(e.Node.Prefix):
+		return "the node's end of tunnels from and to egress gateways"
+	case *e.Index < tenant.FirstEgressIndex:
+		return "address of an egress gateway" + of
+	case e.Endpoint != nil:
+		return "egress address of a container" + of
+	}
+	return "egress address of a container, for hosts outside of the cluster"
+}
+
+func (e explanation) tenantName() string {
+	if e.egress() {
+		return e.egressName()
+	}
+	if e.gateway() {
+		return "the node's gateway for tenants of network " + tenant.NetworksWith(tenant.NorthSouth)
+	}
+	if *e.Plaintext == tenant.TunnelAddress(e.Node.Prefix) {
+		return "the node's tunnel endpoint for tenants of network " + tenant.NetworksWith(tenant.Tunnels)
+	}
+	if *e.Plaintext == tenant.NodeAddress(e.Node.Prefix) {
+		return "the node itself: its address for containers and their nodes"
+	}
+	if e.Tenant.ID == 0 {
+		return "the node itself and services on it"
+	}
+	return cmp.Or(e.Tenant.Name, e.Unknown, "not hosted on this node")
+}
+
+func (e explanation) appName() string {
+	switch {
+	case e.App.ID == 0:
+		return "none"
+	case e.egress():
+		return "reserved: egress"
+	case e.gateway() && *e.Index < tenant.FirstPublished:
+		return "reserved: the gateway's own address"
+	case e.gateway() && e.Publication == nil:
+		return "reserved for publications; " + cmp.Or(e.Unknown, "no publication on this node has it")
+	case e.gateway():
+		return "reserved for publications"
+	case e.App.ID == address.GatewayApp:
+		return "reserved: the alias of node " + e.nodeName() + ", for containers of the tenant"
+	case e.App.ID >= address.FirstReservedApp:
+		return "reserved; no container has it"
+	case e.App.Labels == nil:
+		return cmp.Or(e.Unknown, "unknown on this node")
+	}
+	return cmp.Or(tenant.Canonical(*e.App.Labels), "no identity labels")
+}
