@@ -133,8 +133,13 @@ func watchedEcho(t testing.TB, ns *netns.Namespace, at netip.AddrPort) <-chan ne
 	return clients
 }
 
-func dial(ns *netns.Namespace, to netip.AddrPort) (c net.Conn, err error) {
-	doErr := ns.Do(func() error { c, err = net.DialTimeout("tcp6", to.String(), patience); return nil })
+// dial dials over TCP, from an address if it is valid.
+func dial(ns *netns.Namespace, from netip.Addr, to netip.AddrPort, limit time.Duration) (c net.Conn, err error) {
+	d := net.Dialer{Timeout: limit}
+	if from.IsValid() {
+		d.LocalAddr = &net.TCPAddr{IP: from.AsSlice()}
+	}
+	doErr := ns.Do(func() error { c, err = d.Dial("tcp6", to.String()); return nil })
 	if doErr != nil {
 		return nil, doErr
 	}
@@ -170,7 +175,7 @@ func TestEgress(t *testing.T) {
 		c := w.nodes[0].addLeaving(t, leaving(of, everywhere), 1)
 		at := netip.AddrPortFrom(w.hostAddr, 80+uint16(of.IDs[0].ID))
 		clients := watchedEcho(t, w.host, at)
-		conn, err := dial(c.ns, at)
+		conn, err := dial(c.ns, netip.Addr{}, at, patience)
 		if err != nil {
 			t.Fatalf("%s: %v; drops %v", of.Name, err, w.nodes[0].drops(t))
 		}
@@ -250,14 +255,14 @@ func TestEgressDenied(t *testing.T) {
 	} {
 		must(t, w.nodes[0].datapath.putTenant(leaving(blue, rules...)))
 		began := time.Now()
-		_, err := dial(c.ns, at)
+		_, err := dial(c.ns, netip.Addr{}, at, patience)
 		if err == nil || !isErrno(err, syscall.EACCES) || time.Since(began) > 2*time.Second {
 			t.Errorf("%s: %v after %v; want EACCES with the first retransmission", name, err, time.Since(began))
 		}
 	}
 	// Protected: by the cluster, and the router's own address if the node has it.
 	must(t, w.nodes[0].datapath.putTenant(leaving(blue, everywhere)))
-	if conn, err := dial(c.ns, at); err != nil {
+	if conn, err := dial(c.ns, netip.Addr{}, at, patience); err != nil {
 		t.Errorf("with a rule: %v", err)
 	} else {
 		conn.Close()
@@ -265,18 +270,18 @@ func TestEgressDenied(t *testing.T) {
 	protected := leaving(blue, everywhere)
 	protected.Protected = []netip.Prefix{host}
 	must(t, w.nodes[0].datapath.putTenant(protected))
-	if _, err := dial(c.ns, at); !isErrno(err, syscall.EACCES) {
+	if _, err := dial(c.ns, netip.Addr{}, at, patience); !isErrno(err, syscall.EACCES) {
 		t.Errorf("protected: %v", err)
 	}
 	protected.Egress = append(protected.Egress, tenant.EgressRule{To: host, Allow: true})
 	must(t, w.nodes[0].datapath.putTenant(protected))
-	if conn, err := dial(c.ns, at); err != nil {
+	if conn, err := dial(c.ns, netip.Addr{}, at, patience); err != nil {
 		t.Errorf("protected, but with a rule of its own: %v", err)
 	} else {
 		conn.Close()
 	}
 	must(t, w.nodes[0].datapath.SetOwnAddresses([]netip.Addr{w.hostAddr}))
-	if _, err := dial(c.ns, at); !isErrno(err, syscall.EACCES) {
+	if _, err := dial(c.ns, netip.Addr{}, at, patience); !isErrno(err, syscall.EACCES) {
 		t.Errorf("an address of the node: %v", err)
 	}
 }
@@ -300,7 +305,7 @@ func TestEgressGateway(t *testing.T) {
 		c := w.nodes[0].addLeaving(t, of, 1)
 		at := netip.AddrPortFrom(w.hostAddr, 80+uint16(i))
 		clients := watchedEcho(t, w.host, at)
-		conn, err := dial(c.ns, at)
+		conn, err := dial(c.ns, netip.Addr{}, at, patience)
 		if err != nil {
 			t.Fatalf("%s: %v; drops %v, gateway %v", of.Name, err, w.nodes[0].drops(t), w.nodes[1].drops(t))
 		}
@@ -331,11 +336,11 @@ func TestNodes(t *testing.T) {
 			clients := watchedEcho(t, n.ns, at)
 			to := netip.AddrPortFrom(seen.Address, at.Port())
 			must(t, w.nodes[0].datapath.putTenant(of))
-			if _, err := dialWithin(c.ns, to, impatience); err == nil {
+			if _, err := dial(c.ns, netip.Addr{}, to, impatience); err == nil {
 				t.Errorf("%s: the container reaches node %d without permission", of.Name, i)
 			}
 			must(t, w.nodes[0].datapath.putTenant(allowed))
-			conn, err := dial(c.ns, to)
+			conn, err := dial(c.ns, netip.Addr{}, to, patience)
 			if err != nil {
 				t.Errorf("%s: to node %d: %v; drops %v and %v", of.Name, i, err, w.nodes[0].drops(t), n.drops(t))
 				continue
@@ -357,7 +362,8 @@ func TestNodes(t *testing.T) {
 		must(t, err)
 		for _, is := range []tenant.Tenant{of, allowed} {
 			must(t, w.nodes[0].datapath.putTenant(is))
-			conn, err := dialFrom(w.nodes[1].ns, w.nodes[1].address(), netip.AddrPortFrom(c.plain(), at.Port()))
+			to := netip.AddrPortFrom(c.plain(), at.Port())
+			conn, err := dial(w.nodes[1].ns, w.nodes[1].address(), to, time.Second)
 			if (err == nil) != (len(is.Nodes) > 0) {
 				t.Errorf("%s: from node 1 with %v: %v; drops %v", of.Name, is.Nodes, err, w.nodes[0].drops(t))
 			}
@@ -370,24 +376,6 @@ func TestNodes(t *testing.T) {
 			}
 		}
 	}
-}
-
-func dialWithin(ns *netns.Namespace, to netip.AddrPort, limit time.Duration) (c net.Conn, err error) {
-	doErr := ns.Do(func() error { c, err = net.DialTimeout("tcp6", to.String(), limit); return nil })
-	if doErr != nil {
-		return nil, doErr
-	}
-	return c, err
-}
-
-// dialFrom dials for a second from an address: the kernel prefers the one of the uplink.
-func dialFrom(ns *netns.Namespace, from netip.Addr, to netip.AddrPort) (c net.Conn, err error) {
-	d := net.Dialer{Timeout: time.Second, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
-	doErr := ns.Do(func() error { c, err = d.Dial("tcp6", to.String()); return nil })
-	if doErr != nil {
-		return nil, doErr
-	}
-	return c, err
 }
 
 // TestTwoGateways: new connections go to both gateways; after one is silent, to the other; each connection stays at its
@@ -416,7 +404,7 @@ func TestTwoGateways(t *testing.T) {
 	connect := func(n int) (conns map[netip.Addr][]net.Conn) {
 		conns = map[netip.Addr][]net.Conn{}
 		for range n {
-			conn, err := dial(c.ns, at)
+			conn, err := dial(c.ns, netip.Addr{}, at, patience)
 			must(t, err)
 			t.Cleanup(func() { conn.Close() })
 			seen := (<-clients).Addr()

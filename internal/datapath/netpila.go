@@ -342,18 +342,6 @@ func countKeys[K comparable](m *ebpf.Map) (int, error) {
 	return len(keys), err
 }
 
-// lookup reads one entry of a map.
-func lookup[V any](m *ebpf.Map, key any) (value V, found bool, err error) {
-	err = m.Lookup(key, &value)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return value, false, nil
-	}
-	if err != nil {
-		return value, false, fmt.Errorf("read %v: %w", m, err)
-	}
-	return value, true, nil
-}
-
 // TableNames returns the names of the pins.
 func (d *Datapath) TableNames() dpapi.TableNames {
 	return dpapi.TableNames{
@@ -364,7 +352,7 @@ func (d *Datapath) TableNames() dpapi.TableNames {
 
 // LookupSource reads the entry of a source address, as the container sees it.
 func (d *Datapath) LookupSource(a netip.Addr) (dpapi.SourceEntry, bool, error) {
-	v, found, err := lookup[bpfobj.PilasterEpSrc](d.Objects.PilSourcesV2, bpfobj.ToAddr(a))
+	v, found, err := bpfobj.Lookup[bpfobj.PilasterEpSrc](d.Objects.PilSourcesV2, bpfobj.ToAddr(a))
 	if !found {
 		return dpapi.SourceEntry{}, false, err
 	}
@@ -376,7 +364,7 @@ func (d *Datapath) LookupSource(a netip.Addr) (dpapi.SourceEntry, bool, error) {
 
 // LookupLocal reads the entry of a plaintext address of this node.
 func (d *Datapath) LookupLocal(plain netip.Addr) (dpapi.LocalEntry, bool, error) {
-	v, found, err := lookup[bpfobj.PilasterEpDst](d.Objects.PilLocalsV1, bpfobj.ToAddr(plain).Lo)
+	v, found, err := bpfobj.Lookup[bpfobj.PilasterEpDst](d.Objects.PilLocalsV1, bpfobj.ToAddr(plain).Lo)
 	if !found {
 		return dpapi.LocalEntry{}, false, err
 	}
@@ -385,11 +373,11 @@ func (d *Datapath) LookupLocal(plain netip.Addr) (dpapi.LocalEntry, bool, error)
 
 // LookupTenantID reads the entry of a tenant id.
 func (d *Datapath) LookupTenantID(id address.TenantID) (dpapi.TenantEntry, bool, error) {
-	v, found, err := lookup[bpfobj.PilasterTenant](d.Objects.PilTenantsV2, uint32(id))
+	v, found, err := bpfobj.Lookup[bpfobj.PilasterTenant](d.Objects.PilTenantsV2, uint32(id))
 	if !found {
 		return dpapi.TenantEntry{}, false, err
 	}
-	_, hasKey, err := lookup[[8]byte](d.Objects.PilKeysV1, uint32(id))
+	_, hasKey, err := bpfobj.Lookup[[8]byte](d.Objects.PilKeysV1, uint32(id))
 	e := dpapi.TenantEntry{Clear: v.Clear != 0, Gateway: v.Gateway.Addr(), HasKey: hasKey}
 	for _, id := range v.Ids {
 		if id != 0 {

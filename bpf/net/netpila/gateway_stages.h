@@ -71,8 +71,8 @@ static __always_inline int find_connection(void *connections, struct gateway_scr
 	return new_connection(connections, d, d->out.local_port); /* another connection has taken the port */
 }
 
-/* write_port replaces the port that a gateway translates. The checksum of the transport is the caller's: a pending one
- * covers addresses only. */
+/* write_port writes the port that a gateway translates. It leaves the transport checksum alone: nat_write has updated
+ * it before, and a checksum that a device still has to compute (p->pending) will cover the new port. */
 static __always_inline int write_port(struct __sk_buff *skb, const struct packet *p, bool answer, __be16 port)
 {
 	__u32 at = p->proto == NEXTHDR_ICMP ? 4 : answer ? 2 : 0;
@@ -353,8 +353,9 @@ static __noinline int probe_arrived(struct __sk_buff *skb)
 	return send_back(skb);
 }
 
-/* from_egress_tunnel handles a packet in the tunnel between a node and a gateway. The fabric has checked that the outer
- * source is the node that it says. */
+/* from_egress_tunnel handles a packet in the tunnel between a node and a gateway. It trusts the outer source: the
+ * fabric lets each node send from its own /64 only (uRPF). A fabric that does not would let any host pose as a gateway
+ * or as a container's node. */
 static __always_inline int from_egress_tunnel(struct __sk_buff *skb, struct eth_ip6 *outer)
 {
 	struct flow_key key = {.generation = generation(), .device = skb->ifindex};

@@ -136,3 +136,15 @@ func DeleteKeys[K any](m *ebpf.Map, keys []K) error {
 	}
 	return nil
 }
+
+// Lookup reads one entry of a map.
+func Lookup[V any](m *ebpf.Map, key any) (value V, found bool, err error) {
+	err = m.Lookup(key, &value)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return value, false, nil
+	}
+	if err != nil {
+		return value, false, fmt.Errorf("read %v: %w", m, err)
+	}
+	return value, true, nil
+}

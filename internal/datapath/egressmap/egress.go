@@ -331,7 +331,7 @@ func (d *Tables) Activate(r endpoint.Record, a endpoint.Attachment) error {
 		return d.Deactivate(r)
 	}
 	src, dst := egressEntries(r, a)
-	was, found, err := lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(r.ID))
+	was, found, err := bpfobj.Lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(r.ID))
 	if err == nil && found && was.Address != src.Address {
 		err = d.Deactivate(r)
 	}
@@ -349,7 +349,7 @@ func (d *Tables) Activate(r endpoint.Record, a endpoint.Attachment) error {
 
 // Deactivate removes the egress address of an endpoint, whatever it is.
 func (d *Tables) Deactivate(r endpoint.Record) error {
-	was, found, err := lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(r.ID))
+	was, found, err := bpfobj.Lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(r.ID))
 	if !found || err != nil {
 		return err
 	}
@@ -374,11 +374,11 @@ func (d *Tables) Check(r endpoint.Record, a endpoint.Attachment) error {
 		return nil
 	}
 	src, dst := egressEntries(r, a)
-	gotDst, _, err := lookup[bpfobj.PilasterEgressDst](d.objects().PilElocalsV1, bpfobj.ToAddr(a.Egress).Lo)
+	gotDst, _, err := bpfobj.Lookup[bpfobj.PilasterEgressDst](d.objects().PilElocalsV1, bpfobj.ToAddr(a.Egress).Lo)
 	if err != nil {
 		return err
 	}
-	gotSrc, _, err := lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(r.ID))
+	gotSrc, _, err := bpfobj.Lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(r.ID))
 	if err != nil {
 		return err
 	}
@@ -436,17 +436,6 @@ func (d *Tables) SetGatewayAlive(node netip.Prefix, alive bool) error {
 	return d.objects().PilGwsilentV1.Put(key, uint8(1))
 }
 
-func lookup[V any](m *ebpf.Map, key any) (value V, found bool, err error) {
-	err = m.Lookup(key, &value)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return value, false, nil
-	}
-	if err != nil {
-		return value, false, fmt.Errorf("read %v: %w", m, err)
-	}
-	return value, true, nil
-}
-
 // Access finds the entry in pil_access_v1. The kernel's lookup does not say which prefix it has found.
 func (d *Tables) Access(id address.TenantID, to netip.Addr) (found dpapi.AccessEntry, ok bool, err error) {
 	var rule bpfobj.PilasterAccessRule
@@ -465,7 +454,7 @@ func (d *Tables) Access(id address.TenantID, to netip.Addr) (found dpapi.AccessE
 		if node == 0 {
 			continue
 		}
-		_, silent, err := lookup[uint8](d.objects().PilGwsilentV1, node)
+		_, silent, err := bpfobj.Lookup[uint8](d.objects().PilGwsilentV1, node)
 		if err != nil {
 			return found, false, err
 		}
@@ -477,12 +466,12 @@ func (d *Tables) Access(id address.TenantID, to netip.Addr) (found dpapi.AccessE
 
 // AddressOf reads the egress address of an endpoint.
 func (d *Tables) AddressOf(id endpoint.ID) (netip.Addr, bool, error) {
-	v, found, err := lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(id))
+	v, found, err := bpfobj.Lookup[bpfobj.PilasterEgressSrc](d.objects().PilEsourcesV1, uint32(id))
 	return v.Address.Addr(), found, err
 }
 
 // GatewayOf reads the address of this node as an egress gateway of a tenant id.
 func (d *Tables) GatewayOf(id address.TenantID) (netip.Addr, bool, error) {
-	v, found, err := lookup[bpfobj.PilasterAddr](d.objects().PilGwtenantsV1, uint32(id))
+	v, found, err := bpfobj.Lookup[bpfobj.PilasterAddr](d.objects().PilGwtenantsV1, uint32(id))
 	return v.Addr(), found, err
 }
