@@ -15,7 +15,9 @@
 #define SKB_DST_MASK (~1UL)
 
 CONSTANT __u64 node_cookie = 0; /* network namespace cookie of the node */
-CONSTANT __u32 uplink_ifindex = 0;
+/* The devices to the fabric and to hosts outside; 0: none. With macvlans there is only the first. */
+#define MAX_UPLINKS 8
+CONSTANT __u32 uplinks[MAX_UPLINKS] = {};
 /* Marks packets that our programs have accepted, so that the uplink's programs recognise them. On egress the mark
  * counts only if the packet entered the node by a device, because processes of the node can set marks. The fabric
  * cannot set it. All programs of a node use the same value. */
@@ -28,6 +30,17 @@ CONSTANT __u32 accept_mark = 0;
 CONSTANT bool macvlan = false;
 
 void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
+
+/* is_uplink compares a device with all uplinks. Only slow paths call it. */
+static __always_inline bool is_uplink(__u32 ifindex)
+{
+	bool found = false;
+	__u32 i;
+
+	for (i = 0; i < MAX_UPLINKS; i++)
+		found |= uplinks[i] == ifindex;
+	return found;
+}
 
 /* namespace_of returns the cookie of the network namespace that sends a packet by the uplink: that of the packet's
  * route, else that of its socket (a packet socket has no route), else 0. A sender can change neither. The route is read
@@ -50,7 +63,7 @@ static __always_inline __u32 device_of(struct __sk_buff *skb)
 {
 	__u64 cookie;
 
-	if (!macvlan || skb->ifindex != uplink_ifindex)
+	if (!macvlan || skb->ifindex != uplinks[0])
 		return skb->ifindex;
 	cookie = namespace_of(skb);
 	return cookie < ON_UPLINK ? ON_UPLINK | cookie : ON_UPLINK; /* no container has this number */
@@ -113,7 +126,7 @@ static __always_inline int to_macvlan(struct __sk_buff *skb, bool here)
 	if (here)
 		return pass(skb);
 	skb->mark = packet_mark;
-	return bpf_redirect(uplink_ifindex, BPF_F_INGRESS);
+	return bpf_redirect(uplinks[0], BPF_F_INGRESS);
 }
 
 /* to_container delivers a packet to a container behind any device kind, or to another device of the node. With at_once

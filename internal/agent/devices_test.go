@@ -47,7 +47,9 @@ func TestDevicesThatGoAreNoticed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- ns.Do(func() error { return hostnet.WatchDevices(ctx, "eth0", b.Core, slog.New(slog.DiscardHandler)) })
+		ended <- ns.Do(func() error {
+			return hostnet.WatchDevices(ctx, []string{"eth0"}, b.Core, slog.New(slog.DiscardHandler))
+		})
 	}()
 	defer func() {
 		cancel()

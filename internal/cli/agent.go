@@ -61,6 +61,9 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 			}
 			o.Version = programVersion()
 			o.Log = slog.New(slog.NewTextHandler(env.Stderr, nil))
+			if err := datapath.CheckUplinkNames(o.Uplinks, dev); err != nil {
+				return usage("%w", err)
+			}
 			if err := networks.check(settings(o, dev)); err != nil {
 				return err
 			}
@@ -78,7 +81,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 				return err
 			}
 			config := datapath.Config{
-				Uplink: o.Uplink, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs,
+				Uplinks: o.Uplinks, BPFFS: bpffs, MaxEndpoints: o.MaxEndpoints, MaxTenantIDs: o.MaxTenantIDs,
 				MTUReserve: o.MTUReserve, ClearDSCP: dscp == dscpClear,
 				MaxRules: maxRules, MaxSessions: maxSessions, Device: dev,
 				Log: o.Log,
@@ -128,7 +131,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 	)
 	f.StringVar(&o.OrchestratorURL, "orchestrator", "", "URL of the orchestrator, https://host:port")
 	f.StringVar(&tokenFile, "token-file", "", "file with the join token; not needed after the node has joined")
-	f.StringVar(&o.Uplink, "uplink", "", "device to the fabric")
+	bindUplinks(c, &o.Uplinks)
 	f.StringVar(&o.NodeName, "node-name", "", "name of this node (default: the host name)")
 	f.StringVar(
 		&nodePrefix,
@@ -207,13 +210,21 @@ func reserve(c *datapath.Config, uses bool) error {
 	if !reserved.IsValid() {
 		return nil
 	}
-	err := hostnet.CheckReserved(reserved, c.Uplink)
+	err := hostnet.CheckReserved(reserved, c.Uplinks)
 	if err != nil && !uses {
 		c.Log.Error("the cluster reserves a prefix of which this node has a part; this node does not reserve it: its "+
 			"other interfaces can send with the addresses of containers", "error", err)
 		c.Plan.Identifiers, err = false, nil
 	}
 	return err
+}
+
+// bindUplinks adds the flag that names the uplinks.
+func bindUplinks(c *cobra.Command, uplinks *[]string) {
+	c.Flags().StringSliceVar(uplinks, "uplink", nil, fmt.Sprintf(
+		"device to the fabric; up to %d times if the routes of this node lead by several, the one to other nodes first",
+		datapath.MaxUplinks))
+	_ = c.RegisterFlagCompletionFunc("uplink", deviceNames("", ""))
 }
 
 // bindDevice adds the flag that selects the kind of device of new containers.
@@ -229,7 +240,7 @@ func bindDevice(c *cobra.Command, dev *string) {
 }
 
 func settings(o daemon.Options, dev string) module.Settings {
-	return module.Settings{Device: dev, Uplink: o.Uplink, RunDir: o.RunDir, Edge: o.Edge}
+	return module.Settings{Device: dev, Uplinks: o.Uplinks, RunDir: o.RunDir, Edge: o.Edge}
 }
 
 // completeAgent checks the options and reads the values that flags only refer to: host name, prefix and token file.

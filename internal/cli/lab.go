@@ -133,6 +133,7 @@ Hosts outside of the cluster, and tenants that may reach them and processes of n
   outside: [internet]            # hosts behind the fabric's router, with addresses of 2001:db8:f00d::/48, or
                                  # with another address: "internet=2001:db8:9::2"
   egressPrefix: 2001:db8:e::/48  # default none; the orchestrator's --egress-prefix
+  uplinks: 2                     # default 1; the second one of each node leads to the hosts outside
   tenants:
     - name: blue
       egress: [{to: "::/0", action: allow}, {to: "2001:db8:9::/48", action: allow, via: [n1]}]

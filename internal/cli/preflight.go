@@ -81,7 +81,7 @@ The exit status is 1 if a check failed, and 2 if nothing was checked.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&config.Uplink, "uplink", "", "device to the fabric")
+	bindUplinks(c, &config.Uplinks)
 	f.StringVar(&config.URL, "orchestrator", "", "URL of the orchestrator, https://host:port")
 	f.StringVar(&tokenFile, "token-file", "", "file with the join token")
 	f.TextVar(&config.Plan.Base, "base-prefix", config.Plan.Base, "the `prefix` that node /64s are allocated from")

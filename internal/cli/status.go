@@ -71,13 +71,13 @@ type statusView struct {
 }
 
 type nodeStatusView struct {
-	Name    string `json:"name"`
-	UUID    string `json:"uuid"`
-	Prefix  string `json:"prefix"`
-	Uplink  string `json:"uplink"`
-	Base    string `json:"basePrefix"`
-	Private string `json:"privatePrefix"`
-	Edge    bool   `json:"edge,omitempty"` // the node is an Edge Switch
+	Name    string   `json:"name"`
+	UUID    string   `json:"uuid"`
+	Prefix  string   `json:"prefix"`
+	Uplinks []string `json:"uplinks"`
+	Base    string   `json:"basePrefix"`
+	Private string   `json:"privatePrefix"`
+	Edge    bool     `json:"edge,omitempty"` // the node is an Edge Switch
 }
 
 type linkView struct {
@@ -287,7 +287,7 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		Node: nodeStatusView{
 			Name: s.GetNode().
 				GetName(),
-			UUID: s.GetNode().GetUuid(), Prefix: s.GetNode().GetPrefix(), Uplink: s.GetUplink(),
+			UUID: s.GetNode().GetUuid(), Prefix: s.GetNode().GetPrefix(), Uplinks: s.GetUplinks(),
 			Base: s.GetPlan().GetBasePrefix(), Private: s.GetPlan().GetPrivatePrefix(),
 			Edge: s.GetNode().GetEdge(),
 		},
@@ -348,10 +348,11 @@ func (v statusView) text(w io.Writer, now time.Time) {
 		row("node", v.Node.Name, "not ready", "no prefix yet")
 	} else {
 		row("node", v.Node.Name, choose(v.Ready, "ready", "not ready"),
-			fmt.Sprintf("%s on %s, pilaster %s", v.Node.Prefix, v.Node.Uplink, v.Version))
+			fmt.Sprintf("%s on %s, pilaster %s", v.Node.Prefix, strings.Join(v.Node.Uplinks, ", "), v.Version))
 		// The packet path does not count packets from the fabric, so the agent cannot report that the route works.
 		row("", "", "fabric",
-			"route to this node: not verified; test it with: pilaster preflight --uplink "+v.Node.Uplink)
+			"route to this node: not verified; test it with: pilaster preflight --uplink "+
+				strings.Join(v.Node.Uplinks, " --uplink "))
 	}
 	if v.Locator != "" {
 		row("", "", "locator", v.Locator+", which the fabric must route to this node too")

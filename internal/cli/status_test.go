@@ -114,7 +114,7 @@ func theStatus() *pilasterv1.StatusResponse {
 			Name:   "n1",
 			Uuid:   "u",
 			Prefix: "fd70:696c:6100:1::/64",
-		}, Uplink: "eth0", Ready: true, Version: "v1", Pid: 7,
+		}, Uplinks: []string{"eth0"}, Ready: true, Version: "v1", Pid: 7,
 		Plan: &pilasterv1.Plan{BasePrefix: "fd70:696c:6100::/40", PrivatePrefix: "fc00::/8"},
 		Orchestrator: &pilasterv1.OrchestratorLink{
 			Url:       "https://o:7070",

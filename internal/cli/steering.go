@@ -66,7 +66,7 @@ Modes:
         where the machine's table of flows cannot be set
 
 Levels:
-  host       the uplink
+  host       the uplinks
   overlay    VXLAN devices: all of this network namespace, or those that --overlay names
   container  eth0 in the network namespaces that --containers names; refused for endpoints of
              Pilaster, whose packets do not pass the receive queue of that device`,
@@ -98,7 +98,7 @@ Levels:
 	_ = c.MarkFlagRequired("mode")
 	bindLevels(c, &o.Levels, "levels")
 	f.StringVar(&o.cpus, "cpus", "", "CPUs that process packets, such as 0-3,6 (default: all that are online)")
-	f.StringVar(&o.Uplink, "uplink", "", "device to the fabric; needed for level host")
+	f.StringSliceVar(&o.Uplinks, "uplink", nil, "devices to the fabric; needed for level host")
 	f.StringSliceVar(&o.Overlays, "overlay", nil, "VXLAN devices of level overlay (default: all)")
 	f.StringSliceVar(&o.Containers, "containers", nil,
 		"network namespaces of level container: paths or patterns such as '/run/netns/*'")
@@ -286,7 +286,7 @@ func (a *agentSteering) complete(o *daemon.Options) error {
 	if err := request.Check(); err != nil {
 		return fmt.Errorf("--steering %s: %w", a.mode, err)
 	}
-	of := steering.Selection{Levels: a.levels, Uplink: o.Uplink}
+	of := steering.Selection{Levels: a.levels, Uplinks: o.Uplinks}
 	o.Steering = func(ctx context.Context) error {
 		return steering.In(o.RunDir).Follow(ctx, request, of, o.Log)
 	}

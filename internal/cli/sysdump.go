@@ -71,7 +71,7 @@ labels, and the unfiltered log of the agent: review it before you share it.`,
 	f := c.Flags()
 	agentState(c, &config.StateDir)
 	agentPins(c, &config.BPFFS)
-	f.StringVar(&config.Uplink, "uplink", "", "the agent's --uplink (default: the device with its programs)")
+	f.StringSliceVar(&config.Uplinks, "uplink", nil, "the agent's --uplink (default: the devices with its programs)")
 	f.StringVar(&config.Log, "log", "", "file with the agent's log (default: the journal of pilaster-agent)")
 	out.bind(c)
 	return c

@@ -222,7 +222,7 @@ func measureCosts(t *testing.T) map[string]cost {
 		VTEP4:        netip.MustParsePrefix("192.0.2.0/24"),
 		DirectTunnel: true,
 	})
-	d.Uplink, d.NodeFar = &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 100}}, 101
+	d.Uplinks, d.NodeFar = []netlink.Link{&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 100}}}, 101
 	must(t, d.setConstants(spec, 1, 1))
 	costs := costsOf(t, spec)
 	spec, err = ebpf.LoadCollectionSpec(oncacheObject)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,13 +20,14 @@ import (
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/datapath/policymap"
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 )
 
 // Config describes a node's packet path. It must not change while endpoints exist.
 type Config struct {
-	Uplink       string // device to the fabric
-	Cluster      string // UUID of the cluster, which containers' MACs are derived from
+	Uplinks      []string // devices to the fabric and to hosts outside, 1 to MaxUplinks; macvlans need a single one
+	Cluster      string   // UUID of the cluster, which containers' MACs are derived from
 	NodePrefix   netip.Prefix
 	Plan         address.Plan
 	BPFFS        string // folder for pins; bpffs is mounted there when it is not on one
@@ -145,17 +148,7 @@ func openNode(c Config) (_ *Datapath, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	if d.Uplink, err = d.Netlink.LinkByName(c.Uplink); err != nil {
-		return nil, fmt.Errorf("--uplink %s: %w; nothing was changed: name the device to the fabric", c.Uplink, err)
-	}
-	if kind := d.Uplink.Attrs().EncapType; kind != UplinkKind {
-		return nil, fmt.Errorf(
-			"uplink %s is no Ethernet device (%s); nothing was changed; name the device to the fabric with --uplink",
-			c.Uplink,
-			kind,
-		)
-	}
-	if err := d.Drivers()[d.config.Device].CheckUplink(d.Uplink); err != nil {
+	if err := d.findUplinks(c.Uplinks); err != nil {
 		return nil, err
 	}
 	if _, err := d.MTU(); err != nil {
@@ -164,12 +157,54 @@ func openNode(c Config) (_ *Datapath, err error) {
 	return d, d.CheckUplinkFree()
 }
 
+// findUplinks opens the uplinks by their names and checks them.
+func (d *Datapath) findUplinks(names []string) error {
+	if err := CheckUplinkNames(names, d.config.Device); err != nil {
+		return fmt.Errorf("%w; nothing was changed", err)
+	}
+	for _, name := range names {
+		l, err := d.Netlink.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("--uplink %s: %w; nothing was changed: name the device to the fabric", name, err)
+		}
+		if kind := l.Attrs().EncapType; kind != UplinkKind {
+			return fmt.Errorf("uplink %s is no Ethernet device (%s); nothing was changed; name the device to the "+
+				"fabric with --uplink", name, kind)
+		}
+		if err := d.Drivers()[d.config.Device].CheckUplink(l); err != nil {
+			return err
+		}
+		d.Uplinks = append(d.Uplinks, l)
+	}
+	return nil
+}
+
+// MaxUplinks is the number of uplinks that the programs know; MAX_UPLINKS in bpf/common/device.h.
+const MaxUplinks = 8
+
+// CheckUplinkNames returns an error for uplinks that a data path with a kind of devices cannot have.
+func CheckUplinkNames(names []string, kind string) error {
+	kind, _ = device.ChooseDevice(kind)
+	switch distinct := slices.Compact(slices.Sorted(slices.Values(names))); {
+	case len(names) == 0:
+		return errors.New("there is no uplink: name the device to the fabric with --uplink")
+	case len(distinct) < len(names):
+		return fmt.Errorf("--uplink names a device twice: %s", strings.Join(names, ", "))
+	case len(names) > MaxUplinks:
+		return fmt.Errorf("%d uplinks: a node has at most %d", len(names), MaxUplinks)
+	case len(names) > 1 && kind == endpoint.Macvlan:
+		return fmt.Errorf("%d uplinks: a macvlan is on top of one device; use --device veth, or one --uplink",
+			len(names))
+	}
+	return nil
+}
+
 // newDatapath puts the parts of a data path together. It opens nothing.
 func newDatapath(c Config) *Datapath {
 	var reason string
 	c.Device, reason = device.ChooseDevice(c.Device)
 	hostLink := &host.Host{
-		Log: c.Log, UplinkName: c.Uplink, DeviceKind: c.Device, BPFFS: c.BPFFS, Cluster: c.Cluster,
+		Log: c.Log, DeviceKind: c.Device, BPFFS: c.BPFFS, Cluster: c.Cluster,
 		NodePrefix: c.NodePrefix, Plan: c.Plan, MTUReserve: c.MTUReserve,
 		DirectTunnel: c.DirectTunnel,
 	}

@@ -103,7 +103,7 @@ func TestWhichInterfacesAreGuarded(t *testing.T) {
 		got := map[hook.Role][]string{}
 		all := append(slices.Clone(others), c.uplink)
 		for _, l := range all {
-			is := hook.RoleOf(l, c.uplink, func(index int) (netlink.Link, error) {
+			is := hook.RoleOf(l, []netlink.Link{c.uplink}, func(index int) (netlink.Link, error) {
 				for _, l := range all {
 					if l.Attrs().Index == index {
 						return l, nil

@@ -81,7 +81,7 @@ func TestSeesWhoStandsBeforeIt(t *testing.T) {
 			var other link.Link
 			must(t, n.ns.Do(func() (err error) {
 				other, err = link.AttachTCX(link.TCXOptions{
-					Interface: n.datapath.Uplink.Attrs().Index, Program: n.datapath.Objects.PilTryCipher,
+					Interface: n.datapath.Uplinks[0].Attrs().Index, Program: n.datapath.Objects.PilTryCipher,
 					Attach: h.Attach, Anchor: link.Head(),
 				})
 				return err
@@ -336,14 +336,14 @@ func TestRefuses(t *testing.T) {
 		t.Error("a tenant without ids was taken")
 	}
 	wrong := n.datapath.config
-	wrong.Uplink = "nothing0"
+	wrong.Uplinks = []string{"nothing0"}
 	if err := n.ns.Do(func() error { _, err := Open(wrong); return err }); err == nil ||
 		!strings.Contains(err.Error(), "--uplink") {
 		t.Errorf("an uplink that is not there: %v", err)
 	}
-	wrong.Uplink = "tun0" // its packets have no Ethernet header, which the programs expect
+	wrong.Uplinks = []string{"tun0"} // its packets have no Ethernet header, which the programs expect
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = wrong.Uplink
+	attrs.Name = wrong.Uplinks[0]
 	must(
 		t,
 		n.ns.Do(

@@ -219,10 +219,10 @@ func (d *Datapath) constants(mark uint32, cookie uint64) map[string]any {
 	all := map[string]any{
 		bpfobj.PilasterVarBasePrefix: base, bpfobj.PilasterVarBaseMask: baseMask,
 		bpfobj.PilasterVarPrivatePrefix: private, bpfobj.PilasterVarPrivateMask: privateMask,
-		bpfobj.PilasterVarOwnNode:       own,
-		bpfobj.PilasterVarUplinkIfindex: uint32(d.Uplink.Attrs().Index),
-		bpfobj.PilasterVarNodeIfindex:   uint32(d.NodeFar),
-		bpfobj.PilasterVarNoFlowCache:   d.config.NoCache,
+		bpfobj.PilasterVarOwnNode:     own,
+		bpfobj.PilasterVarUplinks:     d.uplinkIndexes(),
+		bpfobj.PilasterVarNodeIfindex: uint32(d.NodeFar),
+		bpfobj.PilasterVarNoFlowCache: d.config.NoCache,
 		// Programs of two loads run side by side during an upgrade, so they must agree on the mark.
 		bpfobj.PilasterVarPacketMark:     uint32(sum[0])<<24 | uint32(sum[1])<<16 | uint32(sum[2])<<8 | 1,
 		bpfobj.PilasterVarAcceptMark:     mark,
@@ -238,6 +238,14 @@ func (d *Datapath) constants(mark uint32, cookie uint64) map[string]any {
 		if n.constants != nil {
 			maps.Copy(all, n.constants(d))
 		}
+	}
+	return all
+}
+
+// uplinkIndexes returns the uplinks as the programs compare devices with them.
+func (d *Datapath) uplinkIndexes() (all [MaxUplinks]uint32) {
+	for i, l := range d.Uplinks {
+		all[i] = uint32(l.Attrs().Index)
 	}
 	return all
 }

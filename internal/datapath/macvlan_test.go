@@ -285,12 +285,12 @@ func TestMacvlanKinds(t *testing.T) {
 	must(t, n.ns.Do(func() error {
 		return netlink.LinkAdd(
 			&netlink.Macvlan{
-				LinkAttrs: netlink.LinkAttrs{Name: "upper", ParentIndex: n.datapath.Uplink.Attrs().Index},
+				LinkAttrs: netlink.LinkAttrs{Name: "upper", ParentIndex: n.datapath.Uplinks[0].Attrs().Index},
 				Mode:      netlink.MACVLAN_MODE_BRIDGE,
 			},
 		)
 	}))
-	config.Device, config.Uplink = endpoint.Macvlan, "upper"
+	config.Device, config.Uplinks = endpoint.Macvlan, []string{"upper"}
 	if err := n.ns.Do(func() error { return CheckUplink(config) }); err == nil ||
 		!strings.Contains(err.Error(), "would bypass our programs") {
 		t.Errorf("an uplink that is a macvlan: %v", err)
@@ -346,7 +346,7 @@ func TestMacvlanLeftovers(t *testing.T) {
 	must(t, err)
 	defer h.Close()
 	must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth9"}, PeerName: "eth9far"}))
-	config.Uplink = "eth9"
+	config.Uplinks = []string{"eth9"}
 	n.reopen(t, config)
 	if _, err := n.datapath.restoreAll(t.Context(), []endpoint.Record{kept.record}); err == nil ||
 		!strings.Contains(err.Error(), "another device than the uplink") {

@@ -49,7 +49,8 @@ func TestNimitzOthersDevices(t *testing.T) {
 		must(t, err)
 		eth0, err := h.LinkByName("eth0")
 		must(t, err)
-		if ours := l.Attrs().Name == pipeline.NodeSide; (hook.RoleOf(l, eth0, h.LinkByIndex) == hook.RoleNone) != ours {
+		role := hook.RoleOf(l, []netlink.Link{eth0}, h.LinkByIndex)
+		if ours := l.Attrs().Name == pipeline.NodeSide; (role == hook.RoleNone) != ours {
 			t.Errorf("%s: packets are let by there", c.name)
 		}
 		must(t, n.ns.Do(func() error {

@@ -140,7 +140,7 @@ func (b *progBench) sent(to netip.Addr, body packet.Body, extensions ...packet.E
 
 func (b *progBench) frame(p packet.Packet) []byte { return p.Frame(host.GatewayMAC, host.ContainerMAC) }
 
-func (b *progBench) uplinkIfindex() uint32 { return uint32(b.datapath.Uplink.Attrs().Index) }
+func (b *progBench) uplinkIfindex() uint32 { return uint32(b.datapath.Uplinks[0].Attrs().Index) }
 
 func (b *progBench) mark(t testing.TB) uint32 {
 	t.Helper()

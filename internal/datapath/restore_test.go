@@ -330,7 +330,7 @@ func TestRestoreSweeps(t *testing.T) {
 	must(t, n.ns.Do(func() error {
 		l, err := link.AttachTCX(
 			link.TCXOptions{
-				Interface: n.datapath.Uplink.Attrs().Index,
+				Interface: n.datapath.Uplinks[0].Attrs().Index,
 				Program:   n.datapath.Objects.PilTryCipher,
 				Attach:    ebpf.AttachTCXEgress,
 			},

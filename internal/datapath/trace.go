@@ -50,7 +50,7 @@ func (d *Datapath) NextHop(from, to netip.Addr) (dpapi.NextHop, error) {
 // DeviceName returns the name of a device by its number in the maps.
 func (d *Datapath) DeviceName(number uint32) string {
 	if number&device.OnUplink != 0 {
-		return "macvlan of " + d.UplinkName
+		return "macvlan of " + d.UplinkNames()
 	}
 	l, err := d.Netlink.LinkByIndex(int(number))
 	if err != nil {
@@ -122,8 +122,8 @@ func (d *Datapath) Follow(ctx context.Context, f dpapi.PacketFilter) (<-chan dpa
 // device, where the programs with tracing report them, except on a node that takes part in offloads.
 func (d *Datapath) withPrograms(p *follow.Programs) *Datapath {
 	h := &host.Host{
-		Node: d.Node, Netlink: d.Netlink, Sysctls: d.Sysctls, Uplink: d.Uplink, Objects: p.Objects(d.Objects),
-		Log: d.Log, UplinkName: d.UplinkName, DeviceKind: d.DeviceKind, BPFFS: d.BPFFS, NodePrefix: d.NodePrefix,
+		Node: d.Node, Netlink: d.Netlink, Sysctls: d.Sysctls, Uplinks: d.Uplinks, Objects: p.Objects(d.Objects),
+		Log: d.Log, DeviceKind: d.DeviceKind, BPFFS: d.BPFFS, NodePrefix: d.NodePrefix,
 		Plan: d.Plan, MTUReserve: d.MTUReserve, AcceptMark: d.AcceptMark,
 	}
 	hooks := &hook.Hooks{Host: h, NodeNear: d.NodeNear, NodeFar: d.NodeFar, ActiveOVSPorts: d.ActiveOVSPorts}

@@ -19,7 +19,7 @@ func TestForgedTunnels4(t *testing.T) {
 	n.open(t, endpoint.Veth)
 	b := &progBench{testNode: n}
 	devices := b.edgeDevices(t)
-	uplink := uint32(n.datapath.Uplink.Attrs().Index)
+	uplink := uint32(n.datapath.Uplinks[0].Attrs().Index)
 
 	pool, other := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("198.51.100.7")
 	udp := func(from, to netip.Addr, port uint16) packet.Packet {

@@ -192,7 +192,7 @@ func (n *testNode) load(ctx context.Context, kind, pins string) error {
 	plan.Base = netip.PrefixFrom(n.prefix.Addr(), plan.Base.Bits()).Masked() // that of its region
 	err := n.ns.Do(func() (err error) {
 		n.datapath, err = Open(Config{
-			Uplink: "eth0", NodePrefix: n.prefix, Plan: plan, MaxEndpoints: 100,
+			Uplinks: []string{"eth0"}, NodePrefix: n.prefix, Plan: plan, MaxEndpoints: 100,
 			BPFFS: pins, Log: slog.New(slog.DiscardHandler), Device: kind, VTEP4: n.vtep4, DirectTunnel: n.direct,
 			MTUReserve: n.reserve, MaxSessions: n.room,
 		})

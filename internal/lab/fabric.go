@@ -1,11 +1,13 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -15,6 +17,9 @@ import (
 
 // Uplink is the name of a node's device on the fabric.
 const Uplink = "eth0"
+
+// SecondUplink is the name of a node's device to the hosts outside, in labs where nodes have two uplinks.
+const SecondUplink = "eth1"
 
 // fabricMTU is the MTU of every link of the fabric.
 const fabricMTU = 1500
@@ -106,31 +111,89 @@ func (r *fabric) connect(f folder, name string, link int, far netip.Addr) error 
 	if err := setSysctls(ns, map[string]string{"default/accept_dad": "0", "default/accept_ra": "0"}); err != nil {
 		return err
 	}
+	return r.link(ns, name, Uplink, link, far)
+}
+
+// link creates a link from the router to a namespace, with a number of its own and an address inside, which has the
+// default route by it.
+func (r *fabric) link(ns *netns.Namespace, outer, inner string, link int, far netip.Addr) error {
 	veth := &netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: name, MTU: fabricMTU, Index: firstIndex + link},
-		PeerName:  Uplink, PeerNamespace: netlink.NsFd(ns.FD()), PeerMTU: fabricMTU,
+		LinkAttrs: netlink.LinkAttrs{Name: outer, MTU: fabricMTU, Index: firstIndex + link},
+		PeerName:  inner, PeerNamespace: netlink.NsFd(ns.FD()), PeerMTU: fabricMTU,
 	}
 	if err := netns.Retry(func() error { return r.handle.LinkAdd(veth) }); err != nil {
-		return fmt.Errorf("link from the router to %s: %w", name, err)
+		return fmt.Errorf("link %s from the router: %w", outer, err)
 	}
 	inside, err := ns.Netlink()
 	if err != nil {
 		return err
 	}
 	defer inside.Close()
-	if err := setUp(inside, Uplink, far); err != nil {
-		return fmt.Errorf("link of %s: %w", name, err)
+	if err := setUp(inside, inner, far); err != nil {
+		return fmt.Errorf("%s of link %s: %w", inner, outer, err)
 	}
-	if err := setUp(r.handle, name, routerOf(far)); err != nil {
-		return fmt.Errorf("router's link to %s: %w", name, err)
+	if err := setUp(r.handle, outer, routerOf(far)); err != nil {
+		return fmt.Errorf("router's link %s: %w", outer, err)
 	}
 	err = netns.Retry(func() error {
 		return inside.RouteReplace(&netlink.Route{Family: unix.AF_INET6, Gw: routerOf(far).AsSlice()})
 	})
 	if err != nil {
-		return fmt.Errorf("default route of %s: %w", name, err)
+		return fmt.Errorf("default route by link %s: %w", outer, err)
 	}
-	return errors.Join(r.allowSource(name, netip.PrefixFrom(far, 64).Masked()), r.refuseOtherSources(name))
+	return errors.Join(r.allowSource(outer, netip.PrefixFrom(far, 64).Masked()), r.refuseOtherSources(outer))
+}
+
+// secondLink returns the number of a node's second link, and its name in the router.
+func (s Spec) secondLink(node string) (number int, name string) {
+	nodes := s.AllNodes()
+	number = len(s.regions()) + len(nodes) + len(s.Outside) + slices.Index(nodes, node)
+	return number, fmt.Sprint("second.", number)
+}
+
+// Uplinks returns the names of the nodes' uplinks: the first leads to other nodes, the last to the hosts outside.
+func (l *Lab) Uplinks() []string {
+	if l.state.Spec.Uplinks < 2 {
+		return []string{Uplink}
+	}
+	return []string{Uplink, SecondUplink}
+}
+
+// RouterLink returns the name of the router's device on the link of a node's last uplink.
+func (l *Lab) RouterLink(node string) string {
+	if l.state.Spec.Uplinks < 2 {
+		return node
+	}
+	_, name := l.state.Spec.secondLink(node)
+	return name
+}
+
+// connectSecond creates a node's second uplink. The node reaches other nodes by the first one, and all else by this
+// one.
+func (l *Lab) connectSecond(ctx context.Context, r *fabric, node string, firstLink int) error {
+	ns, err := l.Namespace(node)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	number, name := l.state.Spec.secondLink(node)
+	if err := r.link(ns, name, SecondUplink, number, farSide(number)); err != nil {
+		return err
+	}
+	inside, err := ns.Netlink()
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	region, _ := l.state.Spec.RegionOf(node)
+	base := l.state.Spec.plan(region).Base
+	err = netns.Retry(func() error {
+		return inside.RouteReplace(&netlink.Route{Dst: ipNet(base), Gw: routerSide(firstLink).AsSlice()})
+	})
+	if err != nil {
+		return fmt.Errorf("route of node %s to %v: %w", node, base, err)
+	}
+	return errors.Join(ns.WaitUp(ctx, SecondUplink), r.router.WaitUp(ctx, name))
 }
 
 // route adds the route to a prefix of a node, and the rules for packets from the node whose source is in this prefix.

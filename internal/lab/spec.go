@@ -36,6 +36,8 @@ type Spec struct {
 	MTUReserve int `yaml:"mtuReserve" json:"mtuReserve,omitempty"`
 	// rack of each node that has one; in YAML it is beside the node's name
 	Racks map[string]string `yaml:"-"          json:"racks,omitempty"`
+	// 2: each node has a second uplink, to the hosts outside; 0 or 1: none
+	Uplinks int `yaml:"uplinks"    json:"uplinks,omitempty"`
 	// hosts outside of the cluster
 	Outside []OutsideHost `yaml:"outside"    json:"outside,omitempty"`
 	// the orchestrator's --egress-prefix
@@ -182,6 +184,12 @@ func (s Spec) Validate() error {
 	}
 	if s.Device != "" && !slices.Contains(device.DeviceChoices(), s.Device) {
 		v.fail("$.device", "device %q: use %s", s.Device, strings.Join(device.DeviceChoices(), ", "))
+	}
+	if s.Uplinks < 0 || s.Uplinks > 2 {
+		v.fail("$.uplinks", "uplinks %d: write 1, or 2 for a second one to the hosts outside", s.Uplinks)
+	}
+	if s.Uplinks > 1 && s.Device == endpoint.Macvlan {
+		v.fail("$.uplinks", "uplinks %d: nodes with macvlans have one uplink; use another device", s.Uplinks)
 	}
 	if s.MTUReserve < 0 {
 		v.fail("$.mtuReserve", "mtuReserve %d is negative", s.MTUReserve)

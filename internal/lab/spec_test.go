@@ -168,7 +168,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 				`the keys here are name, node, tenant, labels, addressKey, namespace, namespaceLabels, ports`},
 		{"unknown key at the top", good + "colour: blue\n",
 			`lab.yaml:10: unknown key "colour": ` +
-				`the keys here are name, nodes, regions, device, mtuReserve, outside, egressPrefix, nimitz, ` +
+				`the keys here are name, nodes, regions, device, mtuReserve, uplinks, outside, egressPrefix, nimitz, ` +
 				`switches, ila, ilaMappings, evpn, tenants, containers`},
 		{"unknown key of a tenant", strings.Replace(good, "addressing: clear", "cidr: [10.0.0.0/16]", 1),
 			`lab.yaml:4: unknown key "cidr": ` +

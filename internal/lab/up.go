@@ -203,6 +203,14 @@ func (l *Lab) createFabric(ctx context.Context) error {
 			return err
 		}
 	}
+	if l.state.Spec.Uplinks < 2 {
+		return nil
+	}
+	for _, node := range l.state.Spec.AllNodes() {
+		if err := l.connectSecond(ctx, r, node, slices.Index(names, node)); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -247,6 +255,9 @@ func (l *Lab) agentProcess(node string) Process {
 	}
 	if reserve := l.state.Spec.MTUReserve; reserve > 0 {
 		arguments = append([]string{"--mtu-reserve", strconv.Itoa(reserve)}, arguments...)
+	}
+	if l.state.Spec.Uplinks > 1 {
+		arguments = append([]string{"--uplink", SecondUplink}, arguments...)
 	}
 	if rack := l.state.Spec.Racks[node]; rack != "" {
 		arguments = append([]string{"--rack", rack}, arguments...)
@@ -344,6 +355,34 @@ func (l *Lab) routeTunnel(r *fabric, node string, prefix netip.Prefix, via netip
 	return route4(inside, Uplink, pool, routerOf(via))
 }
 
+// routePrefixes adds the routes to a node's prefixes to the fabric. With two uplinks, that of the egress addresses is
+// by the second, and both may send with all of the node's addresses.
+func (l *Lab) routePrefixes(r *fabric, node string, prefix netip.Prefix, via netip.Addr) error {
+	number, second := l.state.Spec.secondLink(node)
+	first := []netip.Prefix{prefix}
+	if locator, ok := l.locator(node, prefix); ok {
+		first = append(first, locator)
+	}
+	egress, has := l.egressOf(node, prefix)
+	if has && l.state.Spec.Uplinks < 2 {
+		first = append(first, egress)
+	}
+	for _, p := range first {
+		if err := r.route(node, p, via); err != nil {
+			return err
+		}
+		if l.state.Spec.Uplinks > 1 {
+			if err := errors.Join(r.allowSource(second, p), r.reportNoRoute(second, p)); err != nil {
+				return err
+			}
+		}
+	}
+	if has && l.state.Spec.Uplinks > 1 {
+		return errors.Join(r.route(second, egress, farSide(number)), r.allowSource(node, egress))
+	}
+	return nil
+}
+
 // routeContainers adds the route by which processes of a node reach containers of other nodes, with the node's address
 // as their source. By the default route they would have that of the uplink, at which no container knows a node.
 func (l *Lab) routeContainers(node string, prefix netip.Prefix, via netip.Addr) error {
@@ -400,18 +439,8 @@ func (l *Lab) routeNodes(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("node %s: %w", n.Name, err)
 		}
-		if err := r.route(n.Name, prefix, via); err != nil {
+		if err := l.routePrefixes(r, n.Name, prefix, via); err != nil {
 			return err
-		}
-		if egress, ok := l.egressOf(n.Name, prefix); ok {
-			if err := r.route(n.Name, egress, via); err != nil {
-				return err
-			}
-		}
-		if locator, ok := l.locator(n.Name, prefix); ok {
-			if err := r.route(n.Name, locator, via); err != nil {
-				return err
-			}
 		}
 		if err := l.routeTunnel(r, n.Name, prefix, via); err != nil {
 			return err

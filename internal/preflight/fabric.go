@@ -43,7 +43,7 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 				why,
 			)
 	}
-	source, router, err := probePath(ctx, uplink, plan, prefix)
+	source, router, err := probePath(ctx, uplink, prefix, lastNode(plan))
 	if err != nil {
 		return unchecked(err.Error())
 	}
@@ -70,12 +70,13 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 	)
 }
 
-// probePath returns the source address and the router for packets to a prefix of this node.
+// probePath returns the source address and the router for packets to a prefix of this node: the router is the one to a
+// destination.
 func probePath(
 	ctx context.Context,
 	uplink netlink.Link,
-	plan address.Plan,
 	prefix netip.Prefix,
+	destination netip.Addr,
 ) (source netip.Addr, router net.HardwareAddr, err error) {
 	if !prefix.IsValid() {
 		return source, nil, errors.New("this machine has no prefix yet")
@@ -84,13 +85,19 @@ func probePath(
 	if !found {
 		return source, nil, errors.New("the uplink has only link-local addresses")
 	}
-	router, err = routerMAC(ctx, uplink, plan)
+	router, err = routerMAC(ctx, uplink, destination)
 	return source, router, err
 }
 
-// egressRoute tests the route of the fabric to this node's egress addresses as fabric does to its prefix.
-func egressRoute(ctx context.Context, uplink netlink.Link, plan address.Plan, node netip.Prefix) Result {
-	source, router, err := probePath(ctx, uplink, plan, node)
+// egressRoute tests the route to this node's egress addresses as fabric does that to its prefix, with the router to
+// hosts outside.
+func egressRoute(ctx context.Context, uplinks []netlink.Link, plan address.Plan, node netip.Prefix) Result {
+	_, uplink := way(uplinks, hostOutside)
+	if uplink == nil {
+		return todo("add a default route by an uplink, or the routes to the hosts outside",
+			"not checked: there is no default route by %s", namesOf(uplinks))
+	}
+	source, router, err := probePath(ctx, uplink, node, hostOutside)
 	if err != nil {
 		return todo("add the route of this node's egress addresses, as in 'pilaster node list', to the fabric",
 			"not checked: %v", err)
@@ -126,12 +133,12 @@ func globalAddress(uplink netlink.Link) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// routerMAC is the link-layer address of the next hop to other nodes. If the kernel has no neighbour entry, an empty
+// routerMAC is the link-layer address of the next hop to a destination. If the kernel has no neighbour entry, an empty
 // datagram makes it resolve the address.
-func routerMAC(ctx context.Context, uplink netlink.Link, plan address.Plan) (net.HardwareAddr, error) {
-	routes, err := routesToNodes(plan)
-	if err != nil || len(routes) == 0 || routes[0].LinkIndex != uplink.Attrs().Index || routes[0].Gw == nil {
-		return nil, fmt.Errorf("there is no router to other nodes in %v", plan.Base)
+func routerMAC(ctx context.Context, uplink netlink.Link, to netip.Addr) (net.HardwareAddr, error) {
+	route, by := way([]netlink.Link{uplink}, to)
+	if by == nil || route.Gw == nil {
+		return nil, fmt.Errorf("%s has no router to other nodes, such as %v", uplink.Attrs().Name, to)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*probeTimeout)
 	defer cancel()
@@ -143,18 +150,18 @@ func routerMAC(ctx context.Context, uplink netlink.Link, plan address.Plan) (net
 			return nil, err
 		}
 		for _, n := range neighbours {
-			if n.IP.Equal(routes[0].Gw) && len(n.HardwareAddr) == 6 {
+			if n.IP.Equal(route.Gw) && len(n.HardwareAddr) == 6 {
 				return n.HardwareAddr, nil
 			}
 		}
-		to := &net.UDPAddr{IP: routes[0].Gw, Zone: uplink.Attrs().Name, Port: 9}
+		to := &net.UDPAddr{IP: route.Gw, Zone: uplink.Attrs().Name, Port: 9}
 		if c, err := net.DialUDP("udp6", nil, to); err == nil {
 			_, _ = c.Write(nil)
 			c.Close()
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the router %v does not answer neighbour discovery", routes[0].Gw)
+			return nil, fmt.Errorf("the router %v does not answer neighbour discovery", route.Gw)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

@@ -8,14 +8,17 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/vishvananda/netlink"
+
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/modules"
 )
 
 // Config is the configuration with which the agent would be started.
 type Config struct {
-	Uplink     string
+	Uplinks    []string
 	Plan       address.Plan
 	MTUReserve int // bytes
 	Device     string
@@ -61,26 +64,36 @@ func Run(ctx context.Context, c Config) []Result {
 			add(c.Name, ofNetwork(c, rights))
 		}
 	}
-	uplink, found := findUplink(c.Uplink)
-	add("uplink", found)
-	if uplink != nil {
-		add("mtu", mtu(uplink, c.MTUReserve))
-		add("device", checkDevice(uplink, c.Device, c.Endpoints))
-		add("other programs", otherPrograms(uplink, c.BPFFS, rights))
-		add("other interfaces", otherInterfaces(uplink))
-		add("way to nodes", wayToNodes(uplink, c.Plan))
+	if err := datapath.CheckUplinkNames(c.Uplinks, c.Device); err != nil {
+		add("uplinks", failed(err, "name each device to the fabric once with --uplink"))
+	}
+	var uplinks []netlink.Link
+	for _, name := range c.Uplinks {
+		uplink, found := findUplink(name)
+		add("uplink", found)
+		if uplink != nil {
+			uplinks = append(uplinks, uplink)
+			add("mtu", mtu(uplink, c.MTUReserve))
+			add("device", checkDevice(uplink, c.Device, c.Endpoints))
+			add("other programs", otherPrograms(uplink, c.BPFFS, rights))
+		}
+	}
+	if len(uplinks) > 0 {
+		add("other interfaces", otherInterfaces(uplinks))
+		way, uplink := wayToNodes(uplinks, c.Plan)
+		add("way to nodes", way)
 		route, sources := fabric(ctx, uplink, c.Plan, c.NodePrefix)
 		add("route to this node", route)
 		add("source check", sources)
 		if c.Plan.Egress.IsValid() {
-			add("route of egress addresses", egressRoute(ctx, uplink, c.Plan, c.NodePrefix))
+			add("route of egress addresses", egressRoute(ctx, uplinks, c.Plan, c.NodePrefix))
 		}
 	}
 	add("router advertisements", routerAdvertisements())
 	add("private prefix", privatePrefix(c.Plan))
-	add("base prefix", basePrefix(c.Plan, c.Uplink))
+	add("base prefix", basePrefix(c.Plan, c.Uplinks))
 	if c.Plan.Egress.IsValid() {
-		add("egress prefix", egressPrefix(c.Plan, c.Uplink))
+		add("egress prefix", egressPrefix(c.Plan, c.Uplinks))
 	}
 	if c.URL == "" {
 		add("clock", ownClock())

@@ -231,46 +231,64 @@ func otherPrograms(uplink netlink.Link, bpffs string, rights Result) Result {
 
 // otherInterfaces lists the interfaces that the agent will guard. The check of the private prefix, and not this one,
 // reports an interface with addresses in that prefix.
-func otherInterfaces(uplink netlink.Link) Result {
-	edge, err := hook.HostInterfaces(&netlink.Handle{}, uplink)
+func otherInterfaces(uplinks []netlink.Link) Result {
+	edge, err := hook.HostInterfaces(&netlink.Handle{}, uplinks...)
 	if err != nil {
 		return unknown(err)
 	}
 	if len(edge) == 0 {
-		return ok("no other interface than %s receives packets for this machine", uplink.Attrs().Name)
-	}
-	names := make([]string, len(edge))
-	for i, l := range edge {
-		names[i] = l.Attrs().Name
+		return ok("no other interface than %s receives packets for this machine", namesOf(uplinks))
 	}
 	return ok(
 		"the agent will drop packets with addresses of containers or of this node on %s, and pass all others",
-		strings.Join(names, ", "),
+		namesOf(edge),
 	)
 }
 
-// routesToNodes returns the routes to the last possible node.
-func routesToNodes(plan address.Plan) ([]netlink.Route, error) {
-	other := plan.Node(plan.Nodes() - 1).Addr().Next()
-	return netns.List(func() ([]netlink.Route, error) { return netlink.RouteGet(other.AsSlice()) })
+func namesOf(links []netlink.Link) string {
+	names := make([]string, len(links))
+	for i, l := range links {
+		names[i] = l.Attrs().Name
+	}
+	return strings.Join(names, ", ")
 }
 
-// wayToNodes checks that the routes to other nodes use the uplink. It only warns, because routes may be added later.
-func wayToNodes(uplink netlink.Link, plan address.Plan) Result {
-	name := uplink.Attrs().Name
-	routes, err := routesToNodes(plan)
+// lastNode is the address of the last possible node, which stands for all others.
+func lastNode(plan address.Plan) netip.Addr { return plan.Node(plan.Nodes() - 1).Addr().Next() }
+
+// hostOutside stands for all hosts outside: no more specific route than the default one is likely to have it.
+var hostOutside = netip.MustParseAddr("3fff::1") // RFC 9637
+
+// way returns this machine's route to an address, and the uplink by which it leads: nil if it is none of them.
+func way(uplinks []netlink.Link, to netip.Addr) (*netlink.Route, netlink.Link) {
+	routes, err := netns.List(func() ([]netlink.Route, error) { return netlink.RouteGet(to.AsSlice()) })
 	if err != nil || len(routes) == 0 {
+		return nil, nil
+	}
+	i := slices.IndexFunc(uplinks, func(l netlink.Link) bool { return l.Attrs().Index == routes[0].LinkIndex })
+	if i < 0 {
+		return &routes[0], nil
+	}
+	return &routes[0], uplinks[i]
+}
+
+// wayToNodes checks that the routes to other nodes use an uplink, and returns it, else the first. It only warns,
+// because routes may be added later.
+func wayToNodes(uplinks []netlink.Link, plan address.Plan) (Result, netlink.Link) {
+	name := uplinks[0].Attrs().Name
+	switch route, uplink := way(uplinks, lastNode(plan)); {
+	case route == nil:
 		return warn(
 			fmt.Sprintf("add a default route by %s, or one for %v", name, plan.Base),
 			"there is no route to other nodes in %v",
 			plan.Base,
-		)
+		), uplinks[0]
+	case uplink == nil:
+		return warn(fmt.Sprintf("route %v by %s: containers' packets leave only by an uplink", plan.Base, name),
+			"packets to nodes in %v leave by %s", plan.Base, deviceName(route.LinkIndex)), uplinks[0]
+	default:
+		return ok("packets to nodes in %v leave by %s", plan.Base, uplink.Attrs().Name), uplink
 	}
-	if out := routes[0].LinkIndex; out != uplink.Attrs().Index {
-		return warn(fmt.Sprintf("route %v by %s: containers' packets leave only by the uplink", plan.Base, name),
-			"packets to nodes in %v leave by %s", plan.Base, deviceName(out))
-	}
-	return ok("packets to nodes in %v leave by %s", plan.Base, name)
 }
 
 func deviceName(index int) string {
@@ -330,15 +348,15 @@ func privatePrefix(plan address.Plan) Result {
 	return free(plan.Private)
 }
 
-func basePrefix(plan address.Plan, uplink string) Result {
-	if err := hostnet.CheckBase(plan.Base, uplink, modules.OnFabric); err != nil {
+func basePrefix(plan address.Plan, uplinks []string) Result {
+	if err := hostnet.CheckBase(plan.Base, uplinks, modules.OnFabric); err != nil {
 		return failed(err, "")
 	}
 	return free(plan.Base)
 }
 
-func egressPrefix(plan address.Plan, uplink string) Result {
-	if err := hostnet.CheckEgress(plan.Egress, uplink); err != nil {
+func egressPrefix(plan address.Plan, uplinks []string) Result {
+	if err := hostnet.CheckEgress(plan.Egress, uplinks); err != nil {
 		return failed(err, "")
 	}
 	return free(plan.Egress)

@@ -99,7 +99,8 @@ func (r *rig) attach(t *testing.T, name string) {
 // all selects all levels.
 func (r *rig) all() steering.Selection {
 	return steering.Selection{
-		Levels: steering.Levels(), Netns: r.node.Path(), Uplink: "eth0", Containers: []string{r.container.Path()},
+		Levels: steering.Levels(), Netns: r.node.Path(), Uplinks: []string{"eth0"},
+		Containers: []string{r.container.Path()},
 	}
 }
 
@@ -298,9 +299,9 @@ func TestRefusals(t *testing.T) {
 		{steering.Request{Mode: "rss"}, r.all(), `mode "rss": use off, rps, rfs or auto`},
 		{steering.Request{Mode: steering.RPS, CPUs: []int{8000}}, r.all(), "CPU 8000 is not online"},
 		{steering.Request{Mode: steering.RPS, Flows: -1}, r.all(), "-1 flows"},
-		{steering.Request{Mode: steering.RPS}, with(func(s *steering.Selection) { s.Uplink = "eth7" }),
+		{steering.Request{Mode: steering.RPS}, with(func(s *steering.Selection) { s.Uplinks = []string{"eth7"} }),
 			"device eth7 in " + r.node.Path() + ": there is no such device"},
-		{steering.Request{Mode: steering.RPS}, with(func(s *steering.Selection) { s.Uplink = "" }), "needs --uplink"},
+		{steering.Request{Mode: steering.RPS}, with(func(s *steering.Selection) { s.Uplinks = nil }), "needs --uplink"},
 		{steering.Request{Mode: steering.RPS}, with(func(s *steering.Selection) { s.Overlays = []string{"vx"} }),
 			"device vx in "},
 		{steering.Request{Mode: steering.RPS}, with(func(s *steering.Selection) { s.Levels = nil }), "no level"},

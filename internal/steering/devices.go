@@ -30,7 +30,7 @@ func (d Device) String() string {
 type Selection struct {
 	Levels     []string
 	Netns      string   // of uplink and overlay devices; empty for this process's
-	Uplink     string   // needed for level host
+	Uplinks    []string // needed for level host
 	Overlays   []string // of level overlay; none: every VXLAN device of Netns
 	Containers []string // of level container: paths of network namespaces
 }
@@ -50,7 +50,9 @@ func (s Selection) Devices() ([]Device, error) {
 	}
 	var all []Device
 	if slices.Contains(s.Levels, Host) {
-		all = append(all, Device{Host, s.Uplink, s.Netns})
+		for _, name := range s.Uplinks {
+			all = append(all, Device{Host, name, s.Netns})
+		}
 	}
 	if slices.Contains(s.Levels, Overlay) {
 		overlays := s.Overlays
@@ -85,14 +87,14 @@ func (s Selection) Check() error {
 		given       bool
 		required    bool
 	}{
-		{Host, "--uplink", s.Uplink != "", true},
+		{Host, "--uplink", len(s.Uplinks) > 0, true},
 		{Overlay, "--overlay", len(s.Overlays) > 0, false},
 		{Container, "--containers", len(s.Containers) > 0, true},
 	} {
 		switch has := slices.Contains(s.Levels, c.level); {
 		case has && c.required && !c.given:
 			return fmt.Errorf("level %s needs %s; nothing was changed", c.level, c.flag)
-		case !has && c.given && c.level != Host: // the uplink is also given to agents that do not steer it
+		case !has && c.given && c.level != Host: // uplinks are also given to agents that do not steer it
 			return fmt.Errorf("%s needs level %s; nothing was changed: add it to the levels", c.flag, c.level)
 		}
 	}

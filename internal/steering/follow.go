@@ -64,7 +64,7 @@ func (s Steering) followOnce(ctx context.Context, q Request, of Selection, known
 func (s Selection) deviceOf(l netlink.Link) (Device, bool) {
 	name := l.Attrs().Name
 	switch {
-	case slices.Contains(s.Levels, Host) && name == s.Uplink:
+	case slices.Contains(s.Levels, Host) && slices.Contains(s.Uplinks, name):
 		return Device{Host, name, s.Netns}, true
 	case slices.Contains(s.Levels, Overlay) && isVXLAN(l):
 		return Device{Overlay, name, s.Netns}, true

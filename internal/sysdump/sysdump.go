@@ -27,14 +27,14 @@ type Config struct {
 	Version                         any // of this binary
 	AgentSocket, OrchestratorSocket string
 	StateDir, BPFFS                 string
-	Uplink                          string // empty: the device of the pinned programs
-	Log                             string // file with the agent's log; empty: the journal of its systemd unit
+	Uplinks                         []string // empty: the devices of the pinned programs
+	Log                             string   // file with the agent's log; empty: the journal of its systemd unit
 }
 
 // Parts returns the parts of a node, in the order in which a reader needs them.
 func Parts(c Config) []Part {
-	if c.Uplink == "" {
-		c.Uplink = pinnedUplink(c.BPFFS)
+	if len(c.Uplinks) == 0 {
+		c.Uplinks = pinnedUplinks(c.BPFFS)
 	}
 	return slices.Concat(c.machine(), c.agent(), c.datapath(), c.network(), c.orchestrator())
 }
@@ -49,10 +49,10 @@ func (c Config) machine() []Part {
 		tail("machine/mounts.txt", "/proc/self/mountinfo"),
 		object("machine/cpus.json", func(context.Context) (int, error) { return runtime.NumCPU(), nil }),
 		object("preflight.json", func(ctx context.Context) ([]preflight.Result, error) {
-			if c.Uplink == "" {
+			if len(c.Uplinks) == 0 {
 				return nil, errors.New("the uplink is unknown, because no program is pinned; set it with --uplink")
 			}
-			config := preflight.Config{Uplink: c.Uplink, Plan: address.DefaultPlan(), BPFFS: c.BPFFS}
+			config := preflight.Config{Uplinks: c.Uplinks, Plan: address.DefaultPlan(), BPFFS: c.BPFFS}
 			if m, joined := state.Peek(c.StateDir); joined {
 				config.Plan, config.NodePrefix = m.Plan, m.Prefix
 			}
@@ -110,10 +110,7 @@ func (c Config) datapath() []Part {
 }
 
 func (c Config) network() []Part {
-	devices := []string{"all", "default"}
-	if c.Uplink != "" {
-		devices = append(devices, c.Uplink)
-	}
+	devices := append([]string{"all", "default"}, c.Uplinks...)
 	return []Part{
 		command("network/links.txt", "ip", "-d", "-s", "link"),
 		command("network/addresses.txt", "ip", "addr"),
@@ -170,18 +167,19 @@ func (c Config) orchestrator() []Part {
 	}
 }
 
-// pinnedUplink is the device of the pinned links; empty without pins.
-func pinnedUplink(bpffs string) string {
+// pinnedUplinks returns the devices of the pinned links; none without pins.
+func pinnedUplinks(bpffs string) (all []string) {
 	pins, _ := datapath.DumpPins(bpffs) // the part of the pins reports the error
 	for _, p := range pins {
 		if !p.OnUplink() {
 			continue
 		}
-		if device, err := net.InterfaceByIndex(int(p.Ifindex)); err == nil {
-			return device.Name
+		device, err := net.InterfaceByIndex(int(p.Ifindex))
+		if err == nil && !slices.Contains(all, device.Name) {
+			all = append(all, device.Name)
 		}
 	}
-	return ""
+	return all
 }
 
 // Create creates the file of an archive. It returns an error if the file exists.

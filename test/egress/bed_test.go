@@ -2,6 +2,7 @@ package egress_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,7 +52,7 @@ type bed struct {
 }
 
 func newBed(t *testing.T, spec lab.Spec) bed {
-	spec.Device = labtest.Device()
+	spec.Device, spec.Uplinks = labtest.Device(), cmp.Or(spec.Uplinks, labtest.Uplinks())
 	b := bed{labtest.New(t, spec), t}
 	for _, place := range b.PingTargets() {
 		t.Cleanup(b.serve(place))

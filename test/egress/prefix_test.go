@@ -32,7 +32,7 @@ func (b bed) egressFabric(ctx context.Context) {
 	n2, err := b.Namespace("n2")
 	must(b.T, err)
 	defer n2.Close()
-	capture, err := packet.NewCapture(n2, lab.Uplink, packet.IncomingOnly)
+	capture, err := packet.NewCapture(n2, b.Uplinks()[len(b.Uplinks())-1], packet.IncomingOnly)
 	must(b.T, err)
 	defer capture.Close()
 	to := netip.MustParseAddr("2001:db8:e:2::1")
@@ -80,7 +80,7 @@ func (b bed) egressRoute(ctx context.Context) {
 	if err != nil || !strings.HasPrefix(routes, "unreachable 2001:db8:e:1::/64 ") {
 		b.Errorf("route of n1: %q, %v", routes, err)
 	}
-	said, err := b.Output(ctx, "n1", "pilaster", "preflight", "--uplink", lab.Uplink, "-o", "json")
+	said, err := b.Output(ctx, "n1", "pilaster", "preflight", "--uplink", strings.Join(b.Uplinks(), ","), "-o", "json")
 	var checks []struct{ Check, State, Says string }
 	if err := json.Unmarshal([]byte(said), &checks); err != nil {
 		b.Fatal(err)

@@ -134,7 +134,7 @@ func container() []mutation {
 		},
 		{
 			name: "other devices of the node",
-			old: `if (fib.ifindex != uplink_ifindex)
+			old: `if (!is_uplink(fib.ifindex))
 		return REASON_NO_ROUTE;`,
 			new:   "",
 			test:  "TestOnlyTheUplinkLeadsOut",

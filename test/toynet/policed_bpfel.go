@@ -398,7 +398,7 @@ const (
 	PolicedVarSessionBuckets      = "session_buckets"
 	PolicedVarSessionSeed         = "session_seed"
 	PolicedVarUnusedDropEvent     = "unused_drop_event"
-	PolicedVarUplinkIfindex       = "uplink_ifindex"
+	PolicedVarUplinks             = "uplinks"
 )
 
 // LoadPoliced returns the embedded CollectionSpec for Policed.
@@ -494,7 +494,7 @@ type PolicedVariableSpecs struct {
 	SessionBuckets  *ebpf.VariableSpec `ebpf:"session_buckets"`
 	SessionSeed     *ebpf.VariableSpec `ebpf:"session_seed"`
 	UnusedDropEvent *ebpf.VariableSpec `ebpf:"unused_drop_event"`
-	UplinkIfindex   *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
+	Uplinks         *ebpf.VariableSpec `ebpf:"uplinks"`
 }
 
 // PolicedObjects contains all objects after they have been loaded into the kernel.
@@ -585,7 +585,7 @@ type PolicedVariables struct {
 	SessionBuckets  *ebpf.Variable `ebpf:"session_buckets"`
 	SessionSeed     *ebpf.Variable `ebpf:"session_seed"`
 	UnusedDropEvent *ebpf.Variable `ebpf:"unused_drop_event"`
-	UplinkIfindex   *ebpf.Variable `ebpf:"uplink_ifindex"`
+	Uplinks         *ebpf.Variable `ebpf:"uplinks"`
 }
 
 // PolicedPrograms contains all programs after they have been loaded into the kernel.

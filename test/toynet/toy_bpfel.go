@@ -63,7 +63,7 @@ const (
 	ToyVarPrivateMask     = "private_mask"
 	ToyVarPrivatePrefix   = "private_prefix"
 	ToyVarUnusedDropEvent = "unused_drop_event"
-	ToyVarUplinkIfindex   = "uplink_ifindex"
+	ToyVarUplinks         = "uplinks"
 )
 
 // LoadToy returns the embedded CollectionSpec for Toy.
@@ -140,7 +140,7 @@ type ToyVariableSpecs struct {
 	PrivateMask     *ebpf.VariableSpec `ebpf:"private_mask"`
 	PrivatePrefix   *ebpf.VariableSpec `ebpf:"private_prefix"`
 	UnusedDropEvent *ebpf.VariableSpec `ebpf:"unused_drop_event"`
-	UplinkIfindex   *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
+	Uplinks         *ebpf.VariableSpec `ebpf:"uplinks"`
 }
 
 // ToyObjects contains all objects after they have been loaded into the kernel.
@@ -197,7 +197,7 @@ type ToyVariables struct {
 	PrivateMask     *ebpf.Variable `ebpf:"private_mask"`
 	PrivatePrefix   *ebpf.Variable `ebpf:"private_prefix"`
 	UnusedDropEvent *ebpf.Variable `ebpf:"unused_drop_event"`
-	UplinkIfindex   *ebpf.Variable `ebpf:"uplink_ifindex"`
+	Uplinks         *ebpf.Variable `ebpf:"uplinks"`
 }
 
 // ToyPrograms contains all programs after they have been loaded into the kernel.

@@ -81,7 +81,8 @@ func open(t *testing.T, ns *netns.Namespace, dir string, orchestrator *agenttest
 	n := &node{}
 	must(t, ns.Do(func() (err error) {
 		n.path, err = datapath.Open(datapath.Config{
-			Uplink: "eth0", NodePrefix: own, Plan: plan, MaxEndpoints: 100, BPFFS: filepath.Join(dir, "bpf"), Log: log,
+			Uplinks: []string{"eth0"}, NodePrefix: own, Plan: plan, MaxEndpoints: 100, BPFFS: filepath.Join(dir, "bpf"),
+			Log: log,
 		})
 		return err
 	}))

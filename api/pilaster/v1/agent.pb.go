@@ -1586,7 +1586,7 @@ type StatusResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Plan          *Plan                  `protobuf:"bytes,2,opt,name=plan,proto3" json:"plan,omitempty"`
-	Uplink        string                 `protobuf:"bytes,3,opt,name=uplink,proto3" json:"uplink,omitempty"`
+	Uplinks       []string               `protobuf:"bytes,3,rep,name=uplinks,proto3" json:"uplinks,omitempty"`
 	Ready         bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`      // an ADD would succeed now, and packets would be forwarded
 	Problems      []string               `protobuf:"bytes,5,rep,name=problems,proto3" json:"problems,omitempty"` // why it is not ready, and other problems, each with what to do
 	Orchestrator  *OrchestratorLink      `protobuf:"bytes,6,opt,name=orchestrator,proto3" json:"orchestrator,omitempty"`
@@ -1652,11 +1652,11 @@ func (x *StatusResponse) GetPlan() *Plan {
 	return nil
 }
 
-func (x *StatusResponse) GetUplink() string {
+func (x *StatusResponse) GetUplinks() []string {
 	if x != nil {
-		return x.Uplink
+		return x.Uplinks
 	}
-	return ""
+	return nil
 }
 
 func (x *StatusResponse) GetReady() bool {
@@ -5068,11 +5068,11 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
 	"\x15LabelEndpointResponse\x121\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x0f\n" +
-	"\rStatusRequest\"\x9c\x06\n" +
+	"\rStatusRequest\"\x9e\x06\n" +
 	"\x0eStatusResponse\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12%\n" +
-	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12\x16\n" +
-	"\x06uplink\x18\x03 \x01(\tR\x06uplink\x12\x14\n" +
+	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12\x18\n" +
+	"\auplinks\x18\x03 \x03(\tR\auplinks\x12\x14\n" +
 	"\x05ready\x18\x04 \x01(\bR\x05ready\x12\x1a\n" +
 	"\bproblems\x18\x05 \x03(\tR\bproblems\x12A\n" +
 	"\forchestrator\x18\x06 \x01(\v2\x1d.pilaster.v1.OrchestratorLinkR\forchestrator\x127\n" +

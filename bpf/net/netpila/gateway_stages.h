@@ -142,13 +142,14 @@ static __noinline int gateway_out(struct __sk_buff *skb, const struct addr *own,
 	return send_by(skb, hop);
 }
 
-/* send_back sends a packet, whose MACs are those of the one that it answers, out by the uplink. */
+/* send_back sends a packet, whose MACs are those of the one that it answers, out by the uplink that this one came from.
+ */
 static __always_inline int send_back(struct __sk_buff *skb)
 {
 	if (skb->vlan_present)
 		bpf_skb_vlan_pop(skb);
 	skb->mark = macvlan ? accept_mark : packet_mark;
-	return macvlan ? bpf_redirect_neigh(uplink_ifindex, NULL, 0, 0) : bpf_redirect(uplink_ifindex, 0);
+	return macvlan ? bpf_redirect_neigh(uplinks[0], NULL, 0, 0) : bpf_redirect(skb->ifindex, 0);
 }
 
 /* too_big_outside sends ICMPv6 Packet Too Big to a host outside. */

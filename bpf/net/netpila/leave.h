@@ -27,7 +27,7 @@ __noinline __u32 wire_length(struct __sk_buff *skb, const struct packet *p)
 	}
 	/* SCTP segments are a list of packets with lengths of their own. */
 	if (size == GSO_BY_FRAGS)
-		return bpf_check_mtu(skb, uplink_ifindex, &none, 0, BPF_MTU_CHK_SEGS) > 0 ? whole : 0;
+		return bpf_check_mtu(skb, uplinks[0], &none, 0, BPF_MTU_CHK_SEGS) > 0 ? whole : 0;
 	if (at == p->l4 ? p->proto == NEXTHDR_TCP : kernel->csum_offset == 16) {
 		bpf_skb_load_bytes(skb, at + TCP_OFFSET, &octet, sizeof(octet));
 		header = octet >> 4 << 2;

@@ -23,7 +23,7 @@ static __always_inline int find_next_hop(struct __sk_buff *skb, struct flow *f, 
 		return REASON_TOO_BIG;
 	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return REASON_NO_ROUTE;
-	if (fib.ifindex != uplink_ifindex)
+	if (!is_uplink(fib.ifindex))
 		return REASON_NO_ROUTE;
 	f->ifindex = fib.ifindex;
 	if (found == BPF_FIB_LKUP_RET_NO_NEIGH)

@@ -48,7 +48,7 @@ type Config struct {
 	Node    *state.Node
 	Link    func() agent.LinkStatus // state of the link to the orchestrator
 	URL     string                  // of the orchestrator
-	Uplink  string
+	Uplinks []string
 	Edge    bool // the node is an Edge Switch
 	Version string
 	Log     *slog.Logger

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -60,7 +61,7 @@ func newServiceBed(t *testing.T) *serviceBed {
 	}
 	link := func() agent.LinkStatus { return agent.LinkStatus{LastError: "not connected yet"} }
 	b.service = New(
-		Config{Node: node, Link: link, URL: "https://orchestrator", Uplink: "eth0", Version: "v1",
+		Config{Node: node, Link: link, URL: "https://orchestrator", Uplinks: []string{"eth0"}, Version: "v1",
 			Log: slog.New(slog.DiscardHandler)},
 	)
 	l, err := unixrpc.Listen(b.socket)
@@ -263,7 +264,7 @@ func TestStatusTellsAll(t *testing.T) {
 	s := status()
 	if !s.Ready || s.Endpoints != 1 || len(s.Limits) != 2 || s.Limits[0].Capacity != dpapi.DefaultMaxEndpoints ||
 		s.Tenants != 1 ||
-		s.Uplink != "eth0" ||
+		!slices.Equal(s.Uplinks, []string{"eth0"}) ||
 		len(s.Datapath.Entries) != 2 {
 		t.Errorf("status %v", s)
 	}

@@ -35,7 +35,7 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 			Connected: link.Connected,
 			Edge:      s.config.Edge,
 		},
-		Uplink: s.config.Uplink, Version: s.config.Version, Pid: uint32(os.Getpid()),
+		Uplinks: s.config.Uplinks, Version: s.config.Version, Pid: uint32(os.Getpid()),
 		Orchestrator: &pilasterv1.OrchestratorLink{
 			Url: s.config.URL, Connected: link.Connected, Revision: link.Revision,
 			Since: timestamppb.New(link.Since), LastError: link.LastError,

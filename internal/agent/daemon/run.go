@@ -45,7 +45,7 @@ type Options struct {
 	Token            string // join token; may be empty once joined
 	NodeName         string
 	NodePrefix       netip.Prefix // chosen by the operator; may be zero
-	Uplink           string
+	Uplinks          []string
 	RunDir, StateDir string
 	MaxEndpoints     int
 	MaxTenantIDs     int
@@ -158,7 +158,7 @@ func newDaemon(o Options) (*daemon, error) {
 		Offloads: func() bool { return d.offloads }, MTUReserve: o.MTUReserve, Rack: o.Rack,
 		UplinkAddresses: func() ([]netip.Addr, error) {
 			m, _ := d.node.Membership()
-			return hostnet.UplinkAddresses(d.Uplink, m.Prefix)
+			return hostnet.UplinkAddresses(d.Uplinks, m.Prefix)
 		},
 		AddressesChanged: d.changed, Dial: d.dial, Log: o.Log,
 		Reserved: func() {
@@ -173,7 +173,7 @@ func newDaemon(o Options) (*daemon, error) {
 			Node:    d.node,
 			Link:    d.link.Status,
 			URL:     o.OrchestratorURL,
-			Uplink:  o.Uplink,
+			Uplinks: o.Uplinks,
 			Edge:    o.Edge,
 			Version: o.Version,
 			Log:     o.Log,
@@ -480,7 +480,7 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *agent.Core
 	}
 	d.probeGateways(ctx, g, core)
 	g.Go(func() error { return overlap.Run(ctx, d.Log) })
-	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplink, core, d.Log) })
+	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplinks, core, d.Log) })
 	if d.Steering != nil {
 		g.Go(func() error { return d.Steering(ctx) })
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -27,19 +28,19 @@ type Endpoints interface {
 // scanEvery is the interval of checks for devices that send no netlink events.
 const scanEvery = 5 * time.Second
 
-// WatchDevices runs until ctx ends. It keeps the endpoints' MTU equal to the uplink's, attaches guards to the node's
+// WatchDevices runs until ctx ends. It keeps the endpoints' MTU equal to the uplinks', attaches guards to the node's
 // other interfaces, and detects endpoints whose devices are gone. A netlink subscription ends when its buffer
 // overflows; it is then opened again.
-func WatchDevices(ctx context.Context, uplink string, endpoints Endpoints, log *slog.Logger) error {
+func WatchDevices(ctx context.Context, uplinks []string, endpoints Endpoints, log *slog.Logger) error {
 	for ctx.Err() == nil {
-		if err := watchDevicesOnce(ctx, uplink, endpoints, log); err != nil {
+		if err := watchDevicesOnce(ctx, uplinks, endpoints, log); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func watchDevicesOnce(ctx context.Context, uplink string, endpoints Endpoints, log *slog.Logger) error {
+func watchDevicesOnce(ctx context.Context, uplinks []string, endpoints Endpoints, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	links := make(chan netlink.LinkUpdate)
 	if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
@@ -53,7 +54,7 @@ func watchDevicesOnce(ctx context.Context, uplink string, endpoints Endpoints, l
 	}()
 	follow := func() {
 		if err := endpoints.FollowMTU(ctx); err != nil && ctx.Err() == nil {
-			log.Error("setting the endpoints' MTU failed", "uplink", uplink, "error", err)
+			log.Error("setting the endpoints' MTU failed", "uplinks", uplinks, "error", err)
 		}
 	}
 	guard := func(changed netlink.Link) {
@@ -69,7 +70,7 @@ func watchDevicesOnce(ctx context.Context, uplink string, endpoints Endpoints, l
 	follow() // changes before the subscription
 	guard(nil)
 	lose(func(endpoint.Record) bool { return true })
-	known := 0
+	known := map[string]int{} // MTUs of uplinks
 	tick := time.NewTicker(scanEvery)
 	defer tick.Stop()
 	for {
@@ -88,10 +89,10 @@ func watchDevicesOnce(ctx context.Context, uplink string, endpoints Endpoints, l
 			lose(OnDevice(u.Attrs().Name))
 		}
 		switch a := u.Attrs(); {
-		case a.Name != uplink:
+		case !slices.Contains(uplinks, a.Name):
 			guard(u.Link)
-		case a.MTU != known:
-			known = a.MTU
+		case a.MTU != known[a.Name]:
+			known[a.Name] = a.MTU
 			follow()
 		}
 	}

@@ -74,7 +74,12 @@ func TestOwnAddresses(t *testing.T) {
 	changed <- struct{}{}
 	changed <- struct{}{} // it has handled the one before
 	add("2001:db8::8/128")
-	changed <- struct{}{}
+	go func() { // the event before may still be handled, with the new address
+		select {
+		case changed <- struct{}{}:
+		case <-ctx.Done():
+		}
+	}()
 	wait("2001:db8::7", "2001:db8::8")
 	cancel()
 	if err := <-ended; err != nil {

@@ -10,10 +10,21 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// UplinkAddresses returns the next hops for the fabric, best first: permanent global addresses, then the link-local
-// one. At boot they may be tentative; usually they become permanent. Addresses in own, the
-// node's prefix, are excluded.
-func UplinkAddresses(uplink string, own netip.Prefix) ([]netip.Addr, error) {
+// UplinkAddresses returns the next hops for the fabric, best first: those of the first uplink, and of each the
+// permanent global addresses before the link-local one. At boot they may be tentative; usually they become permanent.
+// Addresses in own, the node's prefix, are excluded.
+func UplinkAddresses(uplinks []string, own netip.Prefix) (all []netip.Addr, err error) {
+	for _, name := range uplinks {
+		its, err := uplinkAddresses(name, own)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, its...)
+	}
+	return all, nil
+}
+
+func uplinkAddresses(uplink string, own netip.Prefix) ([]netip.Addr, error) {
 	link, err := netlink.LinkByName(uplink)
 	if err != nil {
 		return nil, fmt.Errorf("uplink %s: %w", uplink, err)

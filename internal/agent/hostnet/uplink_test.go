@@ -27,7 +27,7 @@ func TestUplinkAddresses(t *testing.T) {
 			}
 		}
 		var err error
-		got, err = UplinkAddresses("eth0", netip.Prefix{})
+		got, err = UplinkAddresses([]string{"eth0"}, netip.Prefix{})
 		return err
 	})
 	if want := []netip.Addr{netip.MustParseAddr("2001:db8::2"), netip.MustParseAddr("fe80::2")}; err != nil ||

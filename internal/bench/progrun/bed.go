@@ -79,7 +79,7 @@ func NewBed(dir string, endpoints, tenants, sessions int) (_ *Bed, err error) {
 	pins := filepath.Join(w.Dir, "bpf")
 	err = b.Node.NS.Do(func() (err error) {
 		b.Datapath, err = datapath.Open(datapath.Config{
-			Uplink: "eth0", NodePrefix: b.Node.Prefix, Plan: scalePlan(), BPFFS: pins,
+			Uplinks: []string{"eth0"}, NodePrefix: b.Node.Prefix, Plan: scalePlan(), BPFFS: pins,
 			MaxEndpoints: endpoints, MaxTenantIDs: tenants, MaxSessions: sessions, Log: slog.New(slog.DiscardHandler),
 		})
 		return err

@@ -158,7 +158,7 @@ func (n *Node) OpenDatapath(v Variant) (d *datapath.Datapath, err error) {
 	plan.Identifiers = v.identifiers
 	err = n.NS.Do(func() error {
 		d, err = datapath.Open(datapath.Config{
-			Uplink: "eth0", NodePrefix: n.Prefix, Plan: plan, BPFFS: pins,
+			Uplinks: []string{"eth0"}, NodePrefix: n.Prefix, Plan: plan, BPFFS: pins,
 			MaxEndpoints: cmp.Or(v.Endpoints, 16),
 			Device:       v.device, NoCache: v.noCache, DirectTunnel: v.direct, MaxMappings: v.Mappings, VTEP4: v.pool,
 			Log: slog.New(slog.DiscardHandler),

@@ -92,8 +92,8 @@ func (n *Node) OpenOVS(d *datapath.Datapath) (*ovs.Switch, *ovs.Daemons, error) 
 	}
 	n.Wire.OnClose(daemons.Stop)
 	s, err := ovs.Open(ctx, ovs.Config{
-		RunDir: daemons.Dir(), Netns: n.NS, Uplink: "eth0", Node: n.Prefix, Region: address.DefaultPlan().Base,
-		OVSPorts: taps, Mark: taps.Mark(),
+		RunDir: daemons.Dir(), Netns: n.NS, Uplinks: []string{"eth0"}, Node: n.Prefix,
+		Region: address.DefaultPlan().Base, OVSPorts: taps, Mark: taps.Mark(),
 	})
 	return s, daemons, err
 }

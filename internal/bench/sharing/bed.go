@@ -178,8 +178,8 @@ func (n *node) open(ctx context.Context, w *scenario.Wire, name string, endpoint
 	pins := filepath.Join(w.Dir, name+"-bpf")
 	err := n.ns.Do(func() (err error) {
 		n.path, err = datapath.Open(datapath.Config{
-			Uplink: "eth0", NodePrefix: n.prefix, Plan: address.DefaultPlan(), BPFFS: pins, MaxEndpoints: endpoints,
-			MaxRules: rules, MTUReserve: tenant.OffloadOverhead, Device: endpoint.Veth,
+			Uplinks: []string{"eth0"}, NodePrefix: n.prefix, Plan: address.DefaultPlan(), BPFFS: pins,
+			MaxEndpoints: endpoints, MaxRules: rules, MTUReserve: tenant.OffloadOverhead, Device: endpoint.Veth,
 			Log: slog.New(slog.DiscardHandler),
 		})
 		return err

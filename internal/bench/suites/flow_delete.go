@@ -100,7 +100,7 @@ func (m *flowDelete) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, ns.Close(), netns.Remove(ns.Path())) }()
 	config := ovs.Config{
-		RunDir: filepath.Join(dir, "ovs"), Netns: ns, Uplink: "lo",
+		RunDir: filepath.Join(dir, "ovs"), Netns: ns, Uplinks: []string{"lo"},
 		Node:   netip.MustParsePrefix("fd70:696c:6100:1::/64"),
 		Region: netip.MustParsePrefix("fd70:696c:6100::/40"),
 	}

@@ -65,7 +65,7 @@ func buildSteeringBed(
 
 // devices returns the devices of some levels of the servers' node.
 func (b *steeringBed) devices(levels []string) ([]steering.Device, error) {
-	of := steering.Selection{Levels: levels, Netns: b.wire.Nodes[1].NS.Path(), Uplink: "eth0"}
+	of := steering.Selection{Levels: levels, Netns: b.wire.Nodes[1].NS.Path(), Uplinks: []string{"eth0"}}
 	for _, l := range levels {
 		if l == steering.Container {
 			for _, p := range b.pairs {

@@ -702,8 +702,8 @@ const (
 	PilasterVarUnusedSweepRequest  = "unused_sweep_request"
 	PilasterVarUnusedWhyRequest    = "unused_why_request"
 	PilasterVarUplinkClasses       = "uplink_classes"
-	PilasterVarUplinkIfindex       = "uplink_ifindex"
 	PilasterVarUplinkVtep4         = "uplink_vtep4"
+	PilasterVarUplinks             = "uplinks"
 	PilasterVarVtep4Mask           = "vtep4_mask"
 	PilasterVarVtep4Prefix         = "vtep4_prefix"
 )
@@ -876,8 +876,8 @@ type PilasterVariableSpecs struct {
 	UnusedSweepRequest *ebpf.VariableSpec `ebpf:"unused_sweep_request"`
 	UnusedWhyRequest   *ebpf.VariableSpec `ebpf:"unused_why_request"`
 	UplinkClasses      *ebpf.VariableSpec `ebpf:"uplink_classes"`
-	UplinkIfindex      *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
 	UplinkVtep4        *ebpf.VariableSpec `ebpf:"uplink_vtep4"`
+	Uplinks            *ebpf.VariableSpec `ebpf:"uplinks"`
 	Vtep4Mask          *ebpf.VariableSpec `ebpf:"vtep4_mask"`
 	Vtep4Prefix        *ebpf.VariableSpec `ebpf:"vtep4_prefix"`
 }
@@ -1056,8 +1056,8 @@ type PilasterVariables struct {
 	UnusedSweepRequest *ebpf.Variable `ebpf:"unused_sweep_request"`
 	UnusedWhyRequest   *ebpf.Variable `ebpf:"unused_why_request"`
 	UplinkClasses      *ebpf.Variable `ebpf:"uplink_classes"`
-	UplinkIfindex      *ebpf.Variable `ebpf:"uplink_ifindex"`
 	UplinkVtep4        *ebpf.Variable `ebpf:"uplink_vtep4"`
+	Uplinks            *ebpf.Variable `ebpf:"uplinks"`
 	Vtep4Mask          *ebpf.Variable `ebpf:"vtep4_mask"`
 	Vtep4Prefix        *ebpf.Variable `ebpf:"vtep4_prefix"`
 }

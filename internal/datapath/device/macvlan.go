@@ -66,7 +66,7 @@ func (d macvlan) create(r endpoint.Record, in *ContainerNS, mtu int) (endpoint.D
 	add := func(name string) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU, attrs.HardwareAddr = name, mtu, mac
-		attrs.ParentIndex, attrs.Namespace = d.Uplink.Attrs().Index, netlink.NsFd(in.Netns.FD())
+		attrs.ParentIndex, attrs.Namespace = d.Uplinks[0].Attrs().Index, netlink.NsFd(in.Netns.FD())
 		device := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}
 		return netns.Retry(func() error { return d.Netlink.LinkAdd(device) })
 	}
@@ -90,7 +90,7 @@ func (d macvlan) create(r endpoint.Record, in *ContainerNS, mtu int) (endpoint.D
 			err = fmt.Errorf("%w; if the uplink is a member of a bridge, name the bridge with --uplink, or use "+
 				"--device veth", err)
 		}
-		return endpoint.Device{}, fmt.Errorf("make a macvlan on %s: %w", d.UplinkName, err)
+		return endpoint.Device{}, fmt.Errorf("make a macvlan on %s: %w", d.UplinkNames(), err)
 	}
 	return endpoint.Device{
 		Kind: endpoint.Macvlan, HostIfindex: int(number), HostMAC: host.GatewayMAC, ContainerMAC: mac, MTU: mtu,
@@ -159,8 +159,8 @@ func (d macvlan) find(r endpoint.Record, in *ContainerNS) (*netlink.Macvlan, err
 	if !ok {
 		return nil, fmt.Errorf("link %s in %s is no macvlan: %w", r.Interface, r.Netns, errReplaced)
 	}
-	if v.ParentIndex != d.Uplink.Attrs().Index {
-		return nil, fmt.Errorf("link %s in %s: %w %s", r.Interface, r.Netns, ErrOtherUplink, d.UplinkName)
+	if v.ParentIndex != d.Uplinks[0].Attrs().Index {
+		return nil, fmt.Errorf("link %s in %s: %w %s", r.Interface, r.Netns, ErrOtherUplink, d.UplinkNames())
 	}
 	return v, nil
 }
@@ -171,7 +171,7 @@ func (d macvlan) Repair(endpoint.Record) error { return nil }
 func (d macvlan) setMTU(_ endpoint.Record, _ int, container func() error) error { return container() }
 
 func (d macvlan) effectiveMTU(mtu int) int {
-	if uplink, err := d.Netlink.LinkByIndex(d.Uplink.Attrs().Index); err == nil {
+	if uplink, err := d.Netlink.LinkByIndex(d.Uplinks[0].Attrs().Index); err == nil {
 		mtu = min(mtu, uplink.Attrs().MTU)
 	}
 	return mtu

@@ -168,8 +168,8 @@ const (
 	objectVarUnusedPacketEvent   = "unused_packet_event"
 	objectVarUnusedReplication   = "unused_replication"
 	objectVarUplinkClasses       = "uplink_classes"
-	objectVarUplinkIfindex       = "uplink_ifindex"
 	objectVarUplinkVtep4         = "uplink_vtep4"
+	objectVarUplinks             = "uplinks"
 	objectVarVtep4Mask           = "vtep4_mask"
 	objectVarVtep4Prefix         = "vtep4_prefix"
 )
@@ -337,8 +337,8 @@ type objectVariableSpecs struct {
 	UnusedPacketEvent *ebpf.VariableSpec `ebpf:"unused_packet_event"`
 	UnusedReplication *ebpf.VariableSpec `ebpf:"unused_replication"`
 	UplinkClasses     *ebpf.VariableSpec `ebpf:"uplink_classes"`
-	UplinkIfindex     *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
 	UplinkVtep4       *ebpf.VariableSpec `ebpf:"uplink_vtep4"`
+	Uplinks           *ebpf.VariableSpec `ebpf:"uplinks"`
 	Vtep4Mask         *ebpf.VariableSpec `ebpf:"vtep4_mask"`
 	Vtep4Prefix       *ebpf.VariableSpec `ebpf:"vtep4_prefix"`
 }
@@ -534,8 +534,8 @@ type objectVariables struct {
 	UnusedPacketEvent *ebpf.Variable `ebpf:"unused_packet_event"`
 	UnusedReplication *ebpf.Variable `ebpf:"unused_replication"`
 	UplinkClasses     *ebpf.Variable `ebpf:"uplink_classes"`
-	UplinkIfindex     *ebpf.Variable `ebpf:"uplink_ifindex"`
 	UplinkVtep4       *ebpf.Variable `ebpf:"uplink_vtep4"`
+	Uplinks           *ebpf.Variable `ebpf:"uplinks"`
 	Vtep4Mask         *ebpf.Variable `ebpf:"vtep4_mask"`
 	Vtep4Prefix       *ebpf.Variable `ebpf:"vtep4_prefix"`
 }

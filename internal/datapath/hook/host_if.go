@@ -17,8 +17,8 @@ import (
 // hostIfHooks returns the hooks of an interface beside the uplink. The interface's index is part of the pin's name,
 // because names of devices can change.
 func (d *Hooks) hostIfHooks(l netlink.Link) []hook {
-	pin := func(name string) string { return fmt.Sprintf("%s_%d", name, l.Attrs().Index) }
-	switch RoleOf(l, d.Uplink, d.Netlink.LinkByIndex) {
+	pin := func(name string) string { return Numbered(name, l.Attrs().Index) }
+	switch RoleOf(l, d.Uplinks, d.Netlink.LinkByIndex) {
 	case RoleEdge:
 		return []hook{
 			{"edge_in", pin("edge_in"), l, ebpf.AttachTCXIngress, d.Objects.PilEdgeIn, nil},
@@ -43,19 +43,19 @@ const (
 	RoleLoopback // the loopback device
 )
 
-// HostInterfaces returns the interfaces beside the uplink through which packets can reach or leave the node's stack.
-func HostInterfaces(h *netlink.Handle, uplink netlink.Link) ([]netlink.Link, error) {
+// HostInterfaces returns the interfaces beside the uplinks through which packets can reach or leave the node's stack.
+func HostInterfaces(h *netlink.Handle, uplinks ...netlink.Link) ([]netlink.Link, error) {
 	links, err := netns.List(h.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}
 	return slices.DeleteFunc(
 		links,
-		func(l netlink.Link) bool { return RoleOf(l, uplink, h.LinkByIndex) != RoleEdge },
+		func(l netlink.Link) bool { return RoleOf(l, uplinks, h.LinkByIndex) != RoleEdge },
 	), nil
 }
 
-func RoleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) Role {
+func RoleOf(l netlink.Link, uplinks []netlink.Link, byIndex func(int) (netlink.Link, error)) Role {
 	a := l.Attrs()
 	_, container := host.DeviceID(l)
 	switch {
@@ -66,8 +66,9 @@ func RoleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) Rol
 		isGateway(a.Name),
 		a.Name == pipeline.NodeSide,
 		a.Name == pipeline.SwitchSide,
-		a.Name == uplink.Attrs().Name,
-		a.Index == uplink.Attrs().Index:
+		slices.ContainsFunc(uplinks, func(u netlink.Link) bool {
+			return a.Name == u.Attrs().Name || a.Index == u.Attrs().Index
+		}):
 		return RoleNone // other programs of ours are attached there
 	case a.Flags&net.FlagLoopback != 0:
 		return RoleLoopback
@@ -79,7 +80,7 @@ func RoleOf(l, uplink netlink.Link, byIndex func(int) (netlink.Link, error)) Rol
 			return RolePort // of the uplink too: its containers' frames have other addresses
 		}
 	}
-	if isUnderUplink(a.Index, uplink, byIndex) {
+	if slices.ContainsFunc(uplinks, func(u netlink.Link) bool { return isUnderUplink(a.Index, u, byIndex) }) {
 		return RoleNone
 	}
 	return RoleEdge
@@ -132,7 +133,7 @@ func (d *Hooks) GuardInterfaces(changed netlink.Link) error {
 	}
 	var errs []error
 	for _, name := range []string{"edge_in", "edge_out", "port_in"} {
-		pin := fmt.Sprintf("%s_%d", name, index)
+		pin := Numbered(name, index)
 		if slices.ContainsFunc(wanted, func(h hook) bool { return h.pin == pin }) {
 			continue
 		}

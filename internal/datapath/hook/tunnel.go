@@ -232,11 +232,15 @@ func (d *Hooks) AttachOffloads() error {
 	case err != nil:
 	case len(roles.of) > 0:
 		// Messages pass no tunnel device, which would cut UDP segments that came in one piece from a virtual uplink.
-		if d.Uplink.Type() == "veth" {
-			err = d.Node.Do(func() error { return netns.SetFeature(d.UplinkName, "tx-udp-segmentation", false) })
-		}
-		if err != nil {
-			return err
+		for _, l := range d.Uplinks {
+			if l.Type() != "veth" {
+				continue
+			}
+			name := l.Attrs().Name
+			err := d.Node.Do(func() error { return netns.SetFeature(name, "tx-udp-segmentation", false) })
+			if err != nil {
+				return err
+			}
 		}
 		err = d.Objects.PilUplinksV1.Put(UplinkTunnel, d.Objects.PilOffloadIn)
 	case d.DirectTunnel:

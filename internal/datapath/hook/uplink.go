@@ -43,6 +43,9 @@ type hook struct {
 	After   *ebpf.Program // must run before this program; nil if this one runs first
 }
 
+// Pin returns the name of the hook's pinned link.
+func (h hook) Pin() string { return h.pin }
+
 func (d *Hooks) UplinkHooks() []hook {
 	if d.DeviceKind != endpoint.Macvlan {
 		return d.filterHooks()
@@ -50,19 +53,81 @@ func (d *Hooks) UplinkHooks() []hook {
 	return append(d.filterHooks(), d.backstopHooks()...)
 }
 
-// filterHooks run first on the uplink.
-func (d *Hooks) filterHooks() []hook {
-	return []hook{
-		{"uplink_in", "uplink_in", d.Uplink, ebpf.AttachTCXIngress, d.Objects.PilUplinkIn, nil},
-		{"uplink_out", "uplink_out", d.Uplink, ebpf.AttachTCXEgress, d.Objects.PilUplinkOut, nil},
+// filterHooks run first on the uplinks.
+func (d *Hooks) filterHooks() (all []hook) {
+	for i, l := range d.Uplinks {
+		its := []hook{
+			{"uplink_in", "uplink_in", l, ebpf.AttachTCXIngress, d.Objects.PilUplinkIn, nil},
+			{"uplink_out", "uplink_out", l, ebpf.AttachTCXEgress, d.Objects.PilUplinkOut, nil},
+		}
+		for h := range its {
+			if i > 0 { // builds that have a single uplink know the first by its name alone
+				its[h].pin = Numbered(its[h].Name, l.Attrs().Index)
+			}
+		}
+		all = append(all, its...)
 	}
+	return all
+}
+
+// Numbered returns the name of a pin of a device. Names of devices can change.
+func Numbered(name string, index int) string { return fmt.Sprintf("%s_%d", name, index) }
+
+// renameUplinkPins gives the pins of uplinks that an earlier process attached the names that they have now, if another
+// uplink is the first. The programs stay where they are.
+func (d *Hooks) renameUplinkPins() error {
+	for _, h := range d.filterHooks()[:2] {
+		if err := d.renameUplinkPin(h); err != nil {
+			return fmt.Errorf("rename the pin of %s: %w", h.Name, err)
+		}
+	}
+	return nil
+}
+
+func (d *Hooks) renameUplinkPin(first hook) error {
+	index, err := pinnedDevice(filepath.Join(d.LinksDir(), first.pin))
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		return err
+	case index == first.device.Attrs().Index:
+		return nil
+	default:
+		if err := d.renamePin(first.pin, Numbered(first.Name, index)); err != nil {
+			return err
+		}
+	}
+	err = d.renamePin(Numbered(first.Name, first.device.Attrs().Index), first.pin)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (d *Hooks) renamePin(from, to string) error {
+	return os.Rename(filepath.Join(d.LinksDir(), from), filepath.Join(d.LinksDir(), to))
+}
+
+// pinnedDevice returns the index of the device of a pinned link; 0 if the device is gone.
+func pinnedDevice(pin string) (int, error) {
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil || info.TCX() == nil {
+		return 0, err
+	}
+	return int(info.TCX().Ifindex), nil
 }
 
 // backstopHooks run behind filterHooks if containers have macvlans.
 func (d *Hooks) backstopHooks() []hook {
+	l := d.Uplinks[0]
 	return []hook{
-		{"guard_in", "guard_in", d.Uplink, ebpf.AttachTCXIngress, d.Objects.PilGuardIn, d.Objects.PilUplinkIn},
-		{"guard_out", "guard_out", d.Uplink, ebpf.AttachTCXEgress, d.Objects.PilGuardOut, d.Objects.PilUplinkOut},
+		{"guard_in", "guard_in", l, ebpf.AttachTCXIngress, d.Objects.PilGuardIn, d.Objects.PilUplinkIn},
+		{"guard_out", "guard_out", l, ebpf.AttachTCXEgress, d.Objects.PilGuardOut, d.Objects.PilUplinkOut},
 	}
 }
 
@@ -84,11 +149,14 @@ func (d *Hooks) detachPin(pin string) error {
 	return err
 }
 
-// AttachUplink puts our programs first on the uplink, or replaces those of an earlier process. The links are pinned:
+// AttachUplink puts our programs first on the uplinks, or replaces those of an earlier process. The links are pinned:
 // they stay when the agent ends.
 func (d *Hooks) AttachUplink() error {
 	if err := os.MkdirAll(d.LinksDir(), 0o700); err != nil {
 		return fmt.Errorf("make the folder for links: %w", err)
+	}
+	if err := d.renameUplinkPins(); err != nil {
+		return err
 	}
 	return d.attachHooks(d.UplinkHooks())
 }
@@ -135,7 +203,7 @@ func (d *Hooks) attachHooks(hooks []hook) error {
 	return nil
 }
 
-// CheckUplinkFree returns an error if the uplink carries a packet path with pins elsewhere: this agent would take the
+// CheckUplinkFree returns an error if an uplink carries a packet path with pins elsewhere: this agent would take the
 // devices of that path's containers for stale and remove them.
 func (d *Hooks) CheckUplinkFree() error {
 	for _, h := range d.filterHooks() { // their programs are not loaded yet
@@ -150,7 +218,7 @@ func (d *Hooks) CheckUplinkFree() error {
 					"%s carries the packet path of another agent, whose pins are not in %s; nothing was changed: "+
 						"use the --bpffs and --state-dir of that agent, "+
 						"or remove its packet path with `pilaster node reset`",
-					d.UplinkName,
+					h.device.Attrs().Name,
 					d.BPFFS,
 				)
 			}
@@ -259,15 +327,18 @@ func (d *Hooks) HookProblems(hooks []hook) (missing, notFirst []string, err erro
 	return missing, notFirst, nil
 }
 
+// isOurLink reports whether a program at a hook is ours. Before renameUplinkPins an uplink's pin may have either name.
 func (d *Hooks) isOurLink(h hook, p link.AttachedProgram) bool {
-	l, err := link.LoadPinnedLink(filepath.Join(d.LinksDir(), h.pin), nil)
-	if err != nil {
-		return false
-	}
-	defer l.Close()
-	info, err := l.Info()
 	id, ok := p.LinkID()
-	return err == nil && ok && id == info.ID
+	return ok && slices.ContainsFunc([]string{h.Name, Numbered(h.Name, h.device.Attrs().Index)}, func(pin string) bool {
+		l, err := link.LoadPinnedLink(filepath.Join(d.LinksDir(), pin), nil)
+		if err != nil {
+			return false
+		}
+		defer l.Close()
+		info, err := l.Info()
+		return err == nil && id == info.ID
+	})
 }
 
 // BlockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64, its /64 of egress

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,11 +27,10 @@ type Host struct {
 	Node    *netns.Namespace
 	Netlink *netlink.Handle // in node
 	Sysctls Sysctls         // of node
-	Uplink  netlink.Link
+	Uplinks []netlink.Link  // at least one
 	Objects bpfobj.PilasterObjects
 	Log     *slog.Logger
 
-	UplinkName string
 	DeviceKind string // of new containers: Veth, Macvlan or Netkit
 	BPFFS      string // folder of the pins
 	Cluster    string // UUID, which MACs are derived from
@@ -80,24 +81,37 @@ func (d *Host) WithDeviceLock(change func() error) error {
 
 const IPv6MinMTU = 1280 // RFC 8200 §5
 
-// MTU returns the MTU of containers: the uplink's less the reserve.
+// MTU returns the MTU of containers: the lowest of the uplinks' less the reserve.
 func (d *Host) MTU() (int, error) {
-	uplink, err := d.Netlink.LinkByIndex(d.Uplink.Attrs().Index)
-	if err != nil {
-		return 0, fmt.Errorf("uplink %s: %w", d.UplinkName, err)
+	lowest := math.MaxInt
+	for _, l := range d.Uplinks {
+		uplink, err := d.Netlink.LinkByIndex(l.Attrs().Index)
+		if err != nil {
+			return 0, fmt.Errorf("uplink %s: %w", l.Attrs().Name, err)
+		}
+		mtu := uplink.Attrs().MTU - d.MTUReserve
+		if mtu < IPv6MinMTU {
+			return 0, fmt.Errorf(
+				"uplink %s has an MTU of %d; less the reserve of %d, that is below IPv6's minimum of %d; increase "+
+					"the MTU, or decrease --mtu-reserve",
+				uplink.Attrs().Name,
+				uplink.Attrs().MTU,
+				d.MTUReserve,
+				IPv6MinMTU,
+			)
+		}
+		lowest = min(lowest, mtu)
 	}
-	mtu := uplink.Attrs().MTU - d.MTUReserve
-	if mtu < IPv6MinMTU {
-		return 0, fmt.Errorf(
-			"uplink %s has an MTU of %d; less the reserve of %d, that is below IPv6's minimum of %d; increase the "+
-				"MTU, or decrease --mtu-reserve",
-			d.UplinkName,
-			uplink.Attrs().MTU,
-			d.MTUReserve,
-			IPv6MinMTU,
-		)
+	return lowest, nil
+}
+
+// UplinkNames returns the uplinks' names for messages.
+func (d *Host) UplinkNames() string {
+	names := make([]string, len(d.Uplinks))
+	for i, l := range d.Uplinks {
+		names[i] = l.Attrs().Name
 	}
-	return mtu, nil
+	return strings.Join(names, ", ")
 }
 
 func (d *Host) SweepFolder(dir string, remove func(string) error, wanted func(name string) bool) error {

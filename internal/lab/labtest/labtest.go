@@ -66,6 +66,14 @@ func New(t testing.TB, spec lab.Spec, options ...func(*lab.Options)) *lab.Lab {
 // Device is the kind of the containers' devices in tests: PILASTER_TEST_DEVICE, or veth.
 func Device() string { return cmp.Or(os.Getenv("PILASTER_TEST_DEVICE"), endpoint.Veth) }
 
+// Uplinks is the number of uplinks of nodes in suites that run with one and with two: PILASTER_TEST_UPLINKS, or one.
+func Uplinks() int {
+	if os.Getenv("PILASTER_TEST_UPLINKS") == "2" {
+		return 2
+	}
+	return 1
+}
+
 // NetworkVariable is the variable with the network of the tenants in suites that run on each network.
 const NetworkVariable = "PILASTER_TEST_NETWORK"
 

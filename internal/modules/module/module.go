@@ -56,10 +56,10 @@ type Agent interface {
 
 // Settings are the agent's flags that networks ask for.
 type Settings struct {
-	Device string // kind of new containers' devices
-	Uplink string
-	RunDir string
-	Edge   bool // the node is the Edge Switch of its region
+	Device  string // kind of new containers' devices
+	Uplinks []string
+	RunDir  string
+	Edge    bool // the node is the Edge Switch of its region
 }
 
 // Host is the agent that opens a network.

@@ -148,7 +148,7 @@ func (a *agent) Open(ctx context.Context, host module.Host, on network.Node) (ne
 		c.SharesLoad, c.Relays = true, true
 	} else {
 		c.Switch, err = openOVS(ctx, host.Path, ovs.Config{
-			RunDir: a.folders.ovsRunDir, Uplink: host.Uplink, Node: on.Prefix, Region: on.Plan.Base,
+			RunDir: a.folders.ovsRunDir, Uplinks: host.Uplinks, Node: on.Prefix, Region: on.Plan.Base,
 			Others: []netip.Prefix{on.Plan.Base, on.Plan.Private}, LooseDeletes: a.looseDeletes,
 		})
 	}

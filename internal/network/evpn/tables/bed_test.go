@@ -118,8 +118,9 @@ func newBed(t testing.TB, spec *ebpf.CollectionSpec) *bed {
 	t.Cleanup(func() { unix.Unmount(pins, unix.MNT_DETACH) })
 	must(t, b.ns.Do(func() (err error) {
 		b.path, err = datapath.Open(datapath.Config{
-			Uplink: "eth0", NodePrefix: plan.Node(1), Plan: plan, BPFFS: pins, MaxEndpoints: 100, VTEP4: pool,
-			Log: slog.New(slog.DiscardHandler),
+			Uplinks: []string{"eth0"}, NodePrefix: plan.Node(1), Plan: plan, BPFFS: pins, MaxEndpoints: 100,
+			VTEP4: pool,
+			Log:   slog.New(slog.DiscardHandler),
 		})
 		return err
 	}))

@@ -140,7 +140,7 @@ func newBedWith(t testing.TB, spec *ebpf.CollectionSpec, c Config) *bed {
 	var path *datapath.Datapath
 	must(t, b.ns.Do(func() (err error) {
 		path, err = datapath.Open(datapath.Config{
-			Uplink: "eth0", NodePrefix: plan.Node(1), Plan: plan, BPFFS: pins, MaxEndpoints: 100,
+			Uplinks: []string{"eth0"}, NodePrefix: plan.Node(1), Plan: plan, BPFFS: pins, MaxEndpoints: 100,
 			Log: slog.New(slog.DiscardHandler),
 		})
 		return err

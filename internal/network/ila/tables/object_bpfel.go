@@ -109,7 +109,7 @@ const (
 	objectVarSourceStays         = "source_stays"
 	objectVarUnusedDropEvent     = "unused_drop_event"
 	objectVarUnusedIlaMiss       = "unused_ila_miss"
-	objectVarUplinkIfindex       = "uplink_ifindex"
+	objectVarUplinks             = "uplinks"
 )
 
 // loadObject returns the embedded CollectionSpec for object.
@@ -226,7 +226,7 @@ type objectVariableSpecs struct {
 	SourceStays     *ebpf.VariableSpec `ebpf:"source_stays"`
 	UnusedDropEvent *ebpf.VariableSpec `ebpf:"unused_drop_event"`
 	UnusedIlaMiss   *ebpf.VariableSpec `ebpf:"unused_ila_miss"`
-	UplinkIfindex   *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
+	Uplinks         *ebpf.VariableSpec `ebpf:"uplinks"`
 }
 
 // objectObjects contains all objects after they have been loaded into the kernel.
@@ -350,7 +350,7 @@ type objectVariables struct {
 	SourceStays     *ebpf.Variable `ebpf:"source_stays"`
 	UnusedDropEvent *ebpf.Variable `ebpf:"unused_drop_event"`
 	UnusedIlaMiss   *ebpf.Variable `ebpf:"unused_ila_miss"`
-	UplinkIfindex   *ebpf.Variable `ebpf:"uplink_ifindex"`
+	Uplinks         *ebpf.Variable `ebpf:"uplinks"`
 }
 
 // objectPrograms contains all programs after they have been loaded into the kernel.

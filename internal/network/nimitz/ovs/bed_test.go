@@ -82,7 +82,7 @@ func (b *bed) tap(t testing.TB) {
 	plan.Base = packettest.Region
 	must(t, b.node.Do(func() (err error) {
 		b.programs, err = datapath.Open(datapath.Config{
-			Uplink: b.config.Uplink, NodePrefix: b.config.Node, Plan: plan, BPFFS: pins, MaxEndpoints: 100,
+			Uplinks: b.config.Uplinks, NodePrefix: b.config.Node, Plan: plan, BPFFS: pins, MaxEndpoints: 100,
 			Device: endpoint.Veth, Log: slog.New(slog.DiscardHandler),
 		})
 		return err
@@ -110,7 +110,7 @@ func newNode(t testing.TB, node netip.Prefix) *bed {
 		RunDir: filepath.Join(
 			dir,
 			"ovs",
-		), Netns: b.node, Uplink: "eth0", Node: node, Region: packettest.Region,
+		), Netns: b.node, Uplinks: []string{"eth0"}, Node: node, Region: packettest.Region,
 		Others:   []netip.Prefix{netip.MustParsePrefix("fc00::/8")},
 		Datapath: Datapath(os.Getenv("PILASTER_TEST_OVS")),
 	}

@@ -29,11 +29,11 @@ const (
 
 // Config configures the switch of a node.
 type Config struct {
-	RunDir string           // of Open vSwitch, where its sockets are: /run/openvswitch
-	Netns  *netns.Namespace // of the node; Open vSwitch runs in it too
-	Uplink string           // the node's device to the fabric
-	Node   netip.Prefix     // its /64
-	Region netip.Prefix     // contains the /64s of all nodes of the region
+	RunDir  string           // of Open vSwitch, where its sockets are: /run/openvswitch
+	Netns   *netns.Namespace // of the node; Open vSwitch runs in it too
+	Uplinks []string         // the node's devices to the fabric
+	Node    netip.Prefix     // its /64
+	Region  netip.Prefix     // contains the /64s of all nodes of the region
 	// mark of tunnel packets, by which the programs on the uplink recognise them; some of pipeline.MarkBits
 	Mark     uint32
 	OVSPorts OVSPorts       // the node's own programs on containers' devices; nil where there are none

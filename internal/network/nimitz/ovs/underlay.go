@@ -121,7 +121,7 @@ func (s *Switch) pair(h *netlink.Handle) error {
 }
 
 // sysctls disables the node's stack on the bridge's port, and enables forwarding between the other device and the
-// uplink. From Linux 6.17 on it enables forwarding only for these two, because a node that forwards on all devices
+// uplinks. From Linux 6.17 on it enables forwarding only for these, because a node that forwards on all devices
 // loses a default route learnt from router advertisements.
 func (s *Switch) sysctls() error {
 	const conf = "/proc/sys/net/ipv6/conf/"
@@ -135,8 +135,10 @@ func (s *Switch) sysctls() error {
 			settings = append(
 				settings,
 				[2]string{hostSide + "/force_forwarding", "1"},
-				[2]string{s.config.Uplink + "/force_forwarding", "1"},
 			)
+			for _, name := range s.config.Uplinks {
+				settings = append(settings, [2]string{name + "/force_forwarding", "1"})
+			}
 		}
 		for _, set := range settings {
 			if err := os.WriteFile(conf+set[0], []byte(set[1]), 0); err != nil {
