@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -506,6 +507,45 @@ func TestGatewayAddressIsNoHosts(t *testing.T) {
 	b.check(t, b.datapath.Objects.PilUplinkOut, skb{Ifindex: b.uplinkIfindex()}, c)
 	c.name += ", by another interface"
 	b.check(t, b.datapath.Objects.PilEdgeOut, skb{Ifindex: b.uplinkIfindex()}, c)
+}
+
+// TestGatewayConnectionsStay: after an upgrade to a build that knows no tenant's gateway yet, the tenants come one after
+// another, and each keeps the connections that the gateway has for it.
+func TestGatewayConnectionsStay(t *testing.T) {
+	b := newEgressBench(t)
+	tables := func(of ...tenant.Tenant) (ids []uint32) {
+		for i, g := range of {
+			ids = append(ids, 0)
+			must(t, b.datapath.Objects.PilGwnatV1.Lookup(bpfobj.ToAddr(g.Egress[0].Via[0].Address), &ids[i]))
+		}
+		return ids
+	}
+	at := func(of tenant.Tenant, address string) tenant.Tenant {
+		of.Egress = []tenant.EgressRule{{To: netip.MustParsePrefix("::/0"), Allow: true, Via: []tenant.EgressGateway{
+			{Node: "n1", Prefix: b.prefix, Address: netip.MustParseAddr(address)},
+		}}}
+		return of
+	}
+	both := []tenant.Tenant{at(blue, "2001:db8:7::8"), at(red, "2001:db8:7::9")}
+	put := func() {
+		for _, of := range both {
+			must(t, b.datapath.putTenant(of))
+		}
+	}
+	put()
+	before := tables(both...)
+	for _, of := range both {
+		must(t, b.datapath.Objects.PilGwtenantsV1.Delete(uint32(of.Current().ID)))
+	}
+	put()
+	if after := tables(both...); !slices.Equal(before, after) {
+		t.Errorf("tables of connections %v, want %v as before", after, before)
+	}
+	must(t, b.datapath.putTenant(at(blue, "2001:db8:7::a")))
+	if err := b.datapath.Objects.PilGwnatV1.Lookup(bpfobj.ToAddr(both[0].Egress[0].Via[0].Address),
+		new(uint32)); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Errorf("the connections of an address that no tenant has: %v", err)
+	}
 }
 
 // TestGatewayProbes: a gateway answers probes, and a node notes answers.

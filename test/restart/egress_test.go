@@ -18,8 +18,8 @@ import (
 const internet = "internet" // the host outside of the cluster
 
 // TestKillsOfEgress kills the agents of three nodes, also for another build, and the orchestrator, while containers
-// send to a host outside of the cluster: one with its own egress address, one by a gateway. No datagram is lost, and
-// the connections that were there before go on.
+// send to a host outside of the cluster: with an egress address of its own, by a gateway of another node, by one of the
+// container's node, and by one of two gateways. No datagram is lost, and the connections that were there before go on.
 func TestKillsOfEgress(t *testing.T) {
 	if labtest.Network() != tenant.Netpila {
 		t.Setenv(labtest.NetworkVariable, tenant.Netpila)
@@ -36,23 +36,26 @@ func TestKillsOfEgress(t *testing.T) {
 		Tenants: []lab.Tenant{
 			{Name: "direct", Egress: []lab.EgressRule{{To: everywhere, Action: "allow"}}},
 			{Name: "relayed", Egress: []lab.EgressRule{{To: everywhere, Action: "allow", Via: []string{"n3"}}}},
+			{Name: "paired", Egress: []lab.EgressRule{{To: everywhere, Action: "allow", Via: []string{"n1", "n3"}}}},
 		},
 		Containers: []lab.Container{
-			{Name: "left", Node: "n1", Tenant: "direct"},
-			{Name: "right", Node: "n2", Tenant: "relayed"},
+			{Name: "own-address", Node: "n1", Tenant: "direct"},
+			{Name: "by-gateway", Node: "n2", Tenant: "relayed"},
+			{Name: "at-gateway", Node: "n3", Tenant: "relayed"},
+			{Name: "by-two", Node: "n2", Tenant: "paired"},
 		},
 	}, func(o *lab.Options) { o.Binary = builds.binary })
 	k := &killer{T: t, lab: l, builds: builds, running: map[string]int{}, random: rand.New(rand.NewPCG(seed, 0)),
 		start: time.Now()}
 	at := echoOutside(t, l)
-	var conns []net.Conn
-	for _, from := range []string{"left", "right"} {
-		conns = append(conns, connectOutside(t, l, from, at))
-	}
 	sending, stop := context.WithCancel(t.Context())
 	defer stop()
-	streams := []*stream{startStreamTo(sending, t, l, "left", internet, port), startStreamTo(sending, t, l, "right",
-		internet, port+1)}
+	conns := map[string]net.Conn{}
+	var streams []*stream
+	for i, c := range l.Containers() {
+		conns[c.Name] = connectOutside(t, l, c.Name, at)
+		streams = append(streams, startStreamTo(sending, t, l, c.Name, internet, port+i))
+	}
 	nodes := []string{"n1", "n2", "n3"}
 	for turn := 0; k.kills < kills; turn++ {
 		node := nodes[turn%len(nodes)]
@@ -72,9 +75,9 @@ func TestKillsOfEgress(t *testing.T) {
 	for _, s := range streams {
 		s.finish(t, k.start)
 	}
-	for i, conn := range conns {
+	for name, conn := range conns {
 		if err := echoes(conn); err != nil {
-			t.Errorf("connection %d after %d kills: %v", i, k.kills, err)
+			t.Errorf("connection of %s after %d kills: %v", name, k.kills, err)
 		}
 	}
 }

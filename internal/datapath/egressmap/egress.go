@@ -278,22 +278,42 @@ func (d *Tables) putGateway(t tenant.Tenant, address netip.Addr) error {
 		if err := d.objects().PilGwtenantsV1.Put(uint32(own.ID), key); err != nil {
 			return fmt.Errorf("gateway of tenant id %d: %w", own.ID, err)
 		}
+		if err == nil {
+			if err := d.deleteUnused(had); err != nil {
+				return err
+			}
+		}
 	}
-	return d.sweepGateways()
+	return nil
 }
 
 // deleteGateway removes the gateway of a tenant id, and its connections if no other id has it.
 func (d *Tables) deleteGateway(id address.TenantID) error {
 	d.gateways.Lock()
 	defer d.gateways.Unlock()
-	err := d.objects().PilGwtenantsV1.Delete(uint32(id))
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
+	had, found, err := bpfobj.Lookup[bpfobj.PilasterAddr](d.objects().PilGwtenantsV1, uint32(id))
+	if !found || err != nil {
+		return err
 	}
-	if err != nil {
+	if err := d.objects().PilGwtenantsV1.Delete(uint32(id)); err != nil {
 		return fmt.Errorf("remove the gateway of tenant id %d: %w", id, err)
 	}
-	return d.sweepGateways()
+	return d.deleteUnused(had)
+}
+
+// deleteUnused removes the connections of an address that no tenant has any more. Connections of other addresses stay:
+// at a start their tenants may not be known yet.
+func (d *Tables) deleteUnused(address bpfobj.PilasterAddr) error {
+	used := false
+	err := bpfobj.ForEachEntry(d.objects().PilGwtenantsV1,
+		func(_ uint32, a bpfobj.PilasterAddr) { used = used || a == address })
+	if err == nil && !used {
+		err = ignoreMissing(d.objects().PilGwnatV1.Delete(address))
+	}
+	if err != nil {
+		return fmt.Errorf("remove the connections of gateway %v: %w", address.Addr(), err)
+	}
+	return nil
 }
 
 // sweepGateways removes connections of addresses that no tenant id has. The caller holds the lock of gateways: a table
