@@ -74,11 +74,11 @@ func Run(ctx context.Context, c Config) []Result {
 		if uplink != nil {
 			uplinks = append(uplinks, uplink)
 			add("mtu", mtu(uplink, c.MTUReserve))
-			add("device", checkDevice(uplink, c.Device, c.Endpoints))
 			add("other programs", otherPrograms(uplink, c.BPFFS, rights))
 		}
 	}
 	if len(uplinks) > 0 {
+		add("device", checkDevice(uplinks[0], c.Device, c.Endpoints))
 		add("other interfaces", otherInterfaces(uplinks))
 		way, uplink := wayToNodes(uplinks, c.Plan)
 		add("way to nodes", way)
