@@ -296,8 +296,8 @@ func gateway() []mutation {
 	return []mutation{
 		{
 			name: "silent gateways",
-			old: `if (is_silent(first) != is_silent(second))
-		return is_silent(first) ? second : first;`,
+			old: `if (is_silent(first, tenant) != is_silent(second, tenant))
+		return is_silent(first, tenant) ? second : first;`,
 			new:   "",
 			test:  "TestEgressStaysAtItsGateway",
 			cases: []string{"the gateway that answers", "a session that has a gateway"},
@@ -429,6 +429,13 @@ func gateway() []mutation {
 		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
 			test:  probes,
 			cases: []string{"another kind", "another magic"},
+		},
+		{
+			name:  "probes about tenants of other gateways",
+			old:   "of.tenant && !bpf_map_lookup_elem(&pil_gwtenants_v1, &of.tenant)",
+			new:   "0",
+			test:  probes,
+			cases: []string{"a probe about another tenant"},
 		},
 		{
 			name:  "probes of others",
