@@ -244,6 +244,27 @@ func (c *Core) EgressGateways() (all []gateways.Rule) {
 	return all
 }
 
+// GatewayRole is a tenant that this node is an egress gateway of.
+type GatewayRole struct {
+	Tenant  string
+	Address netip.Addr // at which hosts outside see the tenant
+}
+
+// GatewayRoles returns the tenants that this node is an egress gateway of, by name. A tenant has one address at a node.
+func (c *Core) GatewayRoles() (all []GatewayRole) {
+	for _, k := range c.tenants.All() {
+		for _, r := range k.Tenant.Egress {
+			for _, g := range r.Via {
+				if is := (GatewayRole{k.Tenant.Name, g.Address}); g.Prefix == c.tenants.node && !slices.Contains(all, is) {
+					all = append(all, is)
+				}
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b GatewayRole) int { return cmp.Compare(a.Tenant, b.Tenant) })
+	return all
+}
+
 // GatewaysChanged receives a value after a change of EgressGateways.
 func (c *Core) GatewaysChanged() <-chan struct{} { return c.gatewaysChanged }
 

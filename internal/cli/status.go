@@ -206,6 +206,7 @@ func (v roleView) text() string {
 type outsideView struct {
 	Addresses uint32               `json:"addresses"` // of containers, in use
 	Gateways  []outsideGatewayView `json:"gateways,omitempty"`
+	GatewayOf []gatewayRole        `json:"gatewayOf,omitempty"`
 }
 
 // outsideGatewayView is an egress gateway as the node sees it.
@@ -228,6 +229,9 @@ func viewOutside(e *pilasterv1.Egress) *outsideView {
 		}
 		v.Gateways = append(v.Gateways, view)
 	}
+	for _, r := range e.Roles {
+		v.GatewayOf = append(v.GatewayOf, gatewayRole{r.Tenant, r.Address})
+	}
 	return v
 }
 
@@ -239,6 +243,9 @@ func (v outsideView) rows(row func(name, value, state, rest string)) {
 			answer = fmt.Sprintf("answered %v ago", time.Duration(*g.AnsweredMs)*time.Millisecond)
 		}
 		row("", "", "gateway", g.Node+choose(g.Tenant == "", "", " for tenant "+g.Tenant)+" "+answer+choose(g.Used, "", "; new connections avoid it"))
+	}
+	for _, r := range v.GatewayOf {
+		row("", "", "gateway of", "tenant "+r.Tenant+" at "+r.Address)
 	}
 }
 

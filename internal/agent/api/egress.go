@@ -36,7 +36,10 @@ func (s *Service) addEgress(r *pilasterv1.StatusResponse, core *agent.Core) {
 			}
 		}
 	}
-	if out.Addresses > 0 || len(out.Gateways) > 0 {
+	for _, r := range core.GatewayRoles() {
+		out.Roles = append(out.Roles, &pilasterv1.EgressGatewayRole{Tenant: r.Tenant, Address: r.Address.String()})
+	}
+	if out.Addresses > 0 || len(out.Gateways)+len(out.Roles) > 0 {
 		r.Egress = out
 	}
 }

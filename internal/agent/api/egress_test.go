@@ -38,7 +38,14 @@ func TestEgress(t *testing.T) {
 			Node: "n" + n, Prefix: node, Address: tenant.EgressAddress(node, tenant.FirstGatewayIndex),
 		})
 	}
-	red.Egress = []tenant.EgressRule{{To: endpoint.DefaultRoute, Allow: true}, via}
+	own := via
+	own.To, own.Via = netip.MustParsePrefix("2001:db9::/32"), []tenant.EgressGateway{{
+		Node: "n1", Prefix: agenttest.NodePrefix,
+		Address: tenant.EgressAddress(agenttest.NodePrefix, tenant.FirstGatewayIndex),
+	}}
+	again := own
+	again.To = netip.MustParsePrefix("2001:db9:1::/48")
+	red.Egress = []tenant.EgressRule{{To: endpoint.DefaultRoute, Allow: true}, via, own, again}
 	b.Orchestrator.Tenants["red"] = red
 	q := b.Request("leaves")
 	q.Tenant = "red"
@@ -64,6 +71,10 @@ func TestEgress(t *testing.T) {
 		}
 		return nil
 	})
+	if roles := b.service.status(t.Context()).Egress.GetRoles(); len(roles) != 1 || roles[0].Tenant != "red" ||
+		roles[0].Address != own.Via[0].Address.String() {
+		t.Errorf("this node is a gateway of %v", roles)
+	}
 	w := httptest.NewRecorder()
 	b.service.ObserveHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	metrics, _ := io.ReadAll(w.Body)
