@@ -543,6 +543,29 @@ func TestGatewayProbes(t *testing.T) {
 	} {
 		b.arrives(t, c)
 	}
+	// Routers' errors about probes are no drops; other errors are no packets in a tunnel.
+	errorTo := func(p packet.Packet) []byte {
+		about := errorAbout(packet.DestinationUnreachable, 0, p.Marshal())
+		return b.onWire(between(outsideRouter, tenant.EgressTunnel(b.prefix), about))
+	}
+	sent := question
+	sent.Source, sent.Destination = question.Destination, question.Source
+	verdict, _, reasons := b.run(t, b.datapath.Objects.PilUplinkIn, errorTo(sent), skb{Ifindex: b.uplinkIfindex()})
+	if verdict != verdictDrop || len(reasons) > 0 {
+		t.Errorf("an error about a probe: verdict %d, counted %v", verdict, reasons)
+	}
+	echoReply := between(outsideRouter, tenant.EgressTunnel(b.prefix), packet.ICMP{
+		Type: packet.EchoReply, Payload: sent.Marshal(),
+	})
+	for _, c := range []progCase{
+		{name: "an error about another node's probe", frame: errorTo(question), reason: "gateway-denied"},
+		{name: "an error about a packet in a tunnel", reason: "gateway-denied",
+			frame: errorTo(tunnelled(b.prefix, b.far.prefix, between(b.b1.plain(), farHost, udp(5000, 53))))},
+		{name: "an echo with a quote", frame: b.onWire(echoReply), reason: "gateway-denied"},
+	} {
+		b.arrives(t, c)
+	}
+
 	// Of ids that differ in one byte each, only one is the tenant's.
 	const here address.TenantID = 0x010203
 	many := b.of
@@ -562,7 +585,7 @@ func TestGatewayProbes(t *testing.T) {
 		b.run(t, b.datapath.Objects.PilUplinkIn, b.onWire(of(other, magic, 2, b.far.prefix)),
 			skb{Ifindex: b.uplinkIfindex()})
 	}
-	verdict, _, reasons := b.run(t, b.datapath.Objects.PilUplinkIn, b.onWire(of(here, magic, 2, b.far.prefix)),
+	verdict, _, reasons = b.run(t, b.datapath.Objects.PilUplinkIn, b.onWire(of(here, magic, 2, b.far.prefix)),
 		skb{Ifindex: b.uplinkIfindex()})
 	if _, ok, err := b.datapath.GatewayAnswered(b.far.prefix, here); !ok || err != nil || verdict != verdictDrop ||
 		len(reasons) > 0 {

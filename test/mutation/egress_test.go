@@ -445,6 +445,16 @@ func gateway() []mutation {
 			cases: []string{"a probe from no tunnel address"},
 		},
 		{
+			name: "errors about probes alone",
+			old: `e.type <= ICMPV6_ERROR_MAX && e.nexthdr == PROTO_NONE && e.src.hi == own_node &&
+	       e.src.lo == EGRESS_TUNNEL_HOST`,
+			new:  "1",
+			test: probes,
+			cases: []string{
+				"an error about another node's probe", "an error about a packet in a tunnel", "an echo with a quote",
+			},
+		},
+		{
 			name: "what is no tunnel",
 			old: `if (outer->nexthdr != PROTO_IPV6 || !is_egress_tunnel(src_of(outer)) ||
 	    bpf_skb_load_bytes(skb, sizeof(struct eth_ip6) + 8, ends, sizeof(ends)))

@@ -358,6 +358,25 @@ static __noinline int probe_arrived(struct __sk_buff *skb)
 	return send_back(skb);
 }
 
+/* The start of an ICMPv6 error, up to the source in its quote. */
+struct error_quote {
+	__u8 type;
+	__u8 rest[13];
+	__u8 nexthdr, hop_limit;
+	struct addr src;
+};
+_Static_assert(sizeof(struct error_quote) == ICMPV6_HLEN + 24, "no implicit padding");
+
+/* quotes_probe reports whether a packet is an ICMPv6 error about a probe of this node. */
+static __always_inline bool quotes_probe(struct __sk_buff *skb, const struct eth_ip6 *h)
+{
+	struct error_quote e;
+
+	return h->nexthdr == NEXTHDR_ICMP && !bpf_skb_load_bytes(skb, sizeof(*h), &e, sizeof(e)) &&
+	       e.type <= ICMPV6_ERROR_MAX && e.nexthdr == PROTO_NONE && e.src.hi == own_node &&
+	       e.src.lo == EGRESS_TUNNEL_HOST;
+}
+
 /* from_egress_tunnel handles a packet in the tunnel between a node and a gateway. It trusts the outer source: the
  * fabric lets each node send from its own /64 only (uRPF). A fabric that does not would let any host pose as a gateway
  * or as a container's node. */
@@ -372,6 +391,8 @@ static __always_inline int from_egress_tunnel(struct __sk_buff *skb, struct eth_
 
 	if (outer->nexthdr == PROTO_NONE && is_egress_tunnel(src_of(outer)))
 		return probe_arrived(skb);
+	if (quotes_probe(skb, outer))
+		return TC_ACT_SHOT; /* consumed: that the answer is missing says the same */
 	if (outer->nexthdr != PROTO_IPV6 || !is_egress_tunnel(src_of(outer)) ||
 	    bpf_skb_load_bytes(skb, sizeof(struct eth_ip6) + 8, ends, sizeof(ends)))
 		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
