@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -212,8 +213,9 @@ func TestEgressStaysAtItsGateway(t *testing.T) {
 		return tunnelled(b.prefix, n, withHops(between(b.b1.plain(), twoHost, body), 63))
 	}
 	nodes := [2]netip.Prefix{b.far.prefix, thirdNode}
-	must(t, b.datapath.SetGatewayAlive(nodes[0], 2, false)) // of another tenant
-	for i := range 16 {                                     // a gateway that is chosen at random is the right one half of the time
+	// The gateway is silent for another tenant only. One that is chosen at random is the right one half of the time.
+	must(t, b.datapath.SetGatewayAlive(nodes[0], 2, false))
+	for i := range 16 {
 		n, other := nodes[i%2], nodes[1-i%2]
 		alive(other, false)
 		body := udp(6000+uint16(i), 53)
@@ -308,7 +310,16 @@ func TestGatewayOut(t *testing.T) {
 	sent := func(to netip.Addr, body packet.Body, extensions ...packet.Extension) []byte {
 		return b.onWire(tunnelled(b.far.prefix, b.prefix, between(b3, to, body, extensions...)))
 	}
-	outside := func(body packet.Body) packet.Packet { return withHops(between(b.gateway, ownHost, body), 63) }
+	outside := func(body packet.Body, extensions ...packet.Extension) packet.Packet {
+		return withHops(between(b.gateway, ownHost, body, extensions...), 63)
+	}
+	options := func(flags packet.TCPFlags, options ...byte) packet.TCP {
+		s := tcp(5000, 80, flags)
+		s.Options = options
+		return s
+	}
+	const mss, most = "\x02\x04\x05\xa0", "\x02\x04\x05\x78" // 1,440 and 1,400 bytes
+	syn := func(o string) packet.TCP { return options(packet.SYN, []byte(o)...) }
 	tunnel := tunnelled(b.far.prefix, b.prefix, between(b3, ownHost, question))
 	fromHost, otherProtocol, cut := tunnel, tunnel, tunnel
 	fromHost.Source = b.far.address()
@@ -318,6 +329,29 @@ func TestGatewayOut(t *testing.T) {
 		{name: "UDP", frame: sent(ownHost, question), out: outside(question)},
 		{name: "UDP of a known connection", frame: sent(ownHost, question), out: outside(question)},
 		{name: "TCP", frame: sent(ownHost, tcp(5000, 80, packet.SYN)), out: outside(tcp(5000, 80, packet.SYN))},
+
+		{name: "segments that are too long for the tunnel", frame: sent(ownHost, syn(mss)), out: outside(syn(most))},
+		{name: "segments that fit", frame: sent(ownHost, syn("\x02\x04\x05\x14")), out: outside(syn("\x02\x04\x05\x14"))},
+		{name: "at an odd offset", frame: sent(ownHost, syn("\x01"+mss+"\x01\x01\x01")),
+			out: outside(syn("\x01" + most + "\x01\x01\x01"))},
+		{name: "after other options", frame: sent(ownHost, syn("\x01\x01\x08\x0a12345678\x03\x03\x07"+mss+"\x00")),
+			out: outside(syn("\x01\x01\x08\x0a12345678\x03\x03\x07" + most + "\x00"))},
+		{name: "after 36 bytes", frame: sent(ownHost, syn(strings.Repeat("\x01", 36)+mss)),
+			out: outside(syn(strings.Repeat("\x01", 36) + most))},
+		{name: "behind an extension header", frame: sent(ownHost, syn(mss), padding(packet.DestinationOptions)),
+			out: outside(syn(most), padding(packet.DestinationOptions))},
+		{name: "with ECN", frame: sent(ownHost, options(packet.SYN|0xc0, []byte(mss)...)),
+			out: outside(options(packet.SYN|0xc0, []byte(most)...))},
+		{name: "not in a SYN", frame: sent(ownHost, options(packet.ACK, []byte(mss)...)),
+			out: outside(options(packet.ACK, []byte(mss)...))},
+		{name: "after the last option", frame: sent(ownHost, syn("\x00\x04\x00\x00"+mss)),
+			out: outside(syn("\x00\x04\x00\x00" + mss))},
+		{name: "in another option", frame: sent(ownHost, syn("\xfe\x08\x02\x04\x02\x04\x05\xa0")),
+			out: outside(syn("\xfe\x08\x02\x04\x02\x04\x05\xa0"))},
+		{name: "after an option without a length", frame: sent(ownHost, syn("\x08\x01"+mss+"\x00\x00")),
+			out: outside(syn("\x08\x01" + mss + "\x00\x00"))},
+		{name: "of a wrong length", frame: sent(ownHost, syn("\x02\x06\x05\xa0\x00\x00\x00\x00")),
+			out: outside(syn("\x02\x06\x05\xa0\x00\x00\x00\x00"))},
 
 		{name: "from no tunnel address", frame: b.onWire(fromHost), reason: "gateway-denied"},
 		{name: "another protocol in the tunnel", frame: b.onWire(otherProtocol), reason: "gateway-denied"},
@@ -509,8 +543,8 @@ func TestGatewayAddressIsNoHosts(t *testing.T) {
 	b.check(t, b.datapath.Objects.PilEdgeOut, skb{Ifindex: b.uplinkIfindex()}, c)
 }
 
-// TestGatewayProbes: a gateway answers probes about tenants that it has, and a node notes answers by tenant. Probes about
-// no tenant, of earlier releases, are answered too.
+// TestGatewayProbes: a gateway answers probes about tenants that it has, and a node notes answers by tenant. A gateway
+// also answers probes about no tenant, which earlier releases send.
 func TestGatewayProbes(t *testing.T) {
 	b := newEgressBench(t)
 	of := func(id address.TenantID, magic uint32, kind byte, from netip.Prefix) packet.Packet {

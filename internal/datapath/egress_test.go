@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/host"
@@ -446,6 +448,42 @@ func TestTwoGateways(t *testing.T) {
 	}
 	if again := connect(24); len(again[first]) == 0 {
 		t.Error("no connection by the gateway that answers again")
+	}
+}
+
+// TestGatewayClampsSegments: a host outside that ignores Packet Too Big, as behind a firewall that drops ICMPv6, sends
+// segments that fit into the tunnel.
+func TestGatewayClampsSegments(t *testing.T) {
+	w := newOutsideWire(t)
+	of := leaving(blue, w.via(1))
+	w.put(t, of)
+	c := w.nodes[0].addLeaving(t, of, 1)
+	at := netip.AddrPortFrom(w.hostAddr, 80)
+	ignores := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		failed := raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_INTERFACE)
+		})
+		return cmp.Or(failed, err)
+	}}
+	var l net.Listener
+	must(t, w.host.Do(func() (err error) { l, err = ignores.Listen(t.Context(), "tcp6", at.String()); return err }))
+	defer l.Close()
+	const size = 1_000_000
+	go func() {
+		if s, err := l.Accept(); err == nil {
+			defer s.Close()
+			s.Write(make([]byte, size))
+		}
+	}()
+	conn, err := dial(c.ns, netip.Addr{}, at, patience)
+	must(t, err)
+	defer conn.Close()
+	must(t, conn.SetReadDeadline(time.Now().Add(patience)))
+	if n, err := io.Copy(io.Discard, conn); n != size || err != nil {
+		t.Errorf("got %d of %d bytes: %v; drops of the gateway: %v", n, size, err, w.nodes[1].drops(t))
+	}
+	if n := w.nodes[1].drops(t)["too-big"]; n > 0 {
+		t.Errorf("%d packets were too big for the tunnel", n)
 	}
 }
 

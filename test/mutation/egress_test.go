@@ -293,6 +293,10 @@ func egressSessions() []mutation {
 // gateway returns the mutations of egress gateways.
 func gateway() []mutation {
 	const out, back, answers, probes = "TestGatewayOut", "TestGatewayBack", "TestGatewayAnswers", "TestGatewayProbes"
+	clamped := []string{
+		"segments that are too long for the tunnel", "at an odd offset", "after other options", "after 36 bytes",
+		"behind an extension header", "with ECN",
+	}
 	return []mutation{
 		{
 			name: "silent gateways",
@@ -429,6 +433,54 @@ func gateway() []mutation {
 		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);`,
 			test:  probes,
 			cases: []string{"another kind", "another magic"},
+		},
+		{
+			name:  "segments for the tunnel",
+			old:   "why = clamp_to_tunnel(skb, &p, d->out.local.hi);",
+			new:   "why = 0;",
+			test:  out,
+			cases: clamped,
+		},
+		{
+			name:  "segments of a SYN alone",
+			old:   " ||\n\t    !(flags & TCP_SYN))",
+			new:   ")",
+			test:  out,
+			cases: []string{"not in a SYN"},
+		},
+		{
+			name:  "end of the options",
+			old:   " ||\n\t    option[0] == TCP_OPTION_END)",
+			new:   ")",
+			test:  out,
+			cases: []string{"after the last option"},
+		},
+		{
+			name:  "options without a length",
+			old:   "if (option[1] < 2)\n\t\treturn 1;",
+			test:  out,
+			cases: []string{"after an option without a length"},
+		},
+		{
+			name:  "length of the option",
+			old:   " || option[1] != TCP_MSS_LEN)",
+			new:   ")",
+			test:  out,
+			cases: []string{"of a wrong length"},
+		},
+		{
+			name:  "segments that fit",
+			old:   "if (bpf_ntohs(s.mss) <= most)\n\t\treturn 0;",
+			new:   "if (!s.mss)\n\t\treturn 0;",
+			test:  out,
+			cases: []string{"segments that fit"},
+		},
+		{
+			name:  "options at odd offsets",
+			old:   "if (s.at & 1)",
+			new:   "if (0)",
+			test:  out,
+			cases: []string{"at an odd offset", "after other options"},
 		},
 		{
 			name:  "probes about tenants of other gateways",

@@ -97,6 +97,82 @@ static __always_inline int nat_write(struct __sk_buff *skb, const struct packet 
 		       : 0;
 }
 
+#define TCP_HLEN	20
+#define TCP_OPTION_END	0
+#define TCP_OPTION_NOP	1
+#define TCP_OPTION_MSS	2
+#define TCP_MSS_LEN	4
+#define TCP_MAX_OPTIONS 40 /* bytes */
+
+struct mss_search {
+	struct __sk_buff *skb;
+	__u32 l4;
+	__u32 at, end; /* in the TCP header: offset of the next option, and the header's length */
+	__be16 mss;    /* 0: not found */
+};
+
+/* find_mss reads an option. It ends the search at the MSS, or at what it cannot read. */
+static long find_mss(__u32 i, struct mss_search *s)
+{
+	__u8 option[TCP_MSS_LEN];
+
+	if (s->at + TCP_MSS_LEN > s->end || bpf_skb_load_bytes(s->skb, s->l4 + s->at, option, sizeof(option)) ||
+	    option[0] == TCP_OPTION_END)
+		return 1;
+	if (option[0] == TCP_OPTION_NOP) {
+		s->at++;
+		return 0;
+	}
+	if (option[1] < 2)
+		return 1;
+	if (option[0] != TCP_OPTION_MSS || option[1] != TCP_MSS_LEN) {
+		s->at += option[1];
+		return 0;
+	}
+	__builtin_memcpy(&s->mss, option + 2, sizeof(s->mss));
+	return 1;
+}
+
+/* clamp_mss lowers the MSS option of a SYN to most (RFC 9293 §3.7.1). It returns 0 or a reason. */
+static __noinline int clamp_mss(struct __sk_buff *skb, const struct packet *p, __u32 most)
+{
+	struct mss_search s = {.skb = skb, .at = TCP_HLEN};
+	__be16 is = bpf_htons(most);
+	__u8 words = 0;
+
+	if (!p || bpf_skb_load_bytes(skb, p->l4 + TCP_OFFSET, &words, sizeof(words)))
+		return 0;
+	s.l4 = p->l4;
+	s.end = words >> 4 << 2;
+	bpf_loop(TCP_MAX_OPTIONS, find_mss, &s, 0);
+	if (bpf_ntohs(s.mss) <= most)
+		return 0;
+	if (bpf_skb_store_bytes(skb, p->l4 + s.at + 2, &is, sizeof(is), 0))
+		return REASON_MALFORMED;
+	if (p->pending)
+		return 0; /* the checksum that a device computes will cover the option */
+	if (s.at & 1) {	  /* the words of the checksum have the bytes of the option the other way round */
+		s.mss = bpf_ntohs(s.mss);
+		is = bpf_ntohs(is);
+	}
+	return fix_checksum(skb, p, csum_add((__u16)~s.mss, is)) ? REASON_MALFORMED : 0;
+}
+
+/* clamp_to_tunnel makes the host outside send segments that fit into the tunnel to a container's node. Some hosts
+ * outside get no Packet Too Big, because a firewall drops it. The container gets it from its own node. It returns 0 or
+ * a reason. */
+static __always_inline int clamp_to_tunnel(struct __sk_buff *skb, const struct packet *p, __u64 node)
+{
+	struct flow *hop;
+	__u8 flags = 0;
+
+	if (p->proto != NEXTHDR_TCP || bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &flags, sizeof(flags)) ||
+	    !(flags & TCP_SYN))
+		return 0;
+	hop = tunnel_hop(skb, node, skb->ifindex, 0);
+	return hop ? clamp_mss(skb, p, hop->mtu - TUNNEL_HLEN - IPV6_HLEN - TCP_HLEN) : 0;
+}
+
 /* gateway_out translates a packet of a container, which came in the tunnel from the container's node, or of a container
  * of this node. */
 static __noinline int gateway_out(struct __sk_buff *skb, const struct addr *own, __u32 hook)
@@ -128,6 +204,8 @@ static __noinline int gateway_out(struct __sk_buff *skb, const struct addr *own,
 	d->back.proto = d->out.proto;
 	__builtin_memset(d->back.zero, 0, sizeof(d->back.zero));
 	why = find_connection(connections, d);
+	if (!why && hook == HOOK_UPLINK_IN)
+		why = clamp_to_tunnel(skb, &p, d->out.local.hi);
 	if (why)
 		return drop(skb, why, hook);
 	hop = cached_hop(skb, own, &d->out.remote, hook == HOOK_CONTAINER ? device_of(skb) : skb->ifindex, 0);
