@@ -244,6 +244,16 @@ func (c *Core) EgressGateways() (all []gateways.Rule) {
 	return all
 }
 
+// MayReachContainers returns a tenant here whose containers on other nodes processes of this node may reach.
+func (c *Core) MayReachContainers() (tenantName string, ok bool) {
+	for _, k := range c.tenants.All() {
+		if slices.ContainsFunc(k.Tenant.Nodes, func(p netip.Prefix) bool { return p.Contains(c.tenants.node.Addr()) }) {
+			return k.Tenant.Name, true
+		}
+	}
+	return "", false
+}
+
 // GatewayRole is a tenant that this node is an egress gateway of.
 type GatewayRole struct {
 	Tenant  string
@@ -254,10 +264,10 @@ type GatewayRole struct {
 func (c *Core) GatewayRoles() (all []GatewayRole) {
 	for _, k := range c.tenants.All() {
 		for _, r := range k.Tenant.Egress {
-			for _, g := range r.Via {
-				if is := (GatewayRole{k.Tenant.Name, g.Address}); g.Prefix == c.tenants.node && !slices.Contains(all, is) {
-					all = append(all, is)
-				}
+			i := slices.IndexFunc(r.Via, func(g tenant.EgressGateway) bool { return g.Prefix == c.tenants.node })
+			if i >= 0 {
+				all = append(all, GatewayRole{k.Tenant.Name, r.Via[i].Address})
+				break
 			}
 		}
 	}

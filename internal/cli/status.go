@@ -242,7 +242,8 @@ func (v outsideView) rows(row func(name, value, state, rest string)) {
 		if g.AnsweredMs != nil {
 			answer = fmt.Sprintf("answered %v ago", time.Duration(*g.AnsweredMs)*time.Millisecond)
 		}
-		row("", "", "gateway", g.Node+choose(g.Tenant == "", "", " for tenant "+g.Tenant)+" "+answer+choose(g.Used, "", "; new connections avoid it"))
+		row("", "", "gateway", g.Node+choose(g.Tenant == "", "", " for tenant "+g.Tenant)+" "+answer+
+			choose(g.Used, "", "; new connections avoid it"))
 	}
 	for _, r := range v.GatewayOf {
 		row("", "", "gateway of", "tenant "+r.Tenant+" at "+r.Address)

@@ -205,8 +205,8 @@ func theStatus() *pilasterv1.StatusResponse {
 			{Tenant: "red", Id: 9, Phase: 99, Node: "n5"},
 		},
 		Egress: &pilasterv1.Egress{Addresses: 1200, Gateways: []*pilasterv1.EgressGatewayState{
-			{Node: "n7", Tenant: "blue", Alive: true, Answered: true, AgoMs: 40}, {Node: "n8", Answered: true, AgoMs: 3200},
-			{Node: "n9"},
+			{Node: "n7", Tenant: "blue", Alive: true, Answered: true, AgoMs: 40},
+			{Node: "n8", Answered: true, AgoMs: 3200}, {Node: "n9"},
 		}, Roles: []*pilasterv1.EgressGatewayRole{{Tenant: "blue", Address: "fd70:696c:6100:1:0:ff:100:10"}}},
 		Load: &pilasterv1.NodeLoad{Budget: 1.5, Own: .123, Fronting: []*pilasterv1.FrontingLoad{
 			{Tenant: "green", Backend: "n4", Load: .25}, {Tenant: "red", Backend: "n5", Load: .05},

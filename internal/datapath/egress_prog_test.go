@@ -331,7 +331,8 @@ func TestGatewayOut(t *testing.T) {
 		{name: "TCP", frame: sent(ownHost, tcp(5000, 80, packet.SYN)), out: outside(tcp(5000, 80, packet.SYN))},
 
 		{name: "segments that are too long for the tunnel", frame: sent(ownHost, syn(mss)), out: outside(syn(most))},
-		{name: "segments that fit", frame: sent(ownHost, syn("\x02\x04\x05\x14")), out: outside(syn("\x02\x04\x05\x14"))},
+		{name: "segments that fit", frame: sent(ownHost, syn("\x02\x04\x05\x14")),
+			out: outside(syn("\x02\x04\x05\x14"))},
 		{name: "at an odd offset", frame: sent(ownHost, syn("\x01"+mss+"\x01\x01\x01")),
 			out: outside(syn("\x01" + most + "\x01\x01\x01"))},
 		{name: "after other options", frame: sent(ownHost, syn("\x01\x01\x08\x0a12345678\x03\x03\x07"+mss+"\x00")),

@@ -16,11 +16,49 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/gateways"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
+
+// Status says that processes of the node do not reach containers of other nodes by the routes that it has.
+func TestSourceOfNode(t *testing.T) {
+	own, uplink := tenant.NodeAddress(agenttest.NodePrefix), netip.MustParseAddr("2001:db8:70::2")
+	base := address.DefaultPlan().Base
+	for _, c := range []struct {
+		nodes  []netip.Prefix
+		source netip.Addr
+		want   bool
+	}{
+		{nil, uplink, false},
+		{[]netip.Prefix{address.DefaultPlan().Node(255)}, uplink, false},
+		{[]netip.Prefix{base}, own, false},
+		{[]netip.Prefix{base}, uplink, true},
+	} {
+		b := newServiceBed(t)
+		b.service.Serve(b.Core, nil)
+		b.service.config.SourceTo = func(to netip.Addr) (netip.Addr, error) {
+			if agenttest.NodePrefix.Contains(to) || !base.Contains(to) {
+				t.Errorf("asked for the route to %v, which is no other node", to)
+			}
+			return c.source, nil
+		}
+		red := b.Orchestrator.Tenants["red"]
+		red.Nodes = c.nodes
+		b.Orchestrator.Tenants["red"] = red
+		q := b.Request("one")
+		q.Tenant = "red"
+		if _, err := b.Add(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		said := strings.Join(b.service.status(t.Context()).Problems, "\n")
+		if strings.Contains(said, "route add "+base.String()+" via ROUTER src "+own.String()) != c.want {
+			t.Errorf("nodes %v, source %v: said %q", c.nodes, c.source, said)
+		}
+	}
+}
 
 // Status, metrics and the record of addresses say how packets of this node's containers leave the cluster.
 func TestEgress(t *testing.T) {
@@ -80,7 +118,8 @@ func TestEgress(t *testing.T) {
 	metrics, _ := io.ReadAll(w.Body)
 	for _, line := range []string{
 		"\npilaster_egress_addresses 1\n", `pilaster_egress_gateway_used{gateway="n7",tenant="red"} 1` + "\n",
-		`pilaster_egress_gateway_used{gateway="n8",tenant="red"} 0` + "\n", `pilaster_egress_probe_age_seconds{gateway="n7",tenant="red"} `,
+		`pilaster_egress_gateway_used{gateway="n8",tenant="red"} 0` + "\n",
+		`pilaster_egress_probe_age_seconds{gateway="n7",tenant="red"} `,
 	} {
 		if !strings.Contains(string(metrics), line) {
 			t.Errorf("metrics lack %q", line)

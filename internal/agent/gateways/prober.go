@@ -52,8 +52,8 @@ type State struct {
 	Answered time.Time // zero: it has not answered yet
 }
 
-// Prober probes the gateways of the rules, except this node: each for each tenant id, because a gateway answers only for
-// tenants whose rules it has.
+// Prober probes the gateways of the rules, except this node: each for each tenant id, because a gateway answers only
+// for tenants whose rules it has.
 //
 // A gateway that does not answer is dead if another one of a rule with it is not: this node then knows better. If all
 // gateways of its rules are silent, the fault may be this node's, and all stay alive. A gateway of a rule that arrives

@@ -72,9 +72,9 @@ func TestProber(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := &bed{
-					rules: first, changed: make(chan struct{}, 1), sent: map[netip.Prefix]int{}, silent: map[netip.Prefix]bool{},
-					answered: map[key]time.Time{}, dead: map[netip.Prefix]bool{}, deadTo: map[key]bool{},
-					without: map[key]bool{},
+					rules: first, changed: make(chan struct{}, 1), sent: map[netip.Prefix]int{},
+					silent: map[netip.Prefix]bool{}, without: map[key]bool{}, answered: map[key]time.Time{},
+					dead: map[netip.Prefix]bool{}, deadTo: map[key]bool{},
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()

@@ -389,7 +389,8 @@ func (d *Tables) Check(r endpoint.Record, a endpoint.Attachment) error {
 	return nil
 }
 
-// Repair removes egress addresses that no record has, and rules of tenants that are not here, and what is known of their gateways.
+// Repair removes egress addresses that no record has, rules of tenants that are not here, and what is known of their
+// gateways.
 func (d *Tables) Repair(found []endpoint.Record, ids map[uint32]bool) error {
 	sources, locals := map[uint32]bool{}, map[uint64]bool{}
 	for _, r := range found {
