@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/agent/gateways"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -224,18 +225,53 @@ func (c *Core) egressProblems() (all []string) {
 	return all
 }
 
-// EgressGateways returns the gateways of each egress rule that has some, of tenants with containers here.
-func (c *Core) EgressGateways() (all [][]tenant.EgressGateway) {
+// EgressGateways returns the egress rules with gateways of tenants with containers here.
+func (c *Core) EgressGateways() (all []gateways.Rule) {
 	for _, k := range c.tenants.All() {
 		if c.tenants.endpoints(k.Tenant.Name) == 0 {
 			continue
 		}
+		ids := make([]address.TenantID, len(k.Tenant.IDs))
+		for i, id := range k.Tenant.IDs {
+			ids[i] = id.ID
+		}
 		for _, r := range k.Tenant.Egress {
 			if len(r.Via) > 0 {
-				all = append(all, r.Via)
+				all = append(all, gateways.Rule{Tenant: k.Tenant.Name, IDs: ids, Via: r.Via})
 			}
 		}
 	}
+	return all
+}
+
+// MayReachContainers returns a tenant here whose containers on other nodes processes of this node may reach.
+func (c *Core) MayReachContainers() (tenantName string, ok bool) {
+	for _, k := range c.tenants.All() {
+		if slices.ContainsFunc(k.Tenant.Nodes, func(p netip.Prefix) bool { return p.Contains(c.tenants.node.Addr()) }) {
+			return k.Tenant.Name, true
+		}
+	}
+	return "", false
+}
+
+// GatewayRole is a tenant that this node is an egress gateway of.
+type GatewayRole struct {
+	Tenant  string
+	Address netip.Addr // at which hosts outside see the tenant
+}
+
+// GatewayRoles returns the tenants that this node is an egress gateway of, by name. A tenant has one address at a node.
+func (c *Core) GatewayRoles() (all []GatewayRole) {
+	for _, k := range c.tenants.All() {
+		for _, r := range k.Tenant.Egress {
+			i := slices.IndexFunc(r.Via, func(g tenant.EgressGateway) bool { return g.Prefix == c.tenants.node })
+			if i >= 0 {
+				all = append(all, GatewayRole{k.Tenant.Name, r.Via[i].Address})
+				break
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b GatewayRole) int { return cmp.Compare(a.Tenant, b.Tenant) })
 	return all
 }
 

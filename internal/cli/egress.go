@@ -63,6 +63,51 @@ func (v egressView) describe() string {
 	return v.Action + " via " + v.via()
 }
 
+// gatewayRole is a tenant that a node is an egress gateway of.
+type gatewayRole struct {
+	Tenant  string `json:"tenant"`
+	Address string `json:"address"` // at which hosts outside see the tenant
+}
+
+// gatewayRoles returns the tenants that a node is an egress gateway of. A tenant has one address at a node.
+func gatewayRoles(node string, all []*pilasterv1.TenantEgress) (roles []gatewayRole) {
+	for _, t := range all {
+		for _, r := range t.Rules {
+			for _, g := range r.Gateways {
+				if is := (gatewayRole{t.Tenant, g.Address}); g.Node == node && !slices.Contains(roles, is) {
+					roles = append(roles, is)
+				}
+			}
+		}
+	}
+	return roles
+}
+
+// onlyBy returns the egress rules that a node alone is the gateway of.
+func onlyBy(node string, all []*pilasterv1.TenantEgress) (rules []string) {
+	for _, t := range all {
+		for _, r := range t.Rules {
+			if len(r.Gateways) == 1 && r.Gateways[0].Node == node {
+				rules = append(rules, t.Tenant+" to "+r.To)
+			}
+		}
+	}
+	return rules
+}
+
+// egressRules returns the egress rules of a tenant, or of all without a name; none from an orchestrator without egress.
+func (s *orchestratorSocket) egressRules(ctx context.Context, tenant string) ([]*pilasterv1.TenantEgress, error) {
+	resp, err := s.client().
+		ListEgressRules(ctx, connect.NewRequest(&pilasterv1.ListEgressRulesRequest{Tenant: tenant}))
+	if connect.CodeOf(err) == connect.CodeUnimplemented {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return resp.Msg.Tenants, nil
+}
+
 func newEgressCommand(env Env) *cobra.Command {
 	networks := tenant.NetworksWith(tenant.Egress)
 	cmd := &cobra.Command{
@@ -126,7 +171,7 @@ stays at its gateway. An --address must be routed to the gateway's node.`,
 	out.bind(cmd)
 	cmd.ValidArgsFunction = names(socket.tenants)
 	f := cmd.Flags()
-	bindTo(cmd, &to)
+	bindTo(cmd, &to, cobra.NoFileCompletions)
 	f.StringVar(&action, "action", "", "allow or deny")
 	_ = cmd.MarkFlagRequired("action")
 	_ = cmd.RegisterFlagCompletionFunc(
@@ -148,10 +193,10 @@ stays at its gateway. An --address must be routed to the gateway's node.`,
 }
 
 // bindTo binds the flag for the prefixes of rules.
-func bindTo(cmd *cobra.Command, to *[]string) {
+func bindTo(cmd *cobra.Command, to *[]string, complete cobra.CompletionFunc) {
 	cmd.Flags().StringSliceVar(to, "to", nil, "prefixes outside, a rule for each")
 	_ = cmd.MarkFlagRequired("to")
-	_ = cmd.RegisterFlagCompletionFunc("to", cobra.NoFileCompletions)
+	_ = cmd.RegisterFlagCompletionFunc("to", complete)
 }
 
 func egressRequest(tenant string, to []string, action string, via, addresses []string) (
@@ -224,7 +269,22 @@ func newEgressDelete(env Env) *cobra.Command {
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	bindTo(cmd, &to)
+	bindTo(cmd, &to, func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) == 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return names(func(ctx context.Context) (prefixes []string, err error) {
+			rules, err := socket.egressRules(ctx, args[0])
+			for _, t := range rules {
+				for _, r := range t.Rules {
+					if !slices.Contains(to, r.To) {
+						prefixes = append(prefixes, r.To)
+					}
+				}
+			}
+			return prefixes, err
+		})(c, nil, typed)
+	})
 	cmd.ValidArgsFunction = names(socket.tenants)
 	return cmd
 }

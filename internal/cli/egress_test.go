@@ -58,7 +58,7 @@ func TestEgress(t *testing.T) {
 		{ExitUsage, "2001:db8::/48 has no nodes", "tenant set blue --nodes 2001:db8::/48"},
 		{ExitUsage, "required flag", "tenant set blue"},
 		{ExitFailed, "on network nimitz", "tenant set green --nodes allow"},
-		{ExitFailed, "egress gateway of 1 tenant (blue), so it was not deleted", "node delete n1"},
+		{ExitFailed, "gateway of 1 egress rule, so it was not deleted: blue to ::/0. Set", "node delete n1"},
 	} {
 		refused(t, c.code, c.says, strings.Fields(c.args)...)
 	}
@@ -105,10 +105,18 @@ func TestEgress(t *testing.T) {
 		!ask[nodeView](t, "node", "get", "n1").Egress {
 		t.Errorf("node get: %s, want egress", r.stdout)
 	}
+	if r := command(t, "node", "get", "n1"); !strings.Contains(r.stdout, "gateway of   tenant blue at "+address+"\n") {
+		t.Errorf("node get: %s, want the tenant with its address", r.stdout)
+	}
+	if v := ask[nodeView](t, "node", "get", "n1"); !reflect.DeepEqual(v.GatewayOf, []gatewayRole{{"blue", address}}) {
+		t.Errorf("node get: %+v, want the tenant with its address", v.GatewayOf)
+	}
 	for line, says := range map[string]string{
 		"egress delete --to ::/0": "blue\ngreen\n:", "egress set blue --via": "n1\n:",
-		"egress set blue --action": "allow\ndeny\n:",
-		"egress list":              "blue\ngreen\n:", "egress protect remove": "2001:db8:5::/48\n:",
+		"egress set blue --action":          "allow\ndeny\n:",
+		"egress delete blue --to":           "::/0\n2001:db8:8::/48\n2001:db8:9::/48\n:",
+		"egress delete blue --to ::/0 --to": "2001:db8:8::/48\n2001:db8:9::/48\n:",
+		"egress list":                       "blue\ngreen\n:", "egress protect remove": "2001:db8:5::/48\n:",
 		"tenant set --nodes deny": "blue\ngreen\n:",
 		"tenant set blue --nodes": "allow\ndeny\n:", "egress set blue --to": ":", "egress protect add": ":",
 	} {
@@ -122,7 +130,8 @@ func TestEgress(t *testing.T) {
 
 	prints(t, "egress of tenant blue to 2001:db8:8::/48, 2001:db8:9::/48: rules deleted\n", "egress", "delete", "blue",
 		"--to", "2001:db8:8::/48,2001:db8:9::/48")
-	command(t, "node", "delete", "n1", "--force")
+	prints(t, "node n1 deleted\nThese egress rules had no other gateway, and deny now: blue to ::/0\n",
+		"node", "delete", "n1", "--force")
 	if v := ask[[]egressView](t, "egress", "list"); !reflect.DeepEqual(v, []egressView{{"blue", "::/0", "deny", nil}}) {
 		t.Errorf("without the gateway: %+v, want one rule that denies", v)
 	}

@@ -95,6 +95,10 @@ func describeEcho(l *lab.Lab, e lab.Echo) string {
 	if e.RTTUs != nil {
 		s += fmt.Sprintf(", %.0f µs", *e.RTTUs)
 	}
+	if e.ToNode != "" && !e.Reached() {
+		s += fmt.Sprintf("; containers of tenant %s do not reach %s: run `pilaster lab exec orchestrator -- pilaster "+
+			"tenant set %s --nodes allow` first", e.ToNode, e.To, e.ToNode)
+	}
 	return s
 }
 

@@ -32,6 +32,8 @@ type nodeView struct {
 	Enforces        []string   `json:"enforces"`           // networks on which the node enforces policies
 	Tenants         []string   `json:"tenants,omitzero"`   // of node get: tenants that the node hosts
 	Offloads        []nodeRole `json:"offloads,omitempty"` // of node get
+
+	GatewayOf []gatewayRole `json:"gatewayOf,omitempty"` // of node get: tenants whose egress rules name the node
 }
 
 // nodeRole is a node's part in an offload, as the orchestrator has it.
@@ -167,6 +169,11 @@ func newNodeGet(env Env) *cobra.Command {
 			if err == nil {
 				v.Offloads = rolesOf(v.Name, offloads.Msg.Offloads)
 			}
+			rules, err := socket.egressRules(cmd.Context(), "")
+			if err != nil {
+				return err
+			}
+			v.GatewayOf = gatewayRoles(v.Name, rules)
 			return out.print(env.Stdout, v, func(w io.Writer) {
 				fmt.Fprintf(
 					w,
@@ -186,6 +193,9 @@ func newNodeGet(env Env) *cobra.Command {
 				}
 				if v.Egress {
 					fmt.Fprintln(w, "egress\tpossible, also as a gateway")
+				}
+				for i, r := range v.GatewayOf {
+					fmt.Fprintf(w, "%s\ttenant %s at %s\n", choose(i == 0, "gateway of", ""), r.Tenant, r.Address)
 				}
 				if v.Edge {
 					fmt.Fprintln(w, "edge\tthe Edge Switch of this region")
@@ -250,7 +260,7 @@ certificate and UUID from then on: the machine can join as a new node with an em
 --force deletes a node that is connected, and closes its connection. Use it for a machine that was
 stolen, or whose key an attacker has copied. Containers on the node keep their network. --force also
 deletes the publications of the node's gateway, and removes the node as an egress gateway: rules without
-another gateway then deny. Without it, such a node is not deleted.
+another gateway then deny, and the command shows them. Without it, such a node is not deleted.
 
 An Edge Switch continues to forward packets between regions until it is reset (run "pilaster node reset"
 there) or powered off.`,
@@ -262,11 +272,19 @@ there) or powered off.`,
 				connect.NewRequest(&pilasterv1.GetNodeRequest{Name: args[0]})); err == nil {
 				edge = is.Msg.Node.Edge
 			}
+			rules, err := socket.egressRules(cmd.Context(), "")
+			if err != nil {
+				return err
+			}
 			if _, err := socket.client().DeleteNode(cmd.Context(),
 				connect.NewRequest(&pilasterv1.DeleteNodeRequest{Name: args[0], Force: force})); err != nil {
 				return err
 			}
 			fmt.Fprintf(env.Stdout, "node %s deleted\n", args[0])
+			if denied := onlyBy(args[0], rules); len(denied) > 0 {
+				fmt.Fprintln(env.Stdout, "These egress rules had no other gateway, and deny now:",
+					strings.Join(denied, ", "))
+			}
 			if edge {
 				fmt.Fprintln(
 					env.Stdout,

@@ -206,11 +206,13 @@ func (v roleView) text() string {
 type outsideView struct {
 	Addresses uint32               `json:"addresses"` // of containers, in use
 	Gateways  []outsideGatewayView `json:"gateways,omitempty"`
+	GatewayOf []gatewayRole        `json:"gatewayOf,omitempty"`
 }
 
 // outsideGatewayView is an egress gateway as the node sees it.
 type outsideGatewayView struct {
 	Node       string  `json:"node"`
+	Tenant     string  `json:"tenant,omitempty"`
 	Used       bool    `json:"used"`                 // by new connections
 	AnsweredMs *uint32 `json:"answeredMs,omitempty"` // milliseconds since its last answer; absent if it never has
 }
@@ -221,11 +223,14 @@ func viewOutside(e *pilasterv1.Egress) *outsideView {
 	}
 	v := &outsideView{Addresses: e.Addresses}
 	for _, g := range e.Gateways {
-		view := outsideGatewayView{Node: g.Node, Used: g.Alive}
+		view := outsideGatewayView{Node: g.Node, Tenant: g.Tenant, Used: g.Alive}
 		if g.Answered {
 			view.AnsweredMs = &g.AgoMs
 		}
 		v.Gateways = append(v.Gateways, view)
+	}
+	for _, r := range e.Roles {
+		v.GatewayOf = append(v.GatewayOf, gatewayRole{r.Tenant, r.Address})
 	}
 	return v
 }
@@ -237,7 +242,11 @@ func (v outsideView) rows(row func(name, value, state, rest string)) {
 		if g.AnsweredMs != nil {
 			answer = fmt.Sprintf("answered %v ago", time.Duration(*g.AnsweredMs)*time.Millisecond)
 		}
-		row("", "", "gateway", g.Node+" "+answer+choose(g.Used, "", "; new connections avoid it"))
+		row("", "", "gateway", g.Node+choose(g.Tenant == "", "", " for tenant "+g.Tenant)+" "+answer+
+			choose(g.Used, "", "; new connections avoid it"))
+	}
+	for _, r := range v.GatewayOf {
+		row("", "", "gateway of", "tenant "+r.Tenant+" at "+r.Address)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -208,12 +209,14 @@ func TestEgressPackets(t *testing.T) {
 // TestEgressStaysAtItsGateway: a session keeps its gateway while both answer. One of datagrams leaves a silent one.
 func TestEgressStaysAtItsGateway(t *testing.T) {
 	b := newEgressBench(t)
-	alive := func(n netip.Prefix, alive bool) { must(t, b.datapath.SetGatewayAlive(n, alive)) }
+	alive := func(n netip.Prefix, alive bool) { must(t, b.datapath.SetGatewayAlive(n, 1, alive)) }
 	by := func(n netip.Prefix, body packet.Body) packet.Packet {
 		return tunnelled(b.prefix, n, withHops(between(b.b1.plain(), twoHost, body), 63))
 	}
 	nodes := [2]netip.Prefix{b.far.prefix, thirdNode}
-	for i := range 16 { // a gateway that is chosen at random is the right one half of the time
+	// The gateway is silent for another tenant only. One that is chosen at random is the right one half of the time.
+	must(t, b.datapath.SetGatewayAlive(nodes[0], 2, false))
+	for i := range 16 {
 		n, other := nodes[i%2], nodes[1-i%2]
 		alive(other, false)
 		body := udp(6000+uint16(i), 53)
@@ -308,7 +311,16 @@ func TestGatewayOut(t *testing.T) {
 	sent := func(to netip.Addr, body packet.Body, extensions ...packet.Extension) []byte {
 		return b.onWire(tunnelled(b.far.prefix, b.prefix, between(b3, to, body, extensions...)))
 	}
-	outside := func(body packet.Body) packet.Packet { return withHops(between(b.gateway, ownHost, body), 63) }
+	outside := func(body packet.Body, extensions ...packet.Extension) packet.Packet {
+		return withHops(between(b.gateway, ownHost, body, extensions...), 63)
+	}
+	options := func(flags packet.TCPFlags, options ...byte) packet.TCP {
+		s := tcp(5000, 80, flags)
+		s.Options = options
+		return s
+	}
+	const mss, most = "\x02\x04\x05\xa0", "\x02\x04\x05\x78" // 1,440 and 1,400 bytes
+	syn := func(o string) packet.TCP { return options(packet.SYN, []byte(o)...) }
 	tunnel := tunnelled(b.far.prefix, b.prefix, between(b3, ownHost, question))
 	fromHost, otherProtocol, cut := tunnel, tunnel, tunnel
 	fromHost.Source = b.far.address()
@@ -318,6 +330,30 @@ func TestGatewayOut(t *testing.T) {
 		{name: "UDP", frame: sent(ownHost, question), out: outside(question)},
 		{name: "UDP of a known connection", frame: sent(ownHost, question), out: outside(question)},
 		{name: "TCP", frame: sent(ownHost, tcp(5000, 80, packet.SYN)), out: outside(tcp(5000, 80, packet.SYN))},
+
+		{name: "segments that are too long for the tunnel", frame: sent(ownHost, syn(mss)), out: outside(syn(most))},
+		{name: "segments that fit", frame: sent(ownHost, syn("\x02\x04\x05\x14")),
+			out: outside(syn("\x02\x04\x05\x14"))},
+		{name: "at an odd offset", frame: sent(ownHost, syn("\x01"+mss+"\x01\x01\x01")),
+			out: outside(syn("\x01" + most + "\x01\x01\x01"))},
+		{name: "after other options", frame: sent(ownHost, syn("\x01\x01\x08\x0a12345678\x03\x03\x07"+mss+"\x00")),
+			out: outside(syn("\x01\x01\x08\x0a12345678\x03\x03\x07" + most + "\x00"))},
+		{name: "after 36 bytes", frame: sent(ownHost, syn(strings.Repeat("\x01", 36)+mss)),
+			out: outside(syn(strings.Repeat("\x01", 36) + most))},
+		{name: "behind an extension header", frame: sent(ownHost, syn(mss), padding(packet.DestinationOptions)),
+			out: outside(syn(most), padding(packet.DestinationOptions))},
+		{name: "with ECN", frame: sent(ownHost, options(packet.SYN|0xc0, []byte(mss)...)),
+			out: outside(options(packet.SYN|0xc0, []byte(most)...))},
+		{name: "not in a SYN", frame: sent(ownHost, options(packet.ACK, []byte(mss)...)),
+			out: outside(options(packet.ACK, []byte(mss)...))},
+		{name: "after the last option", frame: sent(ownHost, syn("\x00\x04\x00\x00"+mss)),
+			out: outside(syn("\x00\x04\x00\x00" + mss))},
+		{name: "in another option", frame: sent(ownHost, syn("\xfe\x08\x02\x04\x02\x04\x05\xa0")),
+			out: outside(syn("\xfe\x08\x02\x04\x02\x04\x05\xa0"))},
+		{name: "after an option without a length", frame: sent(ownHost, syn("\x08\x01"+mss+"\x00\x00")),
+			out: outside(syn("\x08\x01" + mss + "\x00\x00"))},
+		{name: "of a wrong length", frame: sent(ownHost, syn("\x02\x06\x05\xa0\x00\x00\x00\x00")),
+			out: outside(syn("\x02\x06\x05\xa0\x00\x00\x00\x00"))},
 
 		{name: "from no tunnel address", frame: b.onWire(fromHost), reason: "gateway-denied"},
 		{name: "another protocol in the tunnel", frame: b.onWire(otherProtocol), reason: "gateway-denied"},
@@ -548,26 +584,33 @@ func TestGatewayConnectionsStay(t *testing.T) {
 	}
 }
 
-// TestGatewayProbes: a gateway answers probes, and a node notes answers.
+// TestGatewayProbes: a gateway answers probes about tenants that it has, and a node notes answers by tenant. A gateway
+// also answers probes about no tenant, which earlier releases send.
 func TestGatewayProbes(t *testing.T) {
 	b := newEgressBench(t)
-	probe := func(magic uint32, kind byte, from netip.Prefix) packet.Packet {
-		data := append(binary.BigEndian.AppendUint32(nil, magic), kind, 0, 0, 0)
+	of := func(id address.TenantID, magic uint32, kind byte, from netip.Prefix) packet.Packet {
+		data := append(binary.BigEndian.AppendUint32(nil, magic), kind, byte(id>>16), byte(id>>8), byte(id))
 		return packet.Packet{
 			Source: tenant.EgressTunnel(from), Destination: tenant.EgressTunnel(b.prefix),
 			Body: packet.Raw{Proto: 59, Data: data},
 		}
 	}
+	probe := func(magic uint32, kind byte, from netip.Prefix) packet.Packet { return of(0, magic, kind, from) }
 	const magic = 0x50475750
+	answer := func(id address.TenantID) packet.Packet {
+		p := of(id, magic, 2, b.far.prefix)
+		p.Source, p.Destination = p.Destination, p.Source
+		return p
+	}
+	own := b.of.IDs[0].ID
 	question := probe(magic, 1, b.far.prefix)
-	answer := probe(magic, 2, b.far.prefix)
-	answer.Source, answer.Destination = answer.Destination, answer.Source
 	short := question
 	short.Body = packet.Raw{Proto: 59, Data: make([]byte, 7)}
 	fromHost := question
 	fromHost.Source = b.far.address()
 	for _, c := range []progCase{
-		{name: "a probe", frame: b.onWire(question), out: answer},
+		{name: "a probe about no tenant", frame: b.onWire(question), out: answer(0)},
+		{name: "a probe", frame: b.onWire(of(own, magic, 1, b.far.prefix)), out: answer(own)},
 		{name: "another magic", frame: b.onWire(probe(magic+1, 1, b.far.prefix)), reason: "gateway-denied"},
 		{name: "another kind", frame: b.onWire(probe(magic, 3, b.far.prefix)), reason: "gateway-denied"},
 		{name: "a short probe", frame: b.onWire(short), reason: "gateway-denied"},
@@ -575,14 +618,70 @@ func TestGatewayProbes(t *testing.T) {
 	} {
 		b.arrives(t, c)
 	}
-	if _, ok, err := b.datapath.GatewayAnswered(b.far.prefix); ok || err != nil {
-		t.Errorf("before an answer: %v, %v", ok, err)
+	// Routers' errors about probes are no drops; other errors are no packets in a tunnel.
+	errorTo := func(p packet.Packet) []byte {
+		about := errorAbout(packet.DestinationUnreachable, 0, p.Marshal())
+		return b.onWire(between(outsideRouter, tenant.EgressTunnel(b.prefix), about))
 	}
-	verdict, _, reasons := b.run(t, b.datapath.Objects.PilUplinkIn, b.onWire(probe(magic, 2, b.far.prefix)),
+	sent := question
+	sent.Source, sent.Destination = question.Destination, question.Source
+	verdict, _, reasons := b.run(t, b.datapath.Objects.PilUplinkIn, errorTo(sent), skb{Ifindex: b.uplinkIfindex()})
+	if verdict != verdictDrop || len(reasons) > 0 {
+		t.Errorf("an error about a probe: verdict %d, counted %v", verdict, reasons)
+	}
+	echoReply := between(outsideRouter, tenant.EgressTunnel(b.prefix), packet.ICMP{
+		Type: packet.EchoReply, Payload: sent.Marshal(),
+	})
+	for _, c := range []progCase{
+		{name: "an error about another node's probe", frame: errorTo(question), reason: "gateway-denied"},
+		{name: "an error about a packet in a tunnel", reason: "gateway-denied",
+			frame: errorTo(tunnelled(b.prefix, b.far.prefix, between(b.b1.plain(), farHost, udp(5000, 53))))},
+		{name: "an echo with a quote", frame: b.onWire(echoReply), reason: "gateway-denied"},
+	} {
+		b.arrives(t, c)
+	}
+
+	// Of ids that differ in one byte each, only one is the tenant's.
+	const here address.TenantID = 0x010203
+	many := b.of
+	many.IDs = append([]tenant.ID{{ID: here, Key: b.of.IDs[0].Key}}, many.IDs...)
+	must(t, b.datapath.putTenant(many))
+	b.arrives(t, progCase{name: "a probe about a high id", frame: b.onWire(of(here, magic, 1, b.far.prefix)),
+		out: answer(here)})
+	for _, other := range []address.TenantID{0x020203, 0x010303, 0x010204} {
+		verdict, _, reasons := b.run(t, b.datapath.Objects.PilUplinkIn, b.onWire(of(other, magic, 1, b.far.prefix)),
+			skb{Ifindex: b.uplinkIfindex()})
+		if verdict != verdictDrop || len(reasons) > 0 {
+			t.Errorf("a probe about another tenant: id %#x: verdict %d, counted %v", other, verdict, reasons)
+		}
+		if _, ok, err := b.datapath.GatewayAnswered(b.far.prefix, here); ok || err != nil {
+			t.Errorf("before an answer: %v, %v", ok, err)
+		}
+		b.run(t, b.datapath.Objects.PilUplinkIn, b.onWire(of(other, magic, 2, b.far.prefix)),
+			skb{Ifindex: b.uplinkIfindex()})
+	}
+	verdict, _, reasons = b.run(t, b.datapath.Objects.PilUplinkIn, b.onWire(of(here, magic, 2, b.far.prefix)),
 		skb{Ifindex: b.uplinkIfindex()})
-	if _, ok, err := b.datapath.GatewayAnswered(b.far.prefix); !ok || err != nil || verdict != verdictDrop ||
+	if _, ok, err := b.datapath.GatewayAnswered(b.far.prefix, here); !ok || err != nil || verdict != verdictDrop ||
 		len(reasons) > 0 {
 		t.Errorf("an answer: verdict %d, counted %v, noted %v, %v", verdict, reasons, ok, err)
+	}
+}
+
+// TestSilentGatewaysOfNoTenant: a repair forgets the gateways of tenants that this node no longer has.
+func TestSilentGatewaysOfNoTenant(t *testing.T) {
+	b := newEgressBench(t)
+	here, gone := b.of.IDs[0].ID, address.TenantID(4711)
+	for _, id := range []address.TenantID{here, gone} {
+		must(t, b.datapath.SetGatewayAlive(b.far.prefix, id, false))
+	}
+	b.restore(t, b.b1, b.b2, b.r1)
+	for id, want := range map[address.TenantID]bool{here: true, gone: false} {
+		_, is, err := bpfobj.Lookup[uint8](b.datapath.Objects.PilGwsilentV2,
+			bpfobj.PilasterGatewayOf{Node: bpfobj.ToAddr(b.far.prefix.Addr()).Hi, Tenant: uint32(id)})
+		if err != nil || is != want {
+			t.Errorf("the gateway of tenant id %d is silent: %t, %v; want %t", id, is, err, want)
+		}
 	}
 }
 

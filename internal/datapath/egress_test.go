@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/host"
@@ -390,8 +392,8 @@ func TestTwoGateways(t *testing.T) {
 	source := w.nodes[0].datapath
 	for _, i := range []int{1, 2} {
 		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-			must(t, source.ProbeGateway(w.nodes[i].prefix))
-			ago, ok, err := source.GatewayAnswered(w.nodes[i].prefix)
+			must(t, source.ProbeGateway(w.nodes[i].prefix, of.IDs[0].ID))
+			ago, ok, err := source.GatewayAnswered(w.nodes[i].prefix, of.IDs[0].ID)
 			must(t, err)
 			if ok && ago < time.Second {
 				break
@@ -417,7 +419,7 @@ func TestTwoGateways(t *testing.T) {
 	if len(began[first]) == 0 || len(began[second]) == 0 {
 		t.Fatalf("connections by %d and %d of the gateways", len(began[first]), len(began[second]))
 	}
-	must(t, source.SetGatewayAlive(w.nodes[1].prefix, false))
+	must(t, source.SetGatewayAlive(w.nodes[1].prefix, of.IDs[0].ID, false))
 	later := connect(12)
 	rule, found, err := source.LookupAccess(of.IDs[0].ID, w.hostAddr)
 	must(t, err)
@@ -436,7 +438,7 @@ func TestTwoGateways(t *testing.T) {
 	for _, conn := range began[first] { // established connections stay, whatever probes say
 		exchange(t, conn, 1000)
 	}
-	must(t, source.SetGatewayAlive(w.nodes[1].prefix, true))
+	must(t, source.SetGatewayAlive(w.nodes[1].prefix, of.IDs[0].ID, true))
 	for _, conns := range []map[netip.Addr][]net.Conn{began, later} {
 		for _, of := range conns {
 			for _, conn := range of {
@@ -446,6 +448,42 @@ func TestTwoGateways(t *testing.T) {
 	}
 	if again := connect(24); len(again[first]) == 0 {
 		t.Error("no connection by the gateway that answers again")
+	}
+}
+
+// TestGatewayClampsSegments: a host outside that ignores Packet Too Big, as behind a firewall that drops ICMPv6, sends
+// segments that fit into the tunnel.
+func TestGatewayClampsSegments(t *testing.T) {
+	w := newOutsideWire(t)
+	of := leaving(blue, w.via(1))
+	w.put(t, of)
+	c := w.nodes[0].addLeaving(t, of, 1)
+	at := netip.AddrPortFrom(w.hostAddr, 80)
+	ignores := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		failed := raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_INTERFACE)
+		})
+		return cmp.Or(failed, err)
+	}}
+	var l net.Listener
+	must(t, w.host.Do(func() (err error) { l, err = ignores.Listen(t.Context(), "tcp6", at.String()); return err }))
+	defer l.Close()
+	const size = 1_000_000
+	go func() {
+		if s, err := l.Accept(); err == nil {
+			defer s.Close()
+			s.Write(make([]byte, size))
+		}
+	}()
+	conn, err := dial(c.ns, netip.Addr{}, at, patience)
+	must(t, err)
+	defer conn.Close()
+	must(t, conn.SetReadDeadline(time.Now().Add(patience)))
+	if n, err := io.Copy(io.Discard, conn); n != size || err != nil {
+		t.Errorf("got %d of %d bytes: %v; drops of the gateway: %v", n, size, err, w.nodes[1].drops(t))
+	}
+	if n := w.nodes[1].drops(t)["too-big"]; n > 0 {
+		t.Errorf("%d packets were too big for the tunnel", n)
 	}
 }
 

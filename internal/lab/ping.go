@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
@@ -28,6 +29,7 @@ type Echo struct {
 	// tenants may have overlapping addresses. If Own is set, Ping sends nothing.
 	Own      string   `json:"own,omitempty"`
 	Denied   bool     `json:"denied,omitempty"` // policies deny the echo; set by MarkDenied
+	ToNode   string   `json:"toNode,omitempty"` // the tenant, if To is a node that its containers may not reach
 	Sent     int      `json:"sent"`
 	Received int      `json:"received"`
 	RTTUs    *float64 `json:"rttUs"` // median in µs; null without a response
@@ -55,15 +57,53 @@ func (l *Lab) PingEach(ctx context.Context, from, to string, o packet.PingOption
 	if err != nil {
 		return nil, err
 	}
+	seen, denied, err := l.nodeSeenBy(ctx, from, to)
+	if err != nil {
+		return nil, err
+	}
+	if seen.IsValid() {
+		addresses = []netip.Addr{seen}
+	}
 	var echoes []Echo
 	for _, a := range addresses {
 		e, err := l.ping(ctx, from, to, a, o)
+		e.ToNode = denied
 		if err != nil {
 			return nil, err
 		}
 		echoes = append(echoes, e)
 	}
 	return echoes, nil
+}
+
+// nodeSeenBy returns the address at which a container reaches a node: the agent of the container knows the alias that
+// containers of encrypted tenants see. denied is the tenant if its containers may not reach the node. The address is
+// invalid for other pairs.
+func (l *Lab) nodeSeenBy(ctx context.Context, from, to string) (seen netip.Addr, denied string, err error) {
+	c, notFrom := l.Container(from)
+	if notFrom != nil || !c.Plaintext.IsValid() || !slices.Contains(l.NodeNames(), to) {
+		return seen, "", nil
+	}
+	node, err := l.Address(to)
+	if err != nil {
+		return seen, "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentPatience)
+	defer cancel()
+	answer, err := l.Agent(c.Node).Trace(ctx, connect.NewRequest(&pilasterv1.TraceRequest{
+		Source: c.Plaintext.String(), Destination: node.String(), Protocol: unix.IPPROTO_ICMPV6, Tenant: c.Tenant,
+	}))
+	if err == nil {
+		seen, err = netip.ParseAddr(answer.Msg.Destination.GetAddress())
+	}
+	if err != nil {
+		return seen, "", fmt.Errorf("ask the agent of %s for the address at which %s sees %s: %w\n  nothing was sent; "+
+			"pilaster lab status shows whether the agent runs", c.Node, from, to, err)
+	}
+	if answer.Msg.Drop == dropreason.ToNode.String() {
+		denied = c.Tenant
+	}
+	return seen, denied, nil
 }
 
 func (l *Lab) ping(ctx context.Context, from, to string, address netip.Addr, o packet.PingOptions) (Echo, error) {

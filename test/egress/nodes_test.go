@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/lab/labtest"
+	"pilaster.io/pilaster/internal/packet"
 )
 
 // TestNodes: processes of other nodes reach containers, and containers reach them, only if their tenant allows nodes.
@@ -52,11 +53,23 @@ func (b bed) nodeTraffic(ctx context.Context, tenantName, container string) {
 	if is := b.try("n1", netip.Addr{}, b.address(container)); is != reached {
 		b.Errorf("n1 to its own container %s: %s", container, is)
 	}
+	pings := func(reached bool, pairs ...[2]string) {
+		b.Helper()
+		for _, p := range pairs {
+			e, err := b.Ping(ctx, p[0], p[1], packet.PingOptions{Count: 2, Timeout: patience / 10})
+			if err != nil || e.Reached() != reached || (e.ToNode == tenantName) != (!reached && p[0] == container) ||
+				p[0] == "n2" && e.Address != to {
+				b.Errorf("ping from %s to %s: %+v, %v; want an answer: %t", p[0], p[1], e, err, reached)
+			}
+		}
+	}
+	pings(false, [2]string{container, "n2"}, [2]string{"n2", container}, [2]string{container, "n1"})
 	must(b.T, b.SetNodes(ctx, tenantName, "allow"))
 	alias := b.alias("n2", container)
 	if encrypted := tenantName == "blue"; encrypted == (alias == b.node("n2")) {
 		b.Errorf("%s sees n2 as %v", container, alias)
 	}
+	pings(true, [2]string{container, "n2"}, [2]string{container, "n1"}, [2]string{"n1", container})
 	if seen := b.reaches(container, alias); seen != to {
 		b.Errorf("n2 sees %s as %v, want %v", container, seen, to)
 	}

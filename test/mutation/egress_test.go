@@ -293,11 +293,15 @@ func egressSessions() []mutation {
 // gateway returns the mutations of egress gateways.
 func gateway() []mutation {
 	const out, back, answers, probes = "TestGatewayOut", "TestGatewayBack", "TestGatewayAnswers", "TestGatewayProbes"
+	clamped := []string{
+		"segments that are too long for the tunnel", "at an odd offset", "after other options", "after 36 bytes",
+		"behind an extension header", "with ECN",
+	}
 	return []mutation{
 		{
 			name: "silent gateways",
-			old: `if (is_silent(first) != is_silent(second))
-		return is_silent(first) ? second : first;`,
+			old: `if (is_silent(first, tenant) != is_silent(second, tenant))
+		return is_silent(first, tenant) ? second : first;`,
 			new:   "",
 			test:  "TestEgressStaysAtItsGateway",
 			cases: []string{"the gateway that answers", "a session that has a gateway"},
@@ -431,11 +435,76 @@ func gateway() []mutation {
 			cases: []string{"another kind", "another magic"},
 		},
 		{
+			name:  "segments for the tunnel",
+			old:   "why = clamp_to_tunnel(skb, &p, d->out.local.hi);",
+			new:   "why = 0;",
+			test:  out,
+			cases: clamped,
+		},
+		{
+			name:  "segments of a SYN alone",
+			old:   " ||\n\t    !(flags & TCP_SYN))",
+			new:   ")",
+			test:  out,
+			cases: []string{"not in a SYN"},
+		},
+		{
+			name:  "end of the options",
+			old:   " ||\n\t    option[0] == TCP_OPTION_END)",
+			new:   ")",
+			test:  out,
+			cases: []string{"after the last option"},
+		},
+		{
+			name:  "options without a length",
+			old:   "if (option[1] < 2)\n\t\treturn 1;",
+			test:  out,
+			cases: []string{"after an option without a length"},
+		},
+		{
+			name:  "length of the option",
+			old:   " || option[1] != TCP_MSS_LEN)",
+			new:   ")",
+			test:  out,
+			cases: []string{"of a wrong length"},
+		},
+		{
+			name:  "segments that fit",
+			old:   "if (bpf_ntohs(s.mss) <= most)\n\t\treturn 0;",
+			new:   "if (!s.mss)\n\t\treturn 0;",
+			test:  out,
+			cases: []string{"segments that fit"},
+		},
+		{
+			name:  "options at odd offsets",
+			old:   "if (s.at & 1)",
+			new:   "if (0)",
+			test:  out,
+			cases: []string{"at an odd offset", "after other options"},
+		},
+		{
+			name:  "probes about tenants of other gateways",
+			old:   "of.tenant && !bpf_map_lookup_elem(&pil_gwtenants_v1, &of.tenant)",
+			new:   "0",
+			test:  probes,
+			cases: []string{"a probe about another tenant"},
+		},
+		{
 			name:  "probes of others",
 			old:   "outer->nexthdr == PROTO_NONE && is_egress_tunnel(src_of(outer))",
 			new:   "outer->nexthdr == PROTO_NONE",
 			test:  probes,
 			cases: []string{"a probe from no tunnel address"},
+		},
+		{
+			name: "errors about probes alone",
+			old: `e.type <= ICMPV6_ERROR_MAX && e.nexthdr == PROTO_NONE && e.src.hi == own_node &&
+	       e.src.lo == EGRESS_TUNNEL_HOST`,
+			new:  "1",
+			test: probes,
+			cases: []string{
+				"an error about another node's probe", "an error about a packet in a tunnel", "an echo with a quote",
+			},
 		},
 		{
 			name: "what is no tunnel",

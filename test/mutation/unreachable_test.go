@@ -73,6 +73,9 @@ func unreachable() map[string]map[string]string {
 		return REASON_MALFORMED;`: within,
 			`		       ? REASON_MALFORMED
 		       : 0;`: within,
+			`if (bpf_skb_store_bytes(skb, p->l4 + s.at + 2, &is, sizeof(is), 0))
+		return REASON_MALFORMED;`: within,
+			"return fix_checksum(skb, p, csum_add((__u16)~s.mss, is)) ? REASON_MALFORMED : 0;": within,
 			`if (!h || !d || !own)
 		return drop(skb, REASON_MALFORMED, hook);`: verifier,
 			"return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);": "this program calls itself",

@@ -1782,7 +1782,8 @@ func (x *StatusResponse) GetEgress() *Egress {
 type Egress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Addresses     uint32                 `protobuf:"varint,1,opt,name=addresses,proto3" json:"addresses,omitempty"` // of containers, in use
-	Gateways      []*EgressGatewayState  `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`    // in rules of tenants here, by name
+	Gateways      []*EgressGatewayState  `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`    // in rules of tenants here, by name and tenant
+	Roles         []*EgressGatewayRole   `protobuf:"bytes,3,rep,name=roles,proto3" json:"roles,omitempty"`          // of this node, by tenant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1831,20 +1832,81 @@ func (x *Egress) GetGateways() []*EgressGatewayState {
 	return nil
 }
 
-// EgressGatewayState is a gateway as this node sees it.
+func (x *Egress) GetRoles() []*EgressGatewayRole {
+	if x != nil {
+		return x.Roles
+	}
+	return nil
+}
+
+// EgressGatewayRole is a tenant that a node is an egress gateway of.
+type EgressGatewayRole struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // at which hosts outside see the tenant
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressGatewayRole) Reset() {
+	*x = EgressGatewayRole{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressGatewayRole) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressGatewayRole) ProtoMessage() {}
+
+func (x *EgressGatewayRole) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressGatewayRole.ProtoReflect.Descriptor instead.
+func (*EgressGatewayRole) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *EgressGatewayRole) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *EgressGatewayRole) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+// EgressGatewayState is a gateway of a tenant as this node sees it.
 type EgressGatewayState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Alive         bool                   `protobuf:"varint,2,opt,name=alive,proto3" json:"alive,omitempty"`              // new connections use it; also if no gateway of a rule answers
 	Answered      bool                   `protobuf:"varint,3,opt,name=answered,proto3" json:"answered,omitempty"`        // it has ever answered a probe of this agent
 	AgoMs         uint32                 `protobuf:"varint,4,opt,name=ago_ms,json=agoMs,proto3" json:"ago_ms,omitempty"` // since then
+	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EgressGatewayState) Reset() {
 	*x = EgressGatewayState{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1856,7 +1918,7 @@ func (x *EgressGatewayState) String() string {
 func (*EgressGatewayState) ProtoMessage() {}
 
 func (x *EgressGatewayState) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1869,7 +1931,7 @@ func (x *EgressGatewayState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressGatewayState.ProtoReflect.Descriptor instead.
 func (*EgressGatewayState) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EgressGatewayState) GetNode() string {
@@ -1900,6 +1962,13 @@ func (x *EgressGatewayState) GetAgoMs() uint32 {
 	return 0
 }
 
+func (x *EgressGatewayState) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
 // OffloadRole is a node's part in an offload.
 type OffloadRole struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1921,7 +1990,7 @@ type OffloadRole struct {
 
 func (x *OffloadRole) Reset() {
 	*x = OffloadRole{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1933,7 +2002,7 @@ func (x *OffloadRole) String() string {
 func (*OffloadRole) ProtoMessage() {}
 
 func (x *OffloadRole) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1946,7 +2015,7 @@ func (x *OffloadRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffloadRole.ProtoReflect.Descriptor instead.
 func (*OffloadRole) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *OffloadRole) GetTenant() string {
@@ -2044,7 +2113,7 @@ type FrontendAnswer struct {
 
 func (x *FrontendAnswer) Reset() {
 	*x = FrontendAnswer{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +2125,7 @@ func (x *FrontendAnswer) String() string {
 func (*FrontendAnswer) ProtoMessage() {}
 
 func (x *FrontendAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +2138,7 @@ func (x *FrontendAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontendAnswer.ProtoReflect.Descriptor instead.
 func (*FrontendAnswer) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *FrontendAnswer) GetFrontend() string {
@@ -2102,7 +2171,7 @@ type Pull struct {
 
 func (x *Pull) Reset() {
 	*x = Pull{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +2183,7 @@ func (x *Pull) String() string {
 func (*Pull) ProtoMessage() {}
 
 func (x *Pull) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2196,7 @@ func (x *Pull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pull.ProtoReflect.Descriptor instead.
 func (*Pull) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Pull) GetNetwork() string {
@@ -2193,7 +2262,7 @@ type Policies struct {
 
 func (x *Policies) Reset() {
 	*x = Policies{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +2274,7 @@ func (x *Policies) String() string {
 func (*Policies) ProtoMessage() {}
 
 func (x *Policies) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2218,7 +2287,7 @@ func (x *Policies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policies.ProtoReflect.Descriptor instead.
 func (*Policies) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Policies) GetTenants() uint32 {
@@ -2275,7 +2344,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2287,7 +2356,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2300,7 +2369,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Sessions) GetCapacity() uint32 {
@@ -2391,7 +2460,7 @@ type RuleHits struct {
 
 func (x *RuleHits) Reset() {
 	*x = RuleHits{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2403,7 +2472,7 @@ func (x *RuleHits) String() string {
 func (*RuleHits) ProtoMessage() {}
 
 func (x *RuleHits) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2416,7 +2485,7 @@ func (x *RuleHits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleHits.ProtoReflect.Descriptor instead.
 func (*RuleHits) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RuleHits) GetTenant() string {
@@ -2449,7 +2518,7 @@ type ListRuleHitsRequest struct {
 
 func (x *ListRuleHitsRequest) Reset() {
 	*x = ListRuleHitsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2461,7 +2530,7 @@ func (x *ListRuleHitsRequest) String() string {
 func (*ListRuleHitsRequest) ProtoMessage() {}
 
 func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2474,7 +2543,7 @@ func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRuleHitsRequest.ProtoReflect.Descriptor instead.
 func (*ListRuleHitsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListRuleHitsRequest) GetTenant() string {
@@ -2493,7 +2562,7 @@ type ListRuleHitsResponse struct {
 
 func (x *ListRuleHitsResponse) Reset() {
 	*x = ListRuleHitsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2505,7 +2574,7 @@ func (x *ListRuleHitsResponse) String() string {
 func (*ListRuleHitsResponse) ProtoMessage() {}
 
 func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2518,7 +2587,7 @@ func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRuleHitsResponse.ProtoReflect.Descriptor instead.
 func (*ListRuleHitsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListRuleHitsResponse) GetHits() []*RuleHits {
@@ -2542,7 +2611,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2554,7 +2623,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2567,7 +2636,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Gateway) GetOwn() string {
@@ -2619,7 +2688,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2631,7 +2700,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2644,7 +2713,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Limit) GetName() string {
@@ -2695,7 +2764,7 @@ type OrchestratorLink struct {
 
 func (x *OrchestratorLink) Reset() {
 	*x = OrchestratorLink{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2707,7 +2776,7 @@ func (x *OrchestratorLink) String() string {
 func (*OrchestratorLink) ProtoMessage() {}
 
 func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2720,7 +2789,7 @@ func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrchestratorLink.ProtoReflect.Descriptor instead.
 func (*OrchestratorLink) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *OrchestratorLink) GetUrl() string {
@@ -2775,7 +2844,7 @@ type DatapathStatus struct {
 
 func (x *DatapathStatus) Reset() {
 	*x = DatapathStatus{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2787,7 +2856,7 @@ func (x *DatapathStatus) String() string {
 func (*DatapathStatus) ProtoMessage() {}
 
 func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2800,7 +2869,7 @@ func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatapathStatus.ProtoReflect.Descriptor instead.
 func (*DatapathStatus) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DatapathStatus) GetDeviceKind() string {
@@ -2878,7 +2947,7 @@ type Entries struct {
 
 func (x *Entries) Reset() {
 	*x = Entries{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2890,7 +2959,7 @@ func (x *Entries) String() string {
 func (*Entries) ProtoMessage() {}
 
 func (x *Entries) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2903,7 +2972,7 @@ func (x *Entries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entries.ProtoReflect.Descriptor instead.
 func (*Entries) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Entries) GetTable() string {
@@ -2945,7 +3014,7 @@ type DropCount struct {
 
 func (x *DropCount) Reset() {
 	*x = DropCount{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3026,7 @@ func (x *DropCount) String() string {
 func (*DropCount) ProtoMessage() {}
 
 func (x *DropCount) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3039,7 @@ func (x *DropCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCount.ProtoReflect.Descriptor instead.
 func (*DropCount) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DropCount) GetReason() string {
@@ -3003,7 +3072,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3015,7 +3084,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3028,7 +3097,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExplainRequest) GetAddress() string {
@@ -3054,7 +3123,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3066,7 +3135,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3079,7 +3148,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExplainResponse) GetPlaintext() string {
@@ -3151,7 +3220,7 @@ type Overlaid struct {
 
 func (x *Overlaid) Reset() {
 	*x = Overlaid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3163,7 +3232,7 @@ func (x *Overlaid) String() string {
 func (*Overlaid) ProtoMessage() {}
 
 func (x *Overlaid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3176,7 +3245,7 @@ func (x *Overlaid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlaid.ProtoReflect.Descriptor instead.
 func (*Overlaid) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Overlaid) GetTenant() string {
@@ -3221,7 +3290,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3233,7 +3302,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3246,7 +3315,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WhyRequest) GetSource() string {
@@ -3301,7 +3370,7 @@ type WhyResponse struct {
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3313,7 +3382,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3326,7 +3395,7 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WhyResponse) GetReasons() []*Reason {
@@ -3356,7 +3425,7 @@ type PreActions struct {
 
 func (x *PreActions) Reset() {
 	*x = PreActions{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3368,7 +3437,7 @@ func (x *PreActions) String() string {
 func (*PreActions) ProtoMessage() {}
 
 func (x *PreActions) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3381,7 +3450,7 @@ func (x *PreActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreActions.ProtoReflect.Descriptor instead.
 func (*PreActions) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PreActions) GetFrontend() string {
@@ -3432,7 +3501,7 @@ type Reason struct {
 
 func (x *Reason) Reset() {
 	*x = Reason{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3444,7 +3513,7 @@ func (x *Reason) String() string {
 func (*Reason) ProtoMessage() {}
 
 func (x *Reason) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3457,7 +3526,7 @@ func (x *Reason) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reason.ProtoReflect.Descriptor instead.
 func (*Reason) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Reason) GetDirection() string {
@@ -3548,7 +3617,7 @@ type RuleName struct {
 
 func (x *RuleName) Reset() {
 	*x = RuleName{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3560,7 +3629,7 @@ func (x *RuleName) String() string {
 func (*RuleName) ProtoMessage() {}
 
 func (x *RuleName) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3573,7 +3642,7 @@ func (x *RuleName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleName.ProtoReflect.Descriptor instead.
 func (*RuleName) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RuleName) GetPolicy() string {
@@ -3612,7 +3681,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3624,7 +3693,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3637,7 +3706,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *TraceRequest) GetSource() string {
@@ -3711,7 +3780,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3723,7 +3792,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3736,7 +3805,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TraceResponse) GetNode() string {
@@ -3854,7 +3923,7 @@ type TraceEnd struct {
 
 func (x *TraceEnd) Reset() {
 	*x = TraceEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3866,7 +3935,7 @@ func (x *TraceEnd) String() string {
 func (*TraceEnd) ProtoMessage() {}
 
 func (x *TraceEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3879,7 +3948,7 @@ func (x *TraceEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEnd.ProtoReflect.Descriptor instead.
 func (*TraceEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TraceEnd) GetAddress() string {
@@ -3955,7 +4024,7 @@ type TraceStep struct {
 
 func (x *TraceStep) Reset() {
 	*x = TraceStep{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3967,7 +4036,7 @@ func (x *TraceStep) String() string {
 func (*TraceStep) ProtoMessage() {}
 
 func (x *TraceStep) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3980,7 +4049,7 @@ func (x *TraceStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceStep.ProtoReflect.Descriptor instead.
 func (*TraceStep) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *TraceStep) GetStage() string {
@@ -4039,7 +4108,7 @@ type FollowPacketsRequest struct {
 
 func (x *FollowPacketsRequest) Reset() {
 	*x = FollowPacketsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4051,7 +4120,7 @@ func (x *FollowPacketsRequest) String() string {
 func (*FollowPacketsRequest) ProtoMessage() {}
 
 func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4064,7 +4133,7 @@ func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsRequest.ProtoReflect.Descriptor instead.
 func (*FollowPacketsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FollowPacketsRequest) GetSources() []string {
@@ -4118,7 +4187,7 @@ type FollowPacketsResponse struct {
 
 func (x *FollowPacketsResponse) Reset() {
 	*x = FollowPacketsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4130,7 +4199,7 @@ func (x *FollowPacketsResponse) String() string {
 func (*FollowPacketsResponse) ProtoMessage() {}
 
 func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4143,7 +4212,7 @@ func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsResponse.ProtoReflect.Descriptor instead.
 func (*FollowPacketsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *FollowPacketsResponse) GetEvent() *PacketEvent {
@@ -4184,7 +4253,7 @@ type PacketEvent struct {
 
 func (x *PacketEvent) Reset() {
 	*x = PacketEvent{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4196,7 +4265,7 @@ func (x *PacketEvent) String() string {
 func (*PacketEvent) ProtoMessage() {}
 
 func (x *PacketEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4209,7 +4278,7 @@ func (x *PacketEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEvent.ProtoReflect.Descriptor instead.
 func (*PacketEvent) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PacketEvent) GetTime() uint64 {
@@ -4380,7 +4449,7 @@ type SendProbeRequest struct {
 
 func (x *SendProbeRequest) Reset() {
 	*x = SendProbeRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4392,7 +4461,7 @@ func (x *SendProbeRequest) String() string {
 func (*SendProbeRequest) ProtoMessage() {}
 
 func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4405,7 +4474,7 @@ func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeRequest.ProtoReflect.Descriptor instead.
 func (*SendProbeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SendProbeRequest) GetSource() string {
@@ -4461,7 +4530,7 @@ type SendProbeResponse struct {
 
 func (x *SendProbeResponse) Reset() {
 	*x = SendProbeResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4473,7 +4542,7 @@ func (x *SendProbeResponse) String() string {
 func (*SendProbeResponse) ProtoMessage() {}
 
 func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4486,7 +4555,7 @@ func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeResponse.ProtoReflect.Descriptor instead.
 func (*SendProbeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SendProbeResponse) GetAnswered() bool {
@@ -4518,7 +4587,7 @@ type RecentEventsRequest struct {
 
 func (x *RecentEventsRequest) Reset() {
 	*x = RecentEventsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4530,7 +4599,7 @@ func (x *RecentEventsRequest) String() string {
 func (*RecentEventsRequest) ProtoMessage() {}
 
 func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4543,7 +4612,7 @@ func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
 func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 type RecentEventsResponse struct {
@@ -4555,7 +4624,7 @@ type RecentEventsResponse struct {
 
 func (x *RecentEventsResponse) Reset() {
 	*x = RecentEventsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4567,7 +4636,7 @@ func (x *RecentEventsResponse) String() string {
 func (*RecentEventsResponse) ProtoMessage() {}
 
 func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4580,7 +4649,7 @@ func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
 func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
@@ -4599,7 +4668,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4611,7 +4680,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4624,7 +4693,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -4661,7 +4730,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4673,7 +4742,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4686,7 +4755,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -4834,7 +4903,7 @@ type PacketEnd struct {
 
 func (x *PacketEnd) Reset() {
 	*x = PacketEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4846,7 +4915,7 @@ func (x *PacketEnd) String() string {
 func (*PacketEnd) ProtoMessage() {}
 
 func (x *PacketEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4859,7 +4928,7 @@ func (x *PacketEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEnd.ProtoReflect.Descriptor instead.
 func (*PacketEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PacketEnd) GetEndpoint() string {
@@ -4893,7 +4962,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[66]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4905,7 +4974,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[66]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5091,15 +5160,20 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\boffloads\x18\x13 \x03(\v2\x18.pilaster.v1.OffloadRoleR\boffloads\x12)\n" +
 	"\x04load\x18\x14 \x01(\v2\x15.pilaster.v1.NodeLoadR\x04load\x12+\n" +
 	"\x06egress\x18\x15 \x01(\v2\x13.pilaster.v1.EgressR\x06egressJ\x04\b\t\x10\n" +
-	"\"c\n" +
+	"\"\x99\x01\n" +
 	"\x06Egress\x12\x1c\n" +
 	"\taddresses\x18\x01 \x01(\rR\taddresses\x12;\n" +
-	"\bgateways\x18\x02 \x03(\v2\x1f.pilaster.v1.EgressGatewayStateR\bgateways\"q\n" +
+	"\bgateways\x18\x02 \x03(\v2\x1f.pilaster.v1.EgressGatewayStateR\bgateways\x124\n" +
+	"\x05roles\x18\x03 \x03(\v2\x1e.pilaster.v1.EgressGatewayRoleR\x05roles\"E\n" +
+	"\x11EgressGatewayRole\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x89\x01\n" +
 	"\x12EgressGatewayState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05alive\x18\x02 \x01(\bR\x05alive\x12\x1a\n" +
 	"\banswered\x18\x03 \x01(\bR\banswered\x12\x15\n" +
-	"\x06ago_ms\x18\x04 \x01(\rR\x05agoMs\"\xf8\x02\n" +
+	"\x06ago_ms\x18\x04 \x01(\rR\x05agoMs\x12\x16\n" +
+	"\x06tenant\x18\x05 \x01(\tR\x06tenant\"\xf8\x02\n" +
 	"\vOffloadRole\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12/\n" +
@@ -5406,7 +5480,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 71)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -5435,165 +5509,167 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),               // 24: pilaster.v1.StatusRequest
 	(*StatusResponse)(nil),              // 25: pilaster.v1.StatusResponse
 	(*Egress)(nil),                      // 26: pilaster.v1.Egress
-	(*EgressGatewayState)(nil),          // 27: pilaster.v1.EgressGatewayState
-	(*OffloadRole)(nil),                 // 28: pilaster.v1.OffloadRole
-	(*FrontendAnswer)(nil),              // 29: pilaster.v1.FrontendAnswer
-	(*Pull)(nil),                        // 30: pilaster.v1.Pull
-	(*Policies)(nil),                    // 31: pilaster.v1.Policies
-	(*Sessions)(nil),                    // 32: pilaster.v1.Sessions
-	(*RuleHits)(nil),                    // 33: pilaster.v1.RuleHits
-	(*ListRuleHitsRequest)(nil),         // 34: pilaster.v1.ListRuleHitsRequest
-	(*ListRuleHitsResponse)(nil),        // 35: pilaster.v1.ListRuleHitsResponse
-	(*Gateway)(nil),                     // 36: pilaster.v1.Gateway
-	(*Limit)(nil),                       // 37: pilaster.v1.Limit
-	(*OrchestratorLink)(nil),            // 38: pilaster.v1.OrchestratorLink
-	(*DatapathStatus)(nil),              // 39: pilaster.v1.DatapathStatus
-	(*Entries)(nil),                     // 40: pilaster.v1.Entries
-	(*DropCount)(nil),                   // 41: pilaster.v1.DropCount
-	(*ExplainRequest)(nil),              // 42: pilaster.v1.ExplainRequest
-	(*ExplainResponse)(nil),             // 43: pilaster.v1.ExplainResponse
-	(*Overlaid)(nil),                    // 44: pilaster.v1.Overlaid
-	(*WhyRequest)(nil),                  // 45: pilaster.v1.WhyRequest
-	(*WhyResponse)(nil),                 // 46: pilaster.v1.WhyResponse
-	(*PreActions)(nil),                  // 47: pilaster.v1.PreActions
-	(*Reason)(nil),                      // 48: pilaster.v1.Reason
-	(*RuleName)(nil),                    // 49: pilaster.v1.RuleName
-	(*TraceRequest)(nil),                // 50: pilaster.v1.TraceRequest
-	(*TraceResponse)(nil),               // 51: pilaster.v1.TraceResponse
-	(*TraceEnd)(nil),                    // 52: pilaster.v1.TraceEnd
-	(*TraceStep)(nil),                   // 53: pilaster.v1.TraceStep
-	(*FollowPacketsRequest)(nil),        // 54: pilaster.v1.FollowPacketsRequest
-	(*FollowPacketsResponse)(nil),       // 55: pilaster.v1.FollowPacketsResponse
-	(*PacketEvent)(nil),                 // 56: pilaster.v1.PacketEvent
-	(*SendProbeRequest)(nil),            // 57: pilaster.v1.SendProbeRequest
-	(*SendProbeResponse)(nil),           // 58: pilaster.v1.SendProbeResponse
-	(*RecentEventsRequest)(nil),         // 59: pilaster.v1.RecentEventsRequest
-	(*RecentEventsResponse)(nil),        // 60: pilaster.v1.RecentEventsResponse
-	(*MonitorRequest)(nil),              // 61: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 62: pilaster.v1.MonitorResponse
-	(*PacketEnd)(nil),                   // 63: pilaster.v1.PacketEnd
-	nil,                                 // 64: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 65: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 66: pilaster.v1.CollectGarbageRequest.Valid
-	nil,                                 // 67: pilaster.v1.LabelEndpointRequest.SetEntry
-	nil,                                 // 68: pilaster.v1.DatapathStatus.SwitchesEntry
-	nil,                                 // 69: pilaster.v1.TraceEnd.LabelsEntry
-	(*timestamppb.Timestamp)(nil),       // 70: google.protobuf.Timestamp
-	(*Node)(nil),                        // 71: pilaster.v1.Node
-	(*Plan)(nil),                        // 72: pilaster.v1.Plan
-	(*NodeLoad)(nil),                    // 73: pilaster.v1.NodeLoad
-	(OffloadPhase)(0),                   // 74: pilaster.v1.OffloadPhase
-	(*App)(nil),                         // 75: pilaster.v1.App
-	(*Service)(nil),                     // 76: pilaster.v1.Service
+	(*EgressGatewayRole)(nil),           // 27: pilaster.v1.EgressGatewayRole
+	(*EgressGatewayState)(nil),          // 28: pilaster.v1.EgressGatewayState
+	(*OffloadRole)(nil),                 // 29: pilaster.v1.OffloadRole
+	(*FrontendAnswer)(nil),              // 30: pilaster.v1.FrontendAnswer
+	(*Pull)(nil),                        // 31: pilaster.v1.Pull
+	(*Policies)(nil),                    // 32: pilaster.v1.Policies
+	(*Sessions)(nil),                    // 33: pilaster.v1.Sessions
+	(*RuleHits)(nil),                    // 34: pilaster.v1.RuleHits
+	(*ListRuleHitsRequest)(nil),         // 35: pilaster.v1.ListRuleHitsRequest
+	(*ListRuleHitsResponse)(nil),        // 36: pilaster.v1.ListRuleHitsResponse
+	(*Gateway)(nil),                     // 37: pilaster.v1.Gateway
+	(*Limit)(nil),                       // 38: pilaster.v1.Limit
+	(*OrchestratorLink)(nil),            // 39: pilaster.v1.OrchestratorLink
+	(*DatapathStatus)(nil),              // 40: pilaster.v1.DatapathStatus
+	(*Entries)(nil),                     // 41: pilaster.v1.Entries
+	(*DropCount)(nil),                   // 42: pilaster.v1.DropCount
+	(*ExplainRequest)(nil),              // 43: pilaster.v1.ExplainRequest
+	(*ExplainResponse)(nil),             // 44: pilaster.v1.ExplainResponse
+	(*Overlaid)(nil),                    // 45: pilaster.v1.Overlaid
+	(*WhyRequest)(nil),                  // 46: pilaster.v1.WhyRequest
+	(*WhyResponse)(nil),                 // 47: pilaster.v1.WhyResponse
+	(*PreActions)(nil),                  // 48: pilaster.v1.PreActions
+	(*Reason)(nil),                      // 49: pilaster.v1.Reason
+	(*RuleName)(nil),                    // 50: pilaster.v1.RuleName
+	(*TraceRequest)(nil),                // 51: pilaster.v1.TraceRequest
+	(*TraceResponse)(nil),               // 52: pilaster.v1.TraceResponse
+	(*TraceEnd)(nil),                    // 53: pilaster.v1.TraceEnd
+	(*TraceStep)(nil),                   // 54: pilaster.v1.TraceStep
+	(*FollowPacketsRequest)(nil),        // 55: pilaster.v1.FollowPacketsRequest
+	(*FollowPacketsResponse)(nil),       // 56: pilaster.v1.FollowPacketsResponse
+	(*PacketEvent)(nil),                 // 57: pilaster.v1.PacketEvent
+	(*SendProbeRequest)(nil),            // 58: pilaster.v1.SendProbeRequest
+	(*SendProbeResponse)(nil),           // 59: pilaster.v1.SendProbeResponse
+	(*RecentEventsRequest)(nil),         // 60: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),        // 61: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),              // 62: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 63: pilaster.v1.MonitorResponse
+	(*PacketEnd)(nil),                   // 64: pilaster.v1.PacketEnd
+	nil,                                 // 65: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 66: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 67: pilaster.v1.CollectGarbageRequest.Valid
+	nil,                                 // 68: pilaster.v1.LabelEndpointRequest.SetEntry
+	nil,                                 // 69: pilaster.v1.DatapathStatus.SwitchesEntry
+	nil,                                 // 70: pilaster.v1.TraceEnd.LabelsEntry
+	(*timestamppb.Timestamp)(nil),       // 71: google.protobuf.Timestamp
+	(*Node)(nil),                        // 72: pilaster.v1.Node
+	(*Plan)(nil),                        // 73: pilaster.v1.Plan
+	(*NodeLoad)(nil),                    // 74: pilaster.v1.NodeLoad
+	(OffloadPhase)(0),                   // 75: pilaster.v1.OffloadPhase
+	(*App)(nil),                         // 76: pilaster.v1.App
+	(*Service)(nil),                     // 77: pilaster.v1.Service
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	64, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	65, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	65, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	66, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	70, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	70, // 5: pilaster.v1.FindEgressAddressRequest.at:type_name -> google.protobuf.Timestamp
+	71, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	71, // 5: pilaster.v1.FindEgressAddressRequest.at:type_name -> google.protobuf.Timestamp
 	6,  // 6: pilaster.v1.FindEgressAddressResponse.holders:type_name -> pilaster.v1.EgressHolder
-	70, // 7: pilaster.v1.FindEgressAddressResponse.since:type_name -> google.protobuf.Timestamp
-	70, // 8: pilaster.v1.EgressHolder.from:type_name -> google.protobuf.Timestamp
-	70, // 9: pilaster.v1.EgressHolder.until:type_name -> google.protobuf.Timestamp
+	71, // 7: pilaster.v1.FindEgressAddressResponse.since:type_name -> google.protobuf.Timestamp
+	71, // 8: pilaster.v1.EgressHolder.from:type_name -> google.protobuf.Timestamp
+	71, // 9: pilaster.v1.EgressHolder.until:type_name -> google.protobuf.Timestamp
 	11, // 10: pilaster.v1.ExportSessionsResponse.sessions:type_name -> pilaster.v1.Session
 	11, // 11: pilaster.v1.ImportSessionsRequest.sessions:type_name -> pilaster.v1.Session
-	66, // 12: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	67, // 12: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 13: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 14: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 15: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	67, // 16: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
+	68, // 16: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
 	2,  // 17: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	71, // 18: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	72, // 19: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
-	38, // 20: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
-	39, // 21: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
-	41, // 22: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
-	37, // 23: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
-	36, // 24: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
-	31, // 25: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
-	30, // 26: pilaster.v1.StatusResponse.pulls:type_name -> pilaster.v1.Pull
-	28, // 27: pilaster.v1.StatusResponse.offloads:type_name -> pilaster.v1.OffloadRole
-	73, // 28: pilaster.v1.StatusResponse.load:type_name -> pilaster.v1.NodeLoad
+	72, // 18: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	73, // 19: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	39, // 20: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
+	40, // 21: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
+	42, // 22: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
+	38, // 23: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
+	37, // 24: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
+	32, // 25: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
+	31, // 26: pilaster.v1.StatusResponse.pulls:type_name -> pilaster.v1.Pull
+	29, // 27: pilaster.v1.StatusResponse.offloads:type_name -> pilaster.v1.OffloadRole
+	74, // 28: pilaster.v1.StatusResponse.load:type_name -> pilaster.v1.NodeLoad
 	26, // 29: pilaster.v1.StatusResponse.egress:type_name -> pilaster.v1.Egress
-	27, // 30: pilaster.v1.Egress.gateways:type_name -> pilaster.v1.EgressGatewayState
-	74, // 31: pilaster.v1.OffloadRole.phase:type_name -> pilaster.v1.OffloadPhase
-	29, // 32: pilaster.v1.OffloadRole.answers:type_name -> pilaster.v1.FrontendAnswer
-	40, // 33: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
-	32, // 34: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
-	33, // 35: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
-	49, // 36: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
-	33, // 37: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
-	70, // 38: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
-	40, // 39: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	68, // 40: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
-	75, // 41: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
-	2,  // 42: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	44, // 43: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	76, // 44: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
-	2,  // 45: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
-	48, // 46: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
-	47, // 47: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
-	2,  // 48: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
-	49, // 49: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
-	49, // 50: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
-	47, // 51: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
-	52, // 52: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
-	52, // 53: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
-	53, // 54: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
-	47, // 55: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
-	69, // 56: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
-	56, // 57: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
-	49, // 58: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
-	62, // 59: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	70, // 60: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	49, // 61: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
-	63, // 62: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
-	63, // 63: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
-	0,  // 64: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	12, // 65: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	14, // 66: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	16, // 67: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	18, // 68: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	20, // 69: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	24, // 70: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	42, // 71: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	45, // 72: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
-	50, // 73: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
-	54, // 74: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
-	57, // 75: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
-	34, // 76: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
-	22, // 77: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
-	7,  // 78: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
-	9,  // 79: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
-	4,  // 80: pilaster.v1.AgentService.FindEgressAddress:input_type -> pilaster.v1.FindEgressAddressRequest
-	61, // 81: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	59, // 82: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 83: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	13, // 84: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	15, // 85: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	17, // 86: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	19, // 87: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	21, // 88: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	25, // 89: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	43, // 90: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	46, // 91: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
-	51, // 92: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
-	55, // 93: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
-	58, // 94: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
-	35, // 95: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
-	23, // 96: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
-	8,  // 97: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
-	10, // 98: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
-	5,  // 99: pilaster.v1.AgentService.FindEgressAddress:output_type -> pilaster.v1.FindEgressAddressResponse
-	62, // 100: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	60, // 101: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	83, // [83:102] is the sub-list for method output_type
-	64, // [64:83] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	28, // 30: pilaster.v1.Egress.gateways:type_name -> pilaster.v1.EgressGatewayState
+	27, // 31: pilaster.v1.Egress.roles:type_name -> pilaster.v1.EgressGatewayRole
+	75, // 32: pilaster.v1.OffloadRole.phase:type_name -> pilaster.v1.OffloadPhase
+	30, // 33: pilaster.v1.OffloadRole.answers:type_name -> pilaster.v1.FrontendAnswer
+	41, // 34: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
+	33, // 35: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
+	34, // 36: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
+	50, // 37: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
+	34, // 38: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
+	71, // 39: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	41, // 40: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
+	69, // 41: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
+	76, // 42: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	2,  // 43: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	45, // 44: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
+	77, // 45: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
+	2,  // 46: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
+	49, // 47: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
+	48, // 48: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
+	2,  // 49: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
+	50, // 50: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
+	50, // 51: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
+	48, // 52: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
+	53, // 53: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
+	53, // 54: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
+	54, // 55: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
+	48, // 56: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
+	70, // 57: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
+	57, // 58: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
+	50, // 59: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
+	63, // 60: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	71, // 61: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	50, // 62: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
+	64, // 63: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
+	64, // 64: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
+	0,  // 65: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	12, // 66: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	14, // 67: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	16, // 68: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	18, // 69: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	20, // 70: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	24, // 71: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	43, // 72: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	46, // 73: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	51, // 74: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
+	55, // 75: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
+	58, // 76: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
+	35, // 77: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
+	22, // 78: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
+	7,  // 79: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
+	9,  // 80: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
+	4,  // 81: pilaster.v1.AgentService.FindEgressAddress:input_type -> pilaster.v1.FindEgressAddressRequest
+	62, // 82: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	60, // 83: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 84: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	13, // 85: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	15, // 86: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	17, // 87: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	19, // 88: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	21, // 89: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	25, // 90: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	44, // 91: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	47, // 92: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	52, // 93: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
+	56, // 94: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
+	59, // 95: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
+	36, // 96: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
+	23, // 97: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
+	8,  // 98: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
+	10, // 99: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
+	5,  // 100: pilaster.v1.AgentService.FindEgressAddress:output_type -> pilaster.v1.FindEgressAddressResponse
+	63, // 101: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	61, // 102: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	84, // [84:103] is the sub-list for method output_type
+	65, // [65:84] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -5608,7 +5684,7 @@ func file_pilaster_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   70,
+			NumMessages:   71,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

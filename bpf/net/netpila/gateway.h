@@ -16,26 +16,39 @@ static __always_inline bool is_egress_tunnel(const struct addr *a)
 	return a->lo == EGRESS_TUNNEL_HOST && in_base(a);
 }
 
+/* A gateway of a tenant id. */
+struct gateway_of {
+	__u64 node; /* /64 */
+	__u32 tenant;
+	__u32 zero;
+};
+_Static_assert(sizeof(struct gateway_of) == 16, "no implicit padding");
+const struct gateway_of *unused_gateway_of __attribute__((unused)); /* keep the type in BTF */
+
 /* Gateways that do not answer probes. New connections avoid them if the rule has another one. Without an agent, nothing
  * changes. */
+#define PROBED_GATEWAYS 8192
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64); /* /64 of the node */
+	__type(key, struct gateway_of);
 	__type(value, __u8);
-	__uint(max_entries, 1024);
-} pil_gwsilent_v1 SEC(".maps");
+	__uint(max_entries, PROBED_GATEWAYS);
+} pil_gwsilent_v2 SEC(".maps");
 
-/* When a gateway has last answered a probe (CLOCK_MONOTONIC, ns), by the /64 of its node. */
+/* When a gateway has last answered a probe (CLOCK_MONOTONIC, ns). */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, __u64);
+	__type(key, struct gateway_of);
 	__type(value, __u64);
-	__uint(max_entries, 1024);
+	__uint(max_entries, PROBED_GATEWAYS);
 } pil_gwanswers SEC(".maps");
 
 /* A probe of a gateway, and its answer: the payload of a packet between tunnel addresses without an upper layer. The
- * program answers, so a gateway without an agent is alive. */
+ * program answers, so a gateway without an agent is alive. It answers if it is a gateway of the tenant id. Releases
+ * before this field send 0, which every gateway answers, and answer all probes with the field that they have received.
+ */
 #define PROTO_NONE 59
 
 enum gateway_probe_kind {
@@ -46,7 +59,7 @@ enum gateway_probe_kind {
 struct gateway_probe {
 	__be32 magic;
 	__u8 kind;
-	__u8 zero[3];
+	__u8 tenant[3]; /* id, big-endian; 0: any */
 };
 #define GATEWAY_PROBE_MAGIC bpf_htonl(0x50475750) /* "PGWP" */
 
@@ -99,20 +112,22 @@ static __always_inline __u32 gateway_tag(__u64 node)
 	return bpf_be64_to_cpu(node);
 }
 
-static __always_inline bool is_silent(__u64 node)
+static __always_inline bool is_silent(__u64 node, __u32 tenant)
 {
-	return bpf_map_lookup_elem(&pil_gwsilent_v1, &node);
+	struct gateway_of key = {.node = node, .tenant = tenant};
+
+	return bpf_map_lookup_elem(&pil_gwsilent_v2, &key);
 }
 
 /* choose_gateway returns the gateway of a new connection. */
-static __always_inline __u64 choose_gateway(struct __sk_buff *skb, const struct access_rule *rule)
+static __always_inline __u64 choose_gateway(struct __sk_buff *skb, const struct access_rule *rule, __u32 tenant)
 {
 	__u64 first = rule->gateways[0], second = rule->gateways[1];
 
 	if (!second)
 		return first;
-	if (is_silent(first) != is_silent(second))
-		return is_silent(first) ? second : first;
+	if (is_silent(first, tenant) != is_silent(second, tenant))
+		return is_silent(first, tenant) ? second : first;
 	return bpf_get_hash_recalc(skb) & 1 ? second : first;
 }
 

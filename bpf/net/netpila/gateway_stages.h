@@ -97,6 +97,82 @@ static __always_inline int nat_write(struct __sk_buff *skb, const struct packet 
 		       : 0;
 }
 
+#define TCP_HLEN	20
+#define TCP_OPTION_END	0
+#define TCP_OPTION_NOP	1
+#define TCP_OPTION_MSS	2
+#define TCP_MSS_LEN	4
+#define TCP_MAX_OPTIONS 40 /* bytes */
+
+struct mss_search {
+	struct __sk_buff *skb;
+	__u32 l4;
+	__u32 at, end; /* in the TCP header: offset of the next option, and the header's length */
+	__be16 mss;    /* 0: not found */
+};
+
+/* find_mss reads an option. It ends the search at the MSS, or at what it cannot read. */
+static long find_mss(__u32 i, struct mss_search *s)
+{
+	__u8 option[TCP_MSS_LEN];
+
+	if (s->at + TCP_MSS_LEN > s->end || bpf_skb_load_bytes(s->skb, s->l4 + s->at, option, sizeof(option)) ||
+	    option[0] == TCP_OPTION_END)
+		return 1;
+	if (option[0] == TCP_OPTION_NOP) {
+		s->at++;
+		return 0;
+	}
+	if (option[1] < 2)
+		return 1;
+	if (option[0] != TCP_OPTION_MSS || option[1] != TCP_MSS_LEN) {
+		s->at += option[1];
+		return 0;
+	}
+	__builtin_memcpy(&s->mss, option + 2, sizeof(s->mss));
+	return 1;
+}
+
+/* clamp_mss lowers the MSS option of a SYN to most (RFC 9293 §3.7.1). It returns 0 or a reason. */
+static __noinline int clamp_mss(struct __sk_buff *skb, const struct packet *p, __u32 most)
+{
+	struct mss_search s = {.skb = skb, .at = TCP_HLEN};
+	__be16 is = bpf_htons(most);
+	__u8 words = 0;
+
+	if (!p || bpf_skb_load_bytes(skb, p->l4 + TCP_OFFSET, &words, sizeof(words)))
+		return 0;
+	s.l4 = p->l4;
+	s.end = words >> 4 << 2;
+	bpf_loop(TCP_MAX_OPTIONS, find_mss, &s, 0);
+	if (bpf_ntohs(s.mss) <= most)
+		return 0;
+	if (bpf_skb_store_bytes(skb, p->l4 + s.at + 2, &is, sizeof(is), 0))
+		return REASON_MALFORMED;
+	if (p->pending)
+		return 0; /* the checksum that a device computes will cover the option */
+	if (s.at & 1) {	  /* the words of the checksum have the bytes of the option the other way round */
+		s.mss = bpf_ntohs(s.mss);
+		is = bpf_ntohs(is);
+	}
+	return fix_checksum(skb, p, csum_add((__u16)~s.mss, is)) ? REASON_MALFORMED : 0;
+}
+
+/* clamp_to_tunnel makes the host outside send segments that fit into the tunnel to a container's node. Some hosts
+ * outside get no Packet Too Big, because a firewall drops it. The container gets it from its own node. It returns 0 or
+ * a reason. */
+static __always_inline int clamp_to_tunnel(struct __sk_buff *skb, const struct packet *p, __u64 node)
+{
+	struct flow *hop;
+	__u8 flags = 0;
+
+	if (p->proto != NEXTHDR_TCP || bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &flags, sizeof(flags)) ||
+	    !(flags & TCP_SYN))
+		return 0;
+	hop = tunnel_hop(skb, node, skb->ifindex, 0);
+	return hop ? clamp_mss(skb, p, hop->mtu - TUNNEL_HLEN - IPV6_HLEN - TCP_HLEN) : 0;
+}
+
 /* gateway_out translates a packet of a container, which came in the tunnel from the container's node, or of a container
  * of this node. */
 static __noinline int gateway_out(struct __sk_buff *skb, const struct addr *own, __u32 hook)
@@ -128,6 +204,8 @@ static __noinline int gateway_out(struct __sk_buff *skb, const struct addr *own,
 	d->back.proto = d->out.proto;
 	__builtin_memset(d->back.zero, 0, sizeof(d->back.zero));
 	why = find_connection(connections, d);
+	if (!why && hook == HOOK_UPLINK_IN)
+		why = clamp_to_tunnel(skb, &p, d->out.local.hi);
 	if (why)
 		return drop(skb, why, hook);
 	hop = cached_hop(skb, own, &d->out.remote, hook == HOOK_CONTAINER ? device_of(skb) : skb->ifindex, 0);
@@ -328,6 +406,7 @@ static __noinline int gateway_answered(struct __sk_buff *skb, const struct flow_
 static __noinline int probe_arrived(struct __sk_buff *skb)
 {
 	struct eth_ip6 *h = eth_ip6_of(skb);
+	struct gateway_of of = {};
 	struct gateway_probe probe;
 	__u8 mac[ETH_ALEN];
 	struct addr from;
@@ -337,11 +416,15 @@ static __noinline int probe_arrived(struct __sk_buff *skb)
 	    probe.magic != GATEWAY_PROBE_MAGIC || (probe.kind != GATEWAY_PROBE && probe.kind != GATEWAY_ALIVE))
 		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
 	from = *src_of(h);
+	of.node = from.hi;
+	of.tenant = probe.tenant[0] << 16 | probe.tenant[1] << 8 | probe.tenant[2];
 	if (probe.kind == GATEWAY_ALIVE) {
 		now = bpf_ktime_get_ns();
-		bpf_map_update_elem(&pil_gwanswers, &from.hi, &now, BPF_ANY);
+		bpf_map_update_elem(&pil_gwanswers, &of, &now, BPF_ANY);
 		return TC_ACT_SHOT; /* consumed */
 	}
+	if (of.tenant && !bpf_map_lookup_elem(&pil_gwtenants_v1, &of.tenant))
+		return TC_ACT_SHOT; /* consumed: this node does not have the tenant's rules yet, or no longer */
 	__builtin_memcpy(mac, h->eth.h_dest, ETH_ALEN);
 	__builtin_memcpy(h->eth.h_dest, h->eth.h_source, ETH_ALEN);
 	__builtin_memcpy(h->eth.h_source, mac, ETH_ALEN);
@@ -352,6 +435,25 @@ static __noinline int probe_arrived(struct __sk_buff *skb)
 	if (bpf_skb_store_bytes(skb, sizeof(struct eth_ip6), &probe, sizeof(probe), BPF_F_RECOMPUTE_CSUM))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
 	return send_back(skb);
+}
+
+/* The start of an ICMPv6 error, up to the source in its quote. */
+struct error_quote {
+	__u8 type;
+	__u8 rest[13];
+	__u8 nexthdr, hop_limit;
+	struct addr src;
+};
+_Static_assert(sizeof(struct error_quote) == ICMPV6_HLEN + 24, "no implicit padding");
+
+/* quotes_probe reports whether a packet is an ICMPv6 error about a probe of this node. */
+static __always_inline bool quotes_probe(struct __sk_buff *skb, const struct eth_ip6 *h)
+{
+	struct error_quote e;
+
+	return h->nexthdr == NEXTHDR_ICMP && !bpf_skb_load_bytes(skb, sizeof(*h), &e, sizeof(e)) &&
+	       e.type <= ICMPV6_ERROR_MAX && e.nexthdr == PROTO_NONE && e.src.hi == own_node &&
+	       e.src.lo == EGRESS_TUNNEL_HOST;
 }
 
 /* from_egress_tunnel handles a packet in the tunnel between a node and a gateway. It trusts the outer source: the
@@ -368,6 +470,8 @@ static __always_inline int from_egress_tunnel(struct __sk_buff *skb, struct eth_
 
 	if (outer->nexthdr == PROTO_NONE && is_egress_tunnel(src_of(outer)))
 		return probe_arrived(skb);
+	if (quotes_probe(skb, outer))
+		return TC_ACT_SHOT; /* consumed: that the answer is missing says the same */
 	if (outer->nexthdr != PROTO_IPV6 || !is_egress_tunnel(src_of(outer)) ||
 	    bpf_skb_load_bytes(skb, sizeof(struct eth_ip6) + 8, ends, sizeof(ends)))
 		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);

@@ -13,6 +13,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/gateways"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // ServeGateways makes status and metrics show the egress gateways of tenants here.
@@ -22,20 +23,50 @@ func (s *Service) addEgress(r *pilasterv1.StatusResponse, core *agent.Core) {
 	out := &pilasterv1.Egress{Addresses: uint32(core.EgressUsed())}
 	if prober := s.gateways.Load(); prober != nil {
 		for _, g := range prober.States() {
-			state := &pilasterv1.EgressGatewayState{Node: g.Node, Alive: g.Alive, Answered: !g.Answered.IsZero()}
+			state := &pilasterv1.EgressGatewayState{
+				Node: g.Node, Tenant: g.Tenant, Alive: g.Alive, Answered: !g.Answered.IsZero(),
+			}
 			if state.Answered {
 				state.AgoMs = uint32(time.Since(g.Answered).Milliseconds())
 			}
 			out.Gateways = append(out.Gateways, state)
 			if !g.Alive {
-				r.Problems = append(r.Problems, fmt.Sprintf("egress gateway %s does not answer; new connections use "+
-					"the other gateway of their rule\n  start the agent of that node, or check the fabric", g.Node))
+				r.Problems = append(r.Problems, fmt.Sprintf("egress gateway %s does not answer for tenant %s; new "+
+					"connections use the other gateway of their rule\n  start the agent of that node, or check "+
+					"the fabric", g.Node, g.Tenant))
 			}
 		}
 	}
-	if out.Addresses > 0 || len(out.Gateways) > 0 {
+	for _, r := range core.GatewayRoles() {
+		out.Roles = append(out.Roles, &pilasterv1.EgressGatewayRole{Tenant: r.Tenant, Address: r.Address.String()})
+	}
+	if problem := s.sourceProblem(core); problem != "" {
+		r.Problems = append(r.Problems, problem)
+	}
+	if out.Addresses > 0 || len(out.Gateways)+len(out.Roles) > 0 {
 		r.Egress = out
 	}
+}
+
+// sourceProblem says that processes of this node do not reach containers of other nodes, although a tenant here allows
+// it, because their packets have another source than the node's address; "" if they do.
+func (s *Service) sourceProblem(core *agent.Core) string {
+	of, may := core.MayReachContainers()
+	m, joined := s.config.Node.Membership()
+	if !may || !joined || s.config.SourceTo == nil {
+		return ""
+	}
+	other := m.Plan.Node(1)
+	if other == m.Prefix {
+		other = m.Plan.Node(2)
+	}
+	own := tenant.NodeAddress(m.Prefix)
+	if source, err := s.config.SourceTo(tenant.NodeAddress(other)); err == nil && source != own {
+		return fmt.Sprintf("processes of this node reach no containers of tenant %s on other nodes, because their "+
+			"packets have the source %v and not %v\n  ip -6 route add %v via ROUTER src %v; or bind their sockets to "+
+			"that address", of, source, own, m.Plan.Base, own)
+	}
+	return ""
 }
 
 // egressMetrics are those of how packets leave the cluster.
@@ -47,12 +78,12 @@ func newEgressMetrics() egressMetrics {
 		alive: metric(
 			"egress_gateway_used",
 			"1 if new connections use the egress gateway, 0 while it does not answer and another one does.",
-			"gateway",
+			"gateway", "tenant",
 		),
 		answered: metric(
 			"egress_probe_age_seconds",
 			"Since an egress gateway has last answered a probe of this agent; probes are sent every 0.1 s.",
-			"gateway",
+			"gateway", "tenant",
 		),
 	}
 }
@@ -66,9 +97,9 @@ func (m egressMetrics) collect(ch chan<- prometheus.Metric, s *pilasterv1.Status
 	}
 	send(m.addresses, float64(s.Egress.Addresses))
 	for _, g := range s.Egress.Gateways {
-		send(m.alive, number(g.Alive), g.Node)
+		send(m.alive, number(g.Alive), g.Node, g.Tenant)
 		if g.Answered {
-			send(m.answered, float64(g.AgoMs)/1000, g.Node)
+			send(m.answered, float64(g.AgoMs)/1000, g.Node, g.Tenant)
 		}
 	}
 }

@@ -16,11 +16,49 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/gateways"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
+
+// Status says that processes of the node do not reach containers of other nodes by the routes that it has.
+func TestSourceOfNode(t *testing.T) {
+	own, uplink := tenant.NodeAddress(agenttest.NodePrefix), netip.MustParseAddr("2001:db8:70::2")
+	base := address.DefaultPlan().Base
+	for _, c := range []struct {
+		nodes  []netip.Prefix
+		source netip.Addr
+		want   bool
+	}{
+		{nil, uplink, false},
+		{[]netip.Prefix{address.DefaultPlan().Node(255)}, uplink, false},
+		{[]netip.Prefix{base}, own, false},
+		{[]netip.Prefix{base}, uplink, true},
+	} {
+		b := newServiceBed(t)
+		b.service.Serve(b.Core, nil)
+		b.service.config.SourceTo = func(to netip.Addr) (netip.Addr, error) {
+			if agenttest.NodePrefix.Contains(to) || !base.Contains(to) {
+				t.Errorf("asked for the route to %v, which is no other node", to)
+			}
+			return c.source, nil
+		}
+		red := b.Orchestrator.Tenants["red"]
+		red.Nodes = c.nodes
+		b.Orchestrator.Tenants["red"] = red
+		q := b.Request("one")
+		q.Tenant = "red"
+		if _, err := b.Add(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+		said := strings.Join(b.service.status(t.Context()).Problems, "\n")
+		if strings.Contains(said, "route add "+base.String()+" via ROUTER src "+own.String()) != c.want {
+			t.Errorf("nodes %v, source %v: said %q", c.nodes, c.source, said)
+		}
+	}
+}
 
 // Status, metrics and the record of addresses say how packets of this node's containers leave the cluster.
 func TestEgress(t *testing.T) {
@@ -38,7 +76,14 @@ func TestEgress(t *testing.T) {
 			Node: "n" + n, Prefix: node, Address: tenant.EgressAddress(node, tenant.FirstGatewayIndex),
 		})
 	}
-	red.Egress = []tenant.EgressRule{{To: endpoint.DefaultRoute, Allow: true}, via}
+	own := via
+	own.To, own.Via = netip.MustParsePrefix("2001:db9::/32"), []tenant.EgressGateway{{
+		Node: "n1", Prefix: agenttest.NodePrefix,
+		Address: tenant.EgressAddress(agenttest.NodePrefix, tenant.FirstGatewayIndex),
+	}}
+	again := own
+	again.To = netip.MustParsePrefix("2001:db9:1::/48")
+	red.Egress = []tenant.EgressRule{{To: endpoint.DefaultRoute, Allow: true}, via, own, again}
 	b.Orchestrator.Tenants["red"] = red
 	q := b.Request("leaves")
 	q.Tenant = "red"
@@ -59,17 +104,22 @@ func TestEgress(t *testing.T) {
 		g := s.Egress.GetGateways()
 		if s.Egress.GetAddresses() != 1 || len(g) != 2 || g[0].Node != "n7" || !g[0].Alive || !g[0].Answered ||
 			g[1].Alive || g[1].Answered ||
-			!strings.Contains(strings.Join(s.Problems, "\n"), "gateway n8 does not answer") {
+			!strings.Contains(strings.Join(s.Problems, "\n"), "gateway n8 does not answer for tenant red") {
 			return fmt.Errorf("status %v, problems %q", s.Egress, s.Problems)
 		}
 		return nil
 	})
+	if roles := b.service.status(t.Context()).Egress.GetRoles(); len(roles) != 1 || roles[0].Tenant != "red" ||
+		roles[0].Address != own.Via[0].Address.String() {
+		t.Errorf("this node is a gateway of %v", roles)
+	}
 	w := httptest.NewRecorder()
 	b.service.ObserveHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	metrics, _ := io.ReadAll(w.Body)
 	for _, line := range []string{
-		"\npilaster_egress_addresses 1\n", `pilaster_egress_gateway_used{gateway="n7"} 1` + "\n",
-		`pilaster_egress_gateway_used{gateway="n8"} 0` + "\n", `pilaster_egress_probe_age_seconds{gateway="n7"} `,
+		"\npilaster_egress_addresses 1\n", `pilaster_egress_gateway_used{gateway="n7",tenant="red"} 1` + "\n",
+		`pilaster_egress_gateway_used{gateway="n8",tenant="red"} 0` + "\n",
+		`pilaster_egress_probe_age_seconds{gateway="n7",tenant="red"} `,
 	} {
 		if !strings.Contains(string(metrics), line) {
 			t.Errorf("metrics lack %q", line)

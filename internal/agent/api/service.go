@@ -53,6 +53,8 @@ type Config struct {
 	Version string
 	Log     *slog.Logger
 	Metrics []prometheus.Collector // exported beside those of the service
+	// SourceTo returns the source of packets of the node's processes to an address; nil: not known.
+	SourceTo func(netip.Addr) (netip.Addr, error)
 }
 
 // running exists once the node has its prefix.

@@ -178,6 +178,8 @@ func newDaemon(o Options) (*daemon, error) {
 			Version: o.Version,
 			Log:     o.Log,
 			Metrics: []prometheus.Collector{d.received},
+
+			SourceTo: hostnet.SourceTo,
 		},
 	)
 	return d, nil

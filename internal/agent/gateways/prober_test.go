@@ -10,41 +10,48 @@ import (
 	"testing/synctest"
 	"time"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
 // bed is a node with egress rules, and its packet path.
 type bed struct {
-	rules    [][]tenant.EgressGateway
+	rules    []Rule
 	changed  chan struct{}
 	prober   *Prober
 	sent     map[netip.Prefix]int
-	silent   map[netip.Prefix]bool
-	answered map[netip.Prefix]time.Time
-	dead     map[netip.Prefix]bool
+	silent   map[netip.Prefix]bool // for all tenant ids
+	without  map[key]bool          // a gateway without the rules of a tenant id
+	answered map[key]time.Time
+	dead     map[netip.Prefix]bool // for a tenant id
+	deadTo   map[key]bool
 	written  int
 	since    time.Time // of the last write
 	fail     error
 }
 
-func (b *bed) EgressGateways() [][]tenant.EgressGateway { return b.rules }
-func (b *bed) GatewaysChanged() <-chan struct{}         { return b.changed }
+func (b *bed) EgressGateways() []Rule           { return b.rules }
+func (b *bed) GatewaysChanged() <-chan struct{} { return b.changed }
 
-func (b *bed) ProbeGateway(node netip.Prefix) error {
+func (b *bed) ProbeGateway(node netip.Prefix, id address.TenantID) error {
 	b.sent[node]++
-	if !b.silent[node] && b.fail == nil {
-		b.answered[node] = time.Now()
+	if k := (key{node, id}); !b.silent[node] && !b.without[k] && b.fail == nil {
+		b.answered[k] = time.Now()
 	}
 	return b.fail
 }
 
-func (b *bed) GatewayAnswered(node netip.Prefix) (time.Duration, bool, error) {
-	at, ok := b.answered[node]
+func (b *bed) GatewayAnswered(node netip.Prefix, id address.TenantID) (time.Duration, bool, error) {
+	at, ok := b.answered[key{node, id}]
 	return time.Since(at), ok, nil
 }
 
-func (b *bed) SetGatewayAlive(node netip.Prefix, alive bool) error {
-	b.dead[node], b.since = !alive, time.Now()
+func (b *bed) SetGatewayAlive(node netip.Prefix, id address.TenantID, alive bool) error {
+	b.deadTo[key{node, id}], b.since = !alive, time.Now()
+	b.dead[node] = false
+	for k, dead := range b.deadTo {
+		b.dead[node] = b.dead[node] || dead && k.node == node
+	}
 	b.written++
 	return nil
 }
@@ -60,12 +67,14 @@ func gatewayOf(n byte) tenant.EgressGateway {
 // TestProber: seven probes without an answer make a gateway dead if another one of a rule is not; an answer ends it.
 func TestProber(t *testing.T) {
 	own := byte(9)
+	var first []Rule // of the first round
 	run := func(name string, test func(t *testing.T, b *bed, after func(time.Duration, ...byte))) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := &bed{
-					changed: make(chan struct{}, 1), sent: map[netip.Prefix]int{}, silent: map[netip.Prefix]bool{},
-					answered: map[netip.Prefix]time.Time{}, dead: map[netip.Prefix]bool{},
+					rules: first, changed: make(chan struct{}, 1), sent: map[netip.Prefix]int{},
+					silent: map[netip.Prefix]bool{}, without: map[key]bool{}, answered: map[key]time.Time{},
+					dead: map[netip.Prefix]bool{}, deadTo: map[key]bool{},
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -85,15 +94,18 @@ func TestProber(t *testing.T) {
 			})
 		})
 	}
-	set := func(b *bed, rules ...[]byte) {
-		b.rules = nil
+	of := func(rules ...[]byte) (all []Rule) {
 		for _, rule := range rules {
-			var all []tenant.EgressGateway
+			r := Rule{Tenant: "blue", IDs: []address.TenantID{1}}
 			for _, n := range rule {
-				all = append(all, gatewayOf(n))
+				r.Via = append(r.Via, gatewayOf(n))
 			}
-			b.rules = append(b.rules, all)
+			all = append(all, r)
 		}
+		return all
+	}
+	set := func(b *bed, rules ...[]byte) {
+		b.rules = of(rules...)
 		b.changed <- struct{}{}
 		synctest.Wait()
 	}
@@ -111,7 +123,7 @@ func TestProber(t *testing.T) {
 				t.Errorf("%d probes of %d in a minute, want 600", sent, n)
 			}
 		}
-		if b.written != 2 {
+		if b.written != 3 { // node 2 is silent until its first answer, because this node is the other one of its rule
 			t.Errorf("%d writes about two gateways that answer", b.written)
 		}
 		set(b)
@@ -140,8 +152,35 @@ func TestProber(t *testing.T) {
 	run("one never answers", func(t *testing.T, b *bed, after func(time.Duration, ...byte)) {
 		b.silent[prefix(2)] = true
 		set(b, []byte{1, 2})
-		after(690 * time.Millisecond)
-		after(300*time.Millisecond, 2)
+		after(0)
+		after(110*time.Millisecond, 2)
+		after(time.Minute, 2)
+	})
+	run("one has the rules of one tenant only", func(t *testing.T, b *bed, after func(time.Duration, ...byte)) {
+		b.without[key{prefix(2), 2}] = true
+		set(b, []byte{1, 2}, []byte{1, 2})
+		b.rules[1].Tenant, b.rules[1].IDs = "red", []address.TenantID{2, 3}
+		after(210*time.Millisecond, 2)
+		for id := range address.TenantID(4) {
+			if b.deadTo[key{prefix(2), id}] != (id == 2) {
+				t.Errorf("dead for tenant ids %v, want 2", b.deadTo)
+			}
+		}
+		if got := b.prober.States(); len(got) != 4 || !got[2].Alive || got[2].Tenant != "blue" || got[3].Alive ||
+			got[3].Tenant != "red" || !got[3].Answered.IsZero() {
+			t.Errorf("states %+v", got)
+		}
+		delete(b.without, key{prefix(2), 2})
+		after(210 * time.Millisecond)
+	})
+	run("one is added to a rule", func(t *testing.T, b *bed, after func(time.Duration, ...byte)) {
+		set(b, []byte{1})
+		after(time.Second)
+		b.silent[prefix(2)] = true
+		set(b, []byte{1, 2})
+		after(0, 2)
+		delete(b.silent, prefix(2))
+		after(210 * time.Millisecond)
 	})
 	run("all are silent", func(t *testing.T, b *bed, after func(time.Duration, ...byte)) {
 		set(b, []byte{1, 2}, []byte{3})
@@ -184,6 +223,15 @@ func TestProber(t *testing.T) {
 		}
 		after(500 * time.Millisecond)
 	})
+	first = of([]byte{1, 2})
+	run("an agent that starts with rules", func(t *testing.T, b *bed, after func(time.Duration, ...byte)) {
+		b.silent[prefix(1)], b.silent[prefix(2)] = true, true
+		after(150 * time.Millisecond)
+		delete(b.silent, prefix(1))
+		after(490 * time.Millisecond) // the state of an earlier agent counts until it is known
+		after(300*time.Millisecond, 2)
+	})
+	first = nil
 	run("probes that cannot be sent", func(t *testing.T, b *bed, after func(time.Duration, ...byte)) {
 		set(b, []byte{1, own})
 		after(time.Second)

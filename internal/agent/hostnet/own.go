@@ -30,6 +30,21 @@ func OwnAddresses() ([]netip.Addr, error) {
 	return slices.Compact(own), nil
 }
 
+// SourceTo returns the source that the kernel gives packets of this node's processes to an address, unless they choose
+// one.
+func SourceTo(to netip.Addr) (netip.Addr, error) {
+	routes, err := netns.List(func() ([]netlink.Route, error) { return netlink.RouteGet(to.AsSlice()) })
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("route to %v: %w", to, err)
+	}
+	for _, r := range routes {
+		if source, ok := netip.AddrFromSlice(r.Src); ok {
+			return source, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("the route to %v has no source", to)
+}
+
 // ownRetry is the pause after a failure.
 const ownRetry = 5 * time.Second
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -84,5 +85,50 @@ func TestOwnAddresses(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// The source is that of the route, if it has one.
+func TestSourceTo(t *testing.T) {
+	ns := testNetns(t)
+	handle, err := ns.Netlink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer handle.Close()
+	lo, err := handle.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := handle.LinkSetUp(lo); err != nil {
+		t.Fatal(err)
+	}
+	own, to := netip.MustParseAddr("2001:db8:1::1"), netip.MustParseAddr("2001:db8:2::1")
+	for _, text := range []string{own.String() + "/128", "2001:db8:7::7/64"} {
+		a, err := netlink.ParseAddr(text)
+		if err == nil {
+			err = handle.AddrReplace(lo, a)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	source := func() (a netip.Addr, err error) {
+		doErr := ns.Do(func() error { a, err = SourceTo(to); return nil })
+		return a, errors.Join(doErr, err)
+	}
+	if a, err := source(); err == nil {
+		t.Errorf("without a route: %v", a)
+	}
+	route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(48, 128)}}
+	route.Dst.IP = route.Dst.IP.Mask(route.Dst.Mask)
+	for _, want := range []netip.Addr{own, netip.MustParseAddr("2001:db8:7::7")} {
+		route.Src = want.AsSlice()
+		if err := handle.RouteReplace(route); err != nil {
+			t.Fatal(err)
+		}
+		if a, err := source(); a != want || err != nil {
+			t.Errorf("got %v, %v; want %v", a, err, want)
+		}
 	}
 }

@@ -392,7 +392,7 @@ func (t *txn) leaveGateways(node string, force bool) error {
 		return err
 	}
 	is := func(g *pilasterv1.EgressGateway) bool { return g.Node == node }
-	var tenants []string
+	var named, denied []string
 	for _, kv := range resp.Kvs {
 		key, found := string(kv.Key), new(pilasterv1.Tenant)
 		if err := decode(key, kv.Value, found); err != nil {
@@ -409,28 +409,39 @@ func (t *txn) leaveGateways(node string, force bool) error {
 			return err
 		}
 		for _, r := range found.Egress {
-			if slices.ContainsFunc(r.Gateways, is) {
-				r.Gateways = slices.DeleteFunc(r.Gateways, is)
-				r.Allow = len(r.Gateways) > 0
+			if !slices.ContainsFunc(r.Gateways, is) {
+				continue
+			}
+			name := found.Name + " to " + r.To
+			named = append(named, name)
+			r.Gateways = slices.DeleteFunc(r.Gateways, is)
+			if r.Allow = len(r.Gateways) > 0; !r.Allow {
+				denied = append(denied, name)
 			}
 		}
-		tenants = append(tenants, found.Name)
 		if err := t.saveChanged(found); err != nil {
 			return err
 		}
 	}
-	if len(tenants) > 0 && !force {
-		return refuse(
-			Refused,
-			"node %s is an egress gateway of %s (%s), so it was not deleted: set their rules to other gateways first "+
-				"(`pilaster egress list` shows them), or use --force, after which rules without another gateway deny",
-			node,
-			humanize.Of(len(tenants), "tenant", "tenants"),
-			strings.Join(tenants[:min(len(tenants), 8)], ", "),
-		)
+	if len(named) > 0 && !force {
+		after := "which leaves them another gateway"
+		if len(denied) > 0 {
+			after = "after which these deny: " + fewOf(denied)
+		}
+		return refuse(Refused, "node %s is a gateway of %s, so it was not deleted: %s. Set other gateways first "+
+			"(`pilaster egress set TENANT --to PREFIX --action allow --via NODE`), or use --force, %s", node,
+			humanize.Of(len(named), "egress rule", "egress rules"), fewOf(named), after)
 	}
 	t.delete(dirGatewayMarks + node)
 	return nil
+}
+
+// fewOf joins names, and omits all but the first 8.
+func fewOf(names []string) string {
+	if more := len(names) - 8; more > 0 {
+		return strings.Join(names[:8], ", ") + fmt.Sprintf(" and %d more", more)
+	}
+	return strings.Join(names, ", ")
 }
 
 // ChangeProtected adds and removes prefixes that only egress rules for them or parts of them allow. It returns all.
