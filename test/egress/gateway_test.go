@@ -92,25 +92,26 @@ func (b bed) ownNode(ctx context.Context) {
 	}
 }
 
-// lose makes the router drop all packets to a node, until the returned function is called.
-func (b bed) lose(node string) (back func()) {
-	b.Helper()
-	prefix, err := b.Prefix(node)
-	must(b.T, err)
+// drop makes the router drop all packets to a prefix, or no longer.
+func (b bed) drop(to netip.Prefix, drops bool) error {
 	router, err := b.Namespace(lab.Router)
-	must(b.T, err)
+	if err != nil {
+		return err
+	}
 	defer router.Close()
 	h, err := router.Netlink()
-	must(b.T, err)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
 	first := &netlink.Route{
-		Dst:  &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), 128)},
+		Dst:  &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), 128)},
 		Type: unix.RTN_BLACKHOLE, Priority: 1,
 	}
-	must(b.T, h.RouteAdd(first))
-	return func() {
-		defer h.Close()
-		must(b.T, h.RouteDel(first))
+	if drops {
+		return h.RouteAdd(first)
 	}
+	return h.RouteDel(first)
 }
 
 // killed: of two gateways, one disappears. Connections by the other go on; those that begin a second later use it.
@@ -132,7 +133,9 @@ func (b bed) killed(ctx context.Context) {
 		flows[gateway(f.seen)] = append(flows[gateway(f.seen)], f)
 		return len(flows["n2"]) >= 3 && len(flows["n3"]) >= 3
 	})
-	back := b.lose("n3")
+	lost, err := b.Prefix("n3")
+	must(b.T, err)
+	must(b.T, b.drop(lost, true))
 	time.Sleep(time.Second) // the promise
 	for i := range 20 {
 		f, err := b.connect("b1", netip.Addr{}, to, time.Second)
@@ -150,7 +153,7 @@ func (b bed) killed(ctx context.Context) {
 			b.Errorf("a connection by the other gateway: %v", err)
 		}
 	}
-	back()
+	must(b.T, b.drop(lost, false))
 	labtest.Until(b.T, patience, "gateway n3 has new connections", func() bool {
 		f, err := b.connect("b1", netip.Addr{}, to, time.Second)
 		if err != nil {
