@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The caches of verdicts, which policy.h looks up before rules and sessions. */
 #pragma once
+#include "common/ways.h"
 #include "policy/ct_table.h"
 
 /* The verdict cache: pre-actions of a session, and how long its packets need no check. Direct-mapped and per CPU as the
@@ -28,8 +29,8 @@ struct {
 	__uint(max_entries, VERDICT_SLOTS); /* times the number of CPUs, set at load */
 } pil_verdicts SEC(".maps");
 
-/* Of sessions with hosts outside of the cluster, so that a container that sends to many of them evicts no other
- * verdicts. */
+/* Of sessions with hosts outside of the cluster, so that a container that sends to many of them evicts no verdicts
+ * between containers; nor, by its ways, those of other tenants. */
 #define OUTSIDE_VERDICTS 1024
 
 struct {
@@ -59,11 +60,50 @@ static __always_inline struct verdict *verdict_slot(const struct addr *local, co
 	return bpf_map_lookup_elem(&pil_verdicts, &slot);
 }
 
-static __always_inline struct verdict *outside_verdict_slot(const struct addr *local, const struct addr *remote,
-							    __u32 ports)
+static __always_inline __u32 ports_of(const struct session_key *k)
 {
-	__u32 slot = bpf_get_smp_processor_id() * OUTSIDE_VERDICTS + (verdict_hash(local, remote, ports) >> 54);
+	return *(const __u32 *)&k->local_port;
+}
 
-	_Static_assert(OUTSIDE_VERDICTS == 1 << 10, "the slot is the top 10 bits");
-	return bpf_map_lookup_elem(&pil_overdicts, &slot);
+static __always_inline __u32 outside_verdict_set(const struct addr *local, const struct addr *remote, __u32 ports)
+{
+	_Static_assert(OUTSIDE_VERDICTS == WAYS << 8, "the set is the top 8 bits");
+	return bpf_get_smp_processor_id() * OUTSIDE_VERDICTS + (verdict_hash(local, remote, ports) >> 56) * WAYS;
+}
+
+/* outside_verdict returns the verdict in the cache that has these addresses and ports, or NULL. */
+static __noinline struct verdict *outside_verdict(const struct addr *local, const struct addr *remote, __u32 ports)
+{
+	__u32 set = outside_verdict_set(local, remote, ports);
+
+#pragma unroll
+	for (int i = 0; i < WAYS; i++) {
+		__u32 slot = set + i;
+		struct verdict *v = bpf_map_lookup_elem(&pil_overdicts, &slot);
+
+		if (v && same_addr(&v->key.remote, remote) && same_addr(&v->key.local, local) &&
+		    ports_of(&v->key) == ports)
+			return v;
+	}
+	return NULL;
+}
+
+/* keep_outside_verdict puts a verdict that the cache does not have into it. Only a packet that may pass does so. */
+static __noinline void keep_outside_verdict(const struct verdict *v)
+{
+	__u32 set = outside_verdict_set(&v->key.local, &v->key.remote, ports_of(&v->key)), slot;
+	struct ways w = {.owner = v->key.tenant};
+	struct verdict *to;
+
+#pragma unroll
+	for (int i = 0; i < WAYS; i++) {
+		slot = set + i;
+		to = bpf_map_lookup_elem(&pil_overdicts, &slot);
+		if (to && to->generation == v->generation && to->until > bpf_jiffies64())
+			w.owners[i] = to->key.tenant;
+	}
+	slot = set + way_to_take(&w);
+	to = bpf_map_lookup_elem(&pil_overdicts, &slot);
+	if (to)
+		*to = *v;
 }

@@ -230,6 +230,7 @@ type PolicedPolScratch struct {
 	}
 	Nat   uint32
 	Avoid uint32
+	Fresh PolicedVerdict
 }
 
 type PolicedPolTarget struct {

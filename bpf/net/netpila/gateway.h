@@ -76,6 +76,7 @@ struct gateway_scratch {
 	struct egress_way way;
 	struct icmp6_error error;
 	__u8 zero[6];
+	struct flow flow; /* of a packet that no cache has a flow of */
 };
 
 struct {
@@ -150,7 +151,7 @@ static __noinline struct flow *cached_hop(struct __sk_buff *skb, const struct ad
 	struct gateway_scratch *d = gateway_scratch();
 	struct flow_key *key;
 	struct flow *f;
-	__u32 slot;
+	__u32 set;
 
 	if (!d)
 		return NULL;
@@ -161,14 +162,16 @@ static __noinline struct flow *cached_hop(struct __sk_buff *skb, const struct ad
 	key->generation = generation();
 	key->path = path;
 	key->zero = 0;
-	_Static_assert(HOP_SLOTS == 1 << 8, "the slot is the top 8 bits");
-	slot = bpf_get_smp_processor_id() * HOP_SLOTS + (flow_hash(key) >> 56);
-	f = bpf_map_lookup_elem(&pil_ohops, &slot);
+	_Static_assert(HOP_SLOTS == WAYS << 6, "the set is the top 6 bits");
+	set = bpf_get_smp_processor_id() * HOP_SLOTS + (flow_hash(key) >> 58) * WAYS;
+	f = find_way(&pil_ohops, set, key);
+	if (f && f->expires > bpf_jiffies64())
+		return f;
+	if (!f)
+		f = take_way(&pil_ohops, set, src->lo, key->generation);
 	if (!f)
 		return NULL;
-	if (flow_matches(f, key) && f->expires > bpf_jiffies64())
-		return f;
-	begin_outside(f, key, src, dst, 0);
+	begin_outside(f, key, src, dst, src->lo);
 	if (find_next_hop(skb, f, 1, &d->next_hop))
 		return NULL;
 	/* Without a known neighbour the FIB says the MTU only of a packet that is too long. */
