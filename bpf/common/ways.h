@@ -21,7 +21,7 @@ __noinline __u32 way_to_take(const struct ways *w)
 	if (!w)
 		return 0;
 #pragma unroll
-	for (int i = 0; i < WAYS; i++) {
+	for (int i = WAYS - 1; i >= 0; i--) { /* the first of free ones */
 		__u32 rank = (first + i) % WAYS;
 
 		if (w->owners[i] == w->owner)

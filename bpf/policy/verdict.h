@@ -31,14 +31,18 @@ struct {
 
 /* Of sessions with hosts outside of the cluster, so that a container that sends to many of them evicts no verdicts
  * between containers; nor, by its ways, those of other tenants. */
-#define OUTSIDE_VERDICTS 1024
+struct verdict_set {
+	struct verdict ways[WAYS];
+};
+
+#define VERDICT_SETS 256
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, struct verdict);
-	__uint(max_entries, OUTSIDE_VERDICTS); /* times the number of CPUs, set at load */
+	__type(value, struct verdict_set);
+	__uint(max_entries, VERDICT_SETS); /* times the number of CPUs, set at load */
 } pil_overdicts SEC(".maps");
 
 /* How long packets of an established session pass without updating it, in jiffies: 0.1 to 1 s, much less than its
@@ -65,45 +69,47 @@ static __always_inline __u32 ports_of(const struct session_key *k)
 	return *(const __u32 *)&k->local_port;
 }
 
-static __always_inline __u32 outside_verdict_set(const struct addr *local, const struct addr *remote, __u32 ports)
+static __always_inline struct verdict_set *outside_verdicts(const struct addr *local, const struct addr *remote,
+							    __u32 ports)
 {
-	_Static_assert(OUTSIDE_VERDICTS == WAYS << 8, "the set is the top 8 bits");
-	return bpf_get_smp_processor_id() * OUTSIDE_VERDICTS + (verdict_hash(local, remote, ports) >> 56) * WAYS;
+	__u32 number = bpf_get_smp_processor_id() * VERDICT_SETS + (verdict_hash(local, remote, ports) >> 56);
+
+	_Static_assert(VERDICT_SETS == 1 << 8, "the set is the top 8 bits");
+	return bpf_map_lookup_elem(&pil_overdicts, &number);
 }
 
 /* outside_verdict returns the verdict in the cache that has these addresses and ports, or NULL. */
 static __noinline struct verdict *outside_verdict(const struct addr *local, const struct addr *remote, __u32 ports)
 {
-	__u32 set = outside_verdict_set(local, remote, ports);
+	struct verdict_set *set = outside_verdicts(local, remote, ports);
 
+	if (!set)
+		return NULL;
 #pragma unroll
 	for (int i = 0; i < WAYS; i++) {
-		__u32 slot = set + i;
-		struct verdict *v = bpf_map_lookup_elem(&pil_overdicts, &slot);
+		struct verdict *v = &set->ways[i];
 
-		if (v && same_addr(&v->key.remote, remote) && same_addr(&v->key.local, local) &&
-		    ports_of(&v->key) == ports)
+		if (same_addr(&v->key.remote, remote) && same_addr(&v->key.local, local) && ports_of(&v->key) == ports)
 			return v;
 	}
 	return NULL;
 }
 
-/* keep_outside_verdict puts a verdict that the cache does not have into it. Only a packet that may pass does so. */
+/* keep_outside_verdict puts a verdict that the cache does not have into it. Only a packet that may pass does so. A
+ * verdict that has expired is free. */
 static __noinline void keep_outside_verdict(const struct verdict *v)
 {
-	__u32 set = outside_verdict_set(&v->key.local, &v->key.remote, ports_of(&v->key)), slot;
+	struct verdict_set *set = outside_verdicts(&v->key.local, &v->key.remote, ports_of(&v->key));
 	struct ways w = {.owner = v->key.tenant};
-	struct verdict *to;
 
+	if (!set)
+		return;
 #pragma unroll
 	for (int i = 0; i < WAYS; i++) {
-		slot = set + i;
-		to = bpf_map_lookup_elem(&pil_overdicts, &slot);
-		if (to && to->generation == v->generation && to->until > bpf_jiffies64())
-			w.owners[i] = to->key.tenant;
+		const struct verdict *has = &set->ways[i];
+
+		if (has->generation == v->generation && has->until > bpf_jiffies64())
+			w.owners[i] = has->key.tenant;
 	}
-	slot = set + way_to_take(&w);
-	to = bpf_map_lookup_elem(&pil_overdicts, &slot);
-	if (to)
-		*to = *v;
+	set->ways[way_to_take(&w) % WAYS] = *v;
 }

@@ -23,6 +23,9 @@ import (
 // slotBytes is the size of a slot of a cache. A slot begins with the two addresses of its packets.
 const slotBytes = 128
 
+// ways is the number of slots of a set.
+const ways = 4
+
 // fresh is how long a flow and a verdict are valid at least: 100 jiffies. Then the next packet asks again, so it is no
 // loss if the cache does not have them.
 const fresh = 90 * time.Millisecond
@@ -74,8 +77,8 @@ func scanned(t *testing.T, run func(b *scanBench) error) {
 		b.datapath.Objects.PilOverdicts: &b.verdicts,
 		b.datapath.Objects.PilOhops:     &b.hops,
 	} {
-		if m.ValueSize() != slotBytes {
-			t.Fatalf("%v has slots of %d bytes", m, m.ValueSize())
+		if m.ValueSize() != ways*slotBytes {
+			t.Fatalf("%v has sets of %d bytes", m, m.ValueSize())
 		}
 		var err error
 		*memory, err = m.Memory()
@@ -101,9 +104,9 @@ func (b *egressBench) knowsTheRouter(t *testing.T) {
 	}))
 }
 
-// content returns a copy of a cache.
+// content returns a copy of a cache, as far as the first CPU uses it.
 func content(m *ebpf.Memory) ([]byte, error) {
-	all := make([]byte, m.Size())
+	all := make([]byte, int(m.Size())/ebpf.MustPossibleCPU())
 	_, err := m.ReadAt(all, 0)
 	return all, err
 }
@@ -162,7 +165,7 @@ func (b *scanBench) slots(f outsideFlow) (all [3]int, err error) {
 // begin begins flows, and returns pairs that share a set of a cache in each direction, and one whose verdicts do. A
 // tenant that shares the sets with another one has half of each, so none has more than two of them.
 func (b *scanBench) begin() (flows []outsideFlow, err error) {
-	const candidates, ways, most = 128, 4, 2
+	const candidates, most = 128, 2
 	type set struct{ cache, number int }
 	var all [candidates]outsideFlow
 	var sets [candidates][3]set
@@ -223,10 +226,31 @@ func (b *scanBench) scan(out, in []byte, k uint32) error {
 		passes(b.datapath.Objects.PilUplinkIn, b.uplinkIfindex(), in))
 }
 
+// untilScanned scans until the caches have nothing of the flows, which have had no packets for a while.
+func (b *scanBench) untilScanned(flows []outsideFlow, scan func() error) error {
+	for range 10_000 {
+		if err := scan(); err != nil {
+			return err
+		}
+		left := false
+		for _, f := range flows {
+			slots, err := b.slots(f)
+			if err != nil {
+				return err
+			}
+			left = left || slots != [3]int{-1, -1, -1}
+		}
+		if !left {
+			return nil
+		}
+	}
+	return errors.New("flows without packets stay in the caches")
+}
+
 // TestOutsideScanOfANeighbour: a container that exchanges packets with many hosts outside evicts no flow, no verdict and
 // no session of another tenant with hosts outside.
 func TestOutsideScanOfANeighbour(t *testing.T) {
-	const warm, packets, few = 200, 1000, 6 // warm: until the caches have no others of the candidates
+	const packets, few = 500, 6
 	scanned(t, func(b *scanBench) error {
 		if err := b.datapath.putTenant(leaving(red, everywhere)); err != nil {
 			return err
@@ -240,11 +264,22 @@ func TestOutsideScanOfANeighbour(t *testing.T) {
 		in := b.onWire(between(outsideHost, b.b1.egress(), answers))
 		judged, misses := 0, [3]int{}
 		lives := [few][3]life{}
-		for n := range warm + packets {
-			for k := range scansPerPacket {
-				if err := b.scan(out, in, uint32(n*scansPerPacket+k)); err != nil {
+		scanned := uint32(0)
+		scan := func() error {
+			for range scansPerPacket {
+				scanned++
+				if err := b.scan(out, in, scanned); err != nil {
 					return fmt.Errorf("scan: %w", err)
 				}
+			}
+			return nil
+		}
+		if err := b.untilScanned(flows, scan); err != nil {
+			return err
+		}
+		for n := range packets {
+			if err := scan(); err != nil {
+				return err
 			}
 			f := flows[n%few]
 			slots, err := b.slots(f)
@@ -252,7 +287,7 @@ func TestOutsideScanOfANeighbour(t *testing.T) {
 				return err
 			}
 			for kind, slot := range slots {
-				if n < warm || !lives[n%few][kind].isFresh() {
+				if !lives[n%few][kind].isFresh() {
 					continue
 				}
 				judged++

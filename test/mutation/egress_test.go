@@ -43,8 +43,8 @@ func egress() []mutation {
 		},
 		{
 			name:  "flow cache of its own",
-			old:   "*slot = take_way(&pil_oflows, outside_set(&f->key), f->extra, f->key.generation);",
-			new:   "*slot = flow_slot(&f->key);",
+			old:   "if (set)\n\t\t*take_way(set, f->extra, f->key.generation) = *f;",
+			new:   "struct flow *slot = flow_slot(&f->key);\n\n\tif (set && slot)\n\t\t*slot = *f;",
 			test:  "TestOutsideScan",
 			cases: []string{"flows during the scan"},
 		},
@@ -63,8 +63,8 @@ func egress() []mutation {
 		},
 		{
 			name:  "tenants of flows",
-			old:   "f->extra, f->key.generation);",
-			new:   "0, f->key.generation);",
+			old:   "take_way(set, f->extra,",
+			new:   "take_way(set, 0,",
 			test:  neighbour,
 			cases: []string{"flows to hosts outside", "flows from hosts outside"},
 		},
@@ -303,12 +303,11 @@ func egressSessions() []mutation {
 		},
 		{
 			name: "verdict cache of its own",
-			old: `to = bpf_map_lookup_elem(&pil_overdicts, &slot);
-	if (to)
-		*to = *v;`,
-			new: `to = bpf_map_lookup_elem(&pil_verdicts, &slot);
-	if (to)
-		*to = *v;`,
+			old:  "set->ways[way_to_take(&w) % WAYS] = *v;",
+			new: `struct verdict *slot = verdict_slot(&v->key.local, &v->key.remote, ports_of(&v->key));
+
+	if (slot)
+		*slot = *v;`,
 			test:  "TestOutsideScan",
 			cases: []string{"verdicts during the scan"},
 		},

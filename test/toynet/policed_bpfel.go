@@ -356,6 +356,11 @@ type PolicedVerdict struct {
 	Rest [32]uint8
 }
 
+type PolicedVerdictSet struct {
+	_    structs.HostLayout
+	Ways [4]PolicedVerdict
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.

@@ -44,14 +44,18 @@ struct {
 
 /* A flow cache of its own, so that a container that sends to many hosts evicts no flow between containers; nor, by its
  * ways, those of other tenants. */
-#define OUTSIDE_SLOTS 1024
+struct flow_set {
+	struct flow ways[WAYS];
+};
+
+#define OUTSIDE_SETS 256
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, struct flow);
-	__uint(max_entries, OUTSIDE_SLOTS); /* times the number of CPUs, set at load */
+	__type(value, struct flow_set);
+	__uint(max_entries, OUTSIDE_SETS); /* times the number of CPUs, set at load */
 } pil_oflows SEC(".maps");
 
 /* flow_owner returns who has a slot: the tenant of the container, whose address is in the flow; of an address of tenant
@@ -65,58 +69,55 @@ static __always_inline __u32 flow_owner(__u64 lo)
 	return tenant ? tenant : 1 << 24 | (lo & 0xffffff);
 }
 
-/* find_way looks a flow up in the set of slots that begins at first. */
-static __always_inline struct flow *find_way(void *cache, __u32 first, const struct flow_key *key)
+/* find_way looks a flow up in its set. */
+static __always_inline struct flow *find_way(struct flow_set *set, const struct flow_key *key)
 {
 #pragma unroll
-	for (int i = 0; i < WAYS; i++) {
-		__u32 slot = first + i;
-		struct flow *f = bpf_map_lookup_elem(cache, &slot);
-
-		if (f && flow_matches(f, key))
-			return f;
-	}
+	for (int i = 0; i < WAYS; i++)
+		if (flow_matches(&set->ways[i], key))
+			return &set->ways[i];
 	return NULL;
 }
 
-/* take_way returns the slot of the set for a new flow. A flow that has expired, or has had no packet for so long, is
- * free. */
-static __always_inline struct flow *take_way(void *cache, __u32 first, __u64 owner, __u32 generation)
+/* take_way returns the slot of a set for a new flow. A flow that has expired, or has had no packet for so long, is
+ * free.
+ */
+static __always_inline struct flow *take_way(struct flow_set *set, __u64 owner, __u32 generation)
 {
 	struct ways w = {.owner = flow_owner(owner)};
-	__u32 slot;
 
 #pragma unroll
 	for (int i = 0; i < WAYS; i++) {
-		struct flow *f;
+		struct flow *f = &set->ways[i];
 
-		slot = first + i;
-		f = bpf_map_lookup_elem(cache, &slot);
-		if (f && f->egress && f->key.generation == generation && f->expires > bpf_jiffies64())
+		if (f->egress && f->key.generation == generation && f->expires > bpf_jiffies64())
 			w.owners[i] = flow_owner(f->extra);
 	}
-	slot = first + way_to_take(&w);
-	return bpf_map_lookup_elem(cache, &slot);
+	return &set->ways[way_to_take(&w) % WAYS];
 }
 
-static __always_inline __u32 outside_set(const struct flow_key *key)
+static __always_inline struct flow_set *outside_set(const struct flow_key *key)
 {
-	_Static_assert(OUTSIDE_SLOTS == WAYS << 8, "the set is the top 8 bits");
-	return bpf_get_smp_processor_id() * OUTSIDE_SLOTS + (flow_hash(key) >> 56) * WAYS;
+	__u32 number = bpf_get_smp_processor_id() * OUTSIDE_SETS + (flow_hash(key) >> 56);
+
+	_Static_assert(OUTSIDE_SETS == 1 << 8, "the set is the top 8 bits");
+	return bpf_map_lookup_elem(&pil_oflows, &number);
 }
 
 static __noinline struct flow *outside_flow(const struct flow_key *key)
 {
-	return find_way(&pil_oflows, outside_set(key), key);
+	struct flow_set *set = outside_set(key);
+
+	return set ? find_way(set, key) : NULL;
 }
 
 /* keep_outside_flow puts a new flow into the cache. Only a packet that may pass does so. */
 static __noinline void keep_outside_flow(const struct flow *f)
 {
-	struct flow *slot = take_way(&pil_oflows, outside_set(&f->key), f->extra, f->key.generation);
+	struct flow_set *set = outside_set(&f->key);
 
-	if (slot)
-		*slot = *f;
+	if (set)
+		*take_way(set, f->extra, f->key.generation) = *f;
 }
 
 /* begin_outside starts a flow between a container and a host outside. */
