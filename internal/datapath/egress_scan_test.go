@@ -44,8 +44,8 @@ type life struct {
 
 func (l *life) isFresh() bool { return time.Since(l.since) < fresh }
 
-// learn reads a slot that a packet has just used.
-func (l *life) learn(m *ebpf.Memory, slot, expires int) error {
+// note reads a slot that a packet has just used.
+func (l *life) note(m *ebpf.Memory, slot, expires int) error {
 	if slot < 0 {
 		return errors.New("a packet that was sent has no slot")
 	}
@@ -247,8 +247,8 @@ func (b *scanBench) untilScanned(flows []outsideFlow, scan func() error) error {
 	return errors.New("flows without packets stay in the caches")
 }
 
-// TestOutsideScanOfANeighbour: a container that exchanges packets with many hosts outside evicts no flow, no verdict and
-// no session of another tenant with hosts outside.
+// TestOutsideScanOfANeighbour: a container that exchanges packets with many hosts outside evicts no flow, no verdict
+// and no session of another tenant with hosts outside.
 func TestOutsideScanOfANeighbour(t *testing.T) {
 	const packets, few = 500, 6
 	scanned(t, func(b *scanBench) error {
@@ -262,7 +262,7 @@ func TestOutsideScanOfANeighbour(t *testing.T) {
 		}
 		out := b.frame(b.sent(outsideHost, question))
 		in := b.onWire(between(outsideHost, b.b1.egress(), answers))
-		judged, misses := 0, [3]int{}
+		checked, misses := 0, [3]int{}
 		lives := [few][3]life{}
 		scanned := uint32(0)
 		scan := func() error {
@@ -290,7 +290,7 @@ func TestOutsideScanOfANeighbour(t *testing.T) {
 				if !lives[n%few][kind].isFresh() {
 					continue
 				}
-				judged++
+				checked++
 				if slot < 0 {
 					misses[kind]++
 				}
@@ -302,7 +302,8 @@ func TestOutsideScanOfANeighbour(t *testing.T) {
 				return err
 			}
 			for kind, slot := range slots {
-				if err := lives[n%few][kind].learn([]*ebpf.Memory{b.flows, b.flows, b.verdicts}[kind], slot,
+				cache := []*ebpf.Memory{b.flows, b.flows, b.verdicts}[kind]
+				if err := lives[n%few][kind].note(cache, slot,
 					[]int{flowExpires, flowExpires, verdictExpires}[kind]); err != nil {
 					return err
 				}
@@ -310,11 +311,11 @@ func TestOutsideScanOfANeighbour(t *testing.T) {
 		}
 		for kind, name := range []string{"flows to hosts outside", "flows from hosts outside", "verdicts"} {
 			if misses[kind] > 0 {
-				t.Errorf("%s: %d misses in %d packets; want none", name, misses[kind], judged/3)
+				t.Errorf("%s: %d misses in %d packets; want none", name, misses[kind], checked/3)
 			}
 		}
-		if judged < packets/20 {
-			t.Errorf("the machine was slow: only %d of %d lookups were judged", judged, 3*packets)
+		if checked < packets/20 {
+			t.Errorf("the machine was slow: only %d of %d lookups were checked", checked, 3*packets)
 		}
 		return nil
 	})
@@ -339,7 +340,7 @@ func TestGatewayScanOfANeighbour(t *testing.T) {
 		}
 		sent, scan := from(neighbour, ownHost), from(b.b3.Addr(), ownHost)
 		back := b.onWire(between(ownHost, rule.Via[0].Address, answers))
-		judged, misses, lives := 0, [2]int{}, [2]life{}
+		checked, misses, lives := 0, [2]int{}, [2]life{}
 		for n := range packets {
 			for k := range scansPerPacket {
 				binary.BigEndian.PutUint32(scan[14+40+24+12:], uint32(n*scansPerPacket+k)*0x9e3779b1)
@@ -355,7 +356,7 @@ func TestGatewayScanOfANeighbour(t *testing.T) {
 				if !lives[i].isFresh() {
 					continue
 				}
-				judged++
+				checked++
 				if slot < 0 {
 					misses[i]++
 				}
@@ -367,18 +368,18 @@ func TestGatewayScanOfANeighbour(t *testing.T) {
 				return err
 			}
 			for i, slot := range slots {
-				if err := lives[i].learn(b.hops, slot, flowExpires); err != nil {
+				if err := lives[i].note(b.hops, slot, flowExpires); err != nil {
 					return err
 				}
 			}
 		}
 		for i, name := range []string{"next hops to hosts outside", "next hops of tunnels"} {
 			if misses[i] > 0 {
-				t.Errorf("%s: %d misses in %d packets; want none", name, misses[i], judged/2)
+				t.Errorf("%s: %d misses in %d packets; want none", name, misses[i], checked/2)
 			}
 		}
-		if judged < packets/20 {
-			t.Errorf("the machine was slow: only %d of %d lookups were judged", judged, 2*packets)
+		if checked < packets/20 {
+			t.Errorf("the machine was slow: only %d of %d lookups were checked", checked, 2*packets)
 		}
 		return nil
 	})

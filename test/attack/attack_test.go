@@ -359,6 +359,7 @@ func fabricsOwn(c packet.Captured) bool {
 		return false
 	}
 	of := func(a netip.Addr) netip.Addr { return tenant.EgressTunnel(netip.PrefixFrom(a, 64).Masked()) }
-	probe := p.Source == of(p.Source) && p.Destination == of(p.Destination) && c.Frame[14+6] == packet.NoNextHeader
+	probe := p.Source != p.Destination && p.Source == of(p.Source) && p.Destination == of(p.Destination) &&
+		c.Frame[14+6] == packet.NoNextHeader
 	return probe || !p.Source.IsPrivate() && !p.Destination.IsPrivate()
 }

@@ -32,8 +32,10 @@ var gatewaySpec = lab.Spec{
 // TestGatewayAttacks attacks egress gateways and the nodes that use them.
 func TestGatewayAttacks(t *testing.T) {
 	t.Parallel()
-	b := newBed(t, gatewaySpec, [][2]string{{"mallory", "v1"}, {"mallory", "v2"}, {"v2", "v3"}, {"b1", "b2"}, {"b2", "b1"},
-		{"r1", "r3"}, {"r3", "r1"}})
+	b := newBed(t, gatewaySpec, [][2]string{
+		{"mallory", "v1"}, {"mallory", "v2"}, {"v2", "v3"}, {"b1", "b2"}, {"b2", "b1"},
+		{"r1", "r3"}, {"r3", "r1"},
+	})
 	b.open(t, "internet", "internet", lab.Uplink, false)
 	b.open(t, onRouter+"internet", lab.Router, "internet", false)
 	stable := b.seenOutside(t, "mallory")
@@ -72,10 +74,12 @@ func (b *bed) gateways(t *testing.T, stable netip.Addr) []attack {
 	probe := func(from, to netip.Addr) packet.Packet {
 		const magic, alive = 0x50475750, 2
 		return packet.Packet{Source: from, Destination: to,
-			Body: packet.Raw{Proto: packet.NoNextHeader, Data: append(binary.BigEndian.AppendUint32(nil, magic), alive, 0, 0, 0)}}
+			Body: packet.Raw{Proto: packet.NoNextHeader,
+				Data: append(binary.BigEndian.AppendUint32(nil, magic), alive, 0, 0, 0)}}
 	}
 	var protected []packet.Packet
-	for _, to := range []string{"::1", "fd00:ec2::254", "fe80::1", "ff02::1", "64:ff9b::a00:1", "64:ff9b:1::1", uplink} {
+	for _, to := range []string{"::1", "fd00:ec2::254", "fe80::1", "ff02::1", "64:ff9b::a00:1", "64:ff9b:1::1",
+		uplink} {
 		protected = append(protected, tunnelled(t1, t2, datagram(mallory.Plaintext, netip.MustParseAddr(to))))
 	}
 	for _, to := range []netip.Addr{
@@ -121,20 +125,26 @@ func (b *bed) gateways(t *testing.T, stable netip.Addr) []attack {
 		b.hosted("n3", "a process of another node, with the gateway's address", dropreason.HostClaimsTenant,
 			datagram(stable, internet)),
 		b.routed("n2", "another node, for containers of others", dropreason.GatewayDenied,
-			tunnelled(t3, t2, datagram(mallory.Plaintext, internet)), tunnelled(t3, t2, datagram(b1.Plaintext, internet)),
+			tunnelled(t3, t2, datagram(mallory.Plaintext, internet)),
+			tunnelled(t3, t2, datagram(b1.Plaintext, internet)),
 			tunnelled(t3, t2, datagram(v2.Plaintext, internet))),
 		b.routed("n2", "a tenant without the gateway", dropreason.GatewayDenied,
 			tunnelled(t1, t2, datagram(r1.Plaintext, internet)), tunnelled(t1, t2, datagram(b1.Plaintext, internet)),
-			tunnelled(t1, t2, datagram(elsewhere, v2.Plaintext)), tunnelled(t1, t2, datagram(n1.Addr().Next(), internet))),
+			tunnelled(t1, t2, datagram(elsewhere, v2.Plaintext)),
+			tunnelled(t1, t2, datagram(n1.Addr().Next(), internet))),
+		b.routed("n2", "the gateway's own tunnel address as source", dropreason.OwnSource,
+			tunnelled(t2, t2, datagram(v2.Plaintext, internet)), probe(t2, t2)),
 		b.routed("n2", "protected, by the gateway", dropreason.GatewayDenied, protected...),
 		b.routed("n1", "another node, as a gateway", dropreason.GatewayDenied,
-			tunnelled(t3, t1, datagram(internet, mallory.Plaintext)), tunnelled(t3, t1, datagram(internet, v1.Plaintext)),
+			tunnelled(t3, t1, datagram(internet, mallory.Plaintext)),
+			tunnelled(t3, t1, datagram(internet, v1.Plaintext)),
 			tunnelled(t3, t1, quoting(internet, mallory.Plaintext, datagram(mallory.Plaintext, internet).Marshal()))),
 		b.routed("n1", "the gateway, for a tenant without it", dropreason.GatewayDenied,
 			tunnelled(t2, t1, datagram(internet, b1.Plaintext)), tunnelled(t2, t1, datagram(internet, r1.Plaintext)),
 			tunnelled(t2, t1, datagram(netip.MustParseAddr("fd00:ec2::254"), v1.Plaintext))),
 		b.routed("n1", "the gateway, without a session", dropreason.NoSession,
-			tunnelled(t2, t1, datagram(internet, v1.Plaintext)), tunnelled(t2, t1, datagram(internet, mallory.Plaintext))),
+			tunnelled(t2, t1, datagram(internet, v1.Plaintext)),
+			tunnelled(t2, t1, datagram(internet, mallory.Plaintext))),
 		b.routed("n1", "the gateway's address as source", dropreason.TenantMismatch, datagram(stable, v1.Plaintext)),
 	}
 }

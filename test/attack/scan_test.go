@@ -29,8 +29,8 @@ import (
 	"pilaster.io/pilaster/internal/packet"
 )
 
-// fresh is how long flows and verdicts in a cache are valid at least: 100 jiffies. Then a packet asks again, so it is no
-// loss if the cache does not have them.
+// fresh is how long flows and verdicts in a cache are valid at least: 100 jiffies. Then a packet asks again, so it is
+// no loss if the cache does not have them.
 const fresh = 90 * time.Millisecond
 
 // mostMisses is how many packets of 1,000 of a neighbour may miss a cache during a scan.
@@ -397,8 +397,8 @@ func (n *neighbours) open(t *testing.T, id ebpf.ProgramID, seen map[ebpf.Program
 	}
 }
 
-// learn notes the entries of the neighbours' flows in the caches.
-func (n *neighbours) learn(t *testing.T) {
+// noteEntries notes the entries of the neighbours' flows in the caches.
+func (n *neighbours) noteEntries(t *testing.T) {
 	t.Helper()
 	r1, r2 := n.bed.container(t, "r1"), n.bed.container(t, "r2")
 	n.warm = nil
@@ -437,18 +437,18 @@ func contentOf(t *testing.T, m *ebpf.Memory) []byte {
 
 // look looks the entries up before packets of their flows. It counts those that must be in the caches, and those that
 // are not.
-func (n *neighbours) look(t *testing.T) (judged, missed int) {
+func (n *neighbours) look(t *testing.T) (checked, missed int) {
 	t.Helper()
 	n.find(t, func(e *entry, slot []byte) {
 		if e.cache != "pil_flows" && time.Since(e.since) >= fresh {
 			return
 		}
-		judged++
+		checked++
 		if slot == nil {
 			missed++
 		}
 	})
-	return judged, missed
+	return checked, missed
 }
 
 // note notes since when the entries are valid, after packets of their flows.
@@ -515,7 +515,7 @@ func (n *neighbours) during(t *testing.T, s scan) {
 			t.Fatalf("before the scan: %v", err)
 		}
 	}
-	n.learn(t)
+	n.noteEntries(t)
 	before := n.dropped(t, s)
 	ended := make(chan error, 1)
 	began := time.Now()
@@ -530,8 +530,8 @@ func (n *neighbours) during(t *testing.T, s scan) {
 			scanning = false
 		default:
 		}
-		judged, absent := n.look(t)
-		looked, missed = looked+judged, missed+absent
+		checked, absent := n.look(t)
+		looked, missed = looked+checked, missed+absent
 		if err := onCPU(round); err != nil {
 			t.Fatalf("during the scan: %v", err)
 		}

@@ -319,11 +319,14 @@ func egressSessions() []mutation {
 			cases: []string{"verdicts"},
 		},
 		{
-			name:  "verdicts of packets without a session",
-			old:   "if (!why && mode == ENFORCE_OUTSIDE && same_session",
-			new:   "if (mode == ENFORCE_OUTSIDE && same_session",
-			test:  "TestNoSessionTakesNoSlot",
-			cases: []string{"from many hosts to an egress address", "in the tunnel, to many ports", "to many ports of an egress address"},
+			name: "verdicts of packets without a session",
+			old:  "if (!why && mode == ENFORCE_OUTSIDE && same_session",
+			new:  "if (mode == ENFORCE_OUTSIDE && same_session",
+			test: "TestNoSessionTakesNoSlot",
+			cases: []string{
+				"from many hosts to an egress address", "in the tunnel, to many ports",
+				"to many ports of an egress address",
+			},
 		},
 	}
 }
