@@ -12,8 +12,8 @@ struct ways {
 	__u32 owner;	    /* of the new entry */
 };
 
-/* way_to_take returns the way of a set for a new entry: a free one, else one of the owner that has the most, its own if
- * no other has more. So an owner of many entries takes no way of one that has as few as itself. */
+/* way_to_take returns the way of a set for a new entry: a free one, else one of the owner that has the most, but its
+ * own unless another has at least two more. So owners of many entries do not take ways from each other in turn. */
 __noinline __u32 way_to_take(const struct ways *w)
 {
 	__u32 first = bpf_get_prandom_u32(), most = 0, way = 0;
@@ -25,7 +25,7 @@ __noinline __u32 way_to_take(const struct ways *w)
 		__u32 rank = (first + i) % WAYS;
 
 		if (w->owners[i] == w->owner)
-			rank += WAYS;
+			rank += 3 * WAYS;
 		for (int j = 0; j < WAYS; j++)
 			rank += w->owners[i] == w->owners[j] ? 2 * WAYS : 0;
 		if (!w->owners[i])

@@ -34,7 +34,7 @@ import (
 const fresh = 90 * time.Millisecond
 
 // mostMisses is how many packets of 1,000 of a neighbour may miss a cache during a scan.
-const mostMisses = 10
+const mostMisses = 2
 
 // scanSize is the number of addresses of a scan: PILASTER_ATTACK_SCAN. Scans of ports have a tenth of it.
 func scanSize(t *testing.T) int {

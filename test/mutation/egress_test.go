@@ -344,7 +344,7 @@ func ways() []mutation {
 		},
 		{
 			name:  "own ways first",
-			old:   "if (w->owners[i] == w->owner)\n\t\t\trank += WAYS;",
+			old:   "if (w->owners[i] == w->owner)\n\t\t\trank += 3 * WAYS;",
 			test:  neighbour,
 			cases: all,
 		},
