@@ -17,7 +17,7 @@ plugin_entry = $(if $(filter amd64,$(shell go env GOARCH)),-E main.start)
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it creates network namespaces and loads eBPF programs))
 
 # The suites of `make long`, in its order. test/README.md describes each one and its duration.
-suites := policies routing restart churn egress chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
+suites := policies routing restart churn egress scans chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
     network vm-ila packets offload evpn paper bench
 
 .PHONY: help build plugin demo check test tests long $(suites) survive fuzz-long deps lint generate generated vm budget
@@ -218,6 +218,13 @@ egress: ## CHANGES=10000 of egress rules, gateways, policies, containers and nod
 	$(call suite,CHANGES=$(PILASTER_EGRESS_CHANGES)) bash -ec 'for device in veth macvlan; do \
 	    $(if $(SEED),PILASTER_EGRESS_SEED=$(SEED)) PILASTER_TEST_DEVICE=$$device $(go_test) -timeout 0 \
 	    -run "^TestModel$$" ./test/egress; done'
+
+scans: export PILASTER_ATTACK_SCAN   := $(or $(ADDRESSES),1000000)
+scans: export PILASTER_TEST_PATIENCE := 30m
+scans: ## ADDRESSES=1000000 scanned by containers and from outside, and a tenth as many ports, beside flows of neighbours
+	@$(as_root)
+	@$(MAKE) deps build
+	$(call suite,ADDRESSES=$(PILASTER_ATTACK_SCAN)) $(go_test) -timeout 0 -run '^TestScans$$' ./test/attack
 
 chaos: export PILASTER_CHAOS_CHANGES := $(or $(CHANGES),10000)
 chaos: ## CHANGES=10000 registrations and tenant changes while orchestrators and etcd are killed, stopped and disconnected

@@ -42,7 +42,7 @@ static __always_inline __u32 trace_cache(struct __sk_buff *skb, struct trace_sta
 	key.device = s->hook == HOOK_UPLINK_IN ? skb->ifindex : device_of(skb);
 	key.path = s->hook == HOOK_UPLINK_IN ? 0 : path_of(&s->frame);
 	key.generation = in_ila(&s->src) ? ila_generation() : generation();
-	f = is_outside_flow(s) ? outside_slot(&key) : flow_slot(&key);
+	f = is_outside_flow(s) ? outside_flow(&key) : flow_slot(&key);
 	return f && flow_matches(f, &key) && (f->egress == EGRESS_LOCAL || f->expires > bpf_jiffies64()) ? CACHE_HIT
 													 : CACHE_MISS;
 }

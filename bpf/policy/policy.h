@@ -42,8 +42,9 @@ struct pol_scratch {
 	struct flow_tuple peer_tuple; /* the tuple as the peer sees it */
 	struct pre_actions peer_pre;  /* the pre-actions of the peer's rules */
 	struct carried carried;
-	__be32 nat;   /* for ENFORCE_OUTSIDE: translation for a new session */
-	__be32 avoid; /* translation that only established TCP sessions keep */
+	__be32 nat;	      /* for ENFORCE_OUTSIDE: translation for a new session */
+	__be32 avoid;	      /* translation that only established TCP sessions keep */
+	struct verdict fresh; /* for ENFORCE_OUTSIDE: a verdict that the cache does not have */
 };
 
 struct {
@@ -270,11 +271,6 @@ static __always_inline __u32 endpoint_ports(__u32 ports, __u32 dir)
 	return dir == TX ? ports : ports << 16 | ports >> 16;
 }
 
-static __always_inline __u32 ports_of(const struct session_key *k)
-{
-	return *(const __u32 *)&k->local_port;
-}
-
 /* policy_fast_hit is the fast path: TCP or UDP, not a fragment, of a session that was established less than VERDICT_TTL
  * ago. The transport header is at a constant offset. */
 static __always_inline struct verdict *policy_fast_hit(struct __sk_buff *skb, const struct packet *p, __u32 at,
@@ -291,7 +287,7 @@ static __always_inline struct verdict *policy_fast_hit(struct __sk_buff *skb, co
 	if (p->proto == NEXTHDR_TCP && (l4 + TCP_FLAGS + 1 > end || l4[TCP_FLAGS] & (TCP_SYN | TCP_FIN | TCP_RST)))
 		return NULL;
 	ports = endpoint_ports(*(__u32 *)l4, dir);
-	v = outside ? outside_verdict_slot(local, remote, ports) : verdict_slot(local, remote, ports);
+	v = outside ? outside_verdict(local, remote, ports) : verdict_slot(local, remote, ports);
 	if (v && v->until > bpf_jiffies64() && v->generation == policy_generation() &&
 	    same_addr(&v->key.local, local) && same_addr(&v->key.remote, remote) && ports_of(&v->key) == ports &&
 	    v->key.endpoint == endpoint && v->key.proto == p->proto && (v->apps == apps || apps == APPS_REMOTE))
@@ -352,7 +348,7 @@ static __noinline int ct_parse(struct __sk_buff *skb, const struct packet *p, st
 /* policy_slow decides about all other packets. It returns 0, the reason of the drop and the rule that denied, or
  * POLICY_ASK. */
 static __always_inline int policy_slow(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
-				       __be32 *rule)
+				       __be32 *rule, bool outside)
 {
 	const struct session_key *key = &d->ct.key;
 	__u32 generation = policy_generation();
@@ -373,16 +369,16 @@ static __always_inline int policy_slow(struct __sk_buff *skb, const struct packe
 	}
 	if (d->mode == ENFORCE_ASK)
 		return POLICY_ASK;
-	if (d->mode == ENFORCE_OUTSIDE)
-		v = outside_verdict_slot(&key->local, &key->remote, ports_of(key));
-	else
-		v = verdict_slot(&key->local, &key->remote, ports_of(key));
+	v = outside ? outside_verdict(&key->local, &key->remote, ports_of(key))
+		    : verdict_slot(&key->local, &key->remote, ports_of(key));
+	if (!v && outside)
+		v = &d->fresh;
 	if (!v)
 		return REASON_SESSION_LIMIT;
 	if (d->mode == ENFORCE_CARRIED)
 		return carried_verdict(v, d, rule);
 	get_pre_actions(v, d, generation);
-	if (d->mode == ENFORCE_OUTSIDE) {
+	if (outside) {
 		/* An echo request opens a session, also with the identifier of the container's own. */
 		if (p->proto == NEXTHDR_ICMP && p->icmp_type == ICMPV6_ECHO_REQUEST && d->ct.pkt.dir == RX)
 			return REASON_NO_SESSION;
@@ -392,12 +388,13 @@ static __always_inline int policy_slow(struct __sk_buff *skb, const struct packe
 	return ct_verdict(v, d, rule);
 }
 
-/* policy_check returns 0 if the packet may pass, or POLICY_ASK; else it drops the packet. */
+/* policy_check returns 0 if the packet may pass, or POLICY_ASK; else it drops the packet. outside: the mode is
+ * ENFORCE_OUTSIDE. */
 static __always_inline int policy_check(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
-					__u32 hook)
+					__u32 hook, bool outside)
 {
 	__be32 rule = 0;
-	int why = policy_slow(skb, p, d, &rule);
+	int why = policy_slow(skb, p, d, &rule, outside);
 
 	if (why == POLICY_ASK)
 		return why;
@@ -452,7 +449,10 @@ static __always_inline int enforce_end(struct __sk_buff *skb, const struct packe
 	d->ct.pkt.dir = end->dir;
 	d->mode = mode;
 	d->apps = end->apps;
-	why = policy_check(skb, p, d, hook);
+	why = policy_check(skb, p, d, hook, mode == ENFORCE_OUTSIDE);
+	if (!why && mode == ENFORCE_OUTSIDE && same_session(&d->fresh.key, &d->ct.key) &&
+	    !outside_verdict(&d->ct.key.local, &d->ct.key.remote, ports_of(&d->ct.key)))
+		keep_outside_verdict(&d->fresh);
 	if (!why && end->nat && d->ct.result.state.version)
 		*end->nat = d->ct.result.state.nat;
 	return why;

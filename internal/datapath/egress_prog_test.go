@@ -776,6 +776,7 @@ func TestEgressWithoutPrograms(t *testing.T) {
 // containers.
 func TestOutsideScan(t *testing.T) {
 	b := newEgressBench(t)
+	b.knowsTheRouter(t)
 	o := &b.datapath.Objects
 	b.says(t, 20, 1, accepts|ruleWeb, 0, 0)
 	policed(t, b.progBench, bpfobj.PilasterPolTarget{Sets: [2]uint64{20, 20}})

@@ -351,9 +351,15 @@ func (b *bed) judgeCaptures(t *testing.T, sentinel packet.Sentinel) (passed int)
 	return passed
 }
 
-// fabricsOwn reports whether a frame has addresses of the fabric. All other addresses, plaintext and ciphertext, are
-// unique local addresses (fc00::/7).
+// fabricsOwn reports whether a frame has addresses of the fabric, or is a probe of a gateway. All other addresses,
+// plaintext and ciphertext, are unique local addresses (fc00::/7).
 func fabricsOwn(c packet.Captured) bool {
 	p, err := c.Packet()
-	return err == nil && !p.Source.IsPrivate() && !p.Destination.IsPrivate()
+	if err != nil {
+		return false
+	}
+	of := func(a netip.Addr) netip.Addr { return tenant.EgressTunnel(netip.PrefixFrom(a, 64).Masked()) }
+	probe := p.Source != p.Destination && p.Source == of(p.Source) && p.Destination == of(p.Destination) &&
+		c.Frame[14+6] == packet.NoNextHeader
+	return probe || !p.Source.IsPrivate() && !p.Destination.IsPrivate()
 }

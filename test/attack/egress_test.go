@@ -36,16 +36,46 @@ func TestEgressAttacks(t *testing.T) {
 	for _, c := range []string{"mallory", "b1", "b2"} {
 		seen[c] = b.seenOutside(t, c)
 	}
-	for name := range b.captures { // without the answers to these echoes
+	b.openAgain(t)
+	for _, a := range b.egress(t, seen) {
+		t.Run(a.name, func(t *testing.T) { b.try(t, a) })
+	}
+}
+
+// openAgain opens the captures anew, without the packets so far.
+func (b *bed) openAgain(t *testing.T) {
+	t.Helper()
+	for name := range b.captures {
 		place, device := name, lab.Interface
 		if node, is := strings.CutPrefix(name, onRouter); is {
 			place, device = lab.Router, node
 		}
 		b.open(t, name, place, device, true)
 	}
-	for _, a := range b.egress(t, seen) {
-		t.Run(a.name, func(t *testing.T) { b.try(t, a) })
+}
+
+// routed is an attack of packets that the fabric sends to a node.
+func (b *bed) routed(node, name string, why dropreason.Reason, packets ...packet.Packet) attack {
+	a := attack{name: name, from: onRouter + node, why: why, at: node, ports: 1}
+	a.frames = frames(b.inject[onNode+node], b.inject[onRouter+node], packets)
+	return a
+}
+
+// hosted is an attack of packets that a process of a node sends.
+func (b *bed) hosted(node, name string, why dropreason.Reason, packets ...packet.Packet) attack {
+	a := attack{name: name, from: onNode + node, why: why, at: node}
+	a.frames = frames(b.inject[onRouter+node], b.inject[onNode+node], packets)
+	return a
+}
+
+// frames repeats packets from one device to another.
+func frames(to, from *packet.Injector, packets []packet.Packet) (all [][]byte) {
+	for _, p := range packets {
+		for range many {
+			all = append(all, packet.Frame(to.MAC(), from.MAC(), packet.EtherTypeIPv6, p.Marshal()))
+		}
 	}
+	return all
 }
 
 // seenOutside returns the address at which a host outside sees a container.
@@ -95,26 +125,6 @@ func (b *bed) egress(t *testing.T, seen map[string]netip.Addr) []attack {
 	// A host outside whose address is like one of blue, except for its prefix.
 	outside := netip.MustParsePrefix("2001:db8:f00d::/64")
 	likeBlue := address.Plain{Node: outside, Tenant: b.tenants["blue"].id, App: address.AppID(b1.App), Index: 1}.Addr()
-	routed := func(name string, why dropreason.Reason, packets ...packet.Packet) attack {
-		a := attack{name: name, from: onRouter + "n1", why: why, at: "n1", ports: 1}
-		for _, p := range packets {
-			for range many {
-				a.frames = append(a.frames, packet.Frame(b.inject[onNode+"n1"].MAC(), b.inject[onRouter+"n1"].MAC(),
-					packet.EtherTypeIPv6, p.Marshal()))
-			}
-		}
-		return a
-	}
-	hosted := func(name, node string, why dropreason.Reason, packets ...packet.Packet) attack {
-		a := attack{name: name, from: onNode + node, why: why, at: node}
-		for _, p := range packets {
-			for range many {
-				a.frames = append(a.frames, packet.Frame(b.inject[onRouter+node].MAC(), b.inject[onNode+node].MAC(),
-					packet.EtherTypeIPv6, p.Marshal()))
-			}
-		}
-		return a
-	}
 	var protected, local []packet.Packet
 	for _, to := range []string{
 		"::1", "fd00:ec2::254", "64:ff9b::a00:1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::1",
@@ -134,15 +144,16 @@ func (b *bed) egress(t *testing.T, seen map[string]netip.Addr) []attack {
 		from("local", "mallory", dropreason.DstNotPrivate, "n1", 0, local...),
 		from("a tenant without a rule", "r1", dropreason.DstNotPrivate, "n1", 0,
 			datagram(b.container(t, "r1").Address, internet)),
-		routed("inbound without a session", dropreason.NoSession,
+		b.routed("n1", "inbound without a session", dropreason.NoSession,
 			datagram(internet, seen["mallory"]), datagram(internet, seen["b1"])),
-		routed("inbound to a plaintext address", dropreason.TenantMismatch, datagram(internet, b1.Plaintext)),
-		routed("identity from outside", dropreason.TenantMismatch, datagram(likeBlue, b1.Plaintext)),
-		routed("identity from outside to an egress address", dropreason.NoSession, datagram(likeBlue, seen["b1"])),
-		hosted("a host process", "n1", dropreason.HostClaimsTenant,
+		b.routed("n1", "inbound to a plaintext address", dropreason.TenantMismatch, datagram(internet, b1.Plaintext)),
+		b.routed("n1", "identity from outside", dropreason.TenantMismatch, datagram(likeBlue, b1.Plaintext)),
+		b.routed("n1", "identity from outside to an egress address", dropreason.NoSession,
+			datagram(likeBlue, seen["b1"])),
+		b.hosted("n1", "a host process", dropreason.HostClaimsTenant,
 			datagram(seen["mallory"], internet), datagram(seen["mallory"], r2.Plaintext)),
-		hosted("another node's process", "n2", dropreason.HostClaimsTenant, datagram(seen["b2"], b1.Plaintext)),
-		routed("an egress address of another node as source", dropreason.TenantMismatch,
+		b.hosted("n2", "another node's process", dropreason.HostClaimsTenant, datagram(seen["b2"], b1.Plaintext)),
+		b.routed("n1", "an egress address of another node as source", dropreason.TenantMismatch,
 			datagram(seen["b2"], b1.Plaintext)),
 	}
 }

@@ -1,5 +1,7 @@
 package mutation_test
 
+const neighbour = "TestOutsideScanOfANeighbour"
+
 // noSession are the packets of TestEgressArrives that belong to no session.
 var noSession = []string{
 	"another port", "another host", "a SYN", "an echo", "an error about no session",
@@ -41,10 +43,30 @@ func egress() []mutation {
 		},
 		{
 			name:  "flow cache of its own",
-			old:   "return bpf_map_lookup_elem(&pil_oflows, &slot);",
-			new:   "return bpf_map_lookup_elem(&pil_flows, &slot);",
+			old:   "if (set)\n\t\t*take_way(set, f->extra, f->key.generation) = *f;",
+			new:   "struct flow *slot = flow_slot(&f->key);\n\n\tif (set && slot)\n\t\t*slot = *f;",
 			test:  "TestOutsideScan",
 			cases: []string{"flows during the scan"},
+		},
+		{
+			name: "flows of packets without a session",
+			old: `if (egress_enforce(skb, p, f, dir, hook))
+		return TC_ACT_SHOT;
+	if (is_new && f->egress)
+		keep_outside_flow(f);`,
+			new: `if (is_new && f->egress)
+		keep_outside_flow(f);
+	if (egress_enforce(skb, p, f, dir, hook))
+		return TC_ACT_SHOT;`,
+			test:  "TestNoSessionTakesNoSlot",
+			cases: []string{"from many hosts to an egress address", "to many ports of an egress address"},
+		},
+		{
+			name:  "tenants of flows",
+			old:   "take_way(set, f->extra,",
+			new:   "take_way(set, 0,",
+			test:  neighbour,
+			cases: []string{"flows to hosts outside", "flows from hosts outside"},
 		},
 		{
 			name:  "actions of rules",
@@ -281,11 +303,50 @@ func egressSessions() []mutation {
 		},
 		{
 			name: "verdict cache of its own",
-			old: `if (d->mode == ENFORCE_OUTSIDE)
-		v = outside_verdict_slot(&key->local, &key->remote, ports_of(key));`,
-			new:   "if (d->mode == ENFORCE_OUTSIDE)\n\t\tv = verdict_slot(&key->local, &key->remote, ports_of(key));",
+			old:  "set->ways[way_to_take(&w) % WAYS] = *v;",
+			new: `struct verdict *slot = verdict_slot(&v->key.local, &v->key.remote, ports_of(&v->key));
+
+	if (slot)
+		*slot = *v;`,
 			test:  "TestOutsideScan",
 			cases: []string{"verdicts during the scan"},
+		},
+		{
+			name:  "tenants of verdicts",
+			old:   "{.owner = v->key.tenant}",
+			new:   "{.owner = 0}",
+			test:  neighbour,
+			cases: []string{"verdicts"},
+		},
+		{
+			name: "verdicts of packets without a session",
+			old:  "if (!why && mode == ENFORCE_OUTSIDE && same_session",
+			new:  "if (mode == ENFORCE_OUTSIDE && same_session",
+			test: "TestNoSessionTakesNoSlot",
+			cases: []string{
+				"from many hosts to an egress address", "in the tunnel, to many ports",
+				"to many ports of an egress address",
+			},
+		},
+	}
+}
+
+// ways returns the mutations of how tenants share sets of caches.
+func ways() []mutation {
+	all := []string{"flows to hosts outside", "flows from hosts outside", "verdicts"}
+	return []mutation{
+		{
+			name:  "those that have most",
+			old:   "rank += w->owners[i] == w->owners[j] ? 2 * WAYS : 0;",
+			new:   ";",
+			test:  neighbour,
+			cases: all,
+		},
+		{
+			name:  "own ways first",
+			old:   "if (w->owners[i] == w->owner)\n\t\t\trank += 3 * WAYS;",
+			test:  neighbour,
+			cases: all,
 		},
 	}
 }
@@ -298,6 +359,13 @@ func gateway() []mutation {
 		"behind an extension header", "with ECN",
 	}
 	return []mutation{
+		{
+			name:  "owners of next hops",
+			old:   "begin_outside(f, key, src, dst, src->lo);",
+			new:   "begin_outside(f, key, src, dst, 0);",
+			test:  "TestGatewayScanOfANeighbour",
+			cases: []string{"next hops to hosts outside", "next hops of tunnels"},
+		},
 		{
 			name: "silent gateways",
 			old: `if (is_silent(first, tenant) != is_silent(second, tenant))
@@ -420,8 +488,8 @@ func gateway() []mutation {
 		},
 		{
 			name:  "answers to no container",
-			old:   "return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);\n\tbegin_outside",
-			new:   "return TCX_NEXT;\n\tbegin_outside",
+			old:   "return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);\n\tf = &d->flow;",
+			new:   "return TCX_NEXT;\n\tf = &d->flow;",
 			test:  answers,
 			cases: []string{"to no container"},
 		},

@@ -26,10 +26,7 @@ func unreachable() map[string]map[string]string {
 				"in 2^90; an error of the cipher replaces this reason",
 		},
 		"net/netpila/egress_stages.h": {
-			`d = gateway_scratch();
-		if (!d)
-			return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
-			`		return TC_ACT_SHOT;
+			`keep_outside_flow(f);
 	h = eth_ip6_of(skb);
 	if (!h)
 		return drop(skb, REASON_MALFORMED, hook);`: again,
@@ -39,19 +36,13 @@ func unreachable() map[string]map[string]string {
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: again,
 			`if (f->translate && write_addresses(skb, h, p, f))
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: within,
-			`f = outside_slot(&key);
-	if (!f)
-		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
 			`if (!d)
-			return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
 			`if (!key || !f)
 		return REASON_MALFORMED;`: verifier,
-			`if (!h)
+			`if (!h || !d)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
 	router`: "the program of the uplink has read the headers",
-			`f = outside_slot(&key);
-	if (!f)
-		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: verifier,
 			`show_router(skb, &p, &key.src, &router))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: within,
 		},

@@ -230,6 +230,7 @@ type PolicedPolScratch struct {
 	}
 	Nat   uint32
 	Avoid uint32
+	Fresh PolicedVerdict
 }
 
 type PolicedPolTarget struct {
@@ -353,6 +354,11 @@ type PolicedVerdict struct {
 	}
 	Nat  uint32
 	Rest [32]uint8
+}
+
+type PolicedVerdictSet struct {
+	_    structs.HostLayout
+	Ways [4]PolicedVerdict
 }
 
 // Names of all BPF objects in the ELF.

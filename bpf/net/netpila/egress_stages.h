@@ -6,14 +6,16 @@
 #include "net/netpila/gateway.h"
 #include "net/netpila/identify.h"
 
-/* egress_forward applies policy and sends the packet as its flow says. */
-static __always_inline int egress_forward(struct __sk_buff *skb, const struct packet *p, struct flow *f,
+/* egress_forward applies policy, keeps a new flow, and sends the packet as its flow says. */
+static __always_inline int egress_forward(struct __sk_buff *skb, const struct packet *p, struct flow *f, bool is_new,
 					  enum flow_egress egress, struct addr *next_hop, __u32 dir, enum hook hook)
 {
 	struct eth_ip6 *h;
 
 	if (egress_enforce(skb, p, f, dir, hook))
 		return TC_ACT_SHOT;
+	if (is_new && f->egress)
+		keep_outside_flow(f);
 	h = eth_ip6_of(skb);
 	if (!h)
 		return drop(skb, REASON_MALFORMED, hook);
@@ -123,22 +125,24 @@ static __always_inline int egress_from_container(struct __sk_buff *skb)
 {
 	struct flow_key key = {.generation = generation(), .device = device_of(skb)};
 	enum flow_egress egress = EGRESS_UPLINK;
-	struct gateway_scratch *d = NULL;
+	struct gateway_scratch *d = gateway_scratch();
 	struct addr *hop = NULL;
 	struct packet p = {};
+	bool is_new = false;
 	struct flow *f;
 	int why;
 
 	why = read_from_container(skb, &key, &p);
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
-	f = outside_slot(&key);
-	if (!f)
+	f = outside_flow(&key);
+	if (!d)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
-	if (!flow_matches(f, &key) || f->expires <= bpf_jiffies64()) {
-		d = gateway_scratch();
-		if (!d)
-			return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	if (!f) {
+		f = &d->flow;
+		is_new = true;
+	}
+	if (is_new || f->expires <= bpf_jiffies64()) {
 		if (egress_begin(skb, &p, &key, f, &d->way))
 			return d->way.verdict;
 		if (d->way.rule.action == ACCESS_GATEWAY)
@@ -148,7 +152,7 @@ static __always_inline int egress_from_container(struct __sk_buff *skb)
 			hop = &d->way.next_hop;
 	}
 	asm volatile("" : "+r"(hop)); /* the verifier must see the check on the pointer, not on what it follows from */
-	return egress_forward(skb, &p, f, egress, hop, TX, HOOK_CONTAINER);
+	return egress_forward(skb, &p, f, is_new, egress, hop, TX, HOOK_CONTAINER);
 }
 
 /* egress_arrived finds the container of a packet from outside. It returns 0 or a reason. */
@@ -189,14 +193,16 @@ static __always_inline int show_router(struct __sk_buff *skb, const struct packe
 static __always_inline int egress_from_fabric(struct __sk_buff *skb)
 {
 	struct flow_key key = {.generation = generation(), .device = skb->ifindex};
+	struct gateway_scratch *d = gateway_scratch();
 	struct addr router = {};
 	struct packet p = {};
+	bool is_new = false;
 	struct eth_ip6 *h;
 	struct flow *f;
 	int why, verdict;
 
 	h = eth_ip6_of(skb);
-	if (!h)
+	if (!h || !d)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
 	router = key.src = *src_of(h);
 	key.dst = *dst_of(h);
@@ -211,13 +217,16 @@ static __always_inline int egress_from_fabric(struct __sk_buff *skb)
 		return drop(skb, why, HOOK_UPLINK_IN);
 	if (skb->vlan_present)
 		bpf_skb_vlan_pop(skb); /* the tag is outside of the frame and belongs to the uplink */
-	f = outside_slot(&key);
-	if (!f)
-		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
-	why = flow_matches(f, &key) ? 0 : egress_arrived(&key, f);
+	f = outside_flow(&key);
+	if (!f) {
+		f = &d->flow;
+		is_new = true;
+		why = egress_arrived(&key, f);
+	}
 	if (why)
 		return drop(skb, why, HOOK_UPLINK_IN);
-	verdict = egress_forward(skb, &p, f, EGRESS_LOCAL, NULL, RX, HOOK_UPLINK_IN);
+	f->expires = bpf_jiffies64() + NEXT_HOP_LIFE; /* of its slot: a flow without packets gives it up */
+	verdict = egress_forward(skb, &p, f, is_new, EGRESS_LOCAL, NULL, RX, HOOK_UPLINK_IN);
 	if (verdict != TC_ACT_SHOT && is_error(&p) && show_router(skb, &p, &key.src, &router))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
 	return verdict;

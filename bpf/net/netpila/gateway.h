@@ -89,6 +89,7 @@ struct gateway_scratch {
 	struct egress_way way;
 	struct icmp6_error error;
 	__u8 zero[6];
+	struct flow flow; /* of a packet that no cache has a flow of */
 };
 
 struct {
@@ -147,14 +148,14 @@ static __always_inline bool is_translatable(const struct packet *p)
 }
 
 /* The cache of next hops, apart from the flows: a flow and its next hop are in use at the same time. */
-#define HOP_SLOTS 256
+#define HOP_SETS 64
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, struct flow);
-	__uint(max_entries, HOP_SLOTS); /* times the number of CPUs, set at load */
+	__type(value, struct flow_set);
+	__uint(max_entries, HOP_SETS); /* times the number of CPUs, set at load */
 } pil_ohops SEC(".maps");
 
 /* cached_hop finds the next hop of packets from src to dst in the cache of hops, or asks the FIB. The flow is valid for
@@ -164,8 +165,9 @@ static __noinline struct flow *cached_hop(struct __sk_buff *skb, const struct ad
 {
 	struct gateway_scratch *d = gateway_scratch();
 	struct flow_key *key;
+	struct flow_set *set;
 	struct flow *f;
-	__u32 slot;
+	__u32 number;
 
 	if (!d)
 		return NULL;
@@ -176,14 +178,17 @@ static __noinline struct flow *cached_hop(struct __sk_buff *skb, const struct ad
 	key->generation = generation();
 	key->path = path;
 	key->zero = 0;
-	_Static_assert(HOP_SLOTS == 1 << 8, "the slot is the top 8 bits");
-	slot = bpf_get_smp_processor_id() * HOP_SLOTS + (flow_hash(key) >> 56);
-	f = bpf_map_lookup_elem(&pil_ohops, &slot);
-	if (!f)
+	_Static_assert(HOP_SETS == 1 << 6, "the set is the top 6 bits");
+	number = bpf_get_smp_processor_id() * HOP_SETS + (flow_hash(key) >> 58);
+	set = bpf_map_lookup_elem(&pil_ohops, &number);
+	if (!set)
 		return NULL;
-	if (flow_matches(f, key) && f->expires > bpf_jiffies64())
+	f = find_way(set, key);
+	if (f && f->expires > bpf_jiffies64())
 		return f;
-	begin_outside(f, key, src, dst, 0);
+	if (!f)
+		f = take_way(set, src->lo, key->generation);
+	begin_outside(f, key, src, dst, src->lo);
 	if (find_next_hop(skb, f, 1, &d->next_hop))
 		return NULL;
 	/* Without a known neighbour the FIB says the MTU only of a packet that is too long. */

@@ -372,6 +372,7 @@ static __noinline int gateway_back(struct __sk_buff *skb, void *connections)
 /* gateway_answered delivers an answer, which came in the tunnel from a gateway or from this one, to its container. */
 static __noinline int gateway_answered(struct __sk_buff *skb, const struct flow_key *key, __u64 gateway)
 {
+	struct gateway_scratch *d = gateway_scratch();
 	struct packet p = {};
 	struct ep_dst *to;
 	struct eth_ip6 *h;
@@ -391,15 +392,15 @@ static __noinline int gateway_answered(struct __sk_buff *skb, const struct flow_
 	if (!rule || !has_gateway(rule, gateway) || is_protected(&src))
 		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
 	to = bpf_map_lookup_elem(&pil_locals_v1, &key->dst.lo);
-	f = outside_slot(key);
-	if (!to || !f)
+	if (!to || !d)
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
+	f = &d->flow;
 	begin_outside(f, key, &key->src, &to->address, key->dst.lo);
 	f->translate = !same_addr(&to->address, &key->dst);
 	f->policy_ep[RX] = to->endpoint;
 	f->checksum = to->checksum;
 	send_to(f, to->ifindex);
-	return egress_forward(skb, &p, f, EGRESS_LOCAL, NULL, RX, HOOK_UPLINK_IN);
+	return egress_forward(skb, &p, f, false, EGRESS_LOCAL, NULL, RX, HOOK_UPLINK_IN);
 }
 
 /* probe_arrived answers a probe, or notes an answer. */

@@ -25,7 +25,7 @@ static __noinline int nimitz_policy_end(struct __sk_buff *skb, const struct pack
 	struct verdict *v;
 
 	if (d->mode >= ENFORCE_ASK)
-		return policy_check(skb, p, d, hook);
+		return policy_check(skb, p, d, hook, false);
 	v = p->ip4 ? policy_fast_hit(skb, p, sizeof(struct eth_ip4), &k->local, &k->remote, k->endpoint, d->apps, dir,
 				     false)
 		   : policy_fast_hit(skb, p, sizeof(struct eth_ip6), &k->local, &k->remote, k->endpoint, d->apps, dir,
@@ -35,7 +35,7 @@ static __noinline int nimitz_policy_end(struct __sk_buff *skb, const struct pack
 		trace_policy_hit(skb, k->endpoint, dir);
 		return 0;
 	}
-	return policy_check(skb, p, d, hook);
+	return policy_check(skb, p, d, hook, false);
 }
 
 /* set_session writes an end of a packet into the scratch memory. */

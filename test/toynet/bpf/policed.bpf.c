@@ -40,7 +40,7 @@ int toy_policed(struct __sk_buff *skb)
 	d->apps = SENDER_APP << 16 | PEER_APP;
 	if (policy_fast_hit(skb, &p, sizeof(*h), &key->local, &key->remote, endpoint_number, d->apps, TX, false))
 		return TCX_PASS;
-	return policy_check(skb, &p, d, HOOK_CONTAINER);
+	return policy_check(skb, &p, d, HOOK_CONTAINER, false);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";
