@@ -545,8 +545,8 @@ func TestGatewayAddressIsNoHosts(t *testing.T) {
 	b.check(t, b.datapath.Objects.PilEdgeOut, skb{Ifindex: b.uplinkIfindex()}, c)
 }
 
-// TestGatewayConnectionsStay: after an upgrade to a build that knows no tenant's gateway yet, the tenants come one after
-// another, and each keeps the connections that the gateway has for it.
+// TestGatewayConnectionsStay: after an upgrade to a build that knows no tenant's gateway yet, the tenants come one
+// after another, and each keeps the connections that the gateway has for it.
 func TestGatewayConnectionsStay(t *testing.T) {
 	b := newEgressBench(t)
 	tables := func(of ...tenant.Tenant) (ids []uint32) {
