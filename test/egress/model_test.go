@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 )
@@ -51,11 +54,27 @@ func TestModel(t *testing.T) {
 	for i := range number(t, "PILASTER_EGRESS_CHANGES", changesInCI) {
 		m.step(int(i) + 1)
 		if t.Failed() {
+			m.showDrops()
 			t.Fatalf("seed %d: the rest of the changes is left out", m.seed)
 		}
 	}
 	if m.answered == 0 || m.unanswered == 0 {
 		t.Error("the datagrams were all answered, or none")
+	}
+}
+
+// showDrops logs what the nodes last dropped of the datagrams.
+func (m *model) showDrops() {
+	for _, node := range m.NodeNames() {
+		recent, err := m.Agent(node).RecentEvents(m.Context(), connect.NewRequest(&pilasterv1.RecentEventsRequest{}))
+		if err != nil {
+			m.Logf("drops of %s: %v", node, err)
+			continue
+		}
+		for _, e := range recent.Msg.Events {
+			m.Logf("drop by %s: %v %s at %s: %s port %d to %s port %d", node, e.Time.AsTime().Format(time.StampMicro),
+				e.Reason, e.Hook, e.Source, e.SourcePort, e.Destination, e.DestinationPort)
+		}
 	}
 }
 
@@ -254,6 +273,8 @@ func (m *model) disagrees(a attempt, p probe) string {
 	what := fmt.Sprintf("%s, %v", p.what, p.to)
 	if a.keep {
 		what += " (continued)"
+	} else {
+		what += fmt.Sprintf(" (port %d)", m.prober.newPort())
 	}
 	switch {
 	case !p.reaches && a.arrived:

@@ -179,6 +179,9 @@ func (p *prober) forget(all []attempt) {
 
 func (p probe) key() flowKey { return flowKey{p.from, p.source, p.to} }
 
+// newPort is the source port of the new flows of the round.
+func (p *prober) newPort() uint16 { return uint16(firstPort + p.rounds%numberOfPorts) }
+
 // send sends the datagram of an attempt from the thread's namespace.
 func (p *prober) send(a *attempt) (err error) {
 	fd, has := p.kept[a.key()]
@@ -189,7 +192,7 @@ func (p *prober) send(a *attempt) (err error) {
 		}
 		port := uint16(0)
 		if !a.keep {
-			port = uint16(firstPort + p.rounds%numberOfPorts)
+			port = p.newPort()
 		}
 		if fd, err = openSocket(netip.AddrPortFrom(at, port)); err != nil {
 			return err
