@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
-	"pilaster.io/pilaster/internal/agent/gateways"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -225,19 +224,15 @@ func (c *Core) egressProblems() (all []string) {
 	return all
 }
 
-// EgressGateways returns the egress rules with gateways of tenants with containers here.
-func (c *Core) EgressGateways() (all []gateways.Rule) {
+// EgressGateways returns the gateways of each egress rule that has some, of tenants with containers here.
+func (c *Core) EgressGateways() (all [][]tenant.EgressGateway) {
 	for _, k := range c.tenants.All() {
 		if c.tenants.endpoints(k.Tenant.Name) == 0 {
 			continue
 		}
-		ids := make([]address.TenantID, len(k.Tenant.IDs))
-		for i, id := range k.Tenant.IDs {
-			ids[i] = id.ID
-		}
 		for _, r := range k.Tenant.Egress {
 			if len(r.Via) > 0 {
-				all = append(all, gateways.Rule{Tenant: k.Tenant.Name, IDs: ids, Via: r.Via})
+				all = append(all, r.Via)
 			}
 		}
 	}

@@ -212,7 +212,6 @@ type outsideView struct {
 // outsideGatewayView is an egress gateway as the node sees it.
 type outsideGatewayView struct {
 	Node       string  `json:"node"`
-	Tenant     string  `json:"tenant,omitempty"`
 	Used       bool    `json:"used"`                 // by new connections
 	AnsweredMs *uint32 `json:"answeredMs,omitempty"` // milliseconds since its last answer; absent if it never has
 }
@@ -223,7 +222,7 @@ func viewOutside(e *pilasterv1.Egress) *outsideView {
 	}
 	v := &outsideView{Addresses: e.Addresses}
 	for _, g := range e.Gateways {
-		view := outsideGatewayView{Node: g.Node, Tenant: g.Tenant, Used: g.Alive}
+		view := outsideGatewayView{Node: g.Node, Used: g.Alive}
 		if g.Answered {
 			view.AnsweredMs = &g.AgoMs
 		}
@@ -242,8 +241,7 @@ func (v outsideView) rows(row func(name, value, state, rest string)) {
 		if g.AnsweredMs != nil {
 			answer = fmt.Sprintf("answered %v ago", time.Duration(*g.AnsweredMs)*time.Millisecond)
 		}
-		row("", "", "gateway", g.Node+choose(g.Tenant == "", "", " for tenant "+g.Tenant)+" "+answer+
-			choose(g.Used, "", "; new connections avoid it"))
+		row("", "", "gateway", g.Node+" "+answer+choose(g.Used, "", "; new connections avoid it"))
 	}
 	for _, r := range v.GatewayOf {
 		row("", "", "gateway of", "tenant "+r.Tenant+" at "+r.Address)

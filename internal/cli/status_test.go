@@ -205,8 +205,8 @@ func theStatus() *pilasterv1.StatusResponse {
 			{Tenant: "red", Id: 9, Phase: 99, Node: "n5"},
 		},
 		Egress: &pilasterv1.Egress{Addresses: 1200, Gateways: []*pilasterv1.EgressGatewayState{
-			{Node: "n7", Tenant: "blue", Alive: true, Answered: true, AgoMs: 40},
-			{Node: "n8", Answered: true, AgoMs: 3200}, {Node: "n9"},
+			{Node: "n7", Alive: true, Answered: true, AgoMs: 40}, {Node: "n8", Answered: true, AgoMs: 3200},
+			{Node: "n9"},
 		}, Roles: []*pilasterv1.EgressGatewayRole{{Tenant: "blue", Address: "fd70:696c:6100:1:0:ff:100:10"}}},
 		Load: &pilasterv1.NodeLoad{Budget: 1.5, Own: .123, Fronting: []*pilasterv1.FrontingLoad{
 			{Tenant: "green", Backend: "n4", Load: .25}, {Tenant: "red", Backend: "n5", Load: .05},
@@ -253,7 +253,7 @@ offloads       backend           tenant green, offload 7, active: frontends n2, 
                frontend          tenant green, offload 8, dual: backend n4, draining
                frontend          tenant red, offload 9, unknown: backend n5
 egress         addresses         1,200 in use
-               gateway           n7 for tenant blue answered 40ms ago
+               gateway           n7 answered 40ms ago
                gateway           n8 answered 3.2s ago; new connections avoid it
                gateway           n9 has not answered; new connections avoid it
                gateway of        tenant blue at fd70:696c:6100:1:0:ff:100:10

@@ -392,8 +392,8 @@ func TestTwoGateways(t *testing.T) {
 	source := w.nodes[0].datapath
 	for _, i := range []int{1, 2} {
 		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-			must(t, source.ProbeGateway(w.nodes[i].prefix, of.IDs[0].ID))
-			ago, ok, err := source.GatewayAnswered(w.nodes[i].prefix, of.IDs[0].ID)
+			must(t, source.ProbeGateway(w.nodes[i].prefix))
+			ago, ok, err := source.GatewayAnswered(w.nodes[i].prefix)
 			must(t, err)
 			if ok && ago < time.Second {
 				break
@@ -419,7 +419,7 @@ func TestTwoGateways(t *testing.T) {
 	if len(began[first]) == 0 || len(began[second]) == 0 {
 		t.Fatalf("connections by %d and %d of the gateways", len(began[first]), len(began[second]))
 	}
-	must(t, source.SetGatewayAlive(w.nodes[1].prefix, of.IDs[0].ID, false))
+	must(t, source.SetGatewayAlive(w.nodes[1].prefix, false))
 	later := connect(12)
 	rule, found, err := source.LookupAccess(of.IDs[0].ID, w.hostAddr)
 	must(t, err)
@@ -438,7 +438,7 @@ func TestTwoGateways(t *testing.T) {
 	for _, conn := range began[first] { // established connections stay, whatever probes say
 		exchange(t, conn, 1000)
 	}
-	must(t, source.SetGatewayAlive(w.nodes[1].prefix, of.IDs[0].ID, true))
+	must(t, source.SetGatewayAlive(w.nodes[1].prefix, true))
 	for _, conns := range []map[netip.Addr][]net.Conn{began, later} {
 		for _, of := range conns {
 			for _, conn := range of {

@@ -33,7 +33,7 @@ func netpilaPart() networkPart {
 				{bpfobj.PilasterMapPilElocalsV1, bpfobj.PinEgressLocals, c.MaxEndpoints},
 				{bpfobj.PilasterMapPilGwtenantsV1, bpfobj.PinGatewayTenants, 0},
 				{bpfobj.PilasterMapPilGwnatV1, bpfobj.PinGatewayNAT, 0},
-				{bpfobj.PilasterMapPilGwsilentV2, bpfobj.PinGatewaySilent, 0},
+				{bpfobj.PilasterMapPilGwsilentV1, bpfobj.PinGatewaySilent, 0},
 			}
 		},
 		constants: func(d *Datapath) map[string]any {
@@ -402,9 +402,9 @@ func (d *Datapath) SetOwnAddresses(own []netip.Addr) error {
 	return errors.Join(d.Egress.SetOwnAddresses(own), d.InvalidateFlows())
 }
 
-// SetGatewayAlive says whether new connections of a tenant id use a gateway if their rule has another one.
-func (d *Datapath) SetGatewayAlive(node netip.Prefix, id address.TenantID, alive bool) error {
-	return d.Egress.SetGatewayAlive(node, id, alive)
+// SetGatewayAlive says whether new connections use a gateway if their rule has another one.
+func (d *Datapath) SetGatewayAlive(node netip.Prefix, alive bool) error {
+	return d.Egress.SetGatewayAlive(node, alive)
 }
 
 // LookupAccess reads the entry with the longest prefix that contains an address.

@@ -18,7 +18,7 @@ func TestPinNames(t *testing.T) {
 		"nim_sharing_v1", "nim_snat_v1",
 		"pil_access_v1", "pil_drops_v1", "pil_elocals_v1", "pil_esources_v1", "pil_events_v2",
 		"pil_generation_v1", "pil_gwnat_v1",
-		"pil_gwsilent_v2", "pil_gwtenants_v1", "pil_keys_v1", "pil_locals_v1", "pil_macs_v1",
+		"pil_gwsilent_v1", "pil_gwtenants_v1", "pil_keys_v1", "pil_locals_v1", "pil_macs_v1",
 		"pil_networks_v1", "pil_ports_v1", "pil_session_counts_v1", "pil_session_tenants_v1",
 		"pil_session_users_v1", "pil_sessions_v1",
 		"pil_sources_v2", "pil_tenants_v2", "pil_uplinks_v1",

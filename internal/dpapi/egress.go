@@ -8,16 +8,16 @@ import (
 )
 
 // EgressPath is a driver whose containers can reach hosts outside of the cluster, by themselves or by egress gateways.
-// A gateway is known by the /64 of its node and a tenant id: it may be one of some tenants only.
+// A gateway is known by the /64 of its node.
 type EgressPath interface {
 	// SetOwnAddresses replaces the list of this node's addresses, which containers never reach by egress rules.
 	SetOwnAddresses(addrs []netip.Addr) error
 	// ProbeGateway sends a probe to the program of a gateway.
-	ProbeGateway(node netip.Prefix, id address.TenantID) error
+	ProbeGateway(node netip.Prefix) error
 	// GatewayAnswered returns how long ago a gateway has last answered a probe; false if it never has.
-	GatewayAnswered(node netip.Prefix, id address.TenantID) (ago time.Duration, ok bool, err error)
+	GatewayAnswered(node netip.Prefix) (ago time.Duration, ok bool, err error)
 	// SetGatewayAlive says whether new connections may use a gateway. Until it is called, they may.
-	SetGatewayAlive(node netip.Prefix, id address.TenantID, alive bool) error
+	SetGatewayAlive(node netip.Prefix, alive bool) error
 }
 
 // Access reads what containers reach besides each other.

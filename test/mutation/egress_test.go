@@ -368,8 +368,8 @@ func gateway() []mutation {
 		},
 		{
 			name: "silent gateways",
-			old: `if (is_silent(first, tenant) != is_silent(second, tenant))
-		return is_silent(first, tenant) ? second : first;`,
+			old: `if (is_silent(first) != is_silent(second))
+		return is_silent(first) ? second : first;`,
 			new:   "",
 			test:  "TestEgressStaysAtItsGateway",
 			cases: []string{"the gateway that answers", "a session that has a gateway"},
@@ -549,13 +549,6 @@ func gateway() []mutation {
 			new:   "if (0)",
 			test:  out,
 			cases: []string{"at an odd offset", "after other options"},
-		},
-		{
-			name:  "probes about tenants of other gateways",
-			old:   "of.tenant && !bpf_map_lookup_elem(&pil_gwtenants_v1, &of.tenant)",
-			new:   "0",
-			test:  probes,
-			cases: []string{"a probe about another tenant"},
 		},
 		{
 			name:  "probes of others",

@@ -1782,7 +1782,7 @@ func (x *StatusResponse) GetEgress() *Egress {
 type Egress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Addresses     uint32                 `protobuf:"varint,1,opt,name=addresses,proto3" json:"addresses,omitempty"` // of containers, in use
-	Gateways      []*EgressGatewayState  `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`    // in rules of tenants here, by name and tenant
+	Gateways      []*EgressGatewayState  `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"`    // in rules of tenants here, by name
 	Roles         []*EgressGatewayRole   `protobuf:"bytes,3,rep,name=roles,proto3" json:"roles,omitempty"`          // of this node, by tenant
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1892,14 +1892,13 @@ func (x *EgressGatewayRole) GetAddress() string {
 	return ""
 }
 
-// EgressGatewayState is a gateway of a tenant as this node sees it.
+// EgressGatewayState is a gateway as this node sees it.
 type EgressGatewayState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Alive         bool                   `protobuf:"varint,2,opt,name=alive,proto3" json:"alive,omitempty"`              // new connections use it; also if no gateway of a rule answers
 	Answered      bool                   `protobuf:"varint,3,opt,name=answered,proto3" json:"answered,omitempty"`        // it has ever answered a probe of this agent
 	AgoMs         uint32                 `protobuf:"varint,4,opt,name=ago_ms,json=agoMs,proto3" json:"ago_ms,omitempty"` // since then
-	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1960,13 +1959,6 @@ func (x *EgressGatewayState) GetAgoMs() uint32 {
 		return x.AgoMs
 	}
 	return 0
-}
-
-func (x *EgressGatewayState) GetTenant() string {
-	if x != nil {
-		return x.Tenant
-	}
-	return ""
 }
 
 // OffloadRole is a node's part in an offload.
@@ -5167,13 +5159,12 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x05roles\x18\x03 \x03(\v2\x1e.pilaster.v1.EgressGatewayRoleR\x05roles\"E\n" +
 	"\x11EgressGatewayRole\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x89\x01\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"q\n" +
 	"\x12EgressGatewayState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05alive\x18\x02 \x01(\bR\x05alive\x12\x1a\n" +
 	"\banswered\x18\x03 \x01(\bR\banswered\x12\x15\n" +
-	"\x06ago_ms\x18\x04 \x01(\rR\x05agoMs\x12\x16\n" +
-	"\x06tenant\x18\x05 \x01(\tR\x06tenant\"\xf8\x02\n" +
+	"\x06ago_ms\x18\x04 \x01(\rR\x05agoMs\"\xf8\x02\n" +
 	"\vOffloadRole\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12/\n" +

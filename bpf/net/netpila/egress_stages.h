@@ -27,17 +27,16 @@ static __always_inline int egress_forward(struct __sk_buff *skb, const struct pa
 static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct packet *p, struct flow *f,
 					     const struct access_rule *rule)
 {
-	__u32 tenant = tenant_id(&f->src), avoid = 0, tag;
-	__u64 node = choose_gateway(skb, rule, tenant), other;
+	__u64 node = choose_gateway(skb, rule), other;
+	__u32 tag = gateway_tag(node), avoid = 0;
 	struct eth_ip6 *h;
 	struct flow *hop;
 	int why;
 
 	if (!is_translatable(p))
 		return drop(skb, REASON_GATEWAY_PROTOCOL, HOOK_CONTAINER);
-	tag = gateway_tag(node);
 	other = rule->gateways[0] == node ? rule->gateways[1] : rule->gateways[0];
-	if (other && is_silent(other, tenant) && !is_silent(node, tenant))
+	if (other && is_silent(other) && !is_silent(node))
 		avoid = gateway_tag(other);
 	if (gateway_enforce(skb, p, f, &tag, avoid))
 		return TC_ACT_SHOT;

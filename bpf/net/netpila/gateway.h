@@ -16,39 +16,26 @@ static __always_inline bool is_egress_tunnel(const struct addr *a)
 	return a->lo == EGRESS_TUNNEL_HOST && in_base(a);
 }
 
-/* A gateway of a tenant id. */
-struct gateway_of {
-	__u64 node; /* /64 */
-	__u32 tenant;
-	__u32 zero;
-};
-_Static_assert(sizeof(struct gateway_of) == 16, "no implicit padding");
-const struct gateway_of *unused_gateway_of __attribute__((unused)); /* keep the type in BTF */
-
 /* Gateways that do not answer probes. New connections avoid them if the rule has another one. Without an agent, nothing
  * changes. */
-#define PROBED_GATEWAYS 8192
-
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct gateway_of);
+	__type(key, __u64); /* /64 of the node */
 	__type(value, __u8);
-	__uint(max_entries, PROBED_GATEWAYS);
-} pil_gwsilent_v2 SEC(".maps");
+	__uint(max_entries, 1024);
+} pil_gwsilent_v1 SEC(".maps");
 
-/* When a gateway has last answered a probe (CLOCK_MONOTONIC, ns). */
+/* When a gateway has last answered a probe (CLOCK_MONOTONIC, ns), by the /64 of its node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct gateway_of);
+	__type(key, __u64);
 	__type(value, __u64);
-	__uint(max_entries, PROBED_GATEWAYS);
+	__uint(max_entries, 1024);
 } pil_gwanswers SEC(".maps");
 
 /* A probe of a gateway, and its answer: the payload of a packet between tunnel addresses without an upper layer. The
- * program answers, so a gateway without an agent is alive. It answers if it is a gateway of the tenant id. Releases
- * before this field send 0, which every gateway answers, and answer all probes with the field that they have received.
- */
+ * program answers, so a gateway without an agent is alive. */
 #define PROTO_NONE 59
 
 enum gateway_probe_kind {
@@ -59,7 +46,7 @@ enum gateway_probe_kind {
 struct gateway_probe {
 	__be32 magic;
 	__u8 kind;
-	__u8 tenant[3]; /* id, big-endian; 0: any */
+	__u8 zero[3];
 };
 #define GATEWAY_PROBE_MAGIC bpf_htonl(0x50475750) /* "PGWP" */
 
@@ -113,22 +100,20 @@ static __always_inline __u32 gateway_tag(__u64 node)
 	return bpf_be64_to_cpu(node);
 }
 
-static __always_inline bool is_silent(__u64 node, __u32 tenant)
+static __always_inline bool is_silent(__u64 node)
 {
-	struct gateway_of key = {.node = node, .tenant = tenant};
-
-	return bpf_map_lookup_elem(&pil_gwsilent_v2, &key);
+	return bpf_map_lookup_elem(&pil_gwsilent_v1, &node);
 }
 
 /* choose_gateway returns the gateway of a new connection. */
-static __always_inline __u64 choose_gateway(struct __sk_buff *skb, const struct access_rule *rule, __u32 tenant)
+static __always_inline __u64 choose_gateway(struct __sk_buff *skb, const struct access_rule *rule)
 {
 	__u64 first = rule->gateways[0], second = rule->gateways[1];
 
 	if (!second)
 		return first;
-	if (is_silent(first, tenant) != is_silent(second, tenant))
-		return is_silent(first, tenant) ? second : first;
+	if (is_silent(first) != is_silent(second))
+		return is_silent(first) ? second : first;
 	return bpf_get_hash_recalc(skb) & 1 ? second : first;
 }
 

@@ -407,7 +407,6 @@ static __noinline int gateway_answered(struct __sk_buff *skb, const struct flow_
 static __noinline int probe_arrived(struct __sk_buff *skb)
 {
 	struct eth_ip6 *h = eth_ip6_of(skb);
-	struct gateway_of of = {};
 	struct gateway_probe probe;
 	__u8 mac[ETH_ALEN];
 	struct addr from;
@@ -417,15 +416,11 @@ static __noinline int probe_arrived(struct __sk_buff *skb)
 	    probe.magic != GATEWAY_PROBE_MAGIC || (probe.kind != GATEWAY_PROBE && probe.kind != GATEWAY_ALIVE))
 		return drop(skb, REASON_GATEWAY_DENIED, HOOK_UPLINK_IN);
 	from = *src_of(h);
-	of.node = from.hi;
-	of.tenant = probe.tenant[0] << 16 | probe.tenant[1] << 8 | probe.tenant[2];
 	if (probe.kind == GATEWAY_ALIVE) {
 		now = bpf_ktime_get_ns();
-		bpf_map_update_elem(&pil_gwanswers, &of, &now, BPF_ANY);
+		bpf_map_update_elem(&pil_gwanswers, &from.hi, &now, BPF_ANY);
 		return TC_ACT_SHOT; /* consumed */
 	}
-	if (of.tenant && !bpf_map_lookup_elem(&pil_gwtenants_v1, &of.tenant))
-		return TC_ACT_SHOT; /* consumed: this node does not have the tenant's rules yet, or no longer */
 	__builtin_memcpy(mac, h->eth.h_dest, ETH_ALEN);
 	__builtin_memcpy(h->eth.h_dest, h->eth.h_source, ETH_ALEN);
 	__builtin_memcpy(h->eth.h_source, mac, ETH_ALEN);

@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"time"
 
-	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
@@ -34,7 +33,7 @@ func (d *Driver) SetOwnAddresses(own []netip.Addr) error {
 	return nil
 }
 
-func (d *Driver) ProbeGateway(node netip.Prefix, _ address.TenantID) error {
+func (d *Driver) ProbeGateway(node netip.Prefix) error {
 	d.Mu.Lock()
 	defer d.Mu.Unlock()
 	d.Outside.Probed[node] = time.Now()
@@ -44,14 +43,14 @@ func (d *Driver) ProbeGateway(node netip.Prefix, _ address.TenantID) error {
 	return d.Fail["ProbeGateway"]
 }
 
-func (d *Driver) GatewayAnswered(node netip.Prefix, _ address.TenantID) (time.Duration, bool, error) {
+func (d *Driver) GatewayAnswered(node netip.Prefix) (time.Duration, bool, error) {
 	d.Mu.Lock()
 	defer d.Mu.Unlock()
 	at, ok := d.Outside.Answered[node]
 	return time.Since(at), ok, nil
 }
 
-func (d *Driver) SetGatewayAlive(node netip.Prefix, _ address.TenantID, alive bool) error {
+func (d *Driver) SetGatewayAlive(node netip.Prefix, alive bool) error {
 	d.Mu.Lock()
 	defer d.Mu.Unlock()
 	d.Outside.Dead[node] = !alive

@@ -23,17 +23,14 @@ func (s *Service) addEgress(r *pilasterv1.StatusResponse, core *agent.Core) {
 	out := &pilasterv1.Egress{Addresses: uint32(core.EgressUsed())}
 	if prober := s.gateways.Load(); prober != nil {
 		for _, g := range prober.States() {
-			state := &pilasterv1.EgressGatewayState{
-				Node: g.Node, Tenant: g.Tenant, Alive: g.Alive, Answered: !g.Answered.IsZero(),
-			}
+			state := &pilasterv1.EgressGatewayState{Node: g.Node, Alive: g.Alive, Answered: !g.Answered.IsZero()}
 			if state.Answered {
 				state.AgoMs = uint32(time.Since(g.Answered).Milliseconds())
 			}
 			out.Gateways = append(out.Gateways, state)
 			if !g.Alive {
-				r.Problems = append(r.Problems, fmt.Sprintf("egress gateway %s does not answer for tenant %s; new "+
-					"connections use the other gateway of their rule\n  start the agent of that node, or check "+
-					"the fabric", g.Node, g.Tenant))
+				r.Problems = append(r.Problems, fmt.Sprintf("egress gateway %s does not answer; new connections use "+
+					"the other gateway of their rule\n  check that the node runs, and the fabric between", g.Node))
 			}
 		}
 	}
@@ -78,12 +75,12 @@ func newEgressMetrics() egressMetrics {
 		alive: metric(
 			"egress_gateway_used",
 			"1 if new connections use the egress gateway, 0 while it does not answer and another one does.",
-			"gateway", "tenant",
+			"gateway",
 		),
 		answered: metric(
 			"egress_probe_age_seconds",
 			"Since an egress gateway has last answered a probe of this agent; probes are sent every 0.1 s.",
-			"gateway", "tenant",
+			"gateway",
 		),
 	}
 }
@@ -97,9 +94,9 @@ func (m egressMetrics) collect(ch chan<- prometheus.Metric, s *pilasterv1.Status
 	}
 	send(m.addresses, float64(s.Egress.Addresses))
 	for _, g := range s.Egress.Gateways {
-		send(m.alive, number(g.Alive), g.Node, g.Tenant)
+		send(m.alive, number(g.Alive), g.Node)
 		if g.Answered {
-			send(m.answered, float64(g.AgoMs)/1000, g.Node, g.Tenant)
+			send(m.answered, float64(g.AgoMs)/1000, g.Node)
 		}
 	}
 }

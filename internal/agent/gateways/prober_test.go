@@ -10,48 +10,41 @@ import (
 	"testing/synctest"
 	"time"
 
-	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
 // bed is a node with egress rules, and its packet path.
 type bed struct {
-	rules    []Rule
+	rules    [][]tenant.EgressGateway
 	changed  chan struct{}
 	prober   *Prober
 	sent     map[netip.Prefix]int
-	silent   map[netip.Prefix]bool // for all tenant ids
-	without  map[key]bool          // a gateway without the rules of a tenant id
-	answered map[key]time.Time
-	dead     map[netip.Prefix]bool // for a tenant id
-	deadTo   map[key]bool
+	silent   map[netip.Prefix]bool
+	answered map[netip.Prefix]time.Time
+	dead     map[netip.Prefix]bool
 	written  int
 	since    time.Time // of the last write
 	fail     error
 }
 
-func (b *bed) EgressGateways() []Rule           { return b.rules }
-func (b *bed) GatewaysChanged() <-chan struct{} { return b.changed }
+func (b *bed) EgressGateways() [][]tenant.EgressGateway { return b.rules }
+func (b *bed) GatewaysChanged() <-chan struct{}         { return b.changed }
 
-func (b *bed) ProbeGateway(node netip.Prefix, id address.TenantID) error {
+func (b *bed) ProbeGateway(node netip.Prefix) error {
 	b.sent[node]++
-	if k := (key{node, id}); !b.silent[node] && !b.without[k] && b.fail == nil {
-		b.answered[k] = time.Now()
+	if !b.silent[node] && b.fail == nil {
+		b.answered[node] = time.Now()
 	}
 	return b.fail
 }
 
-func (b *bed) GatewayAnswered(node netip.Prefix, id address.TenantID) (time.Duration, bool, error) {
-	at, ok := b.answered[key{node, id}]
+func (b *bed) GatewayAnswered(node netip.Prefix) (time.Duration, bool, error) {
+	at, ok := b.answered[node]
 	return time.Since(at), ok, nil
 }
 
-func (b *bed) SetGatewayAlive(node netip.Prefix, id address.TenantID, alive bool) error {
-	b.deadTo[key{node, id}], b.since = !alive, time.Now()
-	b.dead[node] = false
-	for k, dead := range b.deadTo {
-		b.dead[node] = b.dead[node] || dead && k.node == node
-	}
+func (b *bed) SetGatewayAlive(node netip.Prefix, alive bool) error {
+	b.dead[node], b.since = !alive, time.Now()
 	b.written++
 	return nil
 }
@@ -67,14 +60,12 @@ func gatewayOf(n byte) tenant.EgressGateway {
 // TestProber: seven probes without an answer make a gateway dead if another one of a rule is not; an answer ends it.
 func TestProber(t *testing.T) {
 	own := byte(9)
-	var first []Rule // of the first round
 	run := func(name string, test func(t *testing.T, b *bed, after func(time.Duration, ...byte))) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := &bed{
-					rules: first, changed: make(chan struct{}, 1), sent: map[netip.Prefix]int{},
-					silent: map[netip.Prefix]bool{}, without: map[key]bool{}, answered: map[key]time.Time{},
-					dead: map[netip.Prefix]bool{}, deadTo: map[key]bool{},
+					changed: make(chan struct{}, 1), sent: map[netip.Prefix]int{}, silent: map[netip.Prefix]bool{},
+					answered: map[netip.Prefix]time.Time{}, dead: map[netip.Prefix]bool{},
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -94,18 +85,15 @@ func TestProber(t *testing.T) {
 			})
 		})
 	}
-	of := func(rules ...[]byte) (all []Rule) {
-		for _, rule := range rules {
-			r := Rule{Tenant: "blue", IDs: []address.TenantID{1}}
-			for _, n := range rule {
-				r.Via = append(r.Via, gatewayOf(n))
-			}
-			all = append(all, r)
-		}
-		return all
-	}
 	set := func(b *bed, rules ...[]byte) {
-		b.rules = of(rules...)
+		b.rules = nil
+		for _, rule := range rules {
+			var all []tenant.EgressGateway
+			for _, n := range rule {
+				all = append(all, gatewayOf(n))
+			}
+			b.rules = append(b.rules, all)
+		}
 		b.changed <- struct{}{}
 		synctest.Wait()
 	}
@@ -123,7 +111,7 @@ func TestProber(t *testing.T) {
 				t.Errorf("%d probes of %d in a minute, want 600", sent, n)
 			}
 		}
-		if b.written != 3 { // node 2 is silent until its first answer, because this node is the other one of its rule
+		if b.written != 2 {
 			t.Errorf("%d writes about two gateways that answer", b.written)
 		}
 		set(b)
@@ -152,35 +140,8 @@ func TestProber(t *testing.T) {
 	run("one never answers", func(t *testing.T, b *bed, after func(time.Duration, ...byte)) {
 		b.silent[prefix(2)] = true
 		set(b, []byte{1, 2})
-		after(0)
-		after(110*time.Millisecond, 2)
-		after(time.Minute, 2)
-	})
-	run("one has the rules of one tenant only", func(t *testing.T, b *bed, after func(time.Duration, ...byte)) {
-		b.without[key{prefix(2), 2}] = true
-		set(b, []byte{1, 2}, []byte{1, 2})
-		b.rules[1].Tenant, b.rules[1].IDs = "red", []address.TenantID{2, 3}
-		after(210*time.Millisecond, 2)
-		for id := range address.TenantID(4) {
-			if b.deadTo[key{prefix(2), id}] != (id == 2) {
-				t.Errorf("dead for tenant ids %v, want 2", b.deadTo)
-			}
-		}
-		if got := b.prober.States(); len(got) != 4 || !got[2].Alive || got[2].Tenant != "blue" || got[3].Alive ||
-			got[3].Tenant != "red" || !got[3].Answered.IsZero() {
-			t.Errorf("states %+v", got)
-		}
-		delete(b.without, key{prefix(2), 2})
-		after(210 * time.Millisecond)
-	})
-	run("one is added to a rule", func(t *testing.T, b *bed, after func(time.Duration, ...byte)) {
-		set(b, []byte{1})
-		after(time.Second)
-		b.silent[prefix(2)] = true
-		set(b, []byte{1, 2})
-		after(0, 2)
-		delete(b.silent, prefix(2))
-		after(210 * time.Millisecond)
+		after(690 * time.Millisecond)
+		after(300*time.Millisecond, 2)
 	})
 	run("all are silent", func(t *testing.T, b *bed, after func(time.Duration, ...byte)) {
 		set(b, []byte{1, 2}, []byte{3})
@@ -223,15 +184,6 @@ func TestProber(t *testing.T) {
 		}
 		after(500 * time.Millisecond)
 	})
-	first = of([]byte{1, 2})
-	run("an agent that starts with rules", func(t *testing.T, b *bed, after func(time.Duration, ...byte)) {
-		b.silent[prefix(1)], b.silent[prefix(2)] = true, true
-		after(150 * time.Millisecond)
-		delete(b.silent, prefix(1))
-		after(490 * time.Millisecond) // the state of an earlier agent counts until it is known
-		after(300*time.Millisecond, 2)
-	})
-	first = nil
 	run("probes that cannot be sent", func(t *testing.T, b *bed, after func(time.Duration, ...byte)) {
 		set(b, []byte{1, own})
 		after(time.Second)

@@ -276,13 +276,6 @@ type PilasterFronted struct {
 	App     uint32
 }
 
-type PilasterGatewayOf struct {
-	_      structs.HostLayout
-	Node   uint64
-	Tenant uint32
-	Zero   uint32
-}
-
 type PilasterKeepRequest struct {
 	_     structs.HostLayout
 	Key   PilasterSessionKey
@@ -622,7 +615,7 @@ const (
 	PilasterMapPilGwanswers        = "pil_gwanswers"
 	PilasterMapPilGwnatV1          = "pil_gwnat_v1"
 	PilasterMapPilGwscratch        = "pil_gwscratch"
-	PilasterMapPilGwsilentV2       = "pil_gwsilent_v2"
+	PilasterMapPilGwsilentV1       = "pil_gwsilent_v1"
 	PilasterMapPilGwtenantsV1      = "pil_gwtenants_v1"
 	PilasterMapPilIcmpRate         = "pil_icmp_rate"
 	PilasterMapPilKeysV1           = "pil_keys_v1"
@@ -702,7 +695,6 @@ const (
 	PilasterVarTunnelMark          = "tunnel_mark"
 	PilasterVarTunnelPorts         = "tunnel_ports"
 	PilasterVarUnusedDropEvent     = "unused_drop_event"
-	PilasterVarUnusedGatewayOf     = "unused_gateway_of"
 	PilasterVarUnusedKeepRequest   = "unused_keep_request"
 	PilasterVarUnusedNatEntry      = "unused_nat_entry"
 	PilasterVarUnusedNatKey        = "unused_nat_key"
@@ -818,7 +810,7 @@ type PilasterMapSpecs struct {
 	PilGwanswers        *ebpf.MapSpec `ebpf:"pil_gwanswers"`
 	PilGwnatV1          *ebpf.MapSpec `ebpf:"pil_gwnat_v1"`
 	PilGwscratch        *ebpf.MapSpec `ebpf:"pil_gwscratch"`
-	PilGwsilentV2       *ebpf.MapSpec `ebpf:"pil_gwsilent_v2"`
+	PilGwsilentV1       *ebpf.MapSpec `ebpf:"pil_gwsilent_v1"`
 	PilGwtenantsV1      *ebpf.MapSpec `ebpf:"pil_gwtenants_v1"`
 	PilIcmpRate         *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.MapSpec `ebpf:"pil_keys_v1"`
@@ -877,7 +869,6 @@ type PilasterVariableSpecs struct {
 	TunnelMark         *ebpf.VariableSpec `ebpf:"tunnel_mark"`
 	TunnelPorts        *ebpf.VariableSpec `ebpf:"tunnel_ports"`
 	UnusedDropEvent    *ebpf.VariableSpec `ebpf:"unused_drop_event"`
-	UnusedGatewayOf    *ebpf.VariableSpec `ebpf:"unused_gateway_of"`
 	UnusedKeepRequest  *ebpf.VariableSpec `ebpf:"unused_keep_request"`
 	UnusedNatEntry     *ebpf.VariableSpec `ebpf:"unused_nat_entry"`
 	UnusedNatKey       *ebpf.VariableSpec `ebpf:"unused_nat_key"`
@@ -938,7 +929,7 @@ type PilasterMaps struct {
 	PilGwanswers        *ebpf.Map `ebpf:"pil_gwanswers"`
 	PilGwnatV1          *ebpf.Map `ebpf:"pil_gwnat_v1"`
 	PilGwscratch        *ebpf.Map `ebpf:"pil_gwscratch"`
-	PilGwsilentV2       *ebpf.Map `ebpf:"pil_gwsilent_v2"`
+	PilGwsilentV1       *ebpf.Map `ebpf:"pil_gwsilent_v1"`
 	PilGwtenantsV1      *ebpf.Map `ebpf:"pil_gwtenants_v1"`
 	PilIcmpRate         *ebpf.Map `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.Map `ebpf:"pil_keys_v1"`
@@ -998,7 +989,7 @@ func (m *PilasterMaps) Close() error {
 		m.PilGwanswers,
 		m.PilGwnatV1,
 		m.PilGwscratch,
-		m.PilGwsilentV2,
+		m.PilGwsilentV1,
 		m.PilGwtenantsV1,
 		m.PilIcmpRate,
 		m.PilKeysV1,
@@ -1058,7 +1049,6 @@ type PilasterVariables struct {
 	TunnelMark         *ebpf.Variable `ebpf:"tunnel_mark"`
 	TunnelPorts        *ebpf.Variable `ebpf:"tunnel_ports"`
 	UnusedDropEvent    *ebpf.Variable `ebpf:"unused_drop_event"`
-	UnusedGatewayOf    *ebpf.Variable `ebpf:"unused_gateway_of"`
 	UnusedKeepRequest  *ebpf.Variable `ebpf:"unused_keep_request"`
 	UnusedNatEntry     *ebpf.Variable `ebpf:"unused_nat_entry"`
 	UnusedNatKey       *ebpf.Variable `ebpf:"unused_nat_key"`

@@ -18,7 +18,7 @@ const (
 	PinEgressLocals   = "pil_elocals_v1"
 	PinGatewayTenants = "pil_gwtenants_v1"
 	PinGatewayNAT     = "pil_gwnat_v1"
-	PinGatewaySilent  = "pil_gwsilent_v2"
+	PinGatewaySilent  = "pil_gwsilent_v1"
 	PinPorts          = "pil_ports_v1"
 	PinMacs           = "pil_macs_v1"
 	PinNetworks       = "pil_networks_v1"

@@ -409,8 +409,7 @@ func (d *Tables) Check(r endpoint.Record, a endpoint.Attachment) error {
 	return nil
 }
 
-// Repair removes egress addresses that no record has, rules of tenants that are not here, and what is known of their
-// gateways.
+// Repair removes egress addresses that no record has, and rules of tenants that are not here.
 func (d *Tables) Repair(found []endpoint.Record, ids map[uint32]bool) error {
 	sources, locals := map[uint32]bool{}, map[uint64]bool{}
 	for _, r := range found {
@@ -420,16 +419,8 @@ func (d *Tables) Repair(found []endpoint.Record, ids map[uint32]bool) error {
 			}
 		}
 	}
-	silent := map[bpfobj.PilasterGatewayOf]bool{}
-	err := bpfobj.ForEachEntry(d.objects().PilGwsilentV2, func(k bpfobj.PilasterGatewayOf, _ uint8) {
-		if ids[k.Tenant] {
-			silent[k] = true
-		}
-	})
 	d.gateways.Lock()
-	err = errors.Join(
-		err,
-		bpfobj.DeleteOthers(d.objects().PilGwsilentV2, silent),
+	err := errors.Join(
 		bpfobj.DeleteOthers(d.objects().PilEsourcesV1, sources),
 		bpfobj.DeleteOthers(d.objects().PilElocalsV1, locals),
 		bpfobj.DeleteOthers(d.objects().PilGwtenantsV1, ids),
@@ -456,13 +447,13 @@ func (d *Tables) Repair(found []endpoint.Record, ids map[uint32]bool) error {
 	return err
 }
 
-// SetGatewayAlive says whether new connections of a tenant id use a gateway if their rule has another one.
-func (d *Tables) SetGatewayAlive(node netip.Prefix, id address.TenantID, alive bool) error {
-	key := bpfobj.PilasterGatewayOf{Node: bpfobj.ToAddr(node.Addr()).Hi, Tenant: uint32(id)}
+// SetGatewayAlive says whether new connections use a gateway if their rule has another one.
+func (d *Tables) SetGatewayAlive(node netip.Prefix, alive bool) error {
+	key := bpfobj.ToAddr(node.Addr()).Hi
 	if alive {
-		return ignoreMissing(d.objects().PilGwsilentV2.Delete(key))
+		return ignoreMissing(d.objects().PilGwsilentV1.Delete(key))
 	}
-	return d.objects().PilGwsilentV2.Put(key, uint8(1))
+	return d.objects().PilGwsilentV1.Put(key, uint8(1))
 }
 
 // Access finds the entry in pil_access_v1. The kernel's lookup does not say which prefix it has found.
@@ -483,8 +474,7 @@ func (d *Tables) Access(id address.TenantID, to netip.Addr) (found dpapi.AccessE
 		if node == 0 {
 			continue
 		}
-		_, silent, err := bpfobj.Lookup[uint8](d.objects().PilGwsilentV2,
-			bpfobj.PilasterGatewayOf{Node: node, Tenant: uint32(id)})
+		_, silent, err := bpfobj.Lookup[uint8](d.objects().PilGwsilentV1, node)
 		if err != nil {
 			return found, false, err
 		}

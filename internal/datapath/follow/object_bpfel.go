@@ -89,7 +89,7 @@ const (
 	objectMapPilGwanswers        = "pil_gwanswers"
 	objectMapPilGwnatV1          = "pil_gwnat_v1"
 	objectMapPilGwscratch        = "pil_gwscratch"
-	objectMapPilGwsilentV2       = "pil_gwsilent_v2"
+	objectMapPilGwsilentV1       = "pil_gwsilent_v1"
 	objectMapPilGwtenantsV1      = "pil_gwtenants_v1"
 	objectMapPilIcmpRate         = "pil_icmp_rate"
 	objectMapPilKeysV1           = "pil_keys_v1"
@@ -162,7 +162,6 @@ const (
 	objectVarTunnelMark          = "tunnel_mark"
 	objectVarTunnelPorts         = "tunnel_ports"
 	objectVarUnusedDropEvent     = "unused_drop_event"
-	objectVarUnusedGatewayOf     = "unused_gateway_of"
 	objectVarUnusedIlaMiss       = "unused_ila_miss"
 	objectVarUnusedNatEntry      = "unused_nat_entry"
 	objectVarUnusedNatKey        = "unused_nat_key"
@@ -264,7 +263,7 @@ type objectMapSpecs struct {
 	PilGwanswers        *ebpf.MapSpec `ebpf:"pil_gwanswers"`
 	PilGwnatV1          *ebpf.MapSpec `ebpf:"pil_gwnat_v1"`
 	PilGwscratch        *ebpf.MapSpec `ebpf:"pil_gwscratch"`
-	PilGwsilentV2       *ebpf.MapSpec `ebpf:"pil_gwsilent_v2"`
+	PilGwsilentV1       *ebpf.MapSpec `ebpf:"pil_gwsilent_v1"`
 	PilGwtenantsV1      *ebpf.MapSpec `ebpf:"pil_gwtenants_v1"`
 	PilIcmpRate         *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.MapSpec `ebpf:"pil_keys_v1"`
@@ -332,7 +331,6 @@ type objectVariableSpecs struct {
 	TunnelMark        *ebpf.VariableSpec `ebpf:"tunnel_mark"`
 	TunnelPorts       *ebpf.VariableSpec `ebpf:"tunnel_ports"`
 	UnusedDropEvent   *ebpf.VariableSpec `ebpf:"unused_drop_event"`
-	UnusedGatewayOf   *ebpf.VariableSpec `ebpf:"unused_gateway_of"`
 	UnusedIlaMiss     *ebpf.VariableSpec `ebpf:"unused_ila_miss"`
 	UnusedNatEntry    *ebpf.VariableSpec `ebpf:"unused_nat_entry"`
 	UnusedNatKey      *ebpf.VariableSpec `ebpf:"unused_nat_key"`
@@ -395,7 +393,7 @@ type objectMaps struct {
 	PilGwanswers        *ebpf.Map `ebpf:"pil_gwanswers"`
 	PilGwnatV1          *ebpf.Map `ebpf:"pil_gwnat_v1"`
 	PilGwscratch        *ebpf.Map `ebpf:"pil_gwscratch"`
-	PilGwsilentV2       *ebpf.Map `ebpf:"pil_gwsilent_v2"`
+	PilGwsilentV1       *ebpf.Map `ebpf:"pil_gwsilent_v1"`
 	PilGwtenantsV1      *ebpf.Map `ebpf:"pil_gwtenants_v1"`
 	PilIcmpRate         *ebpf.Map `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.Map `ebpf:"pil_keys_v1"`
@@ -461,7 +459,7 @@ func (m *objectMaps) Close() error {
 		m.PilGwanswers,
 		m.PilGwnatV1,
 		m.PilGwscratch,
-		m.PilGwsilentV2,
+		m.PilGwsilentV1,
 		m.PilGwtenantsV1,
 		m.PilIcmpRate,
 		m.PilKeysV1,
@@ -530,7 +528,6 @@ type objectVariables struct {
 	TunnelMark        *ebpf.Variable `ebpf:"tunnel_mark"`
 	TunnelPorts       *ebpf.Variable `ebpf:"tunnel_ports"`
 	UnusedDropEvent   *ebpf.Variable `ebpf:"unused_drop_event"`
-	UnusedGatewayOf   *ebpf.Variable `ebpf:"unused_gateway_of"`
 	UnusedIlaMiss     *ebpf.Variable `ebpf:"unused_ila_miss"`
 	UnusedNatEntry    *ebpf.Variable `ebpf:"unused_nat_entry"`
 	UnusedNatKey      *ebpf.Variable `ebpf:"unused_nat_key"`

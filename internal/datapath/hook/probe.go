@@ -11,7 +11,6 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/network/nimitz/pipeline"
@@ -193,29 +192,27 @@ func (d *Hooks) countMessages(offloads map[uint32]bool) error {
 	return nil
 }
 
-// ProbeGateway sends a probe to the program of an egress gateway of a tenant id. The gateway's agent need not run.
-func (d *Hooks) ProbeGateway(node netip.Prefix, id address.TenantID) error {
+// ProbeGateway sends a probe to the program of an egress gateway. The gateway's agent need not run.
+func (d *Hooks) ProbeGateway(node netip.Prefix) error {
 	to := tenant.EgressTunnel(node)
-	if err := d.probing.send(d, gatewayProbe(tenant.EgressTunnel(d.NodePrefix), to, id), to); err != nil {
-		return fmt.Errorf("probe egress gateway %v of tenant id %d: %w", to, id, err)
+	if err := d.probing.send(d, gatewayProbe(tenant.EgressTunnel(d.NodePrefix), to), to); err != nil {
+		return fmt.Errorf("probe egress gateway %v: %w", to, err)
 	}
 	return nil
 }
 
 // gatewayProbe returns an IPv6 packet without an upper layer: struct gateway_probe of bpf/net/netpila/gateway.h.
-func gatewayProbe(from, to netip.Addr, id address.TenantID) []byte {
+func gatewayProbe(from, to netip.Addr) []byte {
 	b := binary.BigEndian.AppendUint32(nil, 6<<28)
 	b = append(binary.BigEndian.AppendUint16(b, 8), unix.IPPROTO_NONE, 64)
 	b = append(append(b, from.AsSlice()...), to.AsSlice()...)
-	return append(b, 'P', 'G', 'W', 'P', 1, byte(id>>16), byte(id>>8), byte(id))
+	return append(b, 'P', 'G', 'W', 'P', 1, 0, 0, 0)
 }
 
-// GatewayAnswered returns how long ago an egress gateway has last answered a probe for a tenant id; false if it never
-// has.
-func (d *Hooks) GatewayAnswered(node netip.Prefix, id address.TenantID) (ago time.Duration, ok bool, err error) {
+// GatewayAnswered returns how long ago an egress gateway has last answered a probe; false if it never has.
+func (d *Hooks) GatewayAnswered(node netip.Prefix) (ago time.Duration, ok bool, err error) {
 	var at uint64
-	key := bpfobj.PilasterGatewayOf{Node: bpfobj.ToAddr(node.Addr()).Hi, Tenant: uint32(id)}
-	switch err := d.Objects.PilGwanswers.Lookup(key, &at); {
+	switch err := d.Objects.PilGwanswers.Lookup(bpfobj.ToAddr(node.Addr()).Hi, &at); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return 0, false, nil
 	case err != nil:
