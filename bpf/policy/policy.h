@@ -450,7 +450,7 @@ static __always_inline int enforce_end(struct __sk_buff *skb, const struct packe
 	d->mode = mode;
 	d->apps = end->apps;
 	why = policy_check(skb, p, d, hook, mode == ENFORCE_OUTSIDE);
-	if (!why && mode == ENFORCE_OUTSIDE && same_session(&d->fresh.key, &d->ct.key) &&
+	if (!why && mode == ENFORCE_OUTSIDE && d->fresh.until && same_session(&d->fresh.key, &d->ct.key) &&
 	    !outside_verdict(&d->ct.key.local, &d->ct.key.remote, ports_of(&d->ct.key)))
 		keep_outside_verdict(&d->fresh);
 	if (!why && end->nat && d->ct.result.state.version)

@@ -95,8 +95,8 @@ static __noinline struct verdict *outside_verdict(const struct addr *local, cons
 	return NULL;
 }
 
-/* keep_outside_verdict puts a verdict that the cache does not have into it. Only a packet that may pass does so. A
- * verdict that has expired is free. */
+/* keep_outside_verdict puts a verdict that the cache does not have into it. Only a packet that may pass, of a session
+ * that both ends have confirmed, does so: so no scan takes a slot. A verdict that has expired is free. */
 static __noinline void keep_outside_verdict(const struct verdict *v)
 {
 	struct verdict_set *set = outside_verdicts(&v->key.local, &v->key.remote, ports_of(&v->key));

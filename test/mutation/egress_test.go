@@ -15,14 +15,21 @@ func egress() []mutation {
 	return []mutation{
 		{
 			name:  "errors about denied destinations",
-			old:   "rule ? icmp_error_send(skb, p, f, REASON_EGRESS_DENIED)\n\t\t    :",
+			old:   "why == REASON_EGRESS_DENIED || ",
 			test:  packets,
 			cases: denied,
 		},
 		{
+			name:  "errors of the route",
+			old:   " || why == REASON_HOP_LIMIT || why == REASON_TOO_BIG)",
+			new:   ")",
+			test:  packets,
+			cases: []string{"1,501 bytes", "1,501 bytes and a hop limit of 1"},
+		},
+		{
 			name:  "tenants without egress rules",
-			old:   "drop(skb, REASON_DST_NOT_PRIVATE, HOOK_CONTAINER);",
-			new:   "TCX_NEXT;",
+			old:   "return REASON_DST_NOT_PRIVATE;",
+			new:   "return 0;",
 			test:  "TestFromContainer",
 			cases: []string{"the internet"},
 		},
@@ -76,28 +83,29 @@ func egress() []mutation {
 		},
 		{
 			name:  "protected destinations",
-			old:   " || is_protected(&dst)",
+			old:   " || is_protected(&dst))\n\t\treturn REASON_EGRESS_DENIED;",
+			new:   ")\n\t\treturn REASON_EGRESS_DENIED;",
 			test:  packets,
 			cases: []string{"protected", "protected, by a gateway"},
 		},
 		{
 			name:  "containers without an egress address",
-			old:   "drop(skb, REASON_NO_EGRESS_ADDRESS, HOOK_CONTAINER);",
-			new:   "way->verdict = TCX_NEXT;",
+			old:   "return REASON_NO_EGRESS_ADDRESS;",
+			new:   "return 0;",
 			test:  packets,
 			cases: []string{"without an egress address"},
 		},
 		{
 			name:  "MTU from the FIB",
-			old:   "if (why == REASON_TOO_BIG) { /* a router checks the hop limit first */",
-			new:   "if (0) {",
+			old:   "return why == REASON_TOO_BIG && h && h->hop_limit <= 1 ? REASON_HOP_LIMIT : why;",
+			new:   "return why == REASON_TOO_BIG ? 0 : why;",
 			test:  packets,
 			cases: []string{"1,501 bytes", "1,501 bytes and a hop limit of 1"},
 		},
 		{
 			name:  "hop limit before MTU",
-			old:   "h && h->hop_limit <= 1 ? REASON_HOP_LIMIT : why",
-			new:   "h ? why : why",
+			old:   "return why == REASON_TOO_BIG && h && h->hop_limit <= 1 ? REASON_HOP_LIMIT : why;",
+			new:   "return why;",
 			test:  packets,
 			cases: []string{"1,501 bytes and a hop limit of 1"},
 		},
@@ -320,8 +328,8 @@ func egressSessions() []mutation {
 		},
 		{
 			name: "verdicts of packets without a session",
-			old:  "if (!why && mode == ENFORCE_OUTSIDE && same_session",
-			new:  "if (mode == ENFORCE_OUTSIDE && same_session",
+			old:  "if (!why && mode == ENFORCE_OUTSIDE && d->fresh.until && same_session",
+			new:  "if (mode == ENFORCE_OUTSIDE && d->fresh.until && same_session",
 			test: "TestNoSessionTakesNoSlot",
 			cases: []string{
 				"from many hosts to an egress address", "in the tunnel, to many ports",
@@ -361,7 +369,7 @@ func gateway() []mutation {
 	return []mutation{
 		{
 			name:  "owners of next hops",
-			old:   "begin_outside(f, key, src, dst, src->lo);",
+			old:   "begin_outside(f, key, src, dst, hop_owner(src, device));",
 			new:   "begin_outside(f, key, src, dst, 0);",
 			test:  "TestGatewayScanOfANeighbour",
 			cases: []string{"next hops to hosts outside", "next hops of tunnels"},

@@ -26,6 +26,8 @@ func unreachable() map[string]map[string]string {
 				"in 2^90; an error of the cipher replaces this reason",
 		},
 		"net/netpila/egress_stages.h": {
+			`if (!p || !key || !f || !way)
+		return REASON_MALFORMED;`: verifier,
 			`keep_outside_flow(f);
 	h = eth_ip6_of(skb);
 	if (!h)

@@ -58,8 +58,8 @@ struct {
 	__uint(max_entries, OUTSIDE_SETS); /* times the number of CPUs, set at load */
 } pil_oflows SEC(".maps");
 
-/* flow_owner returns who has a slot: the tenant of the container, whose address is in the flow; of an address of tenant
- * id 0, its index. */
+/* flow_owner returns the owner of a slot: the tenant of the container, whose address is in the flow; of an address of
+ * tenant id 0, its index. */
 static __always_inline __u32 flow_owner(__u64 lo)
 {
 	__u32 tenant;
@@ -80,8 +80,7 @@ static __always_inline struct flow *find_way(struct flow_set *set, const struct 
 }
 
 /* take_way returns the slot of a set for a new flow. A flow that has expired, or has had no packet for so long, is
- * free.
- */
+ * free. */
 static __always_inline struct flow *take_way(struct flow_set *set, __u64 owner, __u32 generation)
 {
 	struct ways w = {.owner = flow_owner(owner)};
@@ -131,12 +130,4 @@ static __always_inline void begin_outside(struct flow *f, const struct flow_key 
 	f->translate = 1;
 	f->policy_ep[TX] = f->policy_ep[RX] = 0;
 	f->extra = plain;
-}
-
-/* egress_denied drops a container's packet. A tenant without egress rules has no way out, so no error is sent. */
-static __always_inline int egress_denied(struct __sk_buff *skb, const struct packet *p, struct flow *f,
-					 const struct access_rule *rule)
-{
-	return rule ? icmp_error_send(skb, p, f, REASON_EGRESS_DENIED)
-		    : drop(skb, REASON_DST_NOT_PRIVATE, HOOK_CONTAINER);
 }

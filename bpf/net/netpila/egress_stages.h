@@ -67,32 +67,30 @@ static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct
 	return send_by(skb, hop);
 }
 
-/* egress_begin has the stages of a miss: identity, rule, route. It returns 1 if the packet does not go on. */
+/* egress_begin has the stages of a miss: identity, rule, route. It returns the reason if the packet does not go on. */
 static __noinline int egress_begin(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key,
 				   struct flow *f, struct egress_way *way)
 {
 	struct egress_src *own;
 	struct access_rule *rule;
+	struct eth_ip6 *h;
 	struct addr dst;
 	struct miss m;
 	__u32 endpoint;
 	int why;
 
 	if (!p || !key || !f || !way)
-		return 1;
+		return REASON_MALFORMED;
 	dst = key->dst;
-	way->verdict = TC_ACT_SHOT;
 	why = identify(key, &m);
-	if (why) {
-		drop(skb, why, HOOK_CONTAINER);
-		return 1;
-	}
+	if (why)
+		return why;
 	begin_outside(f, key, &m.from->plain, &dst, m.from->plain.lo);
 	rule = access_rule_of(m.from->tenant_id, &dst);
-	if (!rule || (rule->action != ACCESS_OUTSIDE && rule->action != ACCESS_GATEWAY) || is_protected(&dst)) {
-		way->verdict = egress_denied(skb, p, f, rule);
-		return 1;
-	}
+	if (!rule)
+		return REASON_DST_NOT_PRIVATE; /* the tenant has no way out */
+	if ((rule->action != ACCESS_OUTSIDE && rule->action != ACCESS_GATEWAY) || is_protected(&dst))
+		return REASON_EGRESS_DENIED;
 	way->rule = *rule;
 	endpoint = m.from->endpoint;
 	f->policy_ep[TX] = endpoint;
@@ -102,22 +100,22 @@ static __noinline int egress_begin(struct __sk_buff *skb, const struct packet *p
 		return 0;
 	}
 	own = bpf_map_lookup_elem(&pil_esources_v1, &endpoint);
-	if (!own) {
-		drop(skb, REASON_NO_EGRESS_ADDRESS, HOOK_CONTAINER);
-		return 1;
-	}
+	if (!own)
+		return REASON_NO_EGRESS_ADDRESS;
 	f->src = own->address;
 	f->checksum = own->checksum;
 	why = find_next_hop(skb, f, wire_length(skb, p), &way->next_hop);
-	if (why == REASON_TOO_BIG) { /* a router checks the hop limit first */
-		struct eth_ip6 *h = eth_ip6_of(skb);
+	h = eth_ip6_of(skb);
+	/* a router checks the hop limit first */
+	return why == REASON_TOO_BIG && h && h->hop_limit <= 1 ? REASON_HOP_LIMIT : why;
+}
 
-		way->verdict = icmp_error_send(skb, p, f, h && h->hop_limit <= 1 ? REASON_HOP_LIMIT : why);
-		return 1;
-	}
-	if (why)
-		drop(skb, why, HOOK_CONTAINER);
-	return why ? 1 : 0;
+/* egress_refuse drops a container's packet, and sends an error about it where a router would. */
+static __always_inline int egress_refuse(struct __sk_buff *skb, const struct packet *p, const struct flow *f, int why)
+{
+	if (why == REASON_EGRESS_DENIED || why == REASON_HOP_LIMIT || why == REASON_TOO_BIG)
+		return icmp_error_send(skb, p, f, why);
+	return drop(skb, why, HOOK_CONTAINER);
 }
 
 static __always_inline int egress_from_container(struct __sk_buff *skb)
@@ -142,8 +140,9 @@ static __always_inline int egress_from_container(struct __sk_buff *skb)
 		is_new = true;
 	}
 	if (is_new || f->expires <= bpf_jiffies64()) {
-		if (egress_begin(skb, &p, &key, f, &d->way))
-			return d->way.verdict;
+		why = egress_begin(skb, &p, &key, f, &d->way);
+		if (why)
+			return egress_refuse(skb, &p, f, why);
 		if (d->way.rule.action == ACCESS_GATEWAY)
 			return to_egress_gateway(skb, &p, f, &d->way.rule);
 		egress = EGRESS_NEIGHBOUR;

@@ -28,12 +28,12 @@ struct flow {
 	__u8 translate;	      /* 0: the addresses stay */
 	__u16 mtu;	      /* longest IPv6 packet that fits; not for EGRESS_LOCAL */
 	struct addr src, dst; /* as sent; the plaintext addresses if they stay */
-	__u64 expires;	      /* jiffies; only EGRESS_UPLINK */
+	__u64 expires;	      /* jiffies; of EGRESS_UPLINK, and of the slot of a flow from a host outside */
 	__u32 checksum;	      /* checksum difference of both addresses */
 	__u32 ifindex;	      /* of the device that sends it */
 	__u32 policy_ep[2];   /* local endpoints with policies: of the source (TX) and of the destination (RX), or 0 */
 	/* network ila: the apps of both ends, the source's in the upper half of 32 bits; of a flow from or to a host
-	 * outside of the cluster: the low half of the container's plaintext address */
+	 * outside of the cluster: the low half of the container's plaintext address, or the owner of a next hop */
 	__u64 extra;
 };
 _Static_assert(sizeof(struct flow_key) == 48, "no padding in a key");

@@ -63,8 +63,6 @@ struct {
 struct egress_way {
 	struct addr next_hop;
 	struct access_rule rule;
-	int verdict; /* of a packet that does not go on */
-	int zero;
 };
 
 /* Data that is too large for the stack. Programs run with softirqs off, so a CPU's copy is never shared. */
@@ -77,6 +75,7 @@ struct gateway_scratch {
 	struct icmp6_error error;
 	__u8 zero[6];
 	struct flow flow; /* of a packet that no cache has a flow of */
+	struct flow hop;  /* next hop of a packet that no cache has one of */
 };
 
 struct {
@@ -143,15 +142,24 @@ struct {
 	__uint(max_entries, HOP_SETS); /* times the number of CPUs, set at load */
 } pil_ohops SEC(".maps");
 
+/* hop_owner returns who has the slot of a next hop, as flow_owner reads it: on a container's node the device, on a
+ * gateway the address of the tenant. */
+static __always_inline __u64 hop_owner(const struct addr *src, __u32 device)
+{
+	__u64 h = (src->hi ^ src->lo ^ device) * 0x9e3779b97f4a7c15ULL;
+
+	return bpf_cpu_to_be64(h | 1ULL << 40);
+}
+
 /* cached_hop finds the next hop of packets from src to dst in the cache of hops, or asks the FIB. The flow is valid for
- * this packet; without its egress, the packet goes by the neighbour table. */
+ * this packet; without its egress, the packet goes by the neighbour table, and the cache keeps nothing. */
 static __noinline struct flow *cached_hop(struct __sk_buff *skb, const struct addr *src, const struct addr *dst,
 					  __u32 device, __u32 path)
 {
 	struct gateway_scratch *d = gateway_scratch();
+	struct flow *f, *known;
 	struct flow_key *key;
 	struct flow_set *set;
-	struct flow *f;
 	__u32 number;
 
 	if (!d)
@@ -168,17 +176,18 @@ static __noinline struct flow *cached_hop(struct __sk_buff *skb, const struct ad
 	set = bpf_map_lookup_elem(&pil_ohops, &number);
 	if (!set)
 		return NULL;
-	f = find_way(set, key);
-	if (f && f->expires > bpf_jiffies64())
-		return f;
-	if (!f)
-		f = take_way(set, src->lo, key->generation);
-	begin_outside(f, key, src, dst, src->lo);
+	known = find_way(set, key);
+	if (known && known->expires > bpf_jiffies64())
+		return known;
+	f = &d->hop;
+	begin_outside(f, key, src, dst, hop_owner(src, device));
 	if (find_next_hop(skb, f, 1, &d->next_hop))
 		return NULL;
 	/* Without a known neighbour the FIB says the MTU only of a packet that is too long. */
 	if (f->egress != EGRESS_UPLINK)
 		find_next_hop(skb, f, 0xffff, &d->next_hop);
+	else
+		*(known ? known : take_way(set, f->extra, key->generation)) = *f;
 	return f;
 }
 

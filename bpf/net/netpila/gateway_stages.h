@@ -220,8 +220,7 @@ static __noinline int gateway_out(struct __sk_buff *skb, const struct addr *own,
 	return send_by(skb, hop);
 }
 
-/* send_back sends a packet, whose MACs are those of the one that it answers, out by the uplink that this one came from.
- */
+/* send_back sends a packet, whose MACs are those of the one that it answers, out by the uplink of that one. */
 static __always_inline int send_back(struct __sk_buff *skb)
 {
 	if (skb->vlan_present)
