@@ -171,6 +171,10 @@ func (d *Datapath) findUplinks(names []string) error {
 			return fmt.Errorf("uplink %s is no Ethernet device (%s); nothing was changed; name the device to the "+
 				"fabric with --uplink", name, kind)
 		}
+		if hook.IsOurs(l) {
+			return fmt.Errorf("uplink %s is a device of Pilaster; nothing was changed; name the device to the fabric "+
+				"with --uplink", name)
+		}
 		if err := d.Drivers()[d.config.Device].CheckUplink(l); err != nil {
 			return err
 		}

@@ -48,7 +48,7 @@ func (d *Datapath) status() (dpapi.Status, error) {
 	if err != nil {
 		return dpapi.Status{}, err
 	}
-	problems := slices.Concat(missing, notFirst, cutOff, unguarded)
+	problems := slices.Concat(missing, notFirst, cutOff, unguarded, d.UplinkProblems())
 	if _, err := d.MTU(); err != nil {
 		problems = append(problems, err.Error())
 	}

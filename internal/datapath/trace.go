@@ -43,6 +43,12 @@ func (d *Datapath) NextHop(from, to netip.Addr) (dpapi.NextHop, error) {
 	if err != nil {
 		return dpapi.NextHop{}, fmt.Errorf("device of the route to %v: %w", to, err)
 	}
+	if to.Is6() && !slices.ContainsFunc(d.Uplinks, func(u netlink.Link) bool {
+		return u.Attrs().Index == l.Attrs().Index
+	}) {
+		return dpapi.NextHop{}, fmt.Errorf("the route to %v leads by %s, which is no uplink (%s): start the agent "+
+			"with --uplink %[2]s too, or change the route", to, l.Attrs().Name, d.UplinkNames())
+	}
 	via, _ := netip.AddrFromSlice(routes[0].Gw)
 	return dpapi.NextHop{Device: l.Attrs().Name, Via: via.Unmap()}, nil
 }

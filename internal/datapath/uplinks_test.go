@@ -83,7 +83,7 @@ func TestUplinks(t *testing.T) {
 	mustReach(t, a, b, "with one uplink")
 }
 
-// TestUplinksMTU: containers have the MTU of the narrowest uplink.
+// TestUplinksMTU: containers have the lowest MTU of the uplinks.
 func TestUplinksMTU(t *testing.T) {
 	n := newWire(t).nodes[0]
 	must(t, n.datapath.Netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth1", MTU: 1400},

@@ -54,19 +54,19 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 	case !came:
 		_, sources = unchecked("no packet came back from the fabric")
 		return warn(fmt.Sprintf("add the route %v via %v to the fabric: docs/howto/fabric.md", prefix, source),
-			"a packet for %v, sent to the router, did not come back", prefix), sources
+			"a packet for %v, sent to the router of %s, did not come back", prefix, uplink.Attrs().Name), sources
 	}
-	route = ok("a packet for %v, sent to the router, came back", prefix)
+	route = ok("a packet for %v, sent to the router of %s, came back", prefix, uplink.Attrs().Name)
 	if forged {
 		return route, warn(
 			urpf,
-			"the fabric forwards packets of this machine with the false source %v",
-			foreignSource,
+			"the fabric forwards packets of this machine with the false source %v, sent by %s",
+			foreignSource, uplink.Attrs().Name,
 		)
 	}
 	return route, ok(
-		"a packet with the false source %v did not come back; one with the true source did",
-		foreignSource,
+		"a packet with the false source %v, sent by %s, did not come back; one with the true source did",
+		foreignSource, uplink.Attrs().Name,
 	)
 }
 
@@ -115,9 +115,10 @@ func egressRoute(ctx context.Context, uplinks []netlink.Link, plan address.Plan,
 			"not checked: %v", err)
 	case !came:
 		return warn(fmt.Sprintf("add the route %v via %v to the fabric, and accept sources of %[1]v from this node: "+
-			"docs/howto/fabric.md", egress, source), "a packet for %v, sent to the router, did not come back", egress)
+			"docs/howto/fabric.md", egress, source),
+			"a packet for %v, sent to the router of %s, did not come back", egress, uplink.Attrs().Name)
 	}
-	return ok("a packet for %v, sent to the router, came back", egress)
+	return ok("a packet for %v, sent to the router of %s, came back", egress, uplink.Attrs().Name)
 }
 
 func globalAddress(uplink netlink.Link) (netip.Addr, bool) {
@@ -138,7 +139,7 @@ func globalAddress(uplink netlink.Link) (netip.Addr, bool) {
 func routerMAC(ctx context.Context, uplink netlink.Link, to netip.Addr) (net.HardwareAddr, error) {
 	route, by := way([]netlink.Link{uplink}, to)
 	if by == nil || route.Gw == nil {
-		return nil, fmt.Errorf("%s has no router to other nodes, such as %v", uplink.Attrs().Name, to)
+		return nil, fmt.Errorf("%s has no router on the way to %v", uplink.Attrs().Name, to)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*probeTimeout)
 	defer cancel()

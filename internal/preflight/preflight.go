@@ -64,11 +64,13 @@ func Run(ctx context.Context, c Config) []Result {
 			add(c.Name, ofNetwork(c, rights))
 		}
 	}
-	if err := datapath.CheckUplinkNames(c.Uplinks, c.Device); err != nil {
-		add("uplinks", failed(err, "name each device to the fabric once with --uplink"))
+	names := c.Uplinks
+	if err := datapath.CheckUplinkNames(names, c.Device); err != nil {
+		add("uplinks", failed(err, "give --uplink once for each device to the fabric"))
+		names = nil
 	}
 	var uplinks []netlink.Link
-	for _, name := range c.Uplinks {
+	for _, name := range names {
 		uplink, found := findUplink(name)
 		add("uplink", found)
 		if uplink != nil {
@@ -82,6 +84,7 @@ func Run(ctx context.Context, c Config) []Result {
 		add("other interfaces", otherInterfaces(uplinks))
 		way, uplink := wayToNodes(uplinks, c.Plan)
 		add("way to nodes", way)
+		add("way to hosts outside", wayOutside(uplinks))
 		route, sources := fabric(ctx, uplink, c.Plan, c.NodePrefix)
 		add("route to this node", route)
 		add("source check", sources)

@@ -35,6 +35,9 @@ func findUplink(name string) (netlink.Link, Result) {
 	if uplink.Attrs().Flags&net.FlagUp == 0 || uplink.Attrs().OperState == netlink.OperDown {
 		return uplink, fail("set it up: ip link set "+name+" up; check its cable or peer", "%s is down", name)
 	}
+	if hook.IsOurs(uplink) {
+		return uplink, fail("name the device to the fabric with --uplink", "%s is a device of Pilaster", name)
+	}
 	if kind := uplink.Attrs().EncapType; kind != datapath.UplinkKind {
 		return uplink, fail("name an Ethernet device with --uplink", "%s is not an Ethernet device (%s)", name, kind)
 	}
@@ -152,7 +155,7 @@ func mtu(uplink netlink.Link, reserve int) Result {
 			left,
 		)
 	}
-	return ok("containers get an MTU of %d", left)
+	return ok("containers get an MTU of %d by %s", left, name)
 }
 
 // Prefixes of the names of the agent's programs on the uplink. Programs with the prefix guard follow those with the
@@ -286,8 +289,26 @@ func wayToNodes(uplinks []netlink.Link, plan address.Plan) (Result, netlink.Link
 	case uplink == nil:
 		return warn(fmt.Sprintf("route %v by %s: containers' packets leave only by an uplink", plan.Base, name),
 			"packets to nodes in %v leave by %s", plan.Base, deviceName(route.LinkIndex)), uplinks[0]
+	case uplink != uplinks[0]:
+		return warn("name it first: 'pilaster node list' shows the fabric the address of the first uplink",
+			"packets to nodes in %v leave by %s, which is not the first uplink", plan.Base, uplink.Attrs().Name), uplink
 	default:
 		return ok("packets to nodes in %v leave by %s", plan.Base, uplink.Attrs().Name), uplink
+	}
+}
+
+// wayOutside checks that the default route is by an uplink. Without one no container reaches hosts outside, which need
+// not be a fault.
+func wayOutside(uplinks []netlink.Link) Result {
+	switch route, uplink := way(uplinks, hostOutside); {
+	case route == nil:
+		return ok("there is no default route: containers reach hosts outside only by other routes, if any")
+	case uplink == nil:
+		return warn(fmt.Sprintf("give --uplink %s too if containers are to reach hosts outside",
+			deviceName(route.LinkIndex)), "the default route is by %s: packets of containers leave only by an uplink",
+			deviceName(route.LinkIndex))
+	default:
+		return ok("packets to hosts outside leave by %s", uplink.Attrs().Name)
 	}
 }
 

@@ -22,16 +22,23 @@ type probe struct {
 	egressOf []string
 	seenAs   netip.Addr
 	alias    string // key of model.aliases for what the receiver sees
+	policed  bool   // a policy selects the container that sends
 }
 
 // probes are all datagrams.
 func (m *model) probes() (all []probe) {
 	for _, c := range m.present {
+		policed := m.selects("in", c) || m.selects("out", c)
 		for _, host := range m.OutsideNames() {
 			all = append(all, m.outward(c, host), probe{from: host, to: c.Plaintext, what: host + " to " + c.Name})
 		}
 		for _, node := range m.NodeNames() {
 			all = append(all, m.fromNode(c, node)...)
+		}
+		for i := range all {
+			if all[i].from == c.Name {
+				all[i].policed = policed
+			}
 		}
 	}
 	for _, host := range m.OutsideNames() {

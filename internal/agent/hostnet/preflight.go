@@ -48,7 +48,8 @@ func checkElsewhere(name string, prefix netip.Prefix, advice string, may func(de
 	for _, f := range all {
 		if f.prefix.Bits() > 0 && f.prefix.Overlaps(prefix) && !may(f.device) {
 			return fmt.Errorf(
-				"%s %v overlaps %v on %s\n  nothing was changed; take that off this node, or %s",
+				"%s %v overlaps %v on %s\n  nothing was changed; name %[4]s with --uplink too if it leads to other "+
+					"nodes; else take that off this node, or %[5]s",
 				name,
 				prefix,
 				f.prefix,

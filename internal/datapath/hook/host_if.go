@@ -55,17 +55,17 @@ func HostInterfaces(h *netlink.Handle, uplinks ...netlink.Link) ([]netlink.Link,
 	), nil
 }
 
+// IsOurs reports whether a data path made a device.
+func IsOurs(l netlink.Link) bool {
+	_, container := host.DeviceID(l)
+	ours := []string{NodeDevice, NodeFar, pipeline.NodeSide, pipeline.SwitchSide}
+	return container || IsTunnel(l) || isGateway(l.Attrs().Name) || slices.Contains(ours, l.Attrs().Name)
+}
+
 func RoleOf(l netlink.Link, uplinks []netlink.Link, byIndex func(int) (netlink.Link, error)) Role {
 	a := l.Attrs()
-	_, container := host.DeviceID(l)
 	switch {
-	case container,
-		a.Name == NodeDevice,
-		a.Name == NodeFar,
-		IsTunnel(l),
-		isGateway(a.Name),
-		a.Name == pipeline.NodeSide,
-		a.Name == pipeline.SwitchSide,
+	case IsOurs(l),
 		slices.ContainsFunc(uplinks, func(u netlink.Link) bool {
 			return a.Name == u.Attrs().Name || a.Index == u.Attrs().Index
 		}):

@@ -3,6 +3,7 @@ package hook
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -201,6 +202,21 @@ func (d *Hooks) attachHooks(hooks []hook) error {
 		}
 	}
 	return nil
+}
+
+// UplinkProblems names the uplinks that carry no packets.
+func (d *Hooks) UplinkProblems() (problems []string) {
+	for _, l := range d.Uplinks {
+		name := l.Attrs().Name
+		switch is, err := d.Netlink.LinkByIndex(l.Attrs().Index); {
+		case err != nil:
+			problems = append(problems, fmt.Sprintf("uplink %s: %v; restart the agent when it is back", name, err))
+		case is.Attrs().Flags&net.FlagUp == 0, is.Attrs().OperState == netlink.OperDown:
+			problems = append(problems, fmt.Sprintf("uplink %s is down: no packets of containers leave by it; set it "+
+				"up, or check its cable", name))
+		}
+	}
+	return problems
 }
 
 // CheckUplinkFree returns an error if an uplink carries a packet path with pins elsewhere: this agent would take the
