@@ -327,6 +327,13 @@ func egressSessions() []mutation {
 			cases: []string{"verdicts"},
 		},
 		{
+			name:  "verdicts of half-open sessions",
+			old:   "d->fresh.until && ",
+			new:   "",
+			test:  "TestNoSessionTakesNoSlot",
+			cases: []string{"SYNs to many hosts that do not answer", "datagrams to many hosts that do not answer"},
+		},
+		{
 			name: "verdicts of packets without a session",
 			old:  "if (!why && mode == ENFORCE_OUTSIDE && d->fresh.until && same_session",
 			new:  "if (mode == ENFORCE_OUTSIDE && d->fresh.until && same_session",
