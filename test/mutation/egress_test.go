@@ -96,16 +96,9 @@ func egress() []mutation {
 			cases: []string{"without an egress address"},
 		},
 		{
-			name:  "MTU from the FIB",
-			old:   "return why == REASON_TOO_BIG && h && h->hop_limit <= 1 ? REASON_HOP_LIMIT : why;",
-			new:   "return why == REASON_TOO_BIG ? 0 : why;",
-			test:  packets,
-			cases: []string{"1,501 bytes", "1,501 bytes and a hop limit of 1"},
-		},
-		{
 			name:  "hop limit before MTU",
 			old:   "return why == REASON_TOO_BIG && h && h->hop_limit <= 1 ? REASON_HOP_LIMIT : why;",
-			new:   "return why;",
+			new:   "return h ? why : why;",
 			test:  packets,
 			cases: []string{"1,501 bytes and a hop limit of 1"},
 		},
@@ -336,7 +329,7 @@ func egressSessions() []mutation {
 		{
 			name: "verdicts of packets without a session",
 			old:  "if (!why && mode == ENFORCE_OUTSIDE && d->fresh.until && same_session",
-			new:  "if (mode == ENFORCE_OUTSIDE && d->fresh.until && same_session",
+			new:  "if (mode == ENFORCE_OUTSIDE && same_session",
 			test: "TestNoSessionTakesNoSlot",
 			cases: []string{
 				"from many hosts to an egress address", "in the tunnel, to many ports",
