@@ -333,7 +333,8 @@ func egressSessions() []mutation {
 			test: "TestNoSessionTakesNoSlot",
 			cases: []string{
 				"from many hosts to an egress address", "in the tunnel, to many ports",
-				"to many ports of an egress address",
+				"to many ports of an egress address", "SYNs to many hosts that do not answer",
+				"datagrams to many hosts that do not answer",
 			},
 		},
 	}
