@@ -52,9 +52,11 @@ func TestModel(t *testing.T) {
 	}
 	defer m.report()
 	for i := range number(t, "PILASTER_EGRESS_CHANGES", changesInCI) {
+		before := kernelDrops(t)
 		m.step(int(i) + 1)
 		if t.Failed() {
 			m.showDrops()
+			t.Logf("packets that the machine's kernel lost, before and after the change: %v, %v", before, kernelDrops(t))
 			t.Fatalf("seed %d: the rest of the changes is left out", m.seed)
 		}
 	}
@@ -76,6 +78,25 @@ func (m *model) showDrops() {
 				e.Reason, e.Hook, e.Source, e.SourcePort, e.Destination, e.DestinationPort)
 		}
 	}
+}
+
+// kernelDrops returns how many packets the kernel has dropped before any program saw them, in all namespaces: those
+// that waited for a neighbour, and those for which a CPU's backlog had no room.
+func kernelDrops(t *testing.T) (lost [2]uint64) {
+	for i, of := range []struct {
+		file   string
+		column int
+	}{{"/proc/net/stat/ndisc_cache", 11}, {"/proc/net/softnet_stat", 1}} {
+		text, err := os.ReadFile(of.file)
+		must(t, err)
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Fields(line)
+			if n, err := strconv.ParseUint(fields[of.column], 16, 64); err == nil { // else it is the heading
+				lost[i] += n
+			}
+		}
+	}
+	return lost
 }
 
 // report logs how long after the calls of changes the first round began that was as predicted.
