@@ -56,7 +56,7 @@ func TestModel(t *testing.T) {
 		m.step(int(i) + 1)
 		if t.Failed() {
 			m.showDrops()
-			t.Logf("packets that the machine's kernel lost, before and after the change: %v, %v", before, kernelDrops(t))
+			t.Logf("packets that the kernel lost, before and after the change: %v, %v", before, kernelDrops(t))
 			t.Fatalf("seed %d: the rest of the changes is left out", m.seed)
 		}
 	}
