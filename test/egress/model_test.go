@@ -38,9 +38,10 @@ const changesInCI = 60
 func TestModel(t *testing.T) {
 	s := spec()
 	s.Nodes, s.Device = []string{"n1", "n2", "n3", "n4"}, labtest.Device()
-	// A node gets thousands of new flows a second, more than the default table of sessions is for: a tenant at its share
-	// of a bucket would lose some (session-limit).
-	b := bed{labtest.New(t, s, func(o *lab.Options) { o.AgentArgs = []string{"--max-sessions", "2000000"} }), t}
+	// A node gets thousands of new flows a second, more than the default table of sessions is for: a tenant at its
+	// share of a bucket would lose some (session-limit).
+	room := func(o *lab.Options) { o.AgentArgs = []string{"--max-sessions", "2000000"} }
+	b := bed{labtest.New(t, s, room), t}
 	m := &model{
 		bed: b, prober: newProber(b), present: b.Containers(), rules: map[string]map[netip.Prefix]lab.EgressRule{},
 		policies: map[string]map[string]bool{}, nodes: map[string]string{}, dead: map[string]bool{},
