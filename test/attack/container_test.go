@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -243,10 +245,10 @@ func (b *bed) sources(t *testing.T) []attack {
 // longest is the longest packet that the node accepts from a container whose MTU was 1,500: it always allows for a tag.
 const longest = 1504
 
-// widen raises a container's MTU, as root in the container may.
-func (b *bed) widen(t *testing.T, container string, mtu int) {
+// netlink opens a place's devices and routes for the test.
+func (b *bed) netlink(t *testing.T, place string) *netlink.Handle {
 	t.Helper()
-	ns, err := b.Namespace(container)
+	ns, err := b.Namespace(place)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,7 +257,14 @@ func (b *bed) widen(t *testing.T, container string, mtu int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.Close()
+	t.Cleanup(h.Close)
+	return h
+}
+
+// widen raises a container's MTU, as root in the container may.
+func (b *bed) widen(t *testing.T, container string, mtu int) {
+	t.Helper()
+	h := b.netlink(t, container)
 	link, err := h.LinkByName(lab.Interface)
 	if err == nil {
 		err = h.LinkSetMTU(link, mtu)

@@ -105,16 +105,7 @@ func (b *bed) letAnswer(t *testing.T) {
 		lab.Router: {Gw: at.AsSlice()},
 		"internet": {Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, LinkIndex: 1},
 	} {
-		ns, err := b.Namespace(place)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer ns.Close()
-		h, err := ns.Netlink()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer h.Close()
+		h := b.netlink(t, place)
 		route.Dst = &net.IPNet{IP: scannedHosts.Addr().AsSlice(), Mask: net.CIDRMask(scannedHosts.Bits(), 128)}
 		if err := h.RouteReplace(&route); err != nil {
 			t.Fatalf("route to the scanned hosts in %s: %v", place, err)

@@ -196,16 +196,7 @@ func (b *bed) flood(attackers []lab.ContainerStatus, until time.Time) error {
 
 func (b *bed) removeAddress(t *testing.T, c lab.ContainerStatus) {
 	t.Helper()
-	ns, err := b.Namespace(c.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	h, err := ns.Netlink()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer h.Close()
+	h := b.netlink(t, c.Name)
 	link, err := h.LinkByName(lab.Interface)
 	if err != nil {
 		t.Fatal(err)

@@ -39,7 +39,8 @@ func (c *closing) Close() error { c.closed = true; return nil }
 func daemonOptions(t *testing.T, d *closing) Options {
 	t.Helper()
 	o := Options{
-		OrchestratorURL: "https://[::1]:1", NodeName: "n1", Uplinks: []string{"lo"}, RunDir: t.TempDir(), StateDir: t.TempDir(),
+		OrchestratorURL: "https://[::1]:1", NodeName: "n1", Uplinks: []string{"lo"},
+		RunDir: t.TempDir(), StateDir: t.TempDir(),
 		Log:        slog.New(slog.DiscardHandler),
 		OpenDriver: func(state.Membership) (DriverCloser, error) { return d, nil },
 	}

@@ -270,18 +270,18 @@ func (d *Tables) putGateway(t tenant.Tenant, address netip.Addr) error {
 		return fmt.Errorf("read gateway %v: %w", address, err)
 	}
 	for _, own := range t.IDs {
-		var had bpfobj.PilasterAddr
-		err := d.objects().PilGwtenantsV1.Lookup(uint32(own.ID), &had)
-		if err == nil && had == key {
+		had, found, err := bpfobj.Lookup[bpfobj.PilasterAddr](d.objects().PilGwtenantsV1, uint32(own.ID))
+		if err == nil && found && had == key {
 			continue
 		}
-		if err := d.objects().PilGwtenantsV1.Put(uint32(own.ID), key); err != nil {
-			return fmt.Errorf("gateway of tenant id %d: %w", own.ID, err)
-		}
 		if err == nil {
-			if err := d.deleteUnused(had); err != nil {
-				return err
-			}
+			err = d.objects().PilGwtenantsV1.Put(uint32(own.ID), key)
+		}
+		if err == nil && found {
+			err = d.deleteUnused(had)
+		}
+		if err != nil {
+			return fmt.Errorf("gateway of tenant id %d: %w", own.ID, err)
 		}
 	}
 	return nil
