@@ -79,7 +79,7 @@ func table(t *testing.T) map[string][]mutation {
 	add(gatewayAddresses(), "hooks/uplink.h", "hooks/host_if.h")
 	add(egressSessions(), "policy/policy.h", "policy/ct_session.h", "policy/verdict.h")
 	add(ways(), "common/ways.h")
-	add(gateway(), "net/netpila/gateway.h", "net/netpila/gateway_stages.h")
+	add(gateway(), "net/netpila/gateway.h", "net/netpila/gateway_nat.h", "net/netpila/gateway_stages.h")
 	add(hostIf(), "hooks/host_if.h", "common/border.h", "common/address.h")
 	add(macvlanBackstop(), "hooks/macvlan_backstop.h")
 	add(node(), "hooks/node.h", "net/netpila/resolve.h")

@@ -55,7 +55,7 @@ func unreachable() map[string]map[string]string {
 			`bpf_skb_store_bytes(skb, ETH_HLEN, &o.priority_version, IPV6_HLEN, 0))
 		return REASON_MALFORMED;`: "the packet is IPv6, and the write is in the room that was made",
 		},
-		"net/netpila/gateway_stages.h": {
+		"net/netpila/gateway_nat.h": {
 			`if (read_ports(skb, p->proto, p->l4, ports))
 		return REASON_MALFORMED;`: within,
 			`if (!connections || !d)
@@ -69,6 +69,8 @@ func unreachable() map[string]map[string]string {
 			`if (bpf_skb_store_bytes(skb, p->l4 + s.at + 2, &is, sizeof(is), 0))
 		return REASON_MALFORMED;`: within,
 			"return fix_checksum(skb, p, csum_add((__u16)~s.mss, is)) ? REASON_MALFORMED : 0;": within,
+		},
+		"net/netpila/gateway_stages.h": {
 			`if (!h || !d || !own)
 		return drop(skb, REASON_MALFORMED, hook);`: verifier,
 			"return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);": "this program calls itself",
