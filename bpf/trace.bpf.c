@@ -6,6 +6,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "hooks/container.h"
+#include "hooks/node.h"
 #include "hooks/traced.h"
 #include "hooks/uplink.h"
 #include "net/netpila/egress_stages.h"
@@ -39,8 +40,12 @@ static __always_inline __u32 trace_cache(struct __sk_buff *skb, struct trace_sta
 	if (s->version != 6 || s->hook == HOOK_TUNNEL || s->hook == HOOK_SWITCH ||
 	    (s->hook == HOOK_UPLINK_OUT && !macvlan))
 		return CACHE_UNUSED;
-	key.device = s->hook == HOOK_UPLINK_IN ? skb->ifindex : device_of(skb);
-	key.path = s->hook == HOOK_UPLINK_IN ? 0 : path_of(&s->frame);
+	if (s->hook == HOOK_UPLINK_IN || s->hook == HOOK_NODE) {
+		key.device = skb->ifindex;
+	} else {
+		key.device = device_of(skb);
+		key.path = path_of(&s->frame);
+	}
 	key.generation = in_ila(&s->src) ? ila_generation() : generation();
 	f = is_outside_flow(s) ? outside_flow(&key) : flow_slot(&key);
 	return f && flow_matches(f, &key) && (f->egress == EGRESS_LOCAL || f->expires > bpf_jiffies64()) ? CACHE_HIT
@@ -117,6 +122,13 @@ int pil_egress_gw(struct __sk_buff *skb)
 	if (!trace_state_of(skb))
 		trace_enter(skb, HOOK_UPLINK_IN);
 	return trace_leave(skb, at_egress_gateway(skb));
+}
+
+SEC("tc")
+int pil_node(struct __sk_buff *skb)
+{
+	trace_enter(skb, HOOK_NODE);
+	return trace_leave(skb, from_node(skb));
 }
 
 SEC("tc")

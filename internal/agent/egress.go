@@ -289,7 +289,11 @@ func (c *Core) EgressUsed() int { return c.egress.Used() }
 // since when that is. If the address is another node's, the error says which node to ask.
 func (c *Core) FindEgressAddress(a netip.Addr) (had []egress.Entry, since time.Time, err error) {
 	owner, ok := tenant.NodeOfEgress(c.plan, a)
+	_, gateway := c.outside(a)
 	switch {
+	case gateway != "":
+		return nil, since, refusal.New(refusal.ErrInvalid, "%v is the address of tenant %s at an egress gateway: all "+
+			"its containers that leave by this gateway share it", a, gateway)
 	case !ok:
 		return nil, since, refusal.New(refusal.ErrInvalid, "%v is not an egress address of this cluster", a)
 	case address.Split(a).Index < tenant.FirstEgressIndex:

@@ -251,13 +251,18 @@ func TestFindEgressAddress(t *testing.T) {
 	foreign := netip.MustParsePrefix("2001:db8::/64")
 	for a, want := range map[netip.Addr]string{
 		tenant.EgressAddress(other, tenant.FirstEgressIndex):   "the prefix " + other.String(),
-		egressVia[0].Via[0].Address:                            "egress gateway",
+		egressVia[0].Via[0].Address:                            "of the egress gateway",
 		netip.MustParseAddr("2001:db8::1"):                     "not an egress address",
 		tenant.EgressAddress(foreign, tenant.FirstEgressIndex): "not an egress address",
 	} {
 		if _, _, err := b.FindEgressAddress(a); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", a, err, want)
 		}
+	}
+	setEgress(b, egressVia)
+	via := egressVia[0].Via[0].Address
+	if _, _, err := b.FindEgressAddress(via); err == nil || !strings.Contains(err.Error(), "of tenant blue") {
+		t.Errorf("%v: %v, want its tenant", via, err)
 	}
 }
 

@@ -42,16 +42,16 @@ func newTraceCommand(env Env) *cobra.Command {
 		Use:   "trace SOURCE DESTINATION [PROTOCOL[/PORT]]",
 		Short: "Show the way of a packet of a container: stages, entries, addresses",
 		Long: `Show the way of a packet from one container to another, to a host outside of the cluster or to a
-node: the stages on this node, the table entry that each hits, and the addresses after each, which shows where
-the network translates them. The command sends one packet from the container and follows it through the
-programs: an ICMP echo request without PROTOCOL, else a TCP SYN or an empty UDP datagram. With --wait it sends
-nothing and follows the first such packet of the container. With --dry-run it only reads the tables.
+node, or from a node to a container: the stages on this node, the table entry that each hits, and the addresses
+after each, which shows where the network translates them. The command sends one packet from the source and
+follows it through the programs: an ICMP echo request without PROTOCOL, else a TCP SYN or an empty UDP datagram.
+With --wait it sends nothing and follows the first such packet. With --dry-run it only reads the tables.
 
 It shows the part of the way that is on this node, and names the node with the other part. To see both
 parts of one packet, start the command on the node of the destination first: with --wait 1m it waits there for
 the packet. Then run it on the node of the source. In a lab, pilaster lab trace shows the whole way.
 
-SOURCE and DESTINATION are addresses, or names of endpoints on this node. DESTINATION may be the name of a
+SOURCE and DESTINATION are addresses, or names of endpoints on this node. One may be the name of a
 node; names of other nodes come from an orchestrator on this machine. For the part of an egress gateway, run
 the command on its node, with the source's address on the fabric. The way back is not traced. As with pilaster
 why, --peer-app and --tenant say what addresses of a tenant's own CIDRs do not contain. Of Open vSwitch a live
@@ -93,10 +93,11 @@ func newLabTrace(env Env, flags *labFlags) *cobra.Command {
 		Use:               "trace FROM TO [PROTOCOL[/PORT]]",
 		ValidArgsFunction: flags.offer(2, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).PingTargets),
 		Short:             "Show the way of a packet from one container to another, on both nodes",
-		Long: `Show the way of a packet from one container to another, to a node, to a host outside or to an address, as
-pilaster trace does on one node: the stages on both nodes, the table entry that each hits, the addresses after each,
-and the time. If frontends look up the rules, it reads the tables of all three nodes, and sends no packet. If the
-packet leaves the cluster by an egress gateway, it shows the gateway's part too.
+		Long: `Show the way of a packet from one container to another, to a node, to a host outside or to an address, or
+from a node to a container, as pilaster trace does on one node: the stages on both nodes, the table entry that
+each hits, the addresses after each, and the time. If frontends look up the rules, it reads the tables of all
+three nodes, and sends no packet. If the packet leaves the cluster by an egress gateway, it shows the gateway's
+part too.
 An address of a container of the lab stands for the container. Of the way to any other address it shows the part on
 the sender's node.
 The exit status is 0 if the packet is delivered, leaves the cluster, or is sent to an address outside the lab, else 1.`,
@@ -130,7 +131,7 @@ The exit status is 0 if the packet is delivered, leaves the cluster, or is sent 
 // wayOf returns the addresses of a trace in a lab. Their family is that of the protocol.
 func wayOf(ctx context.Context, l *lab.Lab, args []string) (lab.Way, error) {
 	all := func(netip.Addr) bool { return true }
-	if _, err := l.Container(args[1]); err != nil {
+	if _, err := l.Container(args[1]); err != nil && !slices.Contains(l.NodeNames(), args[0]) {
 		if a, err := l.Address(args[1]); err == nil { // of a node, or of a host outside
 			args = slices.Concat(args[:1], []string{a.String()}, args[2:])
 		}
@@ -174,9 +175,12 @@ func (j *traceJob) inLab(c *cobra.Command, l *lab.Lab, way lab.Way, named bool) 
 		return silentFrontends(ctx, l.Operator(), way.To.Tenant, way.From.Node, way.To.Node)
 	}
 	j.tenant, j.from, j.to, j.nodeWith = way.From.Tenant, way.From.Name, way.To.Name, l.NodeWith
-	senderApp, err := appOf(way.From)
-	if err != nil {
-		return err
+	isNode, senderApp := way.From.Name == "", uint32(0)
+	var err error
+	if !isNode {
+		if senderApp, err = appOf(way.From); err != nil {
+			return err
+		}
 	}
 	sender := traceNode{client: agent(way.From.Node)}
 	j.frontend = func(prefix string) traceNode {
@@ -197,7 +201,7 @@ func (j *traceJob) inLab(c *cobra.Command, l *lab.Lab, way lab.Way, named bool) 
 	if way.To.Node != way.From.Node {
 		j.nodes = append(j.nodes, traceNode{client: agent(way.To.Node), peerApp: senderApp})
 	}
-	if way.To.Tenant != way.From.Tenant {
+	if !isNode && way.To.Tenant != way.From.Tenant {
 		j.note = fmt.Sprintf("%s and %s are of two tenants, %s and %s, which no network connects", way.From.Name,
 			way.To.Name, way.From.Tenant, way.To.Tenant)
 	}

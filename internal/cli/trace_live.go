@@ -34,7 +34,7 @@ func (j *traceJob) live(ctx context.Context, t trace.Trace, parts []*pilasterv1.
 		}
 	}()
 	ready := make(chan error, len(j.nodes))
-	probes := j.wait == 0 && parts[0].Source.GetEndpointId() != 0
+	probes := j.wait == 0 && (parts[0].Source.GetEndpointId() != 0 || parts[0].Source.GetIsNode())
 	if probes && j.ask.Port != 0 {
 		j.sourcePort = 20_000 + rand.Uint32N(10_000) // kernels choose higher ones for connections
 	}
@@ -58,7 +58,7 @@ func (j *traceJob) live(ctx context.Context, t trace.Trace, parts []*pilasterv1.
 	answers, wait := make(chan probed, 1), time.Duration(j.wait)
 	if probes {
 		wait = probeWait
-		go func() { answers <- j.probe(ctx, t) }()
+		go func() { answers <- j.probe(ctx, t, parts[0].Destination.GetAddress()) }()
 	} else {
 		wait = cmp.Or(wait, 10*time.Second)
 		answers = nil
@@ -120,9 +120,10 @@ type probed struct {
 	err    error
 }
 
-func (j *traceJob) probe(ctx context.Context, t trace.Trace) (p probed) {
+// probe sends a packet to the address at which the sender sees the destination.
+func (j *traceJob) probe(ctx context.Context, t trace.Trace, to string) (p probed) {
 	resp, err := j.nodes[0].client.SendProbe(ctx, connect.NewRequest(&pilasterv1.SendProbeRequest{
-		Source: t.Source.Address, Destination: t.Destination.Address, Protocol: uint32(j.ask.Protocol),
+		Source: t.Source.Address, Destination: cmp.Or(to, t.Destination.Address), Protocol: uint32(j.ask.Protocol),
 		Port: uint32(j.ask.Port), Tenant: t.Source.Tenant, SourcePort: j.sourcePort,
 	}))
 	if connect.CodeOf(err) == connect.CodeUnavailable && !connect.IsWireError(err) {

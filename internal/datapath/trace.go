@@ -19,15 +19,17 @@ import (
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 var _ dpapi.Tracing = (*Datapath)(nil)
 
 // NextHop asks the FIB for a packet that arrives at the node's end of the device pair, as the programs do. An IPv4
-// packet is one of the kernel's tunnel device, so it comes from the node itself.
+// packet is one of the kernel's tunnel device, so it comes from the node itself, as one with the node's address does.
 func (d *Datapath) NextHop(from, to netip.Addr) (dpapi.NextHop, error) {
 	options := &netlink.RouteGetOptions{IifIndex: d.NodeFar, SrcAddr: from.AsSlice()}
-	if to.Is4() {
+	own := to.Is4() || from == tenant.NodeAddress(d.NodePrefix)
+	if own {
 		options.IifIndex = 0
 	}
 	routes, err := netns.List(func() ([]netlink.Route, error) {
@@ -43,7 +45,7 @@ func (d *Datapath) NextHop(from, to netip.Addr) (dpapi.NextHop, error) {
 	if err != nil {
 		return dpapi.NextHop{}, fmt.Errorf("device of the route to %v: %w", to, err)
 	}
-	if to.Is6() && !slices.ContainsFunc(d.Uplinks, func(u netlink.Link) bool {
+	if !own && !slices.ContainsFunc(d.Uplinks, func(u netlink.Link) bool {
 		return u.Attrs().Index == l.Attrs().Index
 	}) {
 		return dpapi.NextHop{}, fmt.Errorf("the route to %v leads by %s, which is no uplink (%s): start the agent "+
@@ -66,8 +68,8 @@ func (d *Datapath) DeviceName(number uint32) string {
 }
 
 // Follow puts the tracing programs in the place of those of the packet path: on the devices of the senders, on the
-// uplink and on the tunnel. When ctx ends, it puts those back. If this process ends before, the tracing programs
-// forward packets as the others do, and Restore replaces them like those of another build.
+// uplink, on the tunnel and on the node's device. When ctx ends, it puts those back. If this process ends before, the
+// tracing programs forward packets as the others do, and Restore replaces them like those of another build.
 func (d *Datapath) Follow(ctx context.Context, f dpapi.PacketFilter) (<-chan dpapi.PacketEvent, error) {
 	programs, err := follow.Load(f, follow.Objects{
 		Shared: &d.Objects, Others: d.networkMaps, Networks: d.traced,
@@ -198,9 +200,9 @@ func (d *Datapath) entryIDs() map[ebpf.ProgramID]bool {
 	return ids
 }
 
-// attachTraced attaches the programs that packets to the receivers and from the fabric meet.
+// attachTraced attaches the programs that packets to the receivers, from the fabric and from the node meet.
 func (d *Datapath) attachTraced(f dpapi.PacketFilter) error {
-	err := errors.Join(d.AttachTunnelPrograms(), d.AttachUplink())
+	err := errors.Join(d.AttachTunnelPrograms(), d.AttachUplink(), d.AttachNode())
 	for _, r := range f.Receivers {
 		if d.ActiveOVSPorts != nil {
 			err = errors.Join(err, d.AttachTapped(r.Device.HostIfindex))

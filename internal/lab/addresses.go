@@ -172,18 +172,22 @@ func (l *Lab) reaches(a, b ContainerStatus, network string) bool {
 
 // Way is a pair of addresses by which a container reaches a destination.
 type Way struct {
-	From, To            ContainerStatus // To is empty if the destination is no container's address
+	From, To            ContainerStatus // To is empty if the destination is no container's address; a node has no name
 	Source, Destination netip.Addr
 }
 
 // ErrFamily says that a container has no address of the family of a destination.
 var ErrFamily = errors.New("no address of one family")
 
-// WayTo returns the addresses from a container to another, on the first network that connects them, or to an address.
-// An address of a container is resolved to it. WayTo takes only addresses of the sender that fit.
+// WayTo returns the addresses from a container to another, on the first network that connects them, or to an address;
+// or from a node to a container. An address of a container is resolved to it. WayTo takes only addresses of the sender
+// that fit.
 func (l *Lab) WayTo(ctx context.Context, from, to string, fits func(netip.Addr) bool) (w Way, err error) {
 	if _, err := netip.ParseAddr(from); err == nil {
 		return w, fmt.Errorf("%s is an address: name the container that sends; pilaster lab status lists them", from)
+	}
+	if slices.Contains(l.NodeNames(), from) {
+		return l.wayFromNode(ctx, from, to)
 	}
 	w.Destination, err = netip.ParseAddr(to)
 	if named := err != nil; named {
@@ -213,6 +217,33 @@ func (l *Lab) WayTo(ctx context.Context, from, to string, fits func(netip.Addr) 
 			"sent: name %s", w.Destination, own, w.From.Tenant, from, own)
 	}
 	return w, nil
+}
+
+// wayFromNode is WayTo from a node to a container, which has the network of its node traffic.
+func (l *Lab) wayFromNode(ctx context.Context, from, to string) (w Way, err error) {
+	if a, err := netip.ParseAddr(to); err == nil {
+		if c, _ := l.owner(a, ""); c.Name != "" {
+			to = c.Name
+		}
+	}
+	if err := l.refreshOf(ctx, to); err != nil {
+		return w, err
+	}
+	if w.To, err = l.Container(to); err != nil {
+		return w, fmt.Errorf("%w; from a node, packets to containers are traced", err)
+	}
+	if !w.To.Plaintext.IsValid() {
+		return w, fmt.Errorf("nodes reach containers of network %s, and %s is on none; nothing was sent",
+			tenant.NetworksWith(tenant.Egress), to)
+	}
+	w.From.Node = from
+	all, err := l.between(from, to)
+	if err != nil {
+		return w, err
+	}
+	w.Destination = all[0]
+	w.Source, err = l.Address(from)
+	return w, err
 }
 
 // choose chooses the addresses. It reports whether there are any.

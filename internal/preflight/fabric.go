@@ -29,7 +29,6 @@ const (
 // the router has the route, the packet returns. First it sends such a packet with a source that belongs to no node.
 // That packet returns too, unless the fabric checks sources.
 func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix netip.Prefix) (route, sources Result) {
-	const urpf = "enable source checks (uRPF) on all ports of the fabric: docs/howto/fabric.md"
 	unchecked := func(why string) (Result, Result) {
 		return todo(
 				"add this node's route, as in 'pilaster node list', to the fabric, and ping the node's address "+
@@ -57,17 +56,19 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 			"a packet for %v, sent to the router of %s, did not come back", prefix, uplink.Attrs().Name), sources
 	}
 	route = ok("a packet for %v, sent to the router of %s, came back", prefix, uplink.Attrs().Name)
+	return route, sourceCheck(forged, uplink)
+}
+
+const urpf = "enable source checks (uRPF) on all ports of the fabric: docs/howto/fabric.md"
+
+// sourceCheck says whether the fabric checks sources, from a probe by an uplink that came back.
+func sourceCheck(forged bool, uplink netlink.Link) Result {
 	if forged {
-		return route, warn(
-			urpf,
-			"the fabric forwards packets of this machine with the false source %v, sent by %s",
-			foreignSource, uplink.Attrs().Name,
-		)
+		return warn(urpf, "the fabric forwards packets of this machine with the false source %v, sent by %s",
+			foreignSource, uplink.Attrs().Name)
 	}
-	return route, ok(
-		"a packet with the false source %v, sent by %s, did not come back; one with the true source did",
-		foreignSource, uplink.Attrs().Name,
-	)
+	return ok("a packet with the false source %v, sent by %s, did not come back; one with the true source did",
+		foreignSource, uplink.Attrs().Name)
 }
 
 // probePath returns the source address and the router for packets to a prefix of this node: the router is the one to a
@@ -89,36 +90,39 @@ func probePath(
 	return source, router, err
 }
 
-// egressRoute tests the route to this node's egress addresses as fabric does that to its prefix, with the router to
-// hosts outside.
-func egressRoute(ctx context.Context, uplinks []netlink.Link, plan address.Plan, node netip.Prefix) Result {
+// egressRoute tests the route to this node's egress addresses, and the source check, as fabric does with its prefix,
+// with the router to hosts outside. sources is nil if the route was not found.
+func egressRoute(
+	ctx context.Context, uplinks []netlink.Link, plan address.Plan, node netip.Prefix,
+) (route Result, sources *Result) {
 	_, uplink := way(uplinks, hostOutside)
 	if uplink == nil {
 		return todo("add a default route by an uplink, or the routes to the hosts outside",
-			"not checked: there is no default route by %s", namesOf(uplinks))
+			"not checked: there is no default route by %s", namesOf(uplinks)), nil
 	}
 	source, router, err := probePath(ctx, uplink, node, hostOutside)
 	if err != nil {
 		return todo("add the route of this node's egress addresses, as in 'pilaster node list', to the fabric",
-			"not checked: %v", err)
+			"not checked: %v", err), nil
 	}
 	egress, has := plan.EgressNode(node)
 	if !has {
 		return warn("set up the cluster with a longer --base-prefix, or with a shorter --egress-prefix",
 			"the egress prefix %v has no /64 for the node %v: its containers have no egress addresses", plan.Egress,
-			node)
+			node), nil
 	}
-	came, _, err := probe(ctx, uplink.Attrs().Name, router, source, egress.Addr().Next())
+	came, forged, err := probe(ctx, uplink.Attrs().Name, router, source, egress.Addr().Next())
 	switch {
 	case err != nil:
 		return todo("add the route of this node's egress addresses, as in 'pilaster node list', to the fabric",
-			"not checked: %v", err)
+			"not checked: %v", err), nil
 	case !came:
 		return warn(fmt.Sprintf("add the route %v via %v to the fabric, and accept sources of %[1]v from this node: "+
 			"docs/howto/fabric.md", egress, source),
-			"a packet for %v, sent to the router of %s, did not come back", egress, uplink.Attrs().Name)
+			"a packet for %v, sent to the router of %s, did not come back", egress, uplink.Attrs().Name), nil
 	}
-	return ok("a packet for %v, sent to the router of %s, came back", egress, uplink.Attrs().Name)
+	checked := sourceCheck(forged, uplink)
+	return ok("a packet for %v, sent to the router of %s, came back", egress, uplink.Attrs().Name), &checked
 }
 
 func globalAddress(uplink netlink.Link) (netip.Addr, bool) {

@@ -89,7 +89,11 @@ func Run(ctx context.Context, c Config) []Result {
 		add("route to this node", route)
 		add("source check", sources)
 		if c.Plan.Egress.IsValid() {
-			add("route of egress addresses", egressRoute(ctx, uplinks, c.Plan, c.NodePrefix))
+			route, sources := egressRoute(ctx, uplinks, c.Plan, c.NodePrefix)
+			add("route of egress addresses", route)
+			if sources != nil && len(uplinks) > 1 {
+				add("source check, to hosts outside", *sources)
+			}
 		}
 	}
 	add("router advertisements", routerAdvertisements())

@@ -123,7 +123,7 @@ func micros(ns uint64) float64 { return float64(ns) / 1000 }
 // hookStages are stages by hook where a packet enters.
 var hookStages = map[string]string{
 	"container": "container", "uplink-in": "uplink", "uplink-out": "uplink", "tunnel": "decap",
-	"switch": "switch",
+	"switch": "switch", "node": "node",
 }
 
 // step returns the step of an event; false if it adds nothing to those before it.
@@ -170,7 +170,8 @@ func (l *live) why(e Observed) (detail, entry string) {
 func (l *live) enter(s *Step, e Observed) {
 	s.Stage = hookStages[e.Hook]
 	_, inside := l.entered[e.Node]
-	if e.Hook == "uplink-out" && !inside { // from behind a macvlan
+	isNodes := l.first(e.Node) == "node"               // from the node's own stack
+	if e.Hook == "uplink-out" && !inside && !isNodes { // from behind a macvlan
 		s.Stage = "container"
 	}
 	switch {
@@ -185,7 +186,7 @@ func (l *live) enter(s *Step, e Observed) {
 	default:
 		s.Detail, s.Entry = "at "+e.Device, l.entry(e.Node, s.Stage)
 	}
-	if e.Cache != "" && !inside && l.entry(e.Node, "register") == "" {
+	if e.Cache != "" && !inside && l.entry(e.Node, "register") == "" && !(isNodes && s.Stage == "uplink") {
 		s.Detail += ", flow cache " + e.Cache
 	}
 }
@@ -240,6 +241,15 @@ func (l *live) leave(s *Step, e Observed) bool {
 		return true
 	}
 	return false
+}
+
+// first returns the first stage of a node, from the tables.
+func (l *live) first(node string) string {
+	i := slices.IndexFunc(l.tables, func(s Step) bool { return s.Node == node })
+	if i < 0 {
+		return ""
+	}
+	return l.tables[i].Stage
 }
 
 // entry returns the entry of a stage, from the tables.

@@ -141,6 +141,11 @@ func (t Trace) unseen() string {
 	if t.Source.Node == "" {
 		return "none arrived from the source's node in the time of --wait"
 	}
+	if t.Source.IsNode {
+		return fmt.Sprintf("none left node %s with the source %s\ncheck its route to the destination and the source "+
+			"of this route (ip -6 route get);\nwith --wait, that a process sent such a packet in this time",
+			t.Source.Node, t.Source.Address)
+	}
 	return fmt.Sprintf("none reached node %s by the device of %s\n"+
 		"check in the container that the device is up (ip link) and that it has a route to the destination "+
 		"(ip route get);\nwith --wait, that it sent such a packet in this time",

@@ -46,8 +46,9 @@ const (
 	Unknown   = "unknown"  // live: the packet was seen, and not how it left
 )
 
-// End is a container, as far as the nodes that were asked know it.
+// End is a container or a node, as far as the nodes that were asked know it.
 type End struct {
+	IsNode    bool              `json:"isNode,omitempty"`
 	Name      string            `json:"name,omitempty"`
 	Node      string            `json:"node,omitempty"`
 	Tenant    string            `json:"tenant,omitempty"`
@@ -129,12 +130,12 @@ func (e *End) add(part *pilasterv1.TraceEnd, node string) {
 	if part == nil || e.Node != "" {
 		return
 	}
-	here := part.EndpointId != 0
+	here := part.EndpointId != 0 || part.IsNode
 	if e.Address != "" && !here {
 		return
 	}
 	*e = End{Name: part.Endpoint, Tenant: part.Tenant, App: part.App, Labels: part.Labels, Address: part.Address,
-		Plaintext: part.Plaintext}
+		Plaintext: part.Plaintext, IsNode: part.IsNode}
 	if here {
 		e.Node = node
 	}

@@ -288,31 +288,40 @@ func TestTraceBeyond(t *testing.T) {
 	}
 	for _, c := range []struct {
 		before        func()
-		to, protocol  string
+		from, to      string
+		protocol      string
 		verdict, drop string
 		dry, live     string // stages; no live trace without them
 		answer        string
 	}{
-		{func() {}, "internet", "tcp/80", trace.Dropped, "dst-not-private", "n1 container, n1 rule", "", ""},
-		{func() {}, "n2", "tcp/9", trace.Dropped, "to-node", "n1 container, n1 node", "n1 container, n1 drop", ""},
-		{func() { must(t, l.SetNodes(ctx, "blue", "allow")) }, "n2", "tcp/9", trace.Delivered, "",
+		{func() {}, "b1", "internet", "tcp/80", trace.Dropped, "dst-not-private", "n1 container, n1 rule", "", ""},
+		{func() {}, "b1", "n2", "tcp/9", trace.Dropped, "to-node", "n1 container, n1 node",
+			"n1 container, n1 drop", ""},
+		{func() { must(t, l.SetNodes(ctx, "blue", "allow")) }, "b1", "n2", "tcp/9", trace.Delivered, "",
 			"n1 container, n1 node, n1 next hop, n1 policy, n2 uplink, n2 deliver",
 			"n1 container, n1 translate, n1 uplink, n2 uplink, n2 deliver", "refused"},
-		{func() {}, "n1", "tcp/9", trace.Delivered, "", "n1 container, n1 node, n1 deliver",
+		{func() {}, "b1", "n1", "tcp/9", trace.Delivered, "", "n1 container, n1 node, n1 deliver",
 			"n1 container, n1 translate", "refused"},
-		{func() { allow() }, "internet", "tcp/80", trace.Left, "",
+		{func() { allow() }, "b1", "internet", "tcp/80", trace.Left, "",
 			"n1 container, n1 rule, n1 egress address, n1 next hop, n1 policy",
 			"n1 container, n1 policy, n1 egress address, n1 uplink", "refused"},
-		{func() { allow("n2") }, "internet", "udp/53", trace.Left, "",
+		{func() { allow("n2") }, "b1", "internet", "udp/53", trace.Left, "",
 			"n1 container, n1 rule, n1 policy, n1 gateway, n1 next hop, n2 uplink, n2 rule, n2 gateway, n2 next hop",
 			"n1 container, n1 policy, n1 gateway, n1 uplink, n2 uplink, n2 gateway, n2 uplink", "refused"},
+		{func() {}, "n1", "b1", "tcp/9", trace.Delivered, "", "n1 node, n1 translate, n1 deliver",
+			"n1 node, n1 deliver", "refused"},
+		{func() {}, "n2", "b1", "tcp/9", trace.Delivered, "",
+			"n2 node, n2 next hop, n1 uplink, n1 endpoint, n1 node, n1 policy, n1 translate, n1 deliver",
+			"n2 uplink, n1 uplink, n1 deliver", "refused"},
+		{func() { must(t, l.SetNodes(ctx, "blue", "deny")) }, "n2", "b1", "tcp/9", trace.Dropped, "tenant-mismatch",
+			"n2 node, n2 next hop, n1 uplink, n1 endpoint, n1 node", "n2 uplink, n1 uplink, n1 drop", ""},
 	} {
 		c.before()
-		name := "to " + c.to + " " + c.protocol
+		name := c.from + " to " + c.to + " " + c.protocol
 		var dry trace.Trace
 		status := 0
 		await(ctx, t, name+": by "+c.dry, func() bool { // the rule is on all nodes
-			dry, status = l.trace(ctx, t, "b1", c.to, c.protocol, "--dry-run")
+			dry, status = l.trace(ctx, t, c.from, c.to, c.protocol, "--dry-run")
 			return stages(dry) == c.dry && dry.Verdict == c.verdict && dry.Drop == c.drop
 		})
 		want := 0
@@ -327,7 +336,7 @@ func TestTraceBeyond(t *testing.T) {
 		}
 		var live trace.Trace
 		await(ctx, t, name+", live: by "+c.live, func() bool { // and neighbours are known
-			live, status = l.trace(ctx, t, "b1", c.to, c.protocol)
+			live, status = l.trace(ctx, t, c.from, c.to, c.protocol)
 			return stages(live) == c.live
 		})
 		if live.Verdict != c.verdict || live.Drop != c.drop || status != want || live.Answer == nil ||

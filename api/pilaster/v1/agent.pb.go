@@ -3909,6 +3909,7 @@ type TraceEnd struct {
 	EndpointId    uint32                 `protobuf:"varint,6,opt,name=endpoint_id,json=endpointId,proto3" json:"endpoint_id,omitempty"` // 0 if it is not on this node; then the next two are empty
 	Endpoint      string                 `protobuf:"bytes,7,opt,name=endpoint,proto3" json:"endpoint,omitempty"`                        // pod or container id
 	Device        string                 `protobuf:"bytes,8,opt,name=device,proto3" json:"device,omitempty"`                            // on the node
+	IsNode        bool                   `protobuf:"varint,9,opt,name=is_node,json=isNode,proto3" json:"is_node,omitempty"`             // it is the node that answers
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3997,6 +3998,13 @@ func (x *TraceEnd) GetDevice() string {
 		return x.Device
 	}
 	return ""
+}
+
+func (x *TraceEnd) GetIsNode() bool {
+	if x != nil {
+		return x.IsNode
+	}
+	return false
 }
 
 type TraceStep struct {
@@ -4429,7 +4437,7 @@ func (x *PacketEvent) GetLostEvents() uint64 {
 
 type SendProbeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`           // address of a container on this node
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`           // address of a container on this node, or of the node
 	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"` // as the container sees it
 	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`      // 1, 6, 17 or 58
 	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
@@ -5334,7 +5342,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x03vni\x18\v \x01(\rR\x03vni\x12)\n" +
 	"\x03pre\x18\f \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\x12\x1c\n" +
 	"\tfrontends\x18\r \x03(\tR\tfrontends\x12\x1a\n" +
-	"\bgateways\x18\x0e \x03(\tR\bgateways\"\xb7\x02\n" +
+	"\bgateways\x18\x0e \x03(\tR\bgateways\"\xd0\x02\n" +
 	"\bTraceEnd\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1c\n" +
 	"\tplaintext\x18\x02 \x01(\tR\tplaintext\x12\x16\n" +
@@ -5344,7 +5352,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vendpoint_id\x18\x06 \x01(\rR\n" +
 	"endpointId\x12\x1a\n" +
 	"\bendpoint\x18\a \x01(\tR\bendpoint\x12\x16\n" +
-	"\x06device\x18\b \x01(\tR\x06device\x1a9\n" +
+	"\x06device\x18\b \x01(\tR\x06device\x12\x17\n" +
+	"\ais_node\x18\t \x01(\bR\x06isNode\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9d\x01\n" +

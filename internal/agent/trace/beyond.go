@@ -168,34 +168,3 @@ func (r *run) asGateway(id address.TenantID) error {
 	r.response.Verdict = Left
 	return nil
 }
-
-// nodeSeenBy returns the address at which containers of a tenant id see a node.
-func (r *run) nodeSeenBy(id address.TenantID, node netip.Prefix) (netip.Addr, error) {
-	entry, found, err := r.Path.LookupTenantID(id)
-	t, known := r.Core.TenantOf(id)
-	if err != nil || !found || !known || entry.Clear {
-		return tenant.NodeAddress(node), err
-	}
-	alias, err := t.Gateway(r.Plan, node, t.Of(id))
-	return alias.Address, err
-}
-
-// resolveNode adds the step that turns the alias or the address of a node into NODE::1, if the tenant reaches it.
-func (r *run) resolveNode(id address.TenantID, node netip.Prefix, how string) (plain netip.Addr, ok bool, err error) {
-	plain = tenant.NodeAddress(node)
-	allowed, entry, err := r.access(id, plain)
-	if err != nil {
-		return plain, false, err
-	}
-	if !allowed.Allowed {
-		detail := allowed.Because
-		if node == r.Prefix {
-			detail = "the address is this node's; only answers to its own connections pass: " + detail
-		}
-		r.drop("node", dropreason.ToNode, detail, entry)
-		return plain, false, nil
-	}
-	r.dst = plain
-	r.step("node", how+"; "+allowed.Because, entry)
-	return plain, true, nil
-}

@@ -1,6 +1,7 @@
 package trace_test
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"testing"
@@ -71,6 +72,24 @@ func TestBeyond(t *testing.T) {
 		"from another node, denied": {change: func(b *bed, of *agent.Connection) {
 			of.Source, of.Destination = tenant.NodeAddress(far), b.c2.Attachments[0].Plaintext
 		}, want: "uplink, endpoint, node: dropped tenant-mismatch", next: far.String()},
+		"from this node": {change: func(b *bed, of *agent.Connection) {
+			of.Source, of.Destination = tenant.NodeAddress(agenttest.NodePrefix), b.c2.Attachments[0].Address
+		}, want: "node, translate, deliver: delivered", source: "fc00::99"},
+		"from this node, to a container that has gone": {change: func(b *bed, of *agent.Connection) {
+			of.Source, of.Destination = tenant.NodeAddress(agenttest.NodePrefix), b.c2.Attachments[0].Plaintext
+			delete(b.path.sources, b.c2.Attachments[0].Address)
+		}, want: "node: dropped no-endpoint"},
+		"from this node, to an unknown tenant": {change: func(b *bed, of *agent.Connection) {
+			of.Source, of.Destination = tenant.NodeAddress(agenttest.NodePrefix), b.c2.Attachments[0].Plaintext
+			delete(b.path.tenants, b.c2.TenantID)
+		}, want: "node, translate: dropped no-key"},
+		"from this node to another node's container": {change: func(b *bed, of *agent.Connection) {
+			of.Source, of.Destination = tenant.NodeAddress(agenttest.NodePrefix), b.far(far)
+		}, want: "node, next hop: sent", next: far.String()},
+		"from this node, without a route": {change: func(b *bed, of *agent.Connection) {
+			of.Source, of.Destination = tenant.NodeAddress(agenttest.NodePrefix), b.far(far)
+			b.path.noRoute = errors.New("no route")
+		}, want: "node, next hop: dropped no-route"},
 		"from a container to this node": {change: func(b *bed, of *agent.Connection) {
 			of.Source, of.Destination = b.far(far), tenant.NodeAddress(agenttest.NodePrefix)
 		}, want: "uplink, deliver: delivered", next: far.String()},

@@ -1,7 +1,6 @@
 package trace
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // A trace ends after these times even if its client stays connected: tracing programs are slower, and other clients
@@ -123,9 +123,9 @@ func (t *Tracer) event(e dpapi.PacketEvent) *pilasterv1.PacketEvent {
 	return p
 }
 
-// Probe is a packet to send from a container of this node.
+// Probe is a packet to send from a container of this node, or from the node.
 type Probe struct {
-	Source, Destination netip.Addr // as the container sees them
+	Source, Destination netip.Addr // as the sender sees them
 	Protocol            uint8      // ICMP, ICMPv6, TCP or UDP
 	Port                uint16
 	SourcePort          uint16 // 0: any
@@ -135,15 +135,16 @@ type Probe struct {
 // longestProbe limits the wait for an answer.
 const longestProbe = 10 * time.Second
 
-// SendProbe sends a packet by a socket of the container's namespace, and waits for an answer until ctx ends.
+// SendProbe sends a packet by a socket of the container's namespace, or of the node's, and waits for an answer until
+// ctx ends.
 func (t *Tracer) SendProbe(ctx context.Context, p Probe) (*pilasterv1.SendProbeResponse, error) {
-	r, err := t.senderOf(p)
+	path, err := t.namespaceOf(p)
 	if err != nil {
 		return nil, err
 	}
-	ns, err := netns.Open(r.Netns)
+	ns, err := netns.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("send a probe from %s: %w", cmp.Or(r.Pod, r.ContainerID), err)
+		return nil, fmt.Errorf("send a probe from %v: %w", p.Source, err)
 	}
 	defer ns.Close()
 	ctx, cancel := context.WithTimeout(ctx, longestProbe)
@@ -177,13 +178,19 @@ func (t *Tracer) SendProbe(ctx context.Context, p Probe) (*pilasterv1.SendProbeR
 	return response, nil
 }
 
-func (t *Tracer) senderOf(p Probe) (endpoint.Record, error) {
+// ownNamespace is the namespace of this process: the node's.
+const ownNamespace = "/proc/self/ns/net"
+
+func (t *Tracer) namespaceOf(p Probe) (string, error) {
+	if p.Source == tenant.NodeAddress(t.Prefix) {
+		return ownNamespace, nil
+	}
 	for _, r := range t.Core.Endpoints() {
 		if r.Lives() && (p.Tenant == "" || p.Tenant == r.Tenant) && hasAddress(r, p.Source) {
-			return r, nil
+			return r.Netns, nil
 		}
 	}
-	return endpoint.Record{}, refusal.New(refusal.ErrNotFound, "no container on this node has the address %v", p.Source)
+	return "", refusal.New(refusal.ErrNotFound, "no container on this node has the address %v", p.Source)
 }
 
 // hasAddress reports whether a container sees one of these addresses as its own.

@@ -9,6 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/dropreason"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -206,14 +207,15 @@ func (r *run) deliverHere(plain netip.Addr) error {
 	if allowed, err := r.policies(policy.Egress, policy.Ingress); err != nil || !allowed {
 		return err
 	}
-	r.deliver(local)
+	r.deliver(local.Endpoint, local.Device, r.tables.Locals)
 	return nil
 }
 
-func (r *run) deliver(local dpapi.LocalEntry) {
-	name, _ := r.Core.NameOf(local.Endpoint)
-	r.step("deliver", fmt.Sprintf("to %s by %s", name, r.Path.DeviceName(local.Device)),
-		fmt.Sprintf("%s: endpoint %d", r.tables.Locals, local.Endpoint))
+// deliver adds the step to a container of this node, which a table names.
+func (r *run) deliver(to endpoint.ID, device uint32, table string) {
+	name, _ := r.Core.NameOf(to)
+	r.step("deliver", fmt.Sprintf("to %s by %s", name, r.Path.DeviceName(device)),
+		fmt.Sprintf("%s: endpoint %d", table, to))
 	r.response.Verdict = Delivered
 }
 
@@ -288,6 +290,6 @@ func (r *run) netpilaReceiver(from, to agent.Explanation) error {
 		r.step("translate", fmt.Sprintf("source encrypted under the key of tenant id %d", source.Tenant),
 			fmt.Sprintf("%s: tenant id %d; %s", r.tables.Keys, source.Tenant, r.tables.Locals))
 	}
-	r.deliver(local)
+	r.deliver(local.Endpoint, local.Device, r.tables.Locals)
 	return nil
 }

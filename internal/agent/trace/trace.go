@@ -81,6 +81,8 @@ func (t *Tracer) Trace(
 	from, to := t.Core.Explain(of.Source), t.Core.Explain(of.Destination)
 	var err error
 	switch {
+	case from.Plaintext == tenant.NodeAddress(t.Prefix) && isContainer(to):
+		err = r.fromNode(from, to)
 	case from.Plaintext.IsValid() && from.Endpoint != nil:
 		err = r.netpilaSender(from, to)
 	case from.Plaintext.IsValid() && t.isOutside(of.Destination):

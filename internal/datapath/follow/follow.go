@@ -127,6 +127,7 @@ func (p *Programs) Objects(of bpfobj.PilasterObjects) bpfobj.PilasterObjects {
 	of.PilContainer, of.PilUplinkIn, of.PilUplinkOut = p.PilContainer, p.PilUplinkIn, p.PilUplinkOut
 	of.PilNimitz, of.PilTunnelIn, of.PilTapped = p.PilNimitz, p.PilTunnelIn, p.PilTapped
 	of.PilEgressOut, of.PilEgressIn, of.PilEgressGw = p.PilEgressOut, p.PilEgressIn, p.PilEgressGw
+	of.PilNode = p.PilNode
 	return of
 }
 
@@ -137,7 +138,7 @@ func (p *Programs) Shared() map[string]*ebpf.Program {
 		bpfobj.PilasterProgPilUplinkIn: p.PilUplinkIn, bpfobj.PilasterProgPilUplinkOut: p.PilUplinkOut,
 		bpfobj.PilasterProgPilTunnelIn: p.PilTunnelIn, bpfobj.PilasterProgPilTapped: p.PilTapped,
 		bpfobj.PilasterProgPilEgressOut: p.PilEgressOut, bpfobj.PilasterProgPilEgressIn: p.PilEgressIn,
-		bpfobj.PilasterProgPilEgressGw: p.PilEgressGw,
+		bpfobj.PilasterProgPilEgressGw: p.PilEgressGw, bpfobj.PilasterProgPilNode: p.PilNode,
 	}
 }
 

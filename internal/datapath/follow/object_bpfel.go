@@ -128,6 +128,7 @@ const (
 	objectProgPilIla             = "pil_ila"
 	objectProgPilIlaIn           = "pil_ila_in"
 	objectProgPilNimitz          = "pil_nimitz"
+	objectProgPilNode            = "pil_node"
 	objectProgPilTapped          = "pil_tapped"
 	objectProgPilTunnelIn        = "pil_tunnel_in"
 	objectProgPilUplinkIn        = "pil_uplink_in"
@@ -223,6 +224,7 @@ type objectProgramSpecs struct {
 	PilIla       *ebpf.ProgramSpec `ebpf:"pil_ila"`
 	PilIlaIn     *ebpf.ProgramSpec `ebpf:"pil_ila_in"`
 	PilNimitz    *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
+	PilNode      *ebpf.ProgramSpec `ebpf:"pil_node"`
 	PilTapped    *ebpf.ProgramSpec `ebpf:"pil_tapped"`
 	PilTunnelIn  *ebpf.ProgramSpec `ebpf:"pil_tunnel_in"`
 	PilUplinkIn  *ebpf.ProgramSpec `ebpf:"pil_uplink_in"`
@@ -551,6 +553,7 @@ type objectPrograms struct {
 	PilIla       *ebpf.Program `ebpf:"pil_ila"`
 	PilIlaIn     *ebpf.Program `ebpf:"pil_ila_in"`
 	PilNimitz    *ebpf.Program `ebpf:"pil_nimitz"`
+	PilNode      *ebpf.Program `ebpf:"pil_node"`
 	PilTapped    *ebpf.Program `ebpf:"pil_tapped"`
 	PilTunnelIn  *ebpf.Program `ebpf:"pil_tunnel_in"`
 	PilUplinkIn  *ebpf.Program `ebpf:"pil_uplink_in"`
@@ -566,6 +569,7 @@ func (p *objectPrograms) Close() error {
 		p.PilIla,
 		p.PilIlaIn,
 		p.PilNimitz,
+		p.PilNode,
 		p.PilTapped,
 		p.PilTunnelIn,
 		p.PilUplinkIn,

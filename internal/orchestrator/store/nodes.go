@@ -362,12 +362,6 @@ func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bo
 	} else if !found {
 		return nil, false, refuse(NotFound, "there is no node %q; `pilaster node list` lists the nodes", name)
 	}
-	if session, err := t.get(dirSessions + name); err != nil {
-		return nil, false, err
-	} else if session != "" && !force {
-		return nil, false, refuse(Refused, "node %s is connected and was not deleted: stop its agent first, or use "+
-			"--force if you cannot", name)
-	}
 	if err := t.unsetEdge(name, force); err != nil {
 		return nil, false, err
 	}
@@ -376,8 +370,15 @@ func (t *txn) shutOut(name string, force bool) (node *pilasterv1.Node, before bo
 		return nil, false, err
 	}
 	t.put(dirDeleted+node.Uuid, name)
+	// What depends on the node comes first: an agent that is stopped forwards no more for a while.
 	if err := cmp.Or(t.deletePublished(name, force), t.leaveGateways(name, force)); err != nil {
 		return nil, false, err
+	}
+	if session, err := t.get(dirSessions + name); err != nil {
+		return nil, false, err
+	} else if session != "" && !force {
+		return nil, false, refuse(Refused, "node %s is connected and was not deleted: stop its agent first, or use "+
+			"--force if you cannot", name)
 	}
 	return node, was != "", t.leaveOffloads(name)
 }
