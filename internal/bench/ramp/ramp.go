@@ -53,8 +53,8 @@ const threshold = 0.7
 // calibration measures the load of a constant rate, so that the budget fits the ramp.
 const calibration = 3 * time.Second
 
-// turns is how often calibration and ramp are repeated at most. A connection takes longer on a busy machine, so the load
-// may not reach a budget that was measured beside other work.
+// turns is how often calibration and ramp are repeated at most. A connection takes longer on a busy machine, so the
+// load may not reach a budget that was measured beside other work.
 const turns = 3
 
 const (
