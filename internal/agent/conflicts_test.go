@@ -179,7 +179,7 @@ func TestStartsWithUnfitTenant(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Reopen()
-	if k, _, _ := b.Tenants.Get("green"); len(k.Tenant.Services) != 1 || len(b.Tenants.RefusedProblems()) > 0 {
+	if k, _, _ := b.Tenants.Get("green"); len(k.Tenant.UnderlayServices) != 1 || len(b.Tenants.RefusedProblems()) > 0 {
 		t.Errorf("after another update green is %+v, problems %q", k.Tenant, b.Tenants.RefusedProblems())
 	}
 }

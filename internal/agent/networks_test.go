@@ -39,7 +39,7 @@ func TestNetworksSideBySide(t *testing.T) {
 		t.Errorf("its address is explained as %+v", here)
 	}
 	known, _, _ := b.Tenants.Get("green")
-	known.Tenant.Services = []tenant.Service{
+	known.Tenant.UnderlayServices = []tenant.UnderlayService{
 		{Name: "host", Virtual: netip.MustParseAddr("fd09::7"), Real: netip.MustParseAddr("2001:db8:70::2")},
 	}
 	if got := agent.ExplainServices([]agent.TenantState{known}, netip.MustParseAddr("fd09::7")); len(got) != 1 ||

@@ -77,16 +77,16 @@ func (c *Core) NodeSeenBy(r endpoint.Record) (netip.Addr, bool) {
 
 // Explanation is this node's knowledge of an address.
 type Explanation struct {
-	Plaintext netip.Addr // zero if it is a ciphertext that no key on this node decrypts
-	Tenant    string     // empty if the tenant is not known here
-	App       *App
-	Endpoint  *endpoint.Record
-	Overlays  []OverlayMatch
-	Published *tenant.Publication
-	Publisher string // the tenant of Published
-	Services  []TenantService
-	Outside   *endpoint.Record // the container on this node that hosts outside see at the address
-	Gateway   string           // the tenant whose containers hosts outside see at it, by an egress gateway
+	Plaintext        netip.Addr // zero if it is a ciphertext that no key on this node decrypts
+	Tenant           string     // empty if the tenant is not known here
+	App              *App
+	Endpoint         *endpoint.Record
+	Overlays         []OverlayMatch
+	Published        *tenant.Publication
+	Publisher        string // the tenant of Published
+	UnderlayServices []TenantUnderlayService
+	Outside          *endpoint.Record // the container on this node that hosts outside see at the address
+	Gateway          string           // the tenant whose containers hosts outside see at it, by an egress gateway
 }
 
 // OverlayMatch is a tenant with an overlay CIDR that contains the address.
@@ -97,15 +97,15 @@ type OverlayMatch struct {
 	Endpoint *endpoint.Record // if it is on this node
 }
 
-// TenantService is a service and its tenant; the virtual address is valid only within that tenant.
-type TenantService struct {
+// TenantUnderlayService is a service and its tenant; the virtual address is valid only within that tenant.
+type TenantUnderlayService struct {
 	Tenant string
-	tenant.Service
+	tenant.UnderlayService
 }
 
 // Explain analyses an address. It decrypts ciphertexts with the keys of the known tenants.
 func (c *Core) Explain(addr netip.Addr) Explanation {
-	e := Explanation{Overlays: c.overlayMatches(addr), Services: explainServices(c.tenants.All(), addr)}
+	e := Explanation{Overlays: c.overlayMatches(addr), UnderlayServices: explainServices(c.tenants.All(), addr)}
 	e.Outside, e.Gateway = c.outside(addr)
 	if c.plan.Base.Contains(addr) {
 		e.Plaintext = addr
@@ -153,11 +153,11 @@ func (c *Core) outside(addr netip.Addr) (of *endpoint.Record, gateway string) {
 }
 
 // explainServices returns the services with this virtual address.
-func explainServices(tenants []TenantState, addr netip.Addr) (all []TenantService) {
+func explainServices(tenants []TenantState, addr netip.Addr) (all []TenantUnderlayService) {
 	for _, k := range tenants {
-		for _, s := range k.Tenant.Services {
+		for _, s := range k.Tenant.UnderlayServices {
 			if s.Virtual == addr {
-				all = append(all, TenantService{k.Tenant.Name, s})
+				all = append(all, TenantUnderlayService{k.Tenant.Name, s})
 			}
 		}
 	}

@@ -68,7 +68,7 @@ func (k *TenantState) MergeIDs(newer TenantState, used func(address.TenantID) bo
 	k.Tenant.IDs, k.Tenant.Changes, k.Retiring = ids, update.Changes, newer.Retiring
 	k.Tenant.Network, k.Tenant.Leaving = update.Network, update.Leaving
 	k.Tenant.Addressing, k.Tenant.Overlays = update.Addressing, update.Overlays
-	k.Tenant.Services, k.Tenant.Publications = update.Services, update.Publications
+	k.Tenant.UnderlayServices, k.Tenant.Publications = update.UnderlayServices, update.Publications
 	k.Tenant.Regions, k.Tenant.Offloads = update.Regions, update.Offloads
 	k.Tenant.Egress, k.Tenant.Nodes, k.Tenant.Protected = update.Egress, update.Nodes, update.Protected
 	return nil

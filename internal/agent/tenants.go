@@ -114,10 +114,10 @@ type tenantFile struct {
 	Policed    bool              `json:"policed,omitempty"` // a build that enforces no policies then refuses to start
 	Retiring   *Retiring         `json:"retiring,omitempty"`
 
-	Services     []serviceFile     `json:"services,omitempty"`
-	Publications []publicationFile `json:"publications,omitempty"`
-	Regions      []tenant.Region   `json:"regions,omitempty"`
-	Offloads     []offloadFile     `json:"offloads,omitempty"`
+	UnderlayServices []serviceFile     `json:"services,omitempty"`
+	Publications     []publicationFile `json:"publications,omitempty"`
+	Regions          []tenant.Region   `json:"regions,omitempty"`
+	Offloads         []offloadFile     `json:"offloads,omitempty"`
 
 	Egress    []egressFile   `json:"egress,omitempty"`
 	Nodes     []netip.Prefix `json:"nodes,omitempty"` // that containers reach and are reached by
@@ -250,8 +250,8 @@ func (f tenantFile) hosted() (*hosted, error) {
 	for _, o := range f.Overlays {
 		h.Tenant.Overlays = append(h.Tenant.Overlays, tenant.Overlay(o))
 	}
-	for _, s := range f.Services {
-		h.Tenant.Services = append(h.Tenant.Services, tenant.Service(s))
+	for _, s := range f.UnderlayServices {
+		h.Tenant.UnderlayServices = append(h.Tenant.UnderlayServices, tenant.UnderlayService(s))
 	}
 	for _, p := range f.Publications {
 		h.Tenant.Publications = append(h.Tenant.Publications, tenant.Publication(p))
@@ -336,8 +336,8 @@ func (t *Tenants) write(h *hosted) error {
 	for _, o := range h.Tenant.Overlays {
 		f.Overlays = append(f.Overlays, overlayFile(o))
 	}
-	for _, s := range h.Tenant.Services {
-		f.Services = append(f.Services, serviceFile(s))
+	for _, s := range h.Tenant.UnderlayServices {
+		f.UnderlayServices = append(f.UnderlayServices, serviceFile(s))
 	}
 	for _, p := range h.Tenant.Publications {
 		f.Publications = append(f.Publications, publicationFile(p))

@@ -28,7 +28,7 @@ func (b *bed) published(changes uint64, made time.Time) agent.TenantState {
 		Name: "web", Container: netip.MustParseAddr("fd12:1::9"), Gateway: agenttest.NodePrefix,
 		Underlay: tenant.UnderlayAddress(agenttest.NodePrefix, 2),
 	}}
-	green.Services = []tenant.Service{
+	green.UnderlayServices = []tenant.UnderlayService{
 		{Name: "storage", Virtual: netip.MustParseAddr("fd09::7"), Real: netip.MustParseAddr("2001:db8::9")},
 	}
 	return agent.TenantState{Tenant: green, Whole: true}
@@ -81,7 +81,7 @@ func TestCarried(t *testing.T) {
 	}
 	there := "fd12:1::/64 fd70:696c:6100:9::2"
 	leads("carried", there)
-	if g := n.Gateway(); g.Publications != 1 || g.Services != 1 {
+	if g := n.Gateway(); g.Publications != 1 || g.UnderlayServices != 1 {
 		t.Errorf("%+v", g)
 	}
 	b.Reopen()

@@ -106,9 +106,9 @@ func (s *orchestratorSocket) regions(ctx context.Context) (all []string, err err
 }
 
 func (s *orchestratorSocket) services(ctx context.Context, tenant string) (all []string, err error) {
-	resp, err := s.client().ListServices(ctx, connect.NewRequest(&pilasterv1.ListServicesRequest{Tenant: tenant}))
+	resp, err := s.client().ListUnderlayServices(ctx, connect.NewRequest(&pilasterv1.ListUnderlayServicesRequest{Tenant: tenant}))
 	if err == nil {
-		for _, is := range resp.Msg.Services {
+		for _, is := range resp.Msg.UnderlayServices {
 			all = append(all, is.Name)
 		}
 	}

@@ -32,9 +32,9 @@ type explanation struct {
 	// tenants on this node that have the address in a CIDR of their own
 	Overlays []explainedOverlay `json:"overlays,omitempty"`
 	// services with this virtual address, of tenants on this node
-	Services    []explainedService    `json:"services,omitempty"`
-	Publication *explainedPublication `json:"publication,omitempty"`
-	Unknown     string                `json:"unknown,omitempty"` // why names are missing
+	UnderlayServices []explainedService    `json:"services,omitempty"`
+	Publication      *explainedPublication `json:"publication,omitempty"`
+	Unknown          string                `json:"unknown,omitempty"` // why names are missing
 }
 
 type explainedPlan struct {
@@ -262,7 +262,7 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 		e.Overlays = append(e.Overlays, explainedOverlay{o.Tenant, o.Cidr, o.Region, explainHere(o.Endpoint)})
 	}
 	for _, s := range known.GetServices() {
-		e.Services = append(e.Services, explainedService{s.Tenant + "/" + s.Name, s.Real})
+		e.UnderlayServices = append(e.UnderlayServices, explainedService{s.Tenant + "/" + s.Name, s.Real})
 	}
 	switch {
 	case plan.Gateway4.Contains(a), plan.Gateway6.Contains(a):
@@ -288,7 +288,7 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 	if e.Plaintext == nil {
 		if len(e.Overlays) > 0 {
 			e.Kind = "overlay"
-		} else if len(e.Services) > 0 {
+		} else if len(e.UnderlayServices) > 0 {
 			e.Kind = "service"
 		} else if e.Kind == "foreign" {
 			e.setGateway(known.GetTenant())

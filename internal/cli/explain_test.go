@@ -77,7 +77,7 @@ func (explainAgent) Explain(
 		}
 	case "fd09::7":
 		known.Plaintext = ""
-		known.Services = []*pilasterv1.Service{
+		known.UnderlayServices = []*pilasterv1.UnderlayService{
 			{Tenant: "green", Name: "host", Virtual: "fd09::7", Real: "2001:db8:70::2"},
 		}
 	case "fd70:696c:6100:3:0:ff:0:2":

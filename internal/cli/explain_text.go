@@ -34,7 +34,7 @@ func (e explanation) text(w io.Writer) {
 			row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
 		}
 	}
-	for _, s := range e.Services {
+	for _, s := range e.UnderlayServices {
 		row("service", s.Name, "real address "+s.Real)
 	}
 	switch e.Kind {

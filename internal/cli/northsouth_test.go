@@ -104,7 +104,7 @@ func TestServicesAndPublications(t *testing.T) {
 		t.Errorf("tenant get green: %s, want its service and its publication", r.stdout)
 	}
 	files.Tenant = ""
-	if v := ask[tenantView](t, "tenant", "get", "lime"); !reflect.DeepEqual(v.Services, []serviceView{files}) ||
+	if v := ask[tenantView](t, "tenant", "get", "lime"); !reflect.DeepEqual(v.UnderlayServices, []serviceView{files}) ||
 		len(v.Published) != 1 ||
 		v.Published[0].Name != "api" {
 		t.Errorf("tenant get lime: %+v, want service files and publication api", v)

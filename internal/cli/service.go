@@ -22,7 +22,7 @@ type serviceView struct {
 	Real    string `json:"real,omitempty"`    // address on the underlay
 }
 
-func viewService(s *pilasterv1.Service) serviceView {
+func viewService(s *pilasterv1.UnderlayService) serviceView {
 	return serviceView{s.GetTenant(), s.GetName(), s.GetVirtual(), s.GetReal()}
 }
 
@@ -37,7 +37,7 @@ overlay.
 
 Containers of the tenant reach a service at a virtual address that the tenant chooses; other tenants do
 not reach it. The gateway of the container's node translates both addresses, so the service sees the
-gateway's address. Services are IPv6 only.`,
+gateway's address. UnderlayServices are IPv6 only.`,
 		Example: "  pilaster service create storage --tenant green --virtual fd09::7 --real 2001:db8::9\n  pilaster " +
 			"service list",
 		Args: cobra.NoArgs,
@@ -102,8 +102,8 @@ func newServiceCreate(env Env) *cobra.Command {
 				}
 			}
 			resp, err := socket.client().
-				CreateService(cmd.Context(), connect.NewRequest(&pilasterv1.CreateServiceRequest{
-					Service: &pilasterv1.Service{Tenant: tenant, Name: args[0], Virtual: virtual, Real: real},
+				CreateUnderlayService(cmd.Context(), connect.NewRequest(&pilasterv1.CreateUnderlayServiceRequest{
+					Service: &pilasterv1.UnderlayService{Tenant: tenant, Name: args[0], Virtual: virtual, Real: real},
 				}))
 			if err != nil {
 				return err
@@ -141,12 +141,12 @@ func newServiceList(env Env) *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			resp, err := socket.client().
-				ListServices(cmd.Context(), connect.NewRequest(&pilasterv1.ListServicesRequest{Tenant: tenant}))
+				ListUnderlayServices(cmd.Context(), connect.NewRequest(&pilasterv1.ListUnderlayServicesRequest{Tenant: tenant}))
 			if err != nil {
 				return err
 			}
 			views := []serviceView{}
-			for _, s := range resp.Msg.Services {
+			for _, s := range resp.Msg.UnderlayServices {
 				views = append(views, viewService(s))
 			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
@@ -173,8 +173,8 @@ func newServiceDelete(env Env) *cobra.Command {
 		Example: "  pilaster service delete storage --tenant green",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := socket.client().DeleteService(cmd.Context(),
-				connect.NewRequest(&pilasterv1.DeleteServiceRequest{Tenant: tenant, Name: args[0]})); err != nil {
+			if _, err := socket.client().DeleteUnderlayService(cmd.Context(),
+				connect.NewRequest(&pilasterv1.DeleteUnderlayServiceRequest{Tenant: tenant, Name: args[0]})); err != nil {
 				return err
 			}
 			return out.print(env.Stdout, serviceView{Tenant: tenant, Name: args[0]}, func(w io.Writer) {

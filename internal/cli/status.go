@@ -102,11 +102,11 @@ type datapathView struct {
 
 // gatewayView is the node's gateway, for services and publications. If there is no gateway, it has no addresses.
 type gatewayView struct {
-	Own          string `json:"own,omitempty"`     // source address for services
-	Virtual      string `json:"virtual,omitempty"` // source address for published containers
-	Services     uint32 `json:"services"`
-	Publications uint32 `json:"publications"`
-	Missing      string `json:"missing,omitempty"` // why there is no gateway
+	Own              string `json:"own,omitempty"`     // source address for services
+	Virtual          string `json:"virtual,omitempty"` // source address for published containers
+	UnderlayServices uint32 `json:"services"`
+	Publications     uint32 `json:"publications"`
+	Missing          string `json:"missing,omitempty"` // why there is no gateway
 }
 
 func (g gatewayView) text() (state, rest string) {
@@ -114,7 +114,7 @@ func (g gatewayView) text() (state, rest string) {
 		return "none", strings.ReplaceAll(g.Missing, "\n  ", "; ")
 	}
 	return "open", fmt.Sprintf("%s to the underlay, %s to containers; %s, %s", g.Own, g.Virtual,
-		humanize.Of(g.Services, "service", "services"), humanize.Of(g.Publications, "publication", "publications"))
+		humanize.Of(g.UnderlayServices, "service", "services"), humanize.Of(g.Publications, "publication", "publications"))
 }
 
 // pullView describes the subscriptions of a network to mappings.
@@ -320,7 +320,7 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 		}
 	}
 	if g := s.GetGateway(); g != nil {
-		v.Gateway = &gatewayView{g.Own, g.Virtual, g.Services, g.Publications, g.Missing}
+		v.Gateway = &gatewayView{g.Own, g.Virtual, g.UnderlayServices, g.Publications, g.Missing}
 	}
 	v.Locator = s.GetLocator()
 	for _, p := range s.GetPulls() {

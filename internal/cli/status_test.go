@@ -140,10 +140,10 @@ func theStatus() *pilasterv1.StatusResponse {
 			},
 		},
 		Gateway: &pilasterv1.Gateway{
-			Own:          "fd70:696c:6100:1:0:ff:0:1",
-			Virtual:      "fd70:696c:6700:0:1::1",
-			Services:     2,
-			Publications: 1,
+			Own:              "fd70:696c:6100:1:0:ff:0:1",
+			Virtual:          "fd70:696c:6700:0:1::1",
+			UnderlayServices: 2,
+			Publications:     1,
 		},
 		Endpoints: 2, Tenants: 2,
 		Pulls: []*pilasterv1.Pull{{

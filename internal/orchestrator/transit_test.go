@@ -29,8 +29,8 @@ func TestPublishedTenant(t *testing.T) {
 	_, err := list(t, n1, "green")
 	wantCode(t, err, connect.CodePermissionDenied)
 
-	if _, err := op.CreateService(t.Context(), connect.NewRequest(&pilasterv1.CreateServiceRequest{
-		Service: &pilasterv1.Service{Tenant: "green", Name: "storage", Virtual: "fd09::7", Real: "2001:db8::9"},
+	if _, err := op.CreateUnderlayService(t.Context(), connect.NewRequest(&pilasterv1.CreateUnderlayServiceRequest{
+		Service: &pilasterv1.UnderlayService{Tenant: "green", Name: "storage", Virtual: "fd09::7", Real: "2001:db8::9"},
 	})); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestPublishedTenant(t *testing.T) {
 		len(d.WholeTenants) != 1 {
 		t.Fatalf("after the publication: n1 received %v, want tenant green with its app", d)
 	}
-	if is := d.Tenants[0]; len(is.Services) != 1 || is.Services[0].Real != "2001:db8::9" || len(is.Publications) != 1 ||
+	if is := d.Tenants[0]; len(is.UnderlayServices) != 1 || is.UnderlayServices[0].Real != "2001:db8::9" || len(is.Publications) != 1 ||
 		is.Publications[0].Underlay != created.Msg.Publication.Underlay ||
 		is.Publications[0].Tenant != "" {
 		t.Errorf("got tenant %v, want one service and one publication", is)
@@ -67,7 +67,7 @@ func TestPublishedTenant(t *testing.T) {
 	if err != nil || len(got.Msg.Hosting) != 1 || got.Msg.Hosting[0].Node != "n2" {
 		t.Errorf("GetTenant returned %v, %v; want n2 only as a hosting node", got, err)
 	}
-	_, err = op.CreateService(t.Context(), connect.NewRequest(&pilasterv1.CreateServiceRequest{}))
+	_, err = op.CreateUnderlayService(t.Context(), connect.NewRequest(&pilasterv1.CreateUnderlayServiceRequest{}))
 	wantCode(t, err, connect.CodeInvalidArgument)
 	_, err = op.CreatePublication(t.Context(), connect.NewRequest(&pilasterv1.CreatePublicationRequest{}))
 	wantCode(t, err, connect.CodeInvalidArgument)

@@ -8,9 +8,9 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// Service is a host on the underlay that containers of a tenant with overlays reach at an address that the tenant chose
+// UnderlayService is a host on the underlay that containers of a tenant with overlays reach at an address that the tenant chose
 // (NIMITZ §3.1, traffic (c)).
-type Service struct {
+type UnderlayService struct {
 	Name    string
 	Virtual netip.Addr // the address that containers use
 	Real    netip.Addr // the address on the underlay
@@ -27,8 +27,8 @@ type Publication struct {
 
 // Limits of one tenant: its record goes to every node that hosts it.
 const (
-	MaxServices     = 256
-	MaxPublications = 256
+	MaxUnderlayServices = 256
+	MaxPublications     = 256
 )
 
 // FirstPublished is the lowest index of a publication. Index 1 is the gateway itself.
@@ -72,7 +72,7 @@ func unfit(format string, args ...any) error { return Unfit{fmt.Errorf(format, a
 
 // CheckNorthSouth refuses services and publications whose addresses conflict with others.
 func (t Tenant) CheckNorthSouth(plan address.Plan) error {
-	if len(t.Services)+len(t.Publications) == 0 {
+	if len(t.UnderlayServices)+len(t.Publications) == 0 {
 		return nil
 	}
 	switch own := t.overlay6(); {
@@ -80,8 +80,8 @@ func (t Tenant) CheckNorthSouth(plan address.Plan) error {
 		return unfit("tenant %s has no IPv6 CIDR, and gateways lead to services and clients of IPv6 alone", t.Name)
 	case !plan.Gateway6.IsValid():
 		return unfit("this cluster has no IPv6 gateway prefix, so its nodes have no gateways")
-	case len(t.Services) > MaxServices:
-		return unfit("tenant %s has %d services, and a tenant has %d at most", t.Name, len(t.Services), MaxServices)
+	case len(t.UnderlayServices) > MaxUnderlayServices:
+		return unfit("tenant %s has %d services, and a tenant has %d at most", t.Name, len(t.UnderlayServices), MaxUnderlayServices)
 	case len(t.Publications) > MaxPublications:
 		return unfit(
 			"tenant %s has %d publications, and a tenant has %d at most",
@@ -98,13 +98,13 @@ func (t Tenant) CheckNorthSouth(plan address.Plan) error {
 
 // WithoutNorthSouth returns the tenant without services, publications and other regions.
 func (t Tenant) WithoutNorthSouth() Tenant {
-	t.Services, t.Publications, t.Regions = nil, nil, nil
+	t.UnderlayServices, t.Publications, t.Regions = nil, nil, nil
 	return t
 }
 
-// CheckServiceName and CheckPublicationName refuse names that are not a DNS label.
-func CheckServiceName(name string) error     { return checkName("service", name) }
-func CheckPublicationName(name string) error { return checkName("publication", name) }
+// CheckUnderlayServiceName and CheckPublicationName refuse names that are not a DNS label.
+func CheckUnderlayServiceName(name string) error { return checkName("service", name) }
+func CheckPublicationName(name string) error     { return checkName("publication", name) }
 
 // overlay6 returns the tenant's IPv6 CIDR, if it has one.
 func (t Tenant) overlay6() netip.Prefix {
@@ -118,8 +118,8 @@ func (t Tenant) overlay6() netip.Prefix {
 
 func (t Tenant) checkServices(plan address.Plan) error {
 	named, at := map[string]bool{}, map[netip.Addr]string{}
-	for _, s := range t.Services {
-		if err := CheckServiceName(s.Name); err != nil {
+	for _, s := range t.UnderlayServices {
+		if err := CheckUnderlayServiceName(s.Name); err != nil {
 			return err
 		}
 		if named[s.Name] {
@@ -139,7 +139,7 @@ func (t Tenant) checkServices(plan address.Plan) error {
 	return nil
 }
 
-func (t Tenant) checkService(plan address.Plan, s Service) error {
+func (t Tenant) checkService(plan address.Plan, s UnderlayService) error {
 	for _, a := range []netip.Addr{s.Virtual, s.Real} {
 		switch {
 		case !a.Is6() || a.Is4In6():
@@ -245,14 +245,14 @@ func (t Tenant) checkPublication(plan address.Plan, p Publication) error {
 	return nil
 }
 
-// ParseServices parses services from protobuf messages; CheckNorthSouth checks them.
-func ParseServices[S interface {
+// ParseUnderlayServices parses services from protobuf messages; CheckNorthSouth checks them.
+func ParseUnderlayServices[S interface {
 	GetName() string
 	GetVirtual() string
 	GetReal() string
-}](list []S) (services []Service, err error) {
+}](list []S) (services []UnderlayService, err error) {
 	for _, s := range list {
-		out := Service{Name: s.GetName()}
+		out := UnderlayService{Name: s.GetName()}
 		if out.Virtual, err = parseAddr("service", out.Name, s.GetVirtual()); err != nil {
 			return nil, err
 		}

@@ -15,7 +15,7 @@ var (
 )
 
 func service(name, virtual, real string) Service {
-	return Service{name, netip.MustParseAddr(virtual), netip.MustParseAddr(real)}
+	return UnderlayService{name, netip.MustParseAddr(virtual), netip.MustParseAddr(real)}
 }
 
 func publication(name, container string, gateway netip.Prefix, i address.Index) Publication {
@@ -30,7 +30,7 @@ func TestCheckNorthSouth(t *testing.T) {
 		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd12:9999::/48")},
 	}
 	web := publication("web", "fd12:3456::5", node1, 2)
-	list := func(n int) (services []Service, publications []Publication) {
+	list := func(n int) (services []UnderlayService, publications []Publication) {
 		for i := range n {
 			services = append(
 				services,
@@ -46,41 +46,41 @@ func TestCheckNorthSouth(t *testing.T) {
 	most, mostPublished := list(256)
 	tooMany, tooManyPublished := list(257)
 	for _, c := range []struct {
-		services     []Service
+		services     []UnderlayService
 		publications []Publication
 		refused      string
 	}{
 		{nil, nil, ""},
-		{[]Service{storage, db}, []Publication{web}, ""},
+		{[]UnderlayService{storage, db}, []Publication{web}, ""},
 		{most, mostPublished, ""},
 		{tooMany, nil, "256 at most"},
 		{nil, tooManyPublished, "256 at most"},
-		{[]Service{storage, service("storage", "fd09::8", "2001:db8::a")}, nil, "two services storage"},
-		{[]Service{service("Storage", "fd09::7", "2001:db8::9")}, nil, "service name"},
-		{[]Service{storage, service("db", "fd09::7", "2001:db8::a")}, nil, "storage and db of tenant blue both have " +
+		{[]UnderlayService{storage, service("storage", "fd09::8", "2001:db8::a")}, nil, "two services storage"},
+		{[]UnderlayService{service("Storage", "fd09::7", "2001:db8::9")}, nil, "service name"},
+		{[]UnderlayService{storage, service("db", "fd09::7", "2001:db8::a")}, nil, "storage and db of tenant blue both have " +
 			"fd09::7"},
-		{[]Service{storage, service("db", "fd09::8", "2001:db8::9")}, nil, "both have 2001:db8::9"},
-		{[]Service{storage, service("db", "2001:db8::9", "2001:db8::a")}, nil, "both have 2001:db8::9"},
-		{[]Service{service("self", "fd09::7", "fd09::7")}, nil, "both its virtual and its real"},
-		{[]Service{service("v4", "10.9.9.9", "2001:db8::9")}, nil, "IPv6 alone"},
-		{[]Service{service("v4", "fd09::7", "192.0.2.9")}, nil, "IPv6 alone"},
-		{[]Service{service("mapped", "fd09::7", "::ffff:192.0.2.9")}, nil, "IPv6 alone"},
-		{[]Service{{Name: "none"}}, nil, "IPv6 alone"},
-		{[]Service{service("zone", "fd09::7", "fd09::9%eth0")}, nil, "where routes do"},
-		{[]Service{service("many", "fd09::7", "ff0e::1")}, nil, "where routes do"},
-		{[]Service{service("link", "fe80::1", "2001:db8::9")}, nil, "where routes do"},
-		{[]Service{service("loop", "fd09::7", "::1")}, nil, "where routes do"},
-		{[]Service{service("any", "fd09::7", "::")}, nil, "where routes do"},
-		{[]Service{service("gate", "fd70:696c:6700::7", "2001:db8::9")}, nil, "gateway prefix"},
-		{[]Service{service("private", "fd09::7", "fc00::9")}, nil, "private prefix"},
-		{[]Service{service("own", "fd12:3456::7", "2001:db8::9")}, nil, "own CIDR fd12:3456::/48"},
-		{[]Service{service("own", "fd09::7", "fd12:3456::7")}, nil, "own CIDR fd12:3456::/48"},
-		{[]Service{service("east", "fd12:9999::7", "2001:db8::9")}, nil, "the tenant's CIDR fd12:9999::/48 in region " +
+		{[]UnderlayService{storage, service("db", "fd09::8", "2001:db8::9")}, nil, "both have 2001:db8::9"},
+		{[]UnderlayService{storage, service("db", "2001:db8::9", "2001:db8::a")}, nil, "both have 2001:db8::9"},
+		{[]UnderlayService{service("self", "fd09::7", "fd09::7")}, nil, "both its virtual and its real"},
+		{[]UnderlayService{service("v4", "10.9.9.9", "2001:db8::9")}, nil, "IPv6 alone"},
+		{[]UnderlayService{service("v4", "fd09::7", "192.0.2.9")}, nil, "IPv6 alone"},
+		{[]UnderlayService{service("mapped", "fd09::7", "::ffff:192.0.2.9")}, nil, "IPv6 alone"},
+		{[]UnderlayService{{Name: "none"}}, nil, "IPv6 alone"},
+		{[]UnderlayService{service("zone", "fd09::7", "fd09::9%eth0")}, nil, "where routes do"},
+		{[]UnderlayService{service("many", "fd09::7", "ff0e::1")}, nil, "where routes do"},
+		{[]UnderlayService{service("link", "fe80::1", "2001:db8::9")}, nil, "where routes do"},
+		{[]UnderlayService{service("loop", "fd09::7", "::1")}, nil, "where routes do"},
+		{[]UnderlayService{service("any", "fd09::7", "::")}, nil, "where routes do"},
+		{[]UnderlayService{service("gate", "fd70:696c:6700::7", "2001:db8::9")}, nil, "gateway prefix"},
+		{[]UnderlayService{service("private", "fd09::7", "fc00::9")}, nil, "private prefix"},
+		{[]UnderlayService{service("own", "fd12:3456::7", "2001:db8::9")}, nil, "own CIDR fd12:3456::/48"},
+		{[]UnderlayService{service("own", "fd09::7", "fd12:3456::7")}, nil, "own CIDR fd12:3456::/48"},
+		{[]UnderlayService{service("east", "fd12:9999::7", "2001:db8::9")}, nil, "the tenant's CIDR fd12:9999::/48 in region " +
 			"east"},
-		{[]Service{service("east", "fd09::7", "fd12:9999::7")}, nil, "the tenant's CIDR fd12:9999::/48 in region east"},
-		{[]Service{service("behind", "fd09::7", "fd70:696c:6100:1::5")}, nil, ""},
-		{[]Service{service("base", "fd70:696c:6100:1::1", "2001:db8::9")}, nil, "in the base prefix"},
-		{[]Service{service("container", "fd09::7", "fd70:696c:6100:1:0:700:100:1")}, nil, "a container's"},
+		{[]UnderlayService{service("east", "fd09::7", "fd12:9999::7")}, nil, "the tenant's CIDR fd12:9999::/48 in region east"},
+		{[]UnderlayService{service("behind", "fd09::7", "fd70:696c:6100:1::5")}, nil, ""},
+		{[]UnderlayService{service("base", "fd70:696c:6100:1::1", "2001:db8::9")}, nil, "in the base prefix"},
+		{[]UnderlayService{service("container", "fd09::7", "fd70:696c:6100:1:0:700:100:1")}, nil, "a container's"},
 
 		{nil, []Publication{web, publication("web", "fd12:3456::6", node1, 3)}, "two publications web"},
 		{nil, []Publication{publication("", "fd12:3456::6", node1, 3)}, "publication name"},
@@ -103,12 +103,12 @@ func TestCheckNorthSouth(t *testing.T) {
 			"and above"},
 	} {
 		blue := Tenant{
-			Name:         "blue",
-			Network:      Nimitz,
-			Overlays:     both,
-			Regions:      []Region{east},
-			Services:     c.services,
-			Publications: c.publications,
+			Name:             "blue",
+			Network:          Nimitz,
+			Overlays:         both,
+			Regions:          []Region{east},
+			UnderlayServices: c.services,
+			Publications:     c.publications,
 		}
 		err := blue.CheckNorthSouth(address.DefaultPlan())
 		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {

@@ -46,9 +46,9 @@ type Tenant struct {
 	Created    time.Time // in UTC; distinguishes it from an earlier tenant of the same name
 
 	// Only with overlays; see CheckNorthSouth.
-	Services     []Service
-	Publications []Publication
-	Offloads     []Offload
+	UnderlayServices []UnderlayService
+	Publications     []Publication
+	Offloads         []Offload
 
 	// Only on networks with the capability Egress; see CheckEgress.
 	Egress    []EgressRule
@@ -62,7 +62,7 @@ func (t Tenant) Equal(other Tenant) bool {
 		t.Addressing == other.Addressing &&
 		t.Changes == other.Changes && t.Created.Equal(other.Created) && slices.Equal(t.IDs, other.IDs) &&
 		slices.Equal(t.Overlays, other.Overlays) &&
-		slices.Equal(t.Services, other.Services) &&
+		slices.Equal(t.UnderlayServices, other.UnderlayServices) &&
 		slices.Equal(t.Publications, other.Publications) &&
 		slices.EqualFunc(t.Offloads, other.Offloads, Offload.Equal) &&
 		slices.EqualFunc(t.Regions, other.Regions, Region.Equal) &&

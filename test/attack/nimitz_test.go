@@ -47,9 +47,9 @@ var storage = netip.MustParseAddr("2001:db8:70::99")
 // serve creates a service for storage, and waits until the nodes have received it.
 func (b *bed) serve(t *testing.T, name string, nodes ...string) {
 	t.Helper()
-	service := &pilasterv1.Service{Tenant: name, Name: "storage", Virtual: "fd09::7", Real: storage.String()}
-	if _, err := b.Operator().CreateService(b.ctx,
-		connect.NewRequest(&pilasterv1.CreateServiceRequest{Service: service})); err != nil {
+	service := &pilasterv1.UnderlayService{Tenant: name, Name: "storage", Virtual: "fd09::7", Real: storage.String()}
+	if _, err := b.Operator().CreateUnderlayService(b.ctx,
+		connect.NewRequest(&pilasterv1.CreateUnderlayServiceRequest{Service: service})); err != nil {
 		t.Fatal(err)
 	}
 	for _, node := range nodes {

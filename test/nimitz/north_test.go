@@ -82,8 +82,8 @@ func (n north) test() {
 func (n north) provide() map[string]netip.Addr {
 	n.Helper()
 	for _, of := range slices.Sorted(maps.Keys(services)) {
-		_, err := n.Operator().CreateService(n.ctx, connect.NewRequest(&pilasterv1.CreateServiceRequest{
-			Service: &pilasterv1.Service{Tenant: of, Name: "host", Virtual: services[of].String(),
+		_, err := n.Operator().CreateUnderlayService(n.ctx, connect.NewRequest(&pilasterv1.CreateUnderlayServiceRequest{
+			Service: &pilasterv1.UnderlayService{Tenant: of, Name: "host", Virtual: services[of].String(),
 				Real: n.host.String()},
 		}))
 		must(n.T, err)
@@ -221,7 +221,7 @@ func (n north) killed(published map[string]netip.Addr) {
 	for name, at := range published {
 		n.toPublished(name, at)
 	}
-	if g := n.gateway("n1"); g.Services != 2 || g.Publications != 2 {
+	if g := n.gateway("n1"); g.UnderlayServices != 2 || g.Publications != 2 {
 		n.Errorf("unexpected entries of n1's gateway: %v", g)
 	}
 	must(n.T, n.Start(n.ctx, lab.Orchestrator))
@@ -238,8 +238,8 @@ func (n north) ended(published map[string]netip.Addr) {
 		}
 	}
 	for _, of := range []string{"green", "gold"} {
-		_, err := n.Operator().DeleteService(n.ctx,
-			connect.NewRequest(&pilasterv1.DeleteServiceRequest{Tenant: of, Name: "host"}))
+		_, err := n.Operator().DeleteUnderlayService(n.ctx,
+			connect.NewRequest(&pilasterv1.DeleteUnderlayServiceRequest{Tenant: of, Name: "host"}))
 		must(n.T, err)
 		for n.pings(of+"1", services[of], 100*time.Millisecond) > 0 {
 			pause(n.ctx, n.T)
@@ -252,7 +252,7 @@ func (n north) ended(published map[string]netip.Addr) {
 		for n.nat(node) > 0 {
 			pause(n.ctx, n.T)
 		}
-		if g := n.gateway(node); g.Services+g.Publications > 0 {
+		if g := n.gateway(node); g.UnderlayServices+g.Publications > 0 {
 			n.Errorf("entries of %s's gateway remain: %v", node, g)
 		}
 	}

@@ -2591,14 +2591,14 @@ func (x *ListRuleHitsResponse) GetHits() []*RuleHits {
 
 // Gateway connects containers of network nimitz with hosts outside it.
 type Gateway struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Own           string                 `protobuf:"bytes,1,opt,name=own,proto3" json:"own,omitempty"`                    // source address for services; empty without a gateway
-	Virtual       string                 `protobuf:"bytes,2,opt,name=virtual,proto3" json:"virtual,omitempty"`            // source address for published containers
-	Services      uint32                 `protobuf:"varint,3,opt,name=services,proto3" json:"services,omitempty"`         // of the tenants here
-	Publications  uint32                 `protobuf:"varint,4,opt,name=publications,proto3" json:"publications,omitempty"` // at this gateway
-	Missing       string                 `protobuf:"bytes,5,opt,name=missing,proto3" json:"missing,omitempty"`            // why there is no gateway
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Own              string                 `protobuf:"bytes,1,opt,name=own,proto3" json:"own,omitempty"`                                                    // source address for services; empty without a gateway
+	Virtual          string                 `protobuf:"bytes,2,opt,name=virtual,proto3" json:"virtual,omitempty"`                                            // source address for published containers
+	UnderlayServices uint32                 `protobuf:"varint,3,opt,name=underlay_services,json=underlayServices,proto3" json:"underlay_services,omitempty"` // of the tenants here
+	Publications     uint32                 `protobuf:"varint,4,opt,name=publications,proto3" json:"publications,omitempty"`                                 // at this gateway
+	Missing          string                 `protobuf:"bytes,5,opt,name=missing,proto3" json:"missing,omitempty"`                                            // why there is no gateway
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Gateway) Reset() {
@@ -2645,9 +2645,9 @@ func (x *Gateway) GetVirtual() string {
 	return ""
 }
 
-func (x *Gateway) GetServices() uint32 {
+func (x *Gateway) GetUnderlayServices() uint32 {
 	if x != nil {
-		return x.Services
+		return x.UnderlayServices
 	}
 	return 0
 }
@@ -3100,17 +3100,17 @@ func (x *ExplainRequest) GetAddress() string {
 }
 
 type ExplainResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Plaintext     string                 `protobuf:"bytes,1,opt,name=plaintext,proto3" json:"plaintext,omitempty"` // if the key of a tenant on this node decrypts the address
-	Tenant        string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`       // if the node has it
-	App           *App                   `protobuf:"bytes,3,opt,name=app,proto3" json:"app,omitempty"`
-	Endpoint      *Endpoint              `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`       // if it is on this node
-	Overlaid      []*Overlaid            `protobuf:"bytes,5,rep,name=overlaid,proto3" json:"overlaid,omitempty"`       // tenants of network nimitz with the address in a CIDR
-	Publication   string                 `protobuf:"bytes,6,opt,name=publication,proto3" json:"publication,omitempty"` // "tenant/name", if the address is that of a publication
-	Published     string                 `protobuf:"bytes,7,opt,name=published,proto3" json:"published,omitempty"`     // the container of that publication
-	Services      []*Service             `protobuf:"bytes,8,rep,name=services,proto3" json:"services,omitempty"`       // of tenants on this node, with this virtual address
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Plaintext        string                 `protobuf:"bytes,1,opt,name=plaintext,proto3" json:"plaintext,omitempty"` // if the key of a tenant on this node decrypts the address
+	Tenant           string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`       // if the node has it
+	App              *App                   `protobuf:"bytes,3,opt,name=app,proto3" json:"app,omitempty"`
+	Endpoint         *Endpoint              `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`                                         // if it is on this node
+	Overlaid         []*Overlaid            `protobuf:"bytes,5,rep,name=overlaid,proto3" json:"overlaid,omitempty"`                                         // tenants of network nimitz with the address in a CIDR
+	Publication      string                 `protobuf:"bytes,6,opt,name=publication,proto3" json:"publication,omitempty"`                                   // "tenant/name", if the address is that of a publication
+	Published        string                 `protobuf:"bytes,7,opt,name=published,proto3" json:"published,omitempty"`                                       // the container of that publication
+	UnderlayServices []*UnderlayService     `protobuf:"bytes,8,rep,name=underlay_services,json=underlayServices,proto3" json:"underlay_services,omitempty"` // of tenants on this node, with this virtual address
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *ExplainResponse) Reset() {
@@ -3192,9 +3192,9 @@ func (x *ExplainResponse) GetPublished() string {
 	return ""
 }
 
-func (x *ExplainResponse) GetServices() []*Service {
+func (x *ExplainResponse) GetUnderlayServices() []*UnderlayService {
 	if x != nil {
-		return x.Services
+		return x.UnderlayServices
 	}
 	return nil
 }
@@ -5224,11 +5224,11 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x13ListRuleHitsRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"A\n" +
 	"\x14ListRuleHitsResponse\x12)\n" +
-	"\x04hits\x18\x01 \x03(\v2\x15.pilaster.v1.RuleHitsR\x04hits\"\x8f\x01\n" +
+	"\x04hits\x18\x01 \x03(\v2\x15.pilaster.v1.RuleHitsR\x04hits\"\xa0\x01\n" +
 	"\aGateway\x12\x10\n" +
 	"\x03own\x18\x01 \x01(\tR\x03own\x12\x18\n" +
-	"\avirtual\x18\x02 \x01(\tR\avirtual\x12\x1a\n" +
-	"\bservices\x18\x03 \x01(\rR\bservices\x12\"\n" +
+	"\avirtual\x18\x02 \x01(\tR\avirtual\x12+\n" +
+	"\x11underlay_services\x18\x03 \x01(\rR\x10underlayServices\x12\"\n" +
 	"\fpublications\x18\x04 \x01(\rR\fpublications\x12\x18\n" +
 	"\amissing\x18\x05 \x01(\tR\amissing\"\x95\x01\n" +
 	"\x05Limit\x12\x12\n" +
@@ -5270,7 +5270,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vlast_minute\x18\x03 \x01(\x04R\n" +
 	"lastMinute\"*\n" +
 	"\x0eExplainRequest\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\tR\aaddress\"\xc3\x02\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\"\xdc\x02\n" +
 	"\x0fExplainResponse\x12\x1c\n" +
 	"\tplaintext\x18\x01 \x01(\tR\tplaintext\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\"\n" +
@@ -5278,8 +5278,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bendpoint\x18\x04 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\x121\n" +
 	"\boverlaid\x18\x05 \x03(\v2\x15.pilaster.v1.OverlaidR\boverlaid\x12 \n" +
 	"\vpublication\x18\x06 \x01(\tR\vpublication\x12\x1c\n" +
-	"\tpublished\x18\a \x01(\tR\tpublished\x120\n" +
-	"\bservices\x18\b \x03(\v2\x14.pilaster.v1.ServiceR\bservices\"\x81\x01\n" +
+	"\tpublished\x18\a \x01(\tR\tpublished\x12I\n" +
+	"\x11underlay_services\x18\b \x03(\v2\x1c.pilaster.v1.UnderlayServiceR\x10underlayServices\"\x81\x01\n" +
 	"\bOverlaid\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x16\n" +
@@ -5559,7 +5559,7 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*NodeLoad)(nil),                    // 74: pilaster.v1.NodeLoad
 	(OffloadPhase)(0),                   // 75: pilaster.v1.OffloadPhase
 	(*App)(nil),                         // 76: pilaster.v1.App
-	(*Service)(nil),                     // 77: pilaster.v1.Service
+	(*UnderlayService)(nil),             // 77: pilaster.v1.UnderlayService
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
 	65, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
@@ -5607,7 +5607,7 @@ var file_pilaster_v1_agent_proto_depIdxs = []int32{
 	76, // 42: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
 	2,  // 43: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
 	45, // 44: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	77, // 45: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
+	77, // 45: pilaster.v1.ExplainResponse.underlay_services:type_name -> pilaster.v1.UnderlayService
 	2,  // 46: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
 	49, // 47: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
 	48, // 48: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions

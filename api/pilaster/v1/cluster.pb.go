@@ -450,17 +450,17 @@ func (x *TenantId) GetOnlyAccepted() bool {
 }
 
 type Tenant struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Addressing   Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"`
-	Ids          []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // in order of creation; new containers use the last one without only_accepted
-	Created      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
-	Changes      uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`  // counts changes of ids, services and publications: a record with a higher count is newer
-	Network      string                 `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`   // "netpila" or "nimitz"; empty means netpila
-	Overlays     []*Overlay             `protobuf:"bytes,7,rep,name=overlays,proto3" json:"overlays,omitempty"` // of a nimitz tenant: one, or one of each family
-	Services     []*Service             `protobuf:"bytes,8,rep,name=services,proto3" json:"services,omitempty"` // of a nimitz tenant; at most 256 of each
-	Publications []*Publication         `protobuf:"bytes,9,rep,name=publications,proto3" json:"publications,omitempty"`
-	Regions      []*TenantRegion        `protobuf:"bytes,10,rep,name=regions,proto3" json:"regions,omitempty"` // of a nimitz tenant: other regions that have it; derived, never stored
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Name             string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Addressing       Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"`
+	Ids              []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // in order of creation; new containers use the last one without only_accepted
+	Created          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
+	Changes          uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`                                  // counts changes of ids, services and publications: a record with a higher count is newer
+	Network          string                 `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`                                   // "netpila" or "nimitz"; empty means netpila
+	Overlays         []*Overlay             `protobuf:"bytes,7,rep,name=overlays,proto3" json:"overlays,omitempty"`                                 // of a nimitz tenant: one, or one of each family
+	UnderlayServices []*UnderlayService     `protobuf:"bytes,8,rep,name=underlay_services,json=services,proto3" json:"underlay_services,omitempty"` // of a nimitz tenant; at most 256 of each
+	Publications     []*Publication         `protobuf:"bytes,9,rep,name=publications,proto3" json:"publications,omitempty"`
+	Regions          []*TenantRegion        `protobuf:"bytes,10,rep,name=regions,proto3" json:"regions,omitempty"` // of a nimitz tenant: other regions that have it; derived, never stored
 	// The network that the tenant leaves; its containers keep those addresses until the migration is finished. Empty
 	// without a migration.
 	Leaving      string        `protobuf:"bytes,11,opt,name=leaving,proto3" json:"leaving,omitempty"`
@@ -555,9 +555,9 @@ func (x *Tenant) GetOverlays() []*Overlay {
 	return nil
 }
 
-func (x *Tenant) GetServices() []*Service {
+func (x *Tenant) GetUnderlayServices() []*UnderlayService {
 	if x != nil {
-		return x.Services
+		return x.UnderlayServices
 	}
 	return nil
 }
@@ -1385,8 +1385,8 @@ func (x *Region) GetTenants() []*Region_Tenant {
 	return nil
 }
 
-// Service is an address on the underlay that a tenant's containers reach at an address of the tenant's choice.
-type Service struct {
+// UnderlayService is an address on the underlay that a tenant's containers reach at an address of the tenant's choice.
+type UnderlayService struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"` // in answers to operators; empty in the tenant's record
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
@@ -1396,20 +1396,20 @@ type Service struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Service) Reset() {
-	*x = Service{}
+func (x *UnderlayService) Reset() {
+	*x = UnderlayService{}
 	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Service) String() string {
+func (x *UnderlayService) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Service) ProtoMessage() {}
+func (*UnderlayService) ProtoMessage() {}
 
-func (x *Service) ProtoReflect() protoreflect.Message {
+func (x *UnderlayService) ProtoReflect() protoreflect.Message {
 	mi := &file_pilaster_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1421,33 +1421,33 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Service.ProtoReflect.Descriptor instead.
-func (*Service) Descriptor() ([]byte, []int) {
+// Deprecated: Use UnderlayService.ProtoReflect.Descriptor instead.
+func (*UnderlayService) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
-func (x *Service) GetTenant() string {
+func (x *UnderlayService) GetTenant() string {
 	if x != nil {
 		return x.Tenant
 	}
 	return ""
 }
 
-func (x *Service) GetName() string {
+func (x *UnderlayService) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *Service) GetVirtual() string {
+func (x *UnderlayService) GetVirtual() string {
 	if x != nil {
 		return x.Virtual
 	}
 	return ""
 }
 
-func (x *Service) GetReal() string {
+func (x *UnderlayService) GetReal() string {
 	if x != nil {
 		return x.Real
 	}
@@ -2370,7 +2370,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
-	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xd9\x05\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xea\x05\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -2380,8 +2380,8 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\acreated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x18\n" +
 	"\achanges\x18\x05 \x01(\x04R\achanges\x12\x18\n" +
 	"\anetwork\x18\x06 \x01(\tR\anetwork\x120\n" +
-	"\boverlays\x18\a \x03(\v2\x14.pilaster.v1.OverlayR\boverlays\x120\n" +
-	"\bservices\x18\b \x03(\v2\x14.pilaster.v1.ServiceR\bservices\x12<\n" +
+	"\boverlays\x18\a \x03(\v2\x14.pilaster.v1.OverlayR\boverlays\x12A\n" +
+	"\x11underlay_services\x18\b \x03(\v2\x1c.pilaster.v1.UnderlayServiceR\bservices\x12<\n" +
 	"\fpublications\x18\t \x03(\v2\x18.pilaster.v1.PublicationR\fpublications\x123\n" +
 	"\aregions\x18\n" +
 	" \x03(\v2\x19.pilaster.v1.TenantRegionR\aregions\x12\x18\n" +
@@ -2460,8 +2460,8 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x03vni\x18\x02 \x01(\rR\x03vni\x12\x14\n" +
 	"\x05cidrs\x18\x03 \x03(\tR\x05cidrs\x124\n" +
 	"\acreated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x122\n" +
-	"\x06joined\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06joinedJ\x04\b\x05\x10\x06\"c\n" +
-	"\aService\x12\x16\n" +
+	"\x06joined\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06joinedJ\x04\b\x05\x10\x06\"k\n" +
+	"\x0fUnderlayService\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
 	"\avirtual\x18\x03 \x01(\tR\avirtual\x12\x12\n" +
@@ -2588,7 +2588,7 @@ var file_pilaster_v1_cluster_proto_goTypes = []any{
 	(*RetiringApps)(nil),          // 13: pilaster.v1.RetiringApps
 	(*TenantRegion)(nil),          // 14: pilaster.v1.TenantRegion
 	(*Region)(nil),                // 15: pilaster.v1.Region
-	(*Service)(nil),               // 16: pilaster.v1.Service
+	(*UnderlayService)(nil),       // 16: pilaster.v1.UnderlayService
 	(*Publication)(nil),           // 17: pilaster.v1.Publication
 	(*Overlay)(nil),               // 18: pilaster.v1.Overlay
 	(*Mapping)(nil),               // 19: pilaster.v1.Mapping
@@ -2608,7 +2608,7 @@ var file_pilaster_v1_cluster_proto_depIdxs = []int32{
 	4,  // 2: pilaster.v1.Tenant.ids:type_name -> pilaster.v1.TenantId
 	28, // 3: pilaster.v1.Tenant.created:type_name -> google.protobuf.Timestamp
 	18, // 4: pilaster.v1.Tenant.overlays:type_name -> pilaster.v1.Overlay
-	16, // 5: pilaster.v1.Tenant.services:type_name -> pilaster.v1.Service
+	16, // 5: pilaster.v1.Tenant.underlay_services:type_name -> pilaster.v1.UnderlayService
 	17, // 6: pilaster.v1.Tenant.publications:type_name -> pilaster.v1.Publication
 	14, // 7: pilaster.v1.Tenant.regions:type_name -> pilaster.v1.TenantRegion
 	13, // 8: pilaster.v1.Tenant.retiring_apps:type_name -> pilaster.v1.RetiringApps

@@ -2948,27 +2948,27 @@ func (x *RotateKeyResponse) GetId() uint32 {
 	return 0
 }
 
-type CreateServiceRequest struct {
+type CreateUnderlayServiceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Service       *Service               `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	Service       *UnderlayService       `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *CreateServiceRequest) Reset() {
-	*x = CreateServiceRequest{}
+func (x *CreateUnderlayServiceRequest) Reset() {
+	*x = CreateUnderlayServiceRequest{}
 	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *CreateServiceRequest) String() string {
+func (x *CreateUnderlayServiceRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*CreateServiceRequest) ProtoMessage() {}
+func (*CreateUnderlayServiceRequest) ProtoMessage() {}
 
-func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
+func (x *CreateUnderlayServiceRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2980,39 +2980,39 @@ func (x *CreateServiceRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use CreateServiceRequest.ProtoReflect.Descriptor instead.
-func (*CreateServiceRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use CreateUnderlayServiceRequest.ProtoReflect.Descriptor instead.
+func (*CreateUnderlayServiceRequest) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{48}
 }
 
-func (x *CreateServiceRequest) GetService() *Service {
+func (x *CreateUnderlayServiceRequest) GetService() *UnderlayService {
 	if x != nil {
 		return x.Service
 	}
 	return nil
 }
 
-type CreateServiceResponse struct {
+type CreateUnderlayServiceResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Service       *Service               `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	Service       *UnderlayService       `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *CreateServiceResponse) Reset() {
-	*x = CreateServiceResponse{}
+func (x *CreateUnderlayServiceResponse) Reset() {
+	*x = CreateUnderlayServiceResponse{}
 	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *CreateServiceResponse) String() string {
+func (x *CreateUnderlayServiceResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*CreateServiceResponse) ProtoMessage() {}
+func (*CreateUnderlayServiceResponse) ProtoMessage() {}
 
-func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
+func (x *CreateUnderlayServiceResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3024,39 +3024,39 @@ func (x *CreateServiceResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use CreateServiceResponse.ProtoReflect.Descriptor instead.
-func (*CreateServiceResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use CreateUnderlayServiceResponse.ProtoReflect.Descriptor instead.
+func (*CreateUnderlayServiceResponse) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{49}
 }
 
-func (x *CreateServiceResponse) GetService() *Service {
+func (x *CreateUnderlayServiceResponse) GetService() *UnderlayService {
 	if x != nil {
 		return x.Service
 	}
 	return nil
 }
 
-type ListServicesRequest struct {
+type ListUnderlayServicesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ListServicesRequest) Reset() {
-	*x = ListServicesRequest{}
+func (x *ListUnderlayServicesRequest) Reset() {
+	*x = ListUnderlayServicesRequest{}
 	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ListServicesRequest) String() string {
+func (x *ListUnderlayServicesRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ListServicesRequest) ProtoMessage() {}
+func (*ListUnderlayServicesRequest) ProtoMessage() {}
 
-func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
+func (x *ListUnderlayServicesRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3068,39 +3068,39 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
-func (*ListServicesRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use ListUnderlayServicesRequest.ProtoReflect.Descriptor instead.
+func (*ListUnderlayServicesRequest) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{50}
 }
 
-func (x *ListServicesRequest) GetTenant() string {
+func (x *ListUnderlayServicesRequest) GetTenant() string {
 	if x != nil {
 		return x.Tenant
 	}
 	return ""
 }
 
-type ListServicesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Services      []*Service             `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+type ListUnderlayServicesResponse struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	UnderlayServices []*UnderlayService     `protobuf:"bytes,1,rep,name=underlay_services,json=underlayServices,proto3" json:"underlay_services,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
-func (x *ListServicesResponse) Reset() {
-	*x = ListServicesResponse{}
+func (x *ListUnderlayServicesResponse) Reset() {
+	*x = ListUnderlayServicesResponse{}
 	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ListServicesResponse) String() string {
+func (x *ListUnderlayServicesResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ListServicesResponse) ProtoMessage() {}
+func (*ListUnderlayServicesResponse) ProtoMessage() {}
 
-func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
+func (x *ListUnderlayServicesResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3112,19 +3112,19 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
-func (*ListServicesResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use ListUnderlayServicesResponse.ProtoReflect.Descriptor instead.
+func (*ListUnderlayServicesResponse) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{51}
 }
 
-func (x *ListServicesResponse) GetServices() []*Service {
+func (x *ListUnderlayServicesResponse) GetUnderlayServices() []*UnderlayService {
 	if x != nil {
-		return x.Services
+		return x.UnderlayServices
 	}
 	return nil
 }
 
-type DeleteServiceRequest struct {
+type DeleteUnderlayServiceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
@@ -3132,20 +3132,20 @@ type DeleteServiceRequest struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DeleteServiceRequest) Reset() {
-	*x = DeleteServiceRequest{}
+func (x *DeleteUnderlayServiceRequest) Reset() {
+	*x = DeleteUnderlayServiceRequest{}
 	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DeleteServiceRequest) String() string {
+func (x *DeleteUnderlayServiceRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DeleteServiceRequest) ProtoMessage() {}
+func (*DeleteUnderlayServiceRequest) ProtoMessage() {}
 
-func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
+func (x *DeleteUnderlayServiceRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3157,45 +3157,45 @@ func (x *DeleteServiceRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeleteServiceRequest.ProtoReflect.Descriptor instead.
-func (*DeleteServiceRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use DeleteUnderlayServiceRequest.ProtoReflect.Descriptor instead.
+func (*DeleteUnderlayServiceRequest) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{52}
 }
 
-func (x *DeleteServiceRequest) GetTenant() string {
+func (x *DeleteUnderlayServiceRequest) GetTenant() string {
 	if x != nil {
 		return x.Tenant
 	}
 	return ""
 }
 
-func (x *DeleteServiceRequest) GetName() string {
+func (x *DeleteUnderlayServiceRequest) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-type DeleteServiceResponse struct {
+type DeleteUnderlayServiceResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DeleteServiceResponse) Reset() {
-	*x = DeleteServiceResponse{}
+func (x *DeleteUnderlayServiceResponse) Reset() {
+	*x = DeleteUnderlayServiceResponse{}
 	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DeleteServiceResponse) String() string {
+func (x *DeleteUnderlayServiceResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DeleteServiceResponse) ProtoMessage() {}
+func (*DeleteUnderlayServiceResponse) ProtoMessage() {}
 
-func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
+func (x *DeleteUnderlayServiceResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_pilaster_v1_orchestrator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3207,8 +3207,8 @@ func (x *DeleteServiceResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeleteServiceResponse.ProtoReflect.Descriptor instead.
-func (*DeleteServiceResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use DeleteUnderlayServiceResponse.ProtoReflect.Descriptor instead.
+func (*DeleteUnderlayServiceResponse) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_orchestrator_proto_rawDescGZIP(), []int{53}
 }
 
@@ -5904,19 +5904,19 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x05force\x18\x02 \x01(\rR\x05force\"P\n" +
 	"\x11RotateKeyResponse\x12+\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x13.pilaster.v1.TenantR\x06tenant\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\rR\x02id\"F\n" +
-	"\x14CreateServiceRequest\x12.\n" +
-	"\aservice\x18\x01 \x01(\v2\x14.pilaster.v1.ServiceR\aservice\"G\n" +
-	"\x15CreateServiceResponse\x12.\n" +
-	"\aservice\x18\x01 \x01(\v2\x14.pilaster.v1.ServiceR\aservice\"-\n" +
-	"\x13ListServicesRequest\x12\x16\n" +
-	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"H\n" +
-	"\x14ListServicesResponse\x120\n" +
-	"\bservices\x18\x01 \x03(\v2\x14.pilaster.v1.ServiceR\bservices\"B\n" +
-	"\x14DeleteServiceRequest\x12\x16\n" +
+	"\x02id\x18\x02 \x01(\rR\x02id\"V\n" +
+	"\x1cCreateUnderlayServiceRequest\x126\n" +
+	"\aservice\x18\x01 \x01(\v2\x1c.pilaster.v1.UnderlayServiceR\aservice\"W\n" +
+	"\x1dCreateUnderlayServiceResponse\x126\n" +
+	"\aservice\x18\x01 \x01(\v2\x1c.pilaster.v1.UnderlayServiceR\aservice\"5\n" +
+	"\x1bListUnderlayServicesRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"i\n" +
+	"\x1cListUnderlayServicesResponse\x12I\n" +
+	"\x11underlay_services\x18\x01 \x03(\v2\x1c.pilaster.v1.UnderlayServiceR\x10underlayServices\"J\n" +
+	"\x1cDeleteUnderlayServiceRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\x17\n" +
-	"\x15DeleteServiceResponse\"V\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x1f\n" +
+	"\x1dDeleteUnderlayServiceResponse\"V\n" +
 	"\x18CreatePublicationRequest\x12:\n" +
 	"\vpublication\x18\x01 \x01(\v2\x18.pilaster.v1.PublicationR\vpublication\"W\n" +
 	"\x19CreatePublicationResponse\x12:\n" +
@@ -6079,17 +6079,17 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x01\x12G\n" +
 	"\bAllocate\x12\x1c.pilaster.v1.AllocateRequest\x1a\x1d.pilaster.v1.AllocateResponse\x12;\n" +
 	"\x04Free\x12\x18.pilaster.v1.FreeRequest\x1a\x19.pilaster.v1.FreeResponse\x12S\n" +
-	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xa3\x18\n" +
+	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xeb\x18\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
 	"\vListTenants\x12\x1f.pilaster.v1.ListTenantsRequest\x1a .pilaster.v1.ListTenantsResponse\x12S\n" +
 	"\fDeleteTenant\x12 .pilaster.v1.DeleteTenantRequest\x1a!.pilaster.v1.DeleteTenantResponse\x12J\n" +
 	"\tRotateKey\x12\x1d.pilaster.v1.RotateKeyRequest\x1a\x1e.pilaster.v1.RotateKeyResponse\x12V\n" +
-	"\rMigrateTenant\x12!.pilaster.v1.MigrateTenantRequest\x1a\".pilaster.v1.MigrateTenantResponse\x12V\n" +
-	"\rCreateService\x12!.pilaster.v1.CreateServiceRequest\x1a\".pilaster.v1.CreateServiceResponse\x12S\n" +
-	"\fListServices\x12 .pilaster.v1.ListServicesRequest\x1a!.pilaster.v1.ListServicesResponse\x12V\n" +
-	"\rDeleteService\x12!.pilaster.v1.DeleteServiceRequest\x1a\".pilaster.v1.DeleteServiceResponse\x12b\n" +
+	"\rMigrateTenant\x12!.pilaster.v1.MigrateTenantRequest\x1a\".pilaster.v1.MigrateTenantResponse\x12n\n" +
+	"\x15CreateUnderlayService\x12).pilaster.v1.CreateUnderlayServiceRequest\x1a*.pilaster.v1.CreateUnderlayServiceResponse\x12k\n" +
+	"\x14ListUnderlayServices\x12(.pilaster.v1.ListUnderlayServicesRequest\x1a).pilaster.v1.ListUnderlayServicesResponse\x12n\n" +
+	"\x15DeleteUnderlayService\x12).pilaster.v1.DeleteUnderlayServiceRequest\x1a*.pilaster.v1.DeleteUnderlayServiceResponse\x12b\n" +
 	"\x11CreatePublication\x12%.pilaster.v1.CreatePublicationRequest\x1a&.pilaster.v1.CreatePublicationResponse\x12_\n" +
 	"\x10ListPublications\x12$.pilaster.v1.ListPublicationsRequest\x1a%.pilaster.v1.ListPublicationsResponse\x12b\n" +
 	"\x11DeletePublication\x12%.pilaster.v1.DeletePublicationRequest\x1a&.pilaster.v1.DeletePublicationResponse\x12S\n" +
@@ -6134,128 +6134,128 @@ func file_pilaster_v1_orchestrator_proto_rawDescGZIP() []byte {
 var file_pilaster_v1_orchestrator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_pilaster_v1_orchestrator_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
 var file_pilaster_v1_orchestrator_proto_goTypes = []any{
-	(PolicyChange)(0),                 // 0: pilaster.v1.PolicyChange
-	(*AllocateRequest)(nil),           // 1: pilaster.v1.AllocateRequest
-	(*AllocateResponse)(nil),          // 2: pilaster.v1.AllocateResponse
-	(*FreeRequest)(nil),               // 3: pilaster.v1.FreeRequest
-	(*FreeResponse)(nil),              // 4: pilaster.v1.FreeResponse
-	(*ListMappingsRequest)(nil),       // 5: pilaster.v1.ListMappingsRequest
-	(*ListMappingsResponse)(nil),      // 6: pilaster.v1.ListMappingsResponse
-	(*JoinRequest)(nil),               // 7: pilaster.v1.JoinRequest
-	(*JoinResponse)(nil),              // 8: pilaster.v1.JoinResponse
-	(*RenewRequest)(nil),              // 9: pilaster.v1.RenewRequest
-	(*RenewResponse)(nil),             // 10: pilaster.v1.RenewResponse
-	(*RegisterRequest)(nil),           // 11: pilaster.v1.RegisterRequest
-	(*Held)(nil),                      // 12: pilaster.v1.Held
-	(*RegisterResponse)(nil),          // 13: pilaster.v1.RegisterResponse
-	(*ReportLoadRequest)(nil),         // 14: pilaster.v1.ReportLoadRequest
-	(*ReportLoadResponse)(nil),        // 15: pilaster.v1.ReportLoadResponse
-	(*ResolveRequest)(nil),            // 16: pilaster.v1.ResolveRequest
-	(*ResolveResponse)(nil),           // 17: pilaster.v1.ResolveResponse
-	(*FollowRequest)(nil),             // 18: pilaster.v1.FollowRequest
-	(*Subscriptions)(nil),             // 19: pilaster.v1.Subscriptions
-	(*FollowResponse)(nil),            // 20: pilaster.v1.FollowResponse
-	(*Refusals)(nil),                  // 21: pilaster.v1.Refusals
-	(*Snapshot)(nil),                  // 22: pilaster.v1.Snapshot
-	(*Delta)(nil),                     // 23: pilaster.v1.Delta
-	(*Heartbeat)(nil),                 // 24: pilaster.v1.Heartbeat
-	(*ExportRegionRequest)(nil),       // 25: pilaster.v1.ExportRegionRequest
-	(*ExportRegionResponse)(nil),      // 26: pilaster.v1.ExportRegionResponse
-	(*ImportRegionRequest)(nil),       // 27: pilaster.v1.ImportRegionRequest
-	(*ImportRegionResponse)(nil),      // 28: pilaster.v1.ImportRegionResponse
-	(*ListRegionsRequest)(nil),        // 29: pilaster.v1.ListRegionsRequest
-	(*ListRegionsResponse)(nil),       // 30: pilaster.v1.ListRegionsResponse
-	(*DeleteRegionRequest)(nil),       // 31: pilaster.v1.DeleteRegionRequest
-	(*DeleteRegionResponse)(nil),      // 32: pilaster.v1.DeleteRegionResponse
-	(*GetTokenRequest)(nil),           // 33: pilaster.v1.GetTokenRequest
-	(*GetTokenResponse)(nil),          // 34: pilaster.v1.GetTokenResponse
-	(*RotateTokenRequest)(nil),        // 35: pilaster.v1.RotateTokenRequest
-	(*RotateTokenResponse)(nil),       // 36: pilaster.v1.RotateTokenResponse
-	(*CreateTenantRequest)(nil),       // 37: pilaster.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),      // 38: pilaster.v1.CreateTenantResponse
-	(*GetTenantRequest)(nil),          // 39: pilaster.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),         // 40: pilaster.v1.GetTenantResponse
-	(*ListTenantsRequest)(nil),        // 41: pilaster.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),       // 42: pilaster.v1.ListTenantsResponse
-	(*MigrateTenantRequest)(nil),      // 43: pilaster.v1.MigrateTenantRequest
-	(*MigrateTenantResponse)(nil),     // 44: pilaster.v1.MigrateTenantResponse
-	(*DeleteTenantRequest)(nil),       // 45: pilaster.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),      // 46: pilaster.v1.DeleteTenantResponse
-	(*RotateKeyRequest)(nil),          // 47: pilaster.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),         // 48: pilaster.v1.RotateKeyResponse
-	(*CreateServiceRequest)(nil),      // 49: pilaster.v1.CreateServiceRequest
-	(*CreateServiceResponse)(nil),     // 50: pilaster.v1.CreateServiceResponse
-	(*ListServicesRequest)(nil),       // 51: pilaster.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),      // 52: pilaster.v1.ListServicesResponse
-	(*DeleteServiceRequest)(nil),      // 53: pilaster.v1.DeleteServiceRequest
-	(*DeleteServiceResponse)(nil),     // 54: pilaster.v1.DeleteServiceResponse
-	(*CreatePublicationRequest)(nil),  // 55: pilaster.v1.CreatePublicationRequest
-	(*CreatePublicationResponse)(nil), // 56: pilaster.v1.CreatePublicationResponse
-	(*ListPublicationsRequest)(nil),   // 57: pilaster.v1.ListPublicationsRequest
-	(*ListPublicationsResponse)(nil),  // 58: pilaster.v1.ListPublicationsResponse
-	(*DeletePublicationRequest)(nil),  // 59: pilaster.v1.DeletePublicationRequest
-	(*DeletePublicationResponse)(nil), // 60: pilaster.v1.DeletePublicationResponse
-	(*StartOffloadRequest)(nil),       // 61: pilaster.v1.StartOffloadRequest
-	(*StartOffloadResponse)(nil),      // 62: pilaster.v1.StartOffloadResponse
-	(*ListOffloadsRequest)(nil),       // 63: pilaster.v1.ListOffloadsRequest
-	(*ListOffloadsResponse)(nil),      // 64: pilaster.v1.ListOffloadsResponse
-	(*EndedOffload)(nil),              // 65: pilaster.v1.EndedOffload
-	(*SetOffloadAutoRequest)(nil),     // 66: pilaster.v1.SetOffloadAutoRequest
-	(*SetOffloadAutoResponse)(nil),    // 67: pilaster.v1.SetOffloadAutoResponse
-	(*StopOffloadRequest)(nil),        // 68: pilaster.v1.StopOffloadRequest
-	(*StopOffloadResponse)(nil),       // 69: pilaster.v1.StopOffloadResponse
-	(*OffloadStatus)(nil),             // 70: pilaster.v1.OffloadStatus
-	(*OffloadChange)(nil),             // 71: pilaster.v1.OffloadChange
-	(*AwaitedNode)(nil),               // 72: pilaster.v1.AwaitedNode
-	(*SetEgressRuleRequest)(nil),      // 73: pilaster.v1.SetEgressRuleRequest
-	(*SetEgressRuleResponse)(nil),     // 74: pilaster.v1.SetEgressRuleResponse
-	(*DeleteEgressRuleRequest)(nil),   // 75: pilaster.v1.DeleteEgressRuleRequest
-	(*DeleteEgressRuleResponse)(nil),  // 76: pilaster.v1.DeleteEgressRuleResponse
-	(*ListEgressRulesRequest)(nil),    // 77: pilaster.v1.ListEgressRulesRequest
-	(*ListEgressRulesResponse)(nil),   // 78: pilaster.v1.ListEgressRulesResponse
-	(*TenantEgress)(nil),              // 79: pilaster.v1.TenantEgress
-	(*SetTenantNodesRequest)(nil),     // 80: pilaster.v1.SetTenantNodesRequest
-	(*SetTenantNodesResponse)(nil),    // 81: pilaster.v1.SetTenantNodesResponse
-	(*ChangeProtectedRequest)(nil),    // 82: pilaster.v1.ChangeProtectedRequest
-	(*ChangeProtectedResponse)(nil),   // 83: pilaster.v1.ChangeProtectedResponse
-	(*ListProtectedRequest)(nil),      // 84: pilaster.v1.ListProtectedRequest
-	(*ListProtectedResponse)(nil),     // 85: pilaster.v1.ListProtectedResponse
-	(*ApplyPoliciesRequest)(nil),      // 86: pilaster.v1.ApplyPoliciesRequest
-	(*ApplyPoliciesResponse)(nil),     // 87: pilaster.v1.ApplyPoliciesResponse
-	(*AppliedPolicy)(nil),             // 88: pilaster.v1.AppliedPolicy
-	(*ListPoliciesRequest)(nil),       // 89: pilaster.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 90: pilaster.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),          // 91: pilaster.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),         // 92: pilaster.v1.GetPolicyResponse
-	(*DeletePoliciesRequest)(nil),     // 93: pilaster.v1.DeletePoliciesRequest
-	(*DeletePoliciesResponse)(nil),    // 94: pilaster.v1.DeletePoliciesResponse
-	(*GetNodeRequest)(nil),            // 95: pilaster.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),           // 96: pilaster.v1.GetNodeResponse
-	(*ListNodesRequest)(nil),          // 97: pilaster.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),         // 98: pilaster.v1.ListNodesResponse
-	(*DeleteNodeRequest)(nil),         // 99: pilaster.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),        // 100: pilaster.v1.DeleteNodeResponse
-	(*ClusterStatusRequest)(nil),      // 101: pilaster.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil),     // 102: pilaster.v1.ClusterStatusResponse
-	nil,                               // 103: pilaster.v1.ResolveRequest.LabelsEntry
-	(*Mapping)(nil),                   // 104: pilaster.v1.Mapping
-	(*Tenant)(nil),                    // 105: pilaster.v1.Tenant
-	(*App)(nil),                       // 106: pilaster.v1.App
-	(*Node)(nil),                      // 107: pilaster.v1.Node
-	(*Plan)(nil),                      // 108: pilaster.v1.Plan
-	(*NodeLoad)(nil),                  // 109: pilaster.v1.NodeLoad
-	(*Hosting)(nil),                   // 110: pilaster.v1.Hosting
-	(*Policy)(nil),                    // 111: pilaster.v1.Policy
-	(*Override)(nil),                  // 112: pilaster.v1.Override
-	(*Region)(nil),                    // 113: pilaster.v1.Region
-	(Addressing)(0),                   // 114: pilaster.v1.Addressing
-	(*Overlay)(nil),                   // 115: pilaster.v1.Overlay
-	(*Service)(nil),                   // 116: pilaster.v1.Service
-	(*Publication)(nil),               // 117: pilaster.v1.Publication
-	(*Offload)(nil),                   // 118: pilaster.v1.Offload
-	(*timestamppb.Timestamp)(nil),     // 119: google.protobuf.Timestamp
-	(*EgressGateway)(nil),             // 120: pilaster.v1.EgressGateway
-	(*EgressRule)(nil),                // 121: pilaster.v1.EgressRule
+	(PolicyChange)(0),                     // 0: pilaster.v1.PolicyChange
+	(*AllocateRequest)(nil),               // 1: pilaster.v1.AllocateRequest
+	(*AllocateResponse)(nil),              // 2: pilaster.v1.AllocateResponse
+	(*FreeRequest)(nil),                   // 3: pilaster.v1.FreeRequest
+	(*FreeResponse)(nil),                  // 4: pilaster.v1.FreeResponse
+	(*ListMappingsRequest)(nil),           // 5: pilaster.v1.ListMappingsRequest
+	(*ListMappingsResponse)(nil),          // 6: pilaster.v1.ListMappingsResponse
+	(*JoinRequest)(nil),                   // 7: pilaster.v1.JoinRequest
+	(*JoinResponse)(nil),                  // 8: pilaster.v1.JoinResponse
+	(*RenewRequest)(nil),                  // 9: pilaster.v1.RenewRequest
+	(*RenewResponse)(nil),                 // 10: pilaster.v1.RenewResponse
+	(*RegisterRequest)(nil),               // 11: pilaster.v1.RegisterRequest
+	(*Held)(nil),                          // 12: pilaster.v1.Held
+	(*RegisterResponse)(nil),              // 13: pilaster.v1.RegisterResponse
+	(*ReportLoadRequest)(nil),             // 14: pilaster.v1.ReportLoadRequest
+	(*ReportLoadResponse)(nil),            // 15: pilaster.v1.ReportLoadResponse
+	(*ResolveRequest)(nil),                // 16: pilaster.v1.ResolveRequest
+	(*ResolveResponse)(nil),               // 17: pilaster.v1.ResolveResponse
+	(*FollowRequest)(nil),                 // 18: pilaster.v1.FollowRequest
+	(*Subscriptions)(nil),                 // 19: pilaster.v1.Subscriptions
+	(*FollowResponse)(nil),                // 20: pilaster.v1.FollowResponse
+	(*Refusals)(nil),                      // 21: pilaster.v1.Refusals
+	(*Snapshot)(nil),                      // 22: pilaster.v1.Snapshot
+	(*Delta)(nil),                         // 23: pilaster.v1.Delta
+	(*Heartbeat)(nil),                     // 24: pilaster.v1.Heartbeat
+	(*ExportRegionRequest)(nil),           // 25: pilaster.v1.ExportRegionRequest
+	(*ExportRegionResponse)(nil),          // 26: pilaster.v1.ExportRegionResponse
+	(*ImportRegionRequest)(nil),           // 27: pilaster.v1.ImportRegionRequest
+	(*ImportRegionResponse)(nil),          // 28: pilaster.v1.ImportRegionResponse
+	(*ListRegionsRequest)(nil),            // 29: pilaster.v1.ListRegionsRequest
+	(*ListRegionsResponse)(nil),           // 30: pilaster.v1.ListRegionsResponse
+	(*DeleteRegionRequest)(nil),           // 31: pilaster.v1.DeleteRegionRequest
+	(*DeleteRegionResponse)(nil),          // 32: pilaster.v1.DeleteRegionResponse
+	(*GetTokenRequest)(nil),               // 33: pilaster.v1.GetTokenRequest
+	(*GetTokenResponse)(nil),              // 34: pilaster.v1.GetTokenResponse
+	(*RotateTokenRequest)(nil),            // 35: pilaster.v1.RotateTokenRequest
+	(*RotateTokenResponse)(nil),           // 36: pilaster.v1.RotateTokenResponse
+	(*CreateTenantRequest)(nil),           // 37: pilaster.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),          // 38: pilaster.v1.CreateTenantResponse
+	(*GetTenantRequest)(nil),              // 39: pilaster.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),             // 40: pilaster.v1.GetTenantResponse
+	(*ListTenantsRequest)(nil),            // 41: pilaster.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),           // 42: pilaster.v1.ListTenantsResponse
+	(*MigrateTenantRequest)(nil),          // 43: pilaster.v1.MigrateTenantRequest
+	(*MigrateTenantResponse)(nil),         // 44: pilaster.v1.MigrateTenantResponse
+	(*DeleteTenantRequest)(nil),           // 45: pilaster.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),          // 46: pilaster.v1.DeleteTenantResponse
+	(*RotateKeyRequest)(nil),              // 47: pilaster.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),             // 48: pilaster.v1.RotateKeyResponse
+	(*CreateUnderlayServiceRequest)(nil),  // 49: pilaster.v1.CreateUnderlayServiceRequest
+	(*CreateUnderlayServiceResponse)(nil), // 50: pilaster.v1.CreateUnderlayServiceResponse
+	(*ListUnderlayServicesRequest)(nil),   // 51: pilaster.v1.ListUnderlayServicesRequest
+	(*ListUnderlayServicesResponse)(nil),  // 52: pilaster.v1.ListUnderlayServicesResponse
+	(*DeleteUnderlayServiceRequest)(nil),  // 53: pilaster.v1.DeleteUnderlayServiceRequest
+	(*DeleteUnderlayServiceResponse)(nil), // 54: pilaster.v1.DeleteUnderlayServiceResponse
+	(*CreatePublicationRequest)(nil),      // 55: pilaster.v1.CreatePublicationRequest
+	(*CreatePublicationResponse)(nil),     // 56: pilaster.v1.CreatePublicationResponse
+	(*ListPublicationsRequest)(nil),       // 57: pilaster.v1.ListPublicationsRequest
+	(*ListPublicationsResponse)(nil),      // 58: pilaster.v1.ListPublicationsResponse
+	(*DeletePublicationRequest)(nil),      // 59: pilaster.v1.DeletePublicationRequest
+	(*DeletePublicationResponse)(nil),     // 60: pilaster.v1.DeletePublicationResponse
+	(*StartOffloadRequest)(nil),           // 61: pilaster.v1.StartOffloadRequest
+	(*StartOffloadResponse)(nil),          // 62: pilaster.v1.StartOffloadResponse
+	(*ListOffloadsRequest)(nil),           // 63: pilaster.v1.ListOffloadsRequest
+	(*ListOffloadsResponse)(nil),          // 64: pilaster.v1.ListOffloadsResponse
+	(*EndedOffload)(nil),                  // 65: pilaster.v1.EndedOffload
+	(*SetOffloadAutoRequest)(nil),         // 66: pilaster.v1.SetOffloadAutoRequest
+	(*SetOffloadAutoResponse)(nil),        // 67: pilaster.v1.SetOffloadAutoResponse
+	(*StopOffloadRequest)(nil),            // 68: pilaster.v1.StopOffloadRequest
+	(*StopOffloadResponse)(nil),           // 69: pilaster.v1.StopOffloadResponse
+	(*OffloadStatus)(nil),                 // 70: pilaster.v1.OffloadStatus
+	(*OffloadChange)(nil),                 // 71: pilaster.v1.OffloadChange
+	(*AwaitedNode)(nil),                   // 72: pilaster.v1.AwaitedNode
+	(*SetEgressRuleRequest)(nil),          // 73: pilaster.v1.SetEgressRuleRequest
+	(*SetEgressRuleResponse)(nil),         // 74: pilaster.v1.SetEgressRuleResponse
+	(*DeleteEgressRuleRequest)(nil),       // 75: pilaster.v1.DeleteEgressRuleRequest
+	(*DeleteEgressRuleResponse)(nil),      // 76: pilaster.v1.DeleteEgressRuleResponse
+	(*ListEgressRulesRequest)(nil),        // 77: pilaster.v1.ListEgressRulesRequest
+	(*ListEgressRulesResponse)(nil),       // 78: pilaster.v1.ListEgressRulesResponse
+	(*TenantEgress)(nil),                  // 79: pilaster.v1.TenantEgress
+	(*SetTenantNodesRequest)(nil),         // 80: pilaster.v1.SetTenantNodesRequest
+	(*SetTenantNodesResponse)(nil),        // 81: pilaster.v1.SetTenantNodesResponse
+	(*ChangeProtectedRequest)(nil),        // 82: pilaster.v1.ChangeProtectedRequest
+	(*ChangeProtectedResponse)(nil),       // 83: pilaster.v1.ChangeProtectedResponse
+	(*ListProtectedRequest)(nil),          // 84: pilaster.v1.ListProtectedRequest
+	(*ListProtectedResponse)(nil),         // 85: pilaster.v1.ListProtectedResponse
+	(*ApplyPoliciesRequest)(nil),          // 86: pilaster.v1.ApplyPoliciesRequest
+	(*ApplyPoliciesResponse)(nil),         // 87: pilaster.v1.ApplyPoliciesResponse
+	(*AppliedPolicy)(nil),                 // 88: pilaster.v1.AppliedPolicy
+	(*ListPoliciesRequest)(nil),           // 89: pilaster.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),          // 90: pilaster.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),              // 91: pilaster.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),             // 92: pilaster.v1.GetPolicyResponse
+	(*DeletePoliciesRequest)(nil),         // 93: pilaster.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),        // 94: pilaster.v1.DeletePoliciesResponse
+	(*GetNodeRequest)(nil),                // 95: pilaster.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),               // 96: pilaster.v1.GetNodeResponse
+	(*ListNodesRequest)(nil),              // 97: pilaster.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),             // 98: pilaster.v1.ListNodesResponse
+	(*DeleteNodeRequest)(nil),             // 99: pilaster.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),            // 100: pilaster.v1.DeleteNodeResponse
+	(*ClusterStatusRequest)(nil),          // 101: pilaster.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil),         // 102: pilaster.v1.ClusterStatusResponse
+	nil,                                   // 103: pilaster.v1.ResolveRequest.LabelsEntry
+	(*Mapping)(nil),                       // 104: pilaster.v1.Mapping
+	(*Tenant)(nil),                        // 105: pilaster.v1.Tenant
+	(*App)(nil),                           // 106: pilaster.v1.App
+	(*Node)(nil),                          // 107: pilaster.v1.Node
+	(*Plan)(nil),                          // 108: pilaster.v1.Plan
+	(*NodeLoad)(nil),                      // 109: pilaster.v1.NodeLoad
+	(*Hosting)(nil),                       // 110: pilaster.v1.Hosting
+	(*Policy)(nil),                        // 111: pilaster.v1.Policy
+	(*Override)(nil),                      // 112: pilaster.v1.Override
+	(*Region)(nil),                        // 113: pilaster.v1.Region
+	(Addressing)(0),                       // 114: pilaster.v1.Addressing
+	(*Overlay)(nil),                       // 115: pilaster.v1.Overlay
+	(*UnderlayService)(nil),               // 116: pilaster.v1.UnderlayService
+	(*Publication)(nil),                   // 117: pilaster.v1.Publication
+	(*Offload)(nil),                       // 118: pilaster.v1.Offload
+	(*timestamppb.Timestamp)(nil),         // 119: google.protobuf.Timestamp
+	(*EgressGateway)(nil),                 // 120: pilaster.v1.EgressGateway
+	(*EgressRule)(nil),                    // 121: pilaster.v1.EgressRule
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	104, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
@@ -6307,9 +6307,9 @@ var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	114, // 46: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
 	105, // 47: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
 	105, // 48: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	116, // 49: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
-	116, // 50: pilaster.v1.CreateServiceResponse.service:type_name -> pilaster.v1.Service
-	116, // 51: pilaster.v1.ListServicesResponse.services:type_name -> pilaster.v1.Service
+	116, // 49: pilaster.v1.CreateUnderlayServiceRequest.service:type_name -> pilaster.v1.UnderlayService
+	116, // 50: pilaster.v1.CreateUnderlayServiceResponse.service:type_name -> pilaster.v1.UnderlayService
+	116, // 51: pilaster.v1.ListUnderlayServicesResponse.underlay_services:type_name -> pilaster.v1.UnderlayService
 	117, // 52: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
 	117, // 53: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
 	117, // 54: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
@@ -6353,9 +6353,9 @@ var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	45,  // 92: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
 	47,  // 93: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
 	43,  // 94: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	49,  // 95: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
-	51,  // 96: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
-	53,  // 97: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
+	49,  // 95: pilaster.v1.OperatorService.CreateUnderlayService:input_type -> pilaster.v1.CreateUnderlayServiceRequest
+	51,  // 96: pilaster.v1.OperatorService.ListUnderlayServices:input_type -> pilaster.v1.ListUnderlayServicesRequest
+	53,  // 97: pilaster.v1.OperatorService.DeleteUnderlayService:input_type -> pilaster.v1.DeleteUnderlayServiceRequest
 	55,  // 98: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
 	57,  // 99: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
 	59,  // 100: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
@@ -6398,9 +6398,9 @@ var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	46,  // 137: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
 	48,  // 138: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
 	44,  // 139: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	50,  // 140: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
-	52,  // 141: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
-	54,  // 142: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	50,  // 140: pilaster.v1.OperatorService.CreateUnderlayService:output_type -> pilaster.v1.CreateUnderlayServiceResponse
+	52,  // 141: pilaster.v1.OperatorService.ListUnderlayServices:output_type -> pilaster.v1.ListUnderlayServicesResponse
+	54,  // 142: pilaster.v1.OperatorService.DeleteUnderlayService:output_type -> pilaster.v1.DeleteUnderlayServiceResponse
 	56,  // 143: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
 	58,  // 144: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
 	60,  // 145: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse

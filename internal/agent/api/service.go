@@ -290,10 +290,10 @@ func (s *Service) Explain(
 		}
 		resp.Overlaid = append(resp.Overlaid, m)
 	}
-	for _, s := range e.Services {
-		resp.Services = append(
-			resp.Services,
-			&pilasterv1.Service{Tenant: s.Tenant, Name: s.Name, Virtual: s.Virtual.String(), Real: s.Real.String()},
+	for _, s := range e.UnderlayServices {
+		resp.UnderlayServices = append(
+			resp.UnderlayServices,
+			&pilasterv1.UnderlayService{Tenant: s.Tenant, Name: s.Name, Virtual: s.Virtual.String(), Real: s.Real.String()},
 		)
 	}
 	if e.Published != nil {

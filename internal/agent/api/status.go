@@ -102,21 +102,21 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 // addGateway adds the gateway status. A node without a gateway is ready; only services cannot be reached.
 func addGateway(r *pilasterv1.StatusResponse, g network.Gateway) {
 	r.Gateway = &pilasterv1.Gateway{
-		Services:     uint32(g.Services),
-		Publications: uint32(g.Publications),
-		Missing:      g.Missing,
+		UnderlayServices: uint32(g.UnderlayServices),
+		Publications:     uint32(g.Publications),
+		Missing:          g.Missing,
 	}
 	if g.Missing == "" {
 		r.Gateway.Own, r.Gateway.Virtual = g.Own.String(), g.Virtual.String()
 		return
 	}
-	if g.Services+g.Publications > 0 {
+	if g.UnderlayServices+g.Publications > 0 {
 		r.Problems = append(
 			r.Problems,
 			fmt.Sprintf(
 				"this node has no gateway, so %s and %s of its tenants cannot be reached through it: %s",
 				humanize.Of(
-					g.Services,
+					g.UnderlayServices,
 					"service",
 					"services",
 				),

@@ -108,7 +108,7 @@ func (b *entriesBed) read(ctx context.Context, services int) (c Counts, err erro
 		virtual, real := service(i)
 		t.Services = append(
 			slices.Clip(t.Services),
-			tenant.Service{Name: fmt.Sprint("s", i), Virtual: virtual, Real: real},
+			tenant.UnderlayService{Name: fmt.Sprint("s", i), Virtual: virtual, Real: real},
 		)
 	}
 	if err := b.network.PutTenant(ctx, t); err != nil {

@@ -42,7 +42,7 @@ func (n *Network) Gateway() (g network.Gateway) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, h := range n.tenants {
-		g.Services += len(h.services)
+		g.UnderlayServices += len(h.services)
 		for _, p := range h.published {
 			if p.Gateway == n.config.Node {
 				g.Publications++

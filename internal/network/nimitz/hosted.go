@@ -27,7 +27,7 @@ type hosted struct {
 
 	relays map[netip.Prefix]time.Time // until when packets from other nodes are forwarded to an address elsewhere
 
-	services  []tenant.Service
+	services  []tenant.UnderlayService
 	published []tenant.Publication
 	regions   []tenant.Region
 	offloads  []tenant.Offload
@@ -64,7 +64,7 @@ func (h *hosted) set(u Underlay, t tenant.Tenant) {
 		h.overlays = append(h.overlays, o.CIDR)
 	}
 	h.regions, h.offloads = t.Regions, t.Offloads
-	h.services, h.published = t.Services, slices.SortedFunc(
+	h.services, h.published = t.UnderlayServices, slices.SortedFunc(
 		slices.Values(t.Publications),
 		func(a, b tenant.Publication) int { return a.Underlay.Compare(b.Underlay) },
 	)

@@ -41,8 +41,8 @@ func newNorthSouth(t *testing.T) *northSouth {
 		far:     two.add(c.tenants[0], 2),
 		other:   one.add(c.tenants[1], 3),
 	}
-	c.tenants[0].Services = []tenant.Service{{Name: "storage", Virtual: name7, Real: storage}}
-	c.tenants[1].Services = []tenant.Service{{Name: "files", Virtual: name8, Real: storage}}
+	c.tenants[0].UnderlayServices = []tenant.UnderlayService{{Name: "storage", Virtual: name7, Real: storage}}
+	c.tenants[1].UnderlayServices = []tenant.UnderlayService{{Name: "files", Virtual: name8, Real: storage}}
 	for i, r := range []endpoint.Record{s.far, s.near} {
 		for _, at := range []*node{one, c.nodes[2]} {
 			c.tenants[0].Publications = append(
@@ -204,7 +204,7 @@ func TestNorthSouth(t *testing.T) {
 	s.ways(t)
 
 	for i := range s.tenants {
-		s.tenants[i].Services, s.tenants[i].Publications = nil, nil
+		s.tenants[i].UnderlayServices, s.tenants[i].Publications = nil, nil
 	}
 	s.put(t)
 	for _, n := range s.nodes {
@@ -240,13 +240,13 @@ func TestServicesWithoutAGateway(t *testing.T) {
 			s.published(t, s.nodes[2], p)
 		}
 	}
-	if g := one.Gateway(); g.Own.IsValid() || g.Missing != "the kernel has no NAT" || g.Services != 2 ||
+	if g := one.Gateway(); g.Own.IsValid() || g.Missing != "the kernel has no NAT" || g.UnderlayServices != 2 ||
 		g.Publications != 2 {
 		t.Errorf("%+v", g)
 	}
 	three := s.nodes[2]
 	own, virtual := three.Addresses()
-	if g := three.Network.Gateway(); g != (network.Gateway{Own: own, Virtual: virtual, Services: 1, Publications: 2}) {
+	if g := three.Network.Gateway(); g != (network.Gateway{Own: own, Virtual: virtual, UnderlayServices: 1, Publications: 2}) {
 		t.Errorf("%+v", g)
 	}
 	three.must(three.FollowMTU(1400))
@@ -262,8 +262,8 @@ func TestAnothersService(t *testing.T) {
 	one := c.nodes[0]
 	from, to := one.add(c.tenants[1], 1), c.nodes[1].add(c.tenants[1], 2)
 	real := to.Attachments[0].Address
-	c.tenants[0].Services = []tenant.Service{{Name: "theirs", Virtual: name7, Real: real}}
-	c.tenants[1].Services = []tenant.Service{{Name: "storage", Virtual: name8, Real: storage}}
+	c.tenants[0].UnderlayServices = []tenant.UnderlayService{{Name: "theirs", Virtual: name7, Real: real}}
+	c.tenants[1].UnderlayServices = []tenant.UnderlayService{{Name: "storage", Virtual: name8, Real: storage}}
 	one.add(c.tenants[0], 3)
 	for _, of := range c.tenants {
 		one.must(one.PutTenant(t.Context(), of))
@@ -287,9 +287,9 @@ func TestServiceCounts(t *testing.T) {
 		before := len(n.sw.has)
 		of := c.tenants[0]
 		for i := range services {
-			of.Services = append(
-				of.Services,
-				tenant.Service{
+			of.UnderlayServices = append(
+				of.UnderlayServices,
+				tenant.UnderlayService{
 					Name:    fmt.Sprint(i),
 					Virtual: inBlock(netip.MustParsePrefix("fd09::/80"), 9, uint32(i)),
 					Real:    inBlock(netip.MustParsePrefix("2001:db8::/80"), 9, uint32(i)),
@@ -329,7 +329,7 @@ func TestServicesThatCannotBeAreRefused(t *testing.T) {
 	for want, spoil := range map[string]func(seven, eight *tenant.Tenant){
 		"in the tenant's own CIDR": func(_,
 			eight *tenant.Tenant) {
-			eight.Services[0].Virtual = netip.MustParseAddr("fd00:1::99")
+			eight.UnderlayServices[0].Virtual = netip.MustParseAddr("fd00:1::99")
 		},
 		"tenants t7 and t8 both have": func(seven,
 			eight *tenant.Tenant) {
@@ -337,7 +337,7 @@ func TestServicesThatCannotBeAreRefused(t *testing.T) {
 		},
 	} {
 		seven, eight := s.tenants[0], s.tenants[1]
-		eight.Services = slices.Clone(eight.Services)
+		eight.UnderlayServices = slices.Clone(eight.UnderlayServices)
 		spoil(&seven, &eight)
 		if err := n.PutTenant(t.Context(), eight); err == nil || !strings.Contains(err.Error(), want) ||
 			!strings.HasSuffix(err.Error(), "nothing was changed") {

@@ -14,53 +14,53 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-func (s *OperatorService) CreateService(
+func (s *OperatorService) CreateUnderlayService(
 	ctx context.Context,
-	req *connect.Request[pilasterv1.CreateServiceRequest],
-) (*connect.Response[pilasterv1.CreateServiceResponse], error) {
+	req *connect.Request[pilasterv1.CreateUnderlayServiceRequest],
+) (*connect.Response[pilasterv1.CreateUnderlayServiceResponse], error) {
 	wanted := req.Msg.GetService()
-	services, err := tenant.ParseServices([]*pilasterv1.Service{wanted})
+	services, err := tenant.ParseUnderlayServices([]*pilasterv1.UnderlayService{wanted})
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%w; nothing was changed", err))
 	}
-	made, err := s.Store.CreateService(ctx, wanted.GetTenant(), services[0])
+	made, err := s.Store.CreateUnderlayService(ctx, wanted.GetTenant(), services[0])
 	if err != nil {
 		return nil, err
 	}
 	s.await(ctx)
 	made = proto.CloneOf(made)
 	made.Tenant = wanted.GetTenant()
-	return connect.NewResponse(&pilasterv1.CreateServiceResponse{Service: made}), nil
+	return connect.NewResponse(&pilasterv1.CreateUnderlayServiceResponse{Service: made}), nil
 }
 
-func (s *OperatorService) ListServices(
+func (s *OperatorService) ListUnderlayServices(
 	_ context.Context,
-	req *connect.Request[pilasterv1.ListServicesRequest],
-) (*connect.Response[pilasterv1.ListServicesResponse], error) {
-	var resp pilasterv1.ListServicesResponse
+	req *connect.Request[pilasterv1.ListUnderlayServicesRequest],
+) (*connect.Response[pilasterv1.ListUnderlayServicesResponse], error) {
+	var resp pilasterv1.ListUnderlayServicesResponse
 	tenants, err := s.tenants(req.Msg.Tenant)
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range tenants {
-		for _, is := range byName(t.Services) {
+		for _, is := range byName(t.UnderlayServices) {
 			is = proto.CloneOf(is)
 			is.Tenant = t.Name
-			resp.Services = append(resp.Services, is)
+			resp.UnderlayServices = append(resp.UnderlayServices, is)
 		}
 	}
 	return connect.NewResponse(&resp), nil
 }
 
-func (s *OperatorService) DeleteService(
+func (s *OperatorService) DeleteUnderlayService(
 	ctx context.Context,
-	req *connect.Request[pilasterv1.DeleteServiceRequest],
-) (*connect.Response[pilasterv1.DeleteServiceResponse], error) {
-	if err := s.Store.DeleteService(ctx, req.Msg.Tenant, req.Msg.Name); err != nil {
+	req *connect.Request[pilasterv1.DeleteUnderlayServiceRequest],
+) (*connect.Response[pilasterv1.DeleteUnderlayServiceResponse], error) {
+	if err := s.Store.DeleteUnderlayService(ctx, req.Msg.Tenant, req.Msg.Name); err != nil {
 		return nil, err
 	}
 	s.await(ctx)
-	return connect.NewResponse(&pilasterv1.DeleteServiceResponse{}), nil
+	return connect.NewResponse(&pilasterv1.DeleteUnderlayServiceResponse{}), nil
 }
 
 func (s *OperatorService) CreatePublication(

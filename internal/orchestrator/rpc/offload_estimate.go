@@ -14,7 +14,7 @@ import (
 func (s *OperatorService) estimate(of *pilasterv1.Tenant, node string, n int) (gain float64, text string) {
 	model := offload.Modelled(s.Cache.BlocksOf(of.Name))
 	text = model.Text(n) + "\nnot counted: packets between containers of " + node + ", and by the gateway"
-	if outside := len(of.Services) + len(of.Publications); outside > 0 {
+	if outside := len(of.UnderlayServices) + len(of.Publications); outside > 0 {
 		text += fmt.Sprintf(", where the tenant has %s",
 			humanize.Of(outside, "service or publication", "services and publications"))
 	}

@@ -405,7 +405,7 @@ func (t *txn) checkUnderlay(check func(what string, is netip.Prefix) error) erro
 		if err := decode(string(kv.Key), kv.Value, of); err != nil {
 			return err
 		}
-		for _, s := range of.Services {
+		for _, s := range of.UnderlayServices {
 			what := fmt.Sprintf("the real address of service %s/%s", of.Name, s.Name)
 			if err := checkAddress(check, what, s.Real); err != nil {
 				return err

@@ -185,7 +185,7 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 				there[0].Name,
 			)
 		}
-		if services, published := len(found.Services), len(found.Publications); services+published > 0 {
+		if services, published := len(found.UnderlayServices), len(found.Publications); services+published > 0 {
 			return refuse(
 				Refused,
 				"tenant %s has %s and %s, which are of network %s; nothing was changed: delete them first (`pilaster "+

@@ -129,12 +129,12 @@ func TestFinishMigrationByForce(t *testing.T) {
 func TestFinishMigrationWithServices(t *testing.T) {
 	s := open(t, storetest.Embedded(t), address.Plan{})
 	nimitz(t, s, "green", "fd12:3456::/48,80")
-	ntp := tenant.Service{
+	ntp := tenant.UnderlayService{
 		Name:    "ntp",
 		Virtual: netip.MustParseAddr("fd99::7b"),
 		Real:    netip.MustParseAddr("2001:db8::7b"),
 	}
-	if _, err := s.CreateService(t.Context(), "green", ntp); err != nil {
+	if _, err := s.CreateUnderlayService(t.Context(), "green", ntp); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Migrate(t.Context(), "green", tenant.Netpila, 0); err != nil {
@@ -142,7 +142,7 @@ func TestFinishMigrationWithServices(t *testing.T) {
 	}
 	_, err := s.FinishMigration(t.Context(), "green", true)
 	refused(t, err, store.Refused, "1 service and 0 publications", "pilaster service list --tenant green")
-	if err := s.DeleteService(t.Context(), "green", "ntp"); err != nil {
+	if err := s.DeleteUnderlayService(t.Context(), "green", "ntp"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.FinishMigration(t.Context(), "green", false); err != nil {

@@ -20,33 +20,33 @@ import (
 // Services and publications are part of their tenant's record. In addition each gateway has a mark: indexes of
 // publications increase and are never reused, because a disconnected gateway may still publish the old ones.
 
-// CreateService creates a virtual address at which the tenant's containers reach a service on the underlay.
-func (s *Store) CreateService(ctx context.Context, name string, is tenant.Service) (*pilasterv1.Service, error) {
+// CreateUnderlayService creates a virtual address at which the tenant's containers reach a service on the underlay.
+func (s *Store) CreateUnderlayService(ctx context.Context, name string, is tenant.UnderlayService) (*pilasterv1.UnderlayService, error) {
 	if err := checkReal(s.cluster.Plan, is.Real); err != nil {
 		return nil, err
 	}
-	made := &pilasterv1.Service{Name: is.Name, Virtual: is.Virtual.String(), Real: is.Real.String()}
+	made := &pilasterv1.UnderlayService{Name: is.Name, Virtual: is.Virtual.String(), Real: is.Real.String()}
 	err := s.changeOverlaid(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
 		if err := s.notReserved(t, "real address", netip.PrefixFrom(is.Real, is.Real.BitLen())); err != nil {
 			return err
 		}
 		switch {
-		case slices.ContainsFunc(found.Services, func(s *pilasterv1.Service) bool { return s.Name == is.Name }):
+		case slices.ContainsFunc(found.UnderlayServices, func(s *pilasterv1.UnderlayService) bool { return s.Name == is.Name }):
 			return refuse(
 				Exists,
 				"tenant %s has a service %s already; nothing was changed: delete it first, or choose another name",
 				name,
 				is.Name,
 			)
-		case len(found.Services) >= tenant.MaxServices:
+		case len(found.UnderlayServices) >= tenant.MaxUnderlayServices:
 			return refuse(
 				Full,
 				"tenant %s has %d services, which is the maximum; nothing was changed: delete one first",
 				name,
-				len(found.Services),
+				len(found.UnderlayServices),
 			)
 		}
-		found.Services = append(found.Services, made)
+		found.UnderlayServices = append(found.UnderlayServices, made)
 		return nil
 	})
 	if err != nil {
@@ -80,13 +80,13 @@ func checkReal(plan address.Plan, real netip.Addr) error {
 	return nil
 }
 
-// DeleteService deletes a service.
-func (s *Store) DeleteService(ctx context.Context, name, service string) error {
-	if err := tenant.CheckServiceName(service); err != nil {
+// DeleteUnderlayService deletes a service.
+func (s *Store) DeleteUnderlayService(ctx context.Context, name, service string) error {
+	if err := tenant.CheckUnderlayServiceName(service); err != nil {
 		return refuse(Invalid, "%v; nothing was changed", err)
 	}
 	return s.changeNorthSouth(ctx, name, func(_ *txn, found *pilasterv1.Tenant) error {
-		i := slices.IndexFunc(found.Services, func(s *pilasterv1.Service) bool { return s.Name == service })
+		i := slices.IndexFunc(found.UnderlayServices, func(s *pilasterv1.UnderlayService) bool { return s.Name == service })
 		if i < 0 {
 			return refuse(
 				NotFound,
@@ -96,7 +96,7 @@ func (s *Store) DeleteService(ctx context.Context, name, service string) error {
 				name,
 			)
 		}
-		found.Services = slices.Delete(found.Services, i, i+1)
+		found.UnderlayServices = slices.Delete(found.UnderlayServices, i, i+1)
 		return nil
 	})
 }
@@ -226,7 +226,7 @@ func readNorthSouth(of *pilasterv1.Tenant) (tenant.Tenant, error) {
 	if is.Overlays, err = tenant.ParseOverlays(of.Overlays); err != nil {
 		return is, err
 	}
-	if is.Services, err = tenant.ParseServices(of.Services); err != nil {
+	if is.UnderlayServices, err = tenant.ParseUnderlayServices(of.UnderlayServices); err != nil {
 		return is, err
 	}
 	is.Publications, err = tenant.ParsePublications(of.Publications)

@@ -17,8 +17,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-func service(name, virtual, real string) tenant.Service {
-	return tenant.Service{Name: name, Virtual: netip.MustParseAddr(virtual), Real: netip.MustParseAddr(real)}
+func service(name, virtual, real string) tenant.UnderlayService {
+	return tenant.UnderlayService{Name: name, Virtual: netip.MustParseAddr(virtual), Real: netip.MustParseAddr(real)}
 }
 
 func container(name string) netip.Addr {
@@ -88,7 +88,7 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 	}
 	for _, c := range []struct {
 		tenant string
-		is     tenant.Service
+		is     tenant.UnderlayService
 		reason store.Reason
 		want   string
 	}{
@@ -114,44 +114,44 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 		{"Green", service("db", "fd09::8", "2001:db8::a"), store.Invalid, "tenant name"},
 		{"green", service("db", "fd09::8", "2001:db8::a"), 0, ""},
 	} {
-		made, err := s.CreateService(ctx, c.tenant, c.is)
+		made, err := s.CreateUnderlayService(ctx, c.tenant, c.is)
 		if c.reason != 0 {
 			refused(t, err, c.reason, c.want)
 		} else if err != nil || made.Virtual != c.is.Virtual.String() || made.Real != c.is.Real.String() {
 			t.Errorf("service %v: got %v, %v", c.is, made, err)
 		}
 	}
-	if is := stored(t, s, "green"); len(is.Services) != 2 || is.Services[0].Name != "storage" ||
+	if is := stored(t, s, "green"); len(is.UnderlayServices) != 2 || is.UnderlayServices[0].Name != "storage" ||
 		is.Changes != green.Changes+2 {
 		t.Errorf("green is %v, want services storage and db", is)
 	}
-	if err := s.DeleteService(ctx, "green", "storage"); err != nil {
+	if err := s.DeleteUnderlayService(ctx, "green", "storage"); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, s.DeleteService(ctx, "green", "storage"), store.NotFound, `no service "storage"`, "--tenant green")
-	refused(t, s.DeleteService(ctx, "red", "storage"), store.NotFound)
-	if is := stored(t, s, "green"); len(is.Services) != 1 || is.Services[0].Name != "db" ||
+	refused(t, s.DeleteUnderlayService(ctx, "green", "storage"), store.NotFound, `no service "storage"`, "--tenant green")
+	refused(t, s.DeleteUnderlayService(ctx, "red", "storage"), store.NotFound)
+	if is := stored(t, s, "green"); len(is.UnderlayServices) != 1 || is.UnderlayServices[0].Name != "db" ||
 		is.Changes != green.Changes+3 {
 		t.Errorf("green is %v, want only service db", is)
 	}
 	// An old service at an address that is now reserved does not prevent other changes.
 	is := stored(t, s, "green")
-	is.Services = append(
-		is.Services,
-		&pilasterv1.Service{Name: "before", Virtual: "fd09::9", Real: "fd70:696c:6100:7::1"},
+	is.UnderlayServices = append(
+		is.UnderlayServices,
+		&pilasterv1.UnderlayService{Name: "before", Virtual: "fd09::9", Real: "fd70:696c:6100:7::1"},
 	)
 	putTenant(t, etcd, is)
-	if _, err := s.CreateService(ctx, "green", service("storage", "fd09::7", "2001:db8::9")); err != nil {
+	if _, err := s.CreateUnderlayService(ctx, "green", service("storage", "fd09::7", "2001:db8::9")); err != nil {
 		t.Error(err)
 	}
-	if err := s.DeleteService(ctx, "green", "storage"); err != nil {
+	if err := s.DeleteUnderlayService(ctx, "green", "storage"); err != nil {
 		t.Error(err)
 	}
 	is = stored(t, s, "green")
-	for i := 2; i < tenant.MaxServices-1; i++ {
-		is.Services = append(
-			is.Services,
-			&pilasterv1.Service{
+	for i := 2; i < tenant.MaxUnderlayServices-1; i++ {
+		is.UnderlayServices = append(
+			is.UnderlayServices,
+			&pilasterv1.UnderlayService{
 				Name:    fmt.Sprint("s", i),
 				Virtual: fmt.Sprintf("fd09::1:%x", i),
 				Real:    fmt.Sprintf("2001:db8::1:%x", i),
@@ -159,10 +159,10 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 		)
 	}
 	putTenant(t, etcd, is)
-	if _, err := s.CreateService(ctx, "green", service("storage", "fd09::7", "2001:db8::9")); err != nil {
+	if _, err := s.CreateUnderlayService(ctx, "green", service("storage", "fd09::7", "2001:db8::9")); err != nil {
 		t.Fatal(err)
 	}
-	_, err := s.CreateService(ctx, "green", service("more", "fd09::7", "2001:db8::9"))
+	_, err := s.CreateUnderlayService(ctx, "green", service("more", "fd09::7", "2001:db8::9"))
 	refused(t, err, store.Full, "256 services")
 }
 

@@ -25,7 +25,7 @@ func testReservation(t *testing.T, etcd *clientv3.Client) {
 		return err
 	}
 	service := func() error {
-		_, err := s.CreateService(ctx, "green", tenant.Service{
+		_, err := s.CreateUnderlayService(ctx, "green", tenant.UnderlayService{
 			Name: "dns", Virtual: netip.MustParseAddr("fd13::7"), Real: netip.MustParseAddr("fd70:696c:e1ff::9"),
 		})
 		return err
@@ -49,7 +49,7 @@ func testReservation(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	refused(t, create(), store.Refused, overlap, "service green/dns")
-	if err := s.DeleteService(ctx, "green", "dns"); err != nil {
+	if err := s.DeleteUnderlayService(ctx, "green", "dns"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.ImportRegion(ctx, "west", inside, nil, true); err != nil {

@@ -91,7 +91,7 @@ func (t *txn) mayJoin(of *pilasterv1.Tenant, to string) error {
 				"it stay on network "+of.Network)
 		}
 	}
-	services, published := len(of.Services), len(of.Publications)
+	services, published := len(of.UnderlayServices), len(of.Publications)
 	if !on.Has(tenant.NorthSouth) && services+published > 0 {
 		return no(fmt.Sprintf("that has no services and publications, and it has %s and %s",
 			humanize.Of(services, "service", "services"), humanize.Of(published, "publication", "publications")),

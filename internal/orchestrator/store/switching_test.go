@@ -81,7 +81,7 @@ func TestSwitchNetworks(t *testing.T) {
 		}
 		_, err = s.RotateKey(ctx, "green")
 		refused(t, err, store.Refused, "no key to rotate")
-		_, err = s.CreateService(ctx, "green", tenant.Service{
+		_, err = s.CreateUnderlayService(ctx, "green", tenant.UnderlayService{
 			Name: "ntp", Virtual: netip.MustParseAddr("192.0.2.7"), Real: netip.MustParseAddr("2001:db8::7b"),
 		})
 		refused(t, err, store.Refused, "finish the migration first")
@@ -145,10 +145,10 @@ func TestMayNotSwitch(t *testing.T) {
 	}
 
 	nimitz(t, s, "serving", "fd12:3456::/48,80")
-	ntp := tenant.Service{
+	ntp := tenant.UnderlayService{
 		Name: "ntp", Virtual: netip.MustParseAddr("fd99::7b"), Real: netip.MustParseAddr("2001:db8::7b"),
 	}
-	if _, err := s.CreateService(ctx, "serving", ntp); err != nil {
+	if _, err := s.CreateUnderlayService(ctx, "serving", ntp); err != nil {
 		t.Fatal(err)
 	}
 	no("serving", tenant.EVPN, "1 service and 0 publications", "pilaster service list --tenant serving")

@@ -72,15 +72,15 @@ const (
 	// OperatorServiceMigrateTenantProcedure is the fully-qualified name of the OperatorService's
 	// MigrateTenant RPC.
 	OperatorServiceMigrateTenantProcedure = "/pilaster.v1.OperatorService/MigrateTenant"
-	// OperatorServiceCreateServiceProcedure is the fully-qualified name of the OperatorService's
-	// CreateService RPC.
-	OperatorServiceCreateServiceProcedure = "/pilaster.v1.OperatorService/CreateService"
-	// OperatorServiceListServicesProcedure is the fully-qualified name of the OperatorService's
-	// ListServices RPC.
-	OperatorServiceListServicesProcedure = "/pilaster.v1.OperatorService/ListServices"
-	// OperatorServiceDeleteServiceProcedure is the fully-qualified name of the OperatorService's
-	// DeleteService RPC.
-	OperatorServiceDeleteServiceProcedure = "/pilaster.v1.OperatorService/DeleteService"
+	// OperatorServiceCreateUnderlayServiceProcedure is the fully-qualified name of the
+	// OperatorService's CreateUnderlayService RPC.
+	OperatorServiceCreateUnderlayServiceProcedure = "/pilaster.v1.OperatorService/CreateUnderlayService"
+	// OperatorServiceListUnderlayServicesProcedure is the fully-qualified name of the OperatorService's
+	// ListUnderlayServices RPC.
+	OperatorServiceListUnderlayServicesProcedure = "/pilaster.v1.OperatorService/ListUnderlayServices"
+	// OperatorServiceDeleteUnderlayServiceProcedure is the fully-qualified name of the
+	// OperatorService's DeleteUnderlayService RPC.
+	OperatorServiceDeleteUnderlayServiceProcedure = "/pilaster.v1.OperatorService/DeleteUnderlayService"
 	// OperatorServiceCreatePublicationProcedure is the fully-qualified name of the OperatorService's
 	// CreatePublication RPC.
 	OperatorServiceCreatePublicationProcedure = "/pilaster.v1.OperatorService/CreatePublication"
@@ -481,10 +481,11 @@ type OperatorServiceClient interface {
 	// containers get only those. With finish it removes the old addresses, after all nodes have completed the first step.
 	// Both steps may be repeated.
 	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
-	// CreateService creates a virtual address at which containers of a nimitz tenant reach an address on the underlay.
-	CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error)
-	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
-	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
+	// CreateUnderlayService creates a virtual address at which containers of a nimitz tenant reach an address on the
+	// underlay.
+	CreateUnderlayService(context.Context, *connect.Request[v1.CreateUnderlayServiceRequest]) (*connect.Response[v1.CreateUnderlayServiceResponse], error)
+	ListUnderlayServices(context.Context, *connect.Request[v1.ListUnderlayServicesRequest]) (*connect.Response[v1.ListUnderlayServicesResponse], error)
+	DeleteUnderlayService(context.Context, *connect.Request[v1.DeleteUnderlayServiceRequest]) (*connect.Response[v1.DeleteUnderlayServiceResponse], error)
 	// CreatePublication allocates an address of a node's gateway at which the underlay reaches a container of a nimitz
 	// tenant.
 	CreatePublication(context.Context, *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error)
@@ -577,22 +578,22 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(operatorServiceMethods.ByName("MigrateTenant")),
 			connect.WithClientOptions(opts...),
 		),
-		createService: connect.NewClient[v1.CreateServiceRequest, v1.CreateServiceResponse](
+		createUnderlayService: connect.NewClient[v1.CreateUnderlayServiceRequest, v1.CreateUnderlayServiceResponse](
 			httpClient,
-			baseURL+OperatorServiceCreateServiceProcedure,
-			connect.WithSchema(operatorServiceMethods.ByName("CreateService")),
+			baseURL+OperatorServiceCreateUnderlayServiceProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("CreateUnderlayService")),
 			connect.WithClientOptions(opts...),
 		),
-		listServices: connect.NewClient[v1.ListServicesRequest, v1.ListServicesResponse](
+		listUnderlayServices: connect.NewClient[v1.ListUnderlayServicesRequest, v1.ListUnderlayServicesResponse](
 			httpClient,
-			baseURL+OperatorServiceListServicesProcedure,
-			connect.WithSchema(operatorServiceMethods.ByName("ListServices")),
+			baseURL+OperatorServiceListUnderlayServicesProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ListUnderlayServices")),
 			connect.WithClientOptions(opts...),
 		),
-		deleteService: connect.NewClient[v1.DeleteServiceRequest, v1.DeleteServiceResponse](
+		deleteUnderlayService: connect.NewClient[v1.DeleteUnderlayServiceRequest, v1.DeleteUnderlayServiceResponse](
 			httpClient,
-			baseURL+OperatorServiceDeleteServiceProcedure,
-			connect.WithSchema(operatorServiceMethods.ByName("DeleteService")),
+			baseURL+OperatorServiceDeleteUnderlayServiceProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("DeleteUnderlayService")),
 			connect.WithClientOptions(opts...),
 		),
 		createPublication: connect.NewClient[v1.CreatePublicationRequest, v1.CreatePublicationResponse](
@@ -762,42 +763,42 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 
 // operatorServiceClient implements OperatorServiceClient.
 type operatorServiceClient struct {
-	createTenant      *connect.Client[v1.CreateTenantRequest, v1.CreateTenantResponse]
-	getTenant         *connect.Client[v1.GetTenantRequest, v1.GetTenantResponse]
-	listTenants       *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
-	deleteTenant      *connect.Client[v1.DeleteTenantRequest, v1.DeleteTenantResponse]
-	rotateKey         *connect.Client[v1.RotateKeyRequest, v1.RotateKeyResponse]
-	migrateTenant     *connect.Client[v1.MigrateTenantRequest, v1.MigrateTenantResponse]
-	createService     *connect.Client[v1.CreateServiceRequest, v1.CreateServiceResponse]
-	listServices      *connect.Client[v1.ListServicesRequest, v1.ListServicesResponse]
-	deleteService     *connect.Client[v1.DeleteServiceRequest, v1.DeleteServiceResponse]
-	createPublication *connect.Client[v1.CreatePublicationRequest, v1.CreatePublicationResponse]
-	listPublications  *connect.Client[v1.ListPublicationsRequest, v1.ListPublicationsResponse]
-	deletePublication *connect.Client[v1.DeletePublicationRequest, v1.DeletePublicationResponse]
-	startOffload      *connect.Client[v1.StartOffloadRequest, v1.StartOffloadResponse]
-	listOffloads      *connect.Client[v1.ListOffloadsRequest, v1.ListOffloadsResponse]
-	stopOffload       *connect.Client[v1.StopOffloadRequest, v1.StopOffloadResponse]
-	setOffloadAuto    *connect.Client[v1.SetOffloadAutoRequest, v1.SetOffloadAutoResponse]
-	setEgressRule     *connect.Client[v1.SetEgressRuleRequest, v1.SetEgressRuleResponse]
-	deleteEgressRule  *connect.Client[v1.DeleteEgressRuleRequest, v1.DeleteEgressRuleResponse]
-	listEgressRules   *connect.Client[v1.ListEgressRulesRequest, v1.ListEgressRulesResponse]
-	setTenantNodes    *connect.Client[v1.SetTenantNodesRequest, v1.SetTenantNodesResponse]
-	changeProtected   *connect.Client[v1.ChangeProtectedRequest, v1.ChangeProtectedResponse]
-	listProtected     *connect.Client[v1.ListProtectedRequest, v1.ListProtectedResponse]
-	applyPolicies     *connect.Client[v1.ApplyPoliciesRequest, v1.ApplyPoliciesResponse]
-	listPolicies      *connect.Client[v1.ListPoliciesRequest, v1.ListPoliciesResponse]
-	getPolicy         *connect.Client[v1.GetPolicyRequest, v1.GetPolicyResponse]
-	deletePolicies    *connect.Client[v1.DeletePoliciesRequest, v1.DeletePoliciesResponse]
-	getNode           *connect.Client[v1.GetNodeRequest, v1.GetNodeResponse]
-	listNodes         *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
-	deleteNode        *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
-	clusterStatus     *connect.Client[v1.ClusterStatusRequest, v1.ClusterStatusResponse]
-	getToken          *connect.Client[v1.GetTokenRequest, v1.GetTokenResponse]
-	rotateToken       *connect.Client[v1.RotateTokenRequest, v1.RotateTokenResponse]
-	exportRegion      *connect.Client[v1.ExportRegionRequest, v1.ExportRegionResponse]
-	importRegion      *connect.Client[v1.ImportRegionRequest, v1.ImportRegionResponse]
-	listRegions       *connect.Client[v1.ListRegionsRequest, v1.ListRegionsResponse]
-	deleteRegion      *connect.Client[v1.DeleteRegionRequest, v1.DeleteRegionResponse]
+	createTenant          *connect.Client[v1.CreateTenantRequest, v1.CreateTenantResponse]
+	getTenant             *connect.Client[v1.GetTenantRequest, v1.GetTenantResponse]
+	listTenants           *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
+	deleteTenant          *connect.Client[v1.DeleteTenantRequest, v1.DeleteTenantResponse]
+	rotateKey             *connect.Client[v1.RotateKeyRequest, v1.RotateKeyResponse]
+	migrateTenant         *connect.Client[v1.MigrateTenantRequest, v1.MigrateTenantResponse]
+	createUnderlayService *connect.Client[v1.CreateUnderlayServiceRequest, v1.CreateUnderlayServiceResponse]
+	listUnderlayServices  *connect.Client[v1.ListUnderlayServicesRequest, v1.ListUnderlayServicesResponse]
+	deleteUnderlayService *connect.Client[v1.DeleteUnderlayServiceRequest, v1.DeleteUnderlayServiceResponse]
+	createPublication     *connect.Client[v1.CreatePublicationRequest, v1.CreatePublicationResponse]
+	listPublications      *connect.Client[v1.ListPublicationsRequest, v1.ListPublicationsResponse]
+	deletePublication     *connect.Client[v1.DeletePublicationRequest, v1.DeletePublicationResponse]
+	startOffload          *connect.Client[v1.StartOffloadRequest, v1.StartOffloadResponse]
+	listOffloads          *connect.Client[v1.ListOffloadsRequest, v1.ListOffloadsResponse]
+	stopOffload           *connect.Client[v1.StopOffloadRequest, v1.StopOffloadResponse]
+	setOffloadAuto        *connect.Client[v1.SetOffloadAutoRequest, v1.SetOffloadAutoResponse]
+	setEgressRule         *connect.Client[v1.SetEgressRuleRequest, v1.SetEgressRuleResponse]
+	deleteEgressRule      *connect.Client[v1.DeleteEgressRuleRequest, v1.DeleteEgressRuleResponse]
+	listEgressRules       *connect.Client[v1.ListEgressRulesRequest, v1.ListEgressRulesResponse]
+	setTenantNodes        *connect.Client[v1.SetTenantNodesRequest, v1.SetTenantNodesResponse]
+	changeProtected       *connect.Client[v1.ChangeProtectedRequest, v1.ChangeProtectedResponse]
+	listProtected         *connect.Client[v1.ListProtectedRequest, v1.ListProtectedResponse]
+	applyPolicies         *connect.Client[v1.ApplyPoliciesRequest, v1.ApplyPoliciesResponse]
+	listPolicies          *connect.Client[v1.ListPoliciesRequest, v1.ListPoliciesResponse]
+	getPolicy             *connect.Client[v1.GetPolicyRequest, v1.GetPolicyResponse]
+	deletePolicies        *connect.Client[v1.DeletePoliciesRequest, v1.DeletePoliciesResponse]
+	getNode               *connect.Client[v1.GetNodeRequest, v1.GetNodeResponse]
+	listNodes             *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
+	deleteNode            *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
+	clusterStatus         *connect.Client[v1.ClusterStatusRequest, v1.ClusterStatusResponse]
+	getToken              *connect.Client[v1.GetTokenRequest, v1.GetTokenResponse]
+	rotateToken           *connect.Client[v1.RotateTokenRequest, v1.RotateTokenResponse]
+	exportRegion          *connect.Client[v1.ExportRegionRequest, v1.ExportRegionResponse]
+	importRegion          *connect.Client[v1.ImportRegionRequest, v1.ImportRegionResponse]
+	listRegions           *connect.Client[v1.ListRegionsRequest, v1.ListRegionsResponse]
+	deleteRegion          *connect.Client[v1.DeleteRegionRequest, v1.DeleteRegionResponse]
 }
 
 // CreateTenant calls pilaster.v1.OperatorService.CreateTenant.
@@ -830,19 +831,19 @@ func (c *operatorServiceClient) MigrateTenant(ctx context.Context, req *connect.
 	return c.migrateTenant.CallUnary(ctx, req)
 }
 
-// CreateService calls pilaster.v1.OperatorService.CreateService.
-func (c *operatorServiceClient) CreateService(ctx context.Context, req *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error) {
-	return c.createService.CallUnary(ctx, req)
+// CreateUnderlayService calls pilaster.v1.OperatorService.CreateUnderlayService.
+func (c *operatorServiceClient) CreateUnderlayService(ctx context.Context, req *connect.Request[v1.CreateUnderlayServiceRequest]) (*connect.Response[v1.CreateUnderlayServiceResponse], error) {
+	return c.createUnderlayService.CallUnary(ctx, req)
 }
 
-// ListServices calls pilaster.v1.OperatorService.ListServices.
-func (c *operatorServiceClient) ListServices(ctx context.Context, req *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error) {
-	return c.listServices.CallUnary(ctx, req)
+// ListUnderlayServices calls pilaster.v1.OperatorService.ListUnderlayServices.
+func (c *operatorServiceClient) ListUnderlayServices(ctx context.Context, req *connect.Request[v1.ListUnderlayServicesRequest]) (*connect.Response[v1.ListUnderlayServicesResponse], error) {
+	return c.listUnderlayServices.CallUnary(ctx, req)
 }
 
-// DeleteService calls pilaster.v1.OperatorService.DeleteService.
-func (c *operatorServiceClient) DeleteService(ctx context.Context, req *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error) {
-	return c.deleteService.CallUnary(ctx, req)
+// DeleteUnderlayService calls pilaster.v1.OperatorService.DeleteUnderlayService.
+func (c *operatorServiceClient) DeleteUnderlayService(ctx context.Context, req *connect.Request[v1.DeleteUnderlayServiceRequest]) (*connect.Response[v1.DeleteUnderlayServiceResponse], error) {
+	return c.deleteUnderlayService.CallUnary(ctx, req)
 }
 
 // CreatePublication calls pilaster.v1.OperatorService.CreatePublication.
@@ -992,10 +993,11 @@ type OperatorServiceHandler interface {
 	// containers get only those. With finish it removes the old addresses, after all nodes have completed the first step.
 	// Both steps may be repeated.
 	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
-	// CreateService creates a virtual address at which containers of a nimitz tenant reach an address on the underlay.
-	CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error)
-	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
-	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
+	// CreateUnderlayService creates a virtual address at which containers of a nimitz tenant reach an address on the
+	// underlay.
+	CreateUnderlayService(context.Context, *connect.Request[v1.CreateUnderlayServiceRequest]) (*connect.Response[v1.CreateUnderlayServiceResponse], error)
+	ListUnderlayServices(context.Context, *connect.Request[v1.ListUnderlayServicesRequest]) (*connect.Response[v1.ListUnderlayServicesResponse], error)
+	DeleteUnderlayService(context.Context, *connect.Request[v1.DeleteUnderlayServiceRequest]) (*connect.Response[v1.DeleteUnderlayServiceResponse], error)
 	// CreatePublication allocates an address of a node's gateway at which the underlay reaches a container of a nimitz
 	// tenant.
 	CreatePublication(context.Context, *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error)
@@ -1084,22 +1086,22 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		connect.WithSchema(operatorServiceMethods.ByName("MigrateTenant")),
 		connect.WithHandlerOptions(opts...),
 	)
-	operatorServiceCreateServiceHandler := connect.NewUnaryHandler(
-		OperatorServiceCreateServiceProcedure,
-		svc.CreateService,
-		connect.WithSchema(operatorServiceMethods.ByName("CreateService")),
+	operatorServiceCreateUnderlayServiceHandler := connect.NewUnaryHandler(
+		OperatorServiceCreateUnderlayServiceProcedure,
+		svc.CreateUnderlayService,
+		connect.WithSchema(operatorServiceMethods.ByName("CreateUnderlayService")),
 		connect.WithHandlerOptions(opts...),
 	)
-	operatorServiceListServicesHandler := connect.NewUnaryHandler(
-		OperatorServiceListServicesProcedure,
-		svc.ListServices,
-		connect.WithSchema(operatorServiceMethods.ByName("ListServices")),
+	operatorServiceListUnderlayServicesHandler := connect.NewUnaryHandler(
+		OperatorServiceListUnderlayServicesProcedure,
+		svc.ListUnderlayServices,
+		connect.WithSchema(operatorServiceMethods.ByName("ListUnderlayServices")),
 		connect.WithHandlerOptions(opts...),
 	)
-	operatorServiceDeleteServiceHandler := connect.NewUnaryHandler(
-		OperatorServiceDeleteServiceProcedure,
-		svc.DeleteService,
-		connect.WithSchema(operatorServiceMethods.ByName("DeleteService")),
+	operatorServiceDeleteUnderlayServiceHandler := connect.NewUnaryHandler(
+		OperatorServiceDeleteUnderlayServiceProcedure,
+		svc.DeleteUnderlayService,
+		connect.WithSchema(operatorServiceMethods.ByName("DeleteUnderlayService")),
 		connect.WithHandlerOptions(opts...),
 	)
 	operatorServiceCreatePublicationHandler := connect.NewUnaryHandler(
@@ -1278,12 +1280,12 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServiceRotateKeyHandler.ServeHTTP(w, r)
 		case OperatorServiceMigrateTenantProcedure:
 			operatorServiceMigrateTenantHandler.ServeHTTP(w, r)
-		case OperatorServiceCreateServiceProcedure:
-			operatorServiceCreateServiceHandler.ServeHTTP(w, r)
-		case OperatorServiceListServicesProcedure:
-			operatorServiceListServicesHandler.ServeHTTP(w, r)
-		case OperatorServiceDeleteServiceProcedure:
-			operatorServiceDeleteServiceHandler.ServeHTTP(w, r)
+		case OperatorServiceCreateUnderlayServiceProcedure:
+			operatorServiceCreateUnderlayServiceHandler.ServeHTTP(w, r)
+		case OperatorServiceListUnderlayServicesProcedure:
+			operatorServiceListUnderlayServicesHandler.ServeHTTP(w, r)
+		case OperatorServiceDeleteUnderlayServiceProcedure:
+			operatorServiceDeleteUnderlayServiceHandler.ServeHTTP(w, r)
 		case OperatorServiceCreatePublicationProcedure:
 			operatorServiceCreatePublicationHandler.ServeHTTP(w, r)
 		case OperatorServiceListPublicationsProcedure:
@@ -1371,16 +1373,16 @@ func (UnimplementedOperatorServiceHandler) MigrateTenant(context.Context, *conne
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.MigrateTenant is not implemented"))
 }
 
-func (UnimplementedOperatorServiceHandler) CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.CreateService is not implemented"))
+func (UnimplementedOperatorServiceHandler) CreateUnderlayService(context.Context, *connect.Request[v1.CreateUnderlayServiceRequest]) (*connect.Response[v1.CreateUnderlayServiceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.CreateUnderlayService is not implemented"))
 }
 
-func (UnimplementedOperatorServiceHandler) ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ListServices is not implemented"))
+func (UnimplementedOperatorServiceHandler) ListUnderlayServices(context.Context, *connect.Request[v1.ListUnderlayServicesRequest]) (*connect.Response[v1.ListUnderlayServicesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ListUnderlayServices is not implemented"))
 }
 
-func (UnimplementedOperatorServiceHandler) DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.DeleteService is not implemented"))
+func (UnimplementedOperatorServiceHandler) DeleteUnderlayService(context.Context, *connect.Request[v1.DeleteUnderlayServiceRequest]) (*connect.Response[v1.DeleteUnderlayServiceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.DeleteUnderlayService is not implemented"))
 }
 
 func (UnimplementedOperatorServiceHandler) CreatePublication(context.Context, *connect.Request[v1.CreatePublicationRequest]) (*connect.Response[v1.CreatePublicationResponse], error) {
