@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -83,16 +84,21 @@ func gatewayRoles(node string, all []*pilasterv1.TenantEgress) (roles []gatewayR
 	return roles
 }
 
-// onlyBy returns the egress rules that a node alone is the gateway of.
-func onlyBy(node string, all []*pilasterv1.TenantEgress) (rules []string) {
+// rulesBy returns the egress rules that a node is the only gateway of, and those that have another one too.
+func rulesBy(node string, all []*pilasterv1.TenantEgress) (alone, shared []string) {
 	for _, t := range all {
 		for _, r := range t.Rules {
-			if len(r.Gateways) == 1 && r.Gateways[0].Node == node {
-				rules = append(rules, t.Tenant+" to "+r.To)
+			is := func(g *pilasterv1.EgressGateway) bool { return g.Node == node }
+			switch name := t.Tenant + " to " + r.To; {
+			case !slices.ContainsFunc(r.Gateways, is):
+			case len(r.Gateways) == 1:
+				alone = append(alone, name)
+			default:
+				shared = append(shared, name)
 			}
 		}
 	}
-	return rules
+	return alone, shared
 }
 
 // egressRules returns the egress rules of a tenant, or of all without a name; none from an orchestrator without egress.
@@ -151,6 +157,11 @@ stays at its gateway. An --address must be routed to the gateway's node.`,
   pilaster egress set blue --to 2001:db8:9:1::/64,2001:db8:9:2::/64 --action deny`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			for flag, names := range map[string][]string{"via": via, "address": addresses} {
+				if cmd.Flags().Changed(flag) && len(names) == 0 {
+					return usage("--%s is empty: leave it out, or set a value", flag)
+				}
+			}
 			req, err := egressRequest(args[0], to, action, via, addresses)
 			if err != nil {
 				return err
@@ -214,6 +225,9 @@ func egressRequest(tenant string, to []string, action string, via, addresses []s
 		return nil, usage("%d --address for %d --via: use one for each, in their order", len(addresses), len(via))
 	}
 	for i, node := range via {
+		if node == "" {
+			return nil, usage("--via has an empty name: name nodes, or leave it out")
+		}
 		g := &pilasterv1.EgressGateway{Node: node}
 		if len(addresses) > 0 {
 			a, err := netip.ParseAddr(addresses[i])
@@ -235,6 +249,20 @@ func checkPrefixes(flag string, texts []string) error {
 		}
 		if p, err := netip.ParsePrefix(text); err != nil || !p.Addr().Is6() || p.Addr().Is4In6() {
 			return usage("%s %q is not an IPv6 prefix such as 2001:db8:9::/48", flag, text)
+		}
+	}
+	return nil
+}
+
+// checkNodePrefixes refuses texts that are not prefixes of nodes.
+func checkNodePrefixes(texts []string) error {
+	for _, text := range texts {
+		if a, err := netip.ParseAddr(text); err == nil && a.Is6() && !a.Is4In6() && a.Zone() == "" {
+			p, _ := a.Prefix(address.NodeBits)
+			return usage("--nodes %q is an address and not a prefix; write %v for its node", text, p)
+		}
+		if p, err := netip.ParsePrefix(text); err != nil || !p.Addr().Is6() || p.Addr().Is4In6() {
+			return usage("--nodes %q is neither allow, deny nor a prefix; pilaster node list shows those of nodes", text)
 		}
 	}
 	return nil
@@ -453,7 +481,7 @@ tenant apply to other nodes, which they select by ipBlock.`,
 			case slices.Contains(nodes, allow) || slices.Contains(nodes, deny) || len(nodes) == 0:
 				return usage("--nodes: use allow, deny, or prefixes of nodes")
 			default:
-				if err := checkPrefixes("--nodes", nodes); err != nil {
+				if err := checkNodePrefixes(nodes); err != nil {
 					return err
 				}
 				req.Prefixes = nodes

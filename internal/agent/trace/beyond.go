@@ -29,7 +29,21 @@ func (r *run) access(id address.TenantID, peer netip.Addr) (a agent.Access, entr
 	return a, entry, err
 }
 
-// leaveCluster adds the stages of bpf/hooks/egress.h.
+// fromOutside adds the drop of a packet that does not come from a node: hosts outside know only egress addresses, and
+// answer.
+func (r *run) fromOutside(to agent.Explanation) {
+	of, _ := r.Core.TenantOf(address.Split(to.Plaintext).Tenant)
+	r.response.Network = of.Network
+	r.response.Source = r.end(r.src, agent.Explanation{})
+	r.response.Destination = r.end(r.seenBy(to, r.dst), to)
+	why := dropreason.TenantMismatch
+	if tenant.IsEgressAddress(r.of.Destination) {
+		why = dropreason.NoSession
+	}
+	r.drop("uplink", why, "the source is outside of the cluster: it only answers what a container sent", "")
+}
+
+// leaveCluster adds the stages of egress_from_container (bpf/net/netpila/egress_stages.h).
 func (r *run) leaveCluster(source dpapi.SourceEntry) error {
 	rule, entry, err := r.access(source.TenantID, r.dst)
 	if err != nil {
@@ -116,8 +130,8 @@ func (r *run) toGateway(id address.TenantID, all []dpapi.GatewayEntry) error {
 	return nil
 }
 
-// atGateway adds the stages of bpf/hooks/egress_gateway.h of a container's packet, if this node is a gateway of its
-// rule.
+// atGateway adds the stages of at_egress_gateway (bpf/net/netpila/gateway_stages.h) of a container's packet, if this
+// node is a gateway of its rule.
 func (r *run) atGateway(from agent.Explanation) error {
 	source := address.Split(from.Plaintext)
 	rule, entry, err := r.access(source.Tenant, r.dst)
