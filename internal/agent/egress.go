@@ -298,8 +298,8 @@ func (c *Core) FindEgressAddress(a netip.Addr) (had []egress.Entry, since time.T
 		return nil, since, refusal.New(refusal.ErrInvalid, "%v is not an egress address of this cluster", a)
 	case address.Split(a).Index < tenant.FirstEgressIndex:
 		return nil, since, refusal.New(refusal.ErrInvalid,
-			"%v is an address of the egress gateway with the prefix %v, not of one container\n  `pilaster egress list` "+
-				"on an orchestrator shows the tenants that have one", a, owner)
+			"%v is an address of the egress gateway with the prefix %v, not of one container\n  `pilaster egress "+
+				"list` on an orchestrator shows the tenants that have one", a, owner)
 	case owner != c.tenants.node:
 		return nil, since, refusal.New(refusal.ErrNotFound, "%v is an egress address of the node with the prefix "+
 			"%v\n  run this command there; `pilaster node list` shows its name", a, owner)

@@ -262,7 +262,8 @@ func checkNodePrefixes(texts []string) error {
 			return usage("--nodes %q is an address and not a prefix; write %v for its node", text, p)
 		}
 		if p, err := netip.ParsePrefix(text); err != nil || !p.Addr().Is6() || p.Addr().Is4In6() {
-			return usage("--nodes %q is neither allow, deny nor a prefix; pilaster node list shows those of nodes", text)
+			return usage("--nodes %q is neither allow, deny nor a prefix; pilaster node list shows those of nodes",
+				text)
 		}
 	}
 	return nil

@@ -18,8 +18,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// forgedSource is the address of another node, which probably exists: a source that strict uRPF refuses, and that the
-// loose mode and filters for addresses that nobody has do not.
+// forgedSource is the address of another node, which probably exists: a source that strict uRPF refuses. The loose mode
+// and filters for unused addresses do not.
 func forgedSource(plan address.Plan, own netip.Prefix) netip.Addr {
 	n := uint64(1)
 	if plan.ContainsNode(own) && plan.NodeNumber(own) == n {

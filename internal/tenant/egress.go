@@ -177,8 +177,8 @@ func (t Tenant) CheckEgress(plan address.Plan) error {
 func CheckNodePrefix(plan address.Plan, p netip.Prefix) error {
 	if !p.IsValid() || p != p.Masked() || p.Bits() > address.NodeBits || !plan.Base.Overlaps(p) ||
 		p.Bits() < plan.Base.Bits() {
-		return fmt.Errorf("%v has no nodes: nodes are /64s of the base prefix %v, and `pilaster node list` shows them", p,
-			plan.Base)
+		return fmt.Errorf("%v has no nodes: nodes are /64s of the base prefix %v, and `pilaster node list` shows them",
+			p, plan.Base)
 	}
 	return nil
 }

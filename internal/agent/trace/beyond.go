@@ -43,7 +43,7 @@ func (r *run) fromOutside(to agent.Explanation) {
 	r.drop("uplink", why, "the source is outside of the cluster: it only answers what a container sent", "")
 }
 
-// leaveCluster adds the stages of egress_from_container (bpf/net/netpila/egress_stages.h).
+// leaveCluster adds the stages of the program egress_from_container.
 func (r *run) leaveCluster(source dpapi.SourceEntry) error {
 	rule, entry, err := r.access(source.TenantID, r.dst)
 	if err != nil {
@@ -130,8 +130,8 @@ func (r *run) toGateway(id address.TenantID, all []dpapi.GatewayEntry) error {
 	return nil
 }
 
-// atGateway adds the stages of at_egress_gateway (bpf/net/netpila/gateway_stages.h) of a container's packet, if this
-// node is a gateway of its rule.
+// atGateway adds the stages of the program at_egress_gateway of a container's packet, if this node is a gateway of its
+// rule.
 func (r *run) atGateway(from agent.Explanation) error {
 	source := address.Split(from.Plaintext)
 	rule, entry, err := r.access(source.Tenant, r.dst)

@@ -218,8 +218,8 @@ func isSilence(err error) bool {
 		errors.Is(err, syscall.ENETUNREACH)
 }
 
-// dial opens a TCP connection or sends an empty datagram, in the thread's namespace, from a source, or from any if it is
-// invalid. It returns the kind of the answer.
+// dial opens a TCP connection or sends an empty datagram, in the thread's namespace. Without a source, the kernel
+// chooses one. It returns the kind of the answer.
 func (p Probe) dial(ctx context.Context, source netip.Addr) (answer string, err error) {
 	network, local := "tcp", net.Addr(&net.TCPAddr{IP: source.AsSlice(), Port: int(p.SourcePort)})
 	if p.Protocol == syscall.IPPROTO_UDP {

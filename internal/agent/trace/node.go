@@ -32,8 +32,8 @@ func (r *run) fromNode(from, to agent.Explanation) error {
 		}
 		detail := describeHop(hop)
 		if hop.Source != r.src {
-			detail += fmt.Sprintf(", with source %v: the container's node drops it; add src %v to the route", hop.Source,
-				r.src)
+			detail += fmt.Sprintf(", with source %v: the container's node drops it; add src %v to the route",
+				hop.Source, r.src)
 		}
 		r.src = hop.Source
 		r.step("next hop", detail, "FIB")
