@@ -120,13 +120,9 @@ func (r *run) toGateway(id address.TenantID, all []dpapi.GatewayEntry) error {
 		return r.asGateway(id)
 	}
 	r.step("gateway", detail, r.tables.Access)
-	hop, err := r.Path.NextHop(tenant.EgressTunnel(r.Prefix), tenant.EgressTunnel(next))
-	if err != nil {
-		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
-		return nil
+	if r.nextHop(tenant.EgressTunnel(r.Prefix), tenant.EgressTunnel(next)) {
+		r.response.Verdict, r.response.Next = Sent, next.String()
 	}
-	r.step("next hop", describeHop(hop), "FIB")
-	r.response.Verdict, r.response.Next = Sent, next.String()
 	return nil
 }
 
@@ -173,12 +169,8 @@ func (r *run) asGateway(id address.TenantID) error {
 	r.src = own
 	r.step("gateway", "source address and port become the gateway's",
 		fmt.Sprintf("%s: tenant id %d", r.tables.Gateways, id))
-	hop, err := r.Path.NextHop(r.src, r.dst)
-	if err != nil {
-		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
-		return nil
+	if r.nextHop(r.src, r.dst) {
+		r.response.Verdict = Left
 	}
-	r.step("next hop", describeHop(hop), "FIB")
-	r.response.Verdict = Left
 	return nil
 }

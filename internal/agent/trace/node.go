@@ -53,14 +53,9 @@ func (r *run) fromNode(from, to agent.Explanation) error {
 	}
 	r.step("node", "from this node's own stack, which always reaches its containers",
 		fmt.Sprintf("%s: endpoint %d, tenant id %d", r.tables.Sources, its.Endpoint, its.TenantID))
-	entry, found, err := r.Path.LookupTenantID(its.TenantID)
-	if err != nil {
+	entry, found, err := r.tenant(its.TenantID)
+	if err != nil || !found {
 		return err
-	}
-	if !found {
-		r.drop("translate", dropreason.NoKey, "the node does not have the tenant",
-			fmt.Sprintf("no tenant id %d in %s", its.TenantID, r.tables.Tenants))
-		return nil
 	}
 	r.src = entry.Gateway
 	r.step("translate", "the source becomes the address at which the tenant sees this node",
