@@ -292,13 +292,14 @@ func (c *Core) FindEgressAddress(a netip.Addr) (had []egress.Entry, since time.T
 	_, gateway := c.outside(a)
 	switch {
 	case gateway != "":
-		return nil, since, refusal.New(refusal.ErrInvalid, "%v is the address of tenant %s at an egress gateway: all "+
-			"its containers that leave by this gateway share it", a, gateway)
+		return nil, since, refusal.New(refusal.ErrInvalid, "%v is now the address of tenant %s at an egress "+
+			"gateway, which its containers share; earlier tenants of the address are not recorded", a, gateway)
 	case !ok:
 		return nil, since, refusal.New(refusal.ErrInvalid, "%v is not an egress address of this cluster", a)
 	case address.Split(a).Index < tenant.FirstEgressIndex:
 		return nil, since, refusal.New(refusal.ErrInvalid,
-			"%v is an address of the egress gateway with the prefix %v, not of one container", a, owner)
+			"%v is an address of the egress gateway with the prefix %v, not of one container\n  `pilaster egress "+
+				"list` on an orchestrator shows the tenants that have one", a, owner)
 	case owner != c.tenants.node:
 		return nil, since, refusal.New(refusal.ErrNotFound, "%v is an egress address of the node with the prefix "+
 			"%v\n  run this command there; `pilaster node list` shows its name", a, owner)

@@ -83,16 +83,21 @@ func gatewayRoles(node string, all []*pilasterv1.TenantEgress) (roles []gatewayR
 	return roles
 }
 
-// onlyBy returns the egress rules that a node alone is the gateway of.
-func onlyBy(node string, all []*pilasterv1.TenantEgress) (rules []string) {
+// rulesBy returns the egress rules that a node is the only gateway of, and those that have another one too.
+func rulesBy(node string, all []*pilasterv1.TenantEgress) (alone, shared []string) {
 	for _, t := range all {
 		for _, r := range t.Rules {
-			if len(r.Gateways) == 1 && r.Gateways[0].Node == node {
-				rules = append(rules, t.Tenant+" to "+r.To)
+			is := func(g *pilasterv1.EgressGateway) bool { return g.Node == node }
+			switch name := t.Tenant + " to " + r.To; {
+			case !slices.ContainsFunc(r.Gateways, is):
+			case len(r.Gateways) == 1:
+				alone = append(alone, name)
+			default:
+				shared = append(shared, name)
 			}
 		}
 	}
-	return rules
+	return alone, shared
 }
 
 // egressRules returns the egress rules of a tenant, or of all without a name; none from an orchestrator without egress.
@@ -151,6 +156,11 @@ stays at its gateway. An --address must be routed to the gateway's node.`,
   pilaster egress set blue --to 2001:db8:9:1::/64,2001:db8:9:2::/64 --action deny`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			for flag, names := range map[string][]string{"via": via, "address": addresses} {
+				if cmd.Flags().Changed(flag) && len(names) == 0 {
+					return usage("--%s is empty: leave it out, or set a value", flag)
+				}
+			}
 			req, err := egressRequest(args[0], to, action, via, addresses)
 			if err != nil {
 				return err
@@ -214,6 +224,9 @@ func egressRequest(tenant string, to []string, action string, via, addresses []s
 		return nil, usage("%d --address for %d --via: use one for each, in their order", len(addresses), len(via))
 	}
 	for i, node := range via {
+		if node == "" {
+			return nil, usage("--via has an empty name: name nodes, or leave it out")
+		}
 		g := &pilasterv1.EgressGateway{Node: node}
 		if len(addresses) > 0 {
 			a, err := netip.ParseAddr(addresses[i])
@@ -426,64 +439,5 @@ func newProtectList(env Env) *cobra.Command {
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
-	return cmd
-}
-
-func newTenantSet(env Env) *cobra.Command {
-	var socket orchestratorSocket
-	var out output
-	var nodes []string
-	cmd := &cobra.Command{
-		Use:   "set NAME",
-		Short: "Change which nodes a tenant's containers reach",
-		Long: `Change which nodes a tenant's containers reach, on network ` + tenant.NetworksWith(tenant.Egress) + `.
-
-Processes of these nodes reach the containers at their plaintext addresses, and containers reach the
-nodes' addresses and what listens there: all nodes, none, or those in prefixes of the base prefix. The
-containers' own node always reaches them, and they reach it only if it is one of these. Policies of the
-tenant apply to other nodes, which they select by ipBlock.`,
-		Example: "  pilaster tenant set blue --nodes allow\n  pilaster tenant set blue --nodes fd70:696c:6100:1::/64",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			req := &pilasterv1.SetTenantNodesRequest{Tenant: args[0]}
-			switch {
-			case len(nodes) == 1 && nodes[0] == allow:
-				req.All = true
-			case len(nodes) == 1 && nodes[0] == deny:
-			case slices.Contains(nodes, allow) || slices.Contains(nodes, deny) || len(nodes) == 0:
-				return usage("--nodes: use allow, deny, or prefixes of nodes")
-			default:
-				if err := checkPrefixes("--nodes", nodes); err != nil {
-					return err
-				}
-				req.Prefixes = nodes
-			}
-			resp, err := socket.client().SetTenantNodes(cmd.Context(), connect.NewRequest(req))
-			if err != nil {
-				return err
-			}
-			v := struct {
-				Name  string   `json:"name"`
-				Nodes []string `json:"reachesNodes"`
-			}{args[0], append([]string{}, resp.Msg.Prefixes...)}
-			return out.print(env.Stdout, v, func(w io.Writer) {
-				if len(v.Nodes) == 0 {
-					fmt.Fprintf(w, "tenant %s: its containers reach no node\n", v.Name)
-					return
-				}
-				fmt.Fprintf(w, "tenant %s: its containers and nodes in %s reach each other\n", v.Name,
-					strings.Join(v.Nodes, ", "))
-			})
-		},
-	}
-	socket.bind(cmd)
-	out.bind(cmd)
-	cmd.ValidArgsFunction = names(socket.tenants)
-	cmd.Flags().StringSliceVar(&nodes, "nodes", nil, "allow (all nodes), deny (none), or prefixes of nodes")
-	_ = cmd.MarkFlagRequired("nodes")
-	_ = cmd.RegisterFlagCompletionFunc(
-		"nodes",
-		cobra.FixedCompletions([]string{allow, deny}, cobra.ShellCompDirectiveNoFileComp),
-	)
 	return cmd
 }

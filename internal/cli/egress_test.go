@@ -40,6 +40,10 @@ func TestEgress(t *testing.T) {
 		{ExitUsage, "required flag", "egress set blue --to ::/0"},
 		{ExitUsage, `--action "drop": use allow or deny`, "egress set blue --to ::/0 --action drop"},
 		{ExitUsage, `--to "10.0.0.0/8" is not an IPv6 prefix`, "egress set blue --to 10.0.0.0/8 --action allow"},
+		{ExitUsage, "--via is empty", "egress set blue --to ::/0 --action allow --via="},
+		{ExitUsage, "--via has an empty name", "egress set blue --to ::/0 --action allow --via n1,"},
+		{ExitUsage, "write fd70:696c:6100:2::/64 for its node", "tenant set blue --nodes fd70:696c:6100:2::1"},
+		{ExitUsage, "neither allow, deny nor a prefix", "tenant set blue --nodes n2"},
 		{ExitUsage, "--via is for --action allow", "egress set blue --to ::/0 --action deny --via n1"},
 		{ExitUsage, "2 --address for 1 --via", "egress set blue --to ::/0 --action allow --via n1 --address " +
 			"2001:db8::1,2001:db8::2"},

@@ -59,6 +59,9 @@ status is 1 if no container had the address.`,
 				if err != nil {
 					return usage("--at %s: %w", at, err)
 				}
+				if moment.After(time.Now()) {
+					return usage("--at %s is in the future", at)
+				}
 				req.At, view.At = timestamppb.New(moment), &moment
 			}
 			resp, err := socket.client().FindEgressAddress(c.Context(), connect.NewRequest(req))

@@ -66,6 +66,7 @@ func TestEgressWho(t *testing.T) {
 		address + " --at 2026-11-22T00:00":          {0, second, ""},
 		address:                                     {0, second, ""},
 		address + " --at 2026-11-20T13:05":          {ExitFailed, none, ""},
+		address + " --at 2226-11-20T14:05":          {ExitUsage, "", "in the future"},
 		address + " --at yesterday":                 {ExitUsage, "", "write a time as 2026-11-20T14:05"},
 		"2001:db8:7:4:0:ff:101:2f":                  {ExitFailed, "", "another node's"},
 		"here":                                      {ExitUsage, "", "here"},

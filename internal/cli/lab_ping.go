@@ -96,8 +96,8 @@ func describeEcho(l *lab.Lab, e lab.Echo) string {
 		s += fmt.Sprintf(", %.0f µs", *e.RTTUs)
 	}
 	if e.ToNode != "" && !e.Reached() {
-		s += fmt.Sprintf("; containers of tenant %s do not reach %s: run `pilaster lab exec orchestrator -- pilaster "+
-			"tenant set %s --nodes allow` first", e.ToNode, e.To, e.ToNode)
+		s += fmt.Sprintf("; containers of tenant %s do not reach %s: run `pilaster lab exec --lab %s "+
+			"orchestrator -- pilaster tenant set %s --nodes allow` first", e.ToNode, e.To, l.Name(), e.ToNode)
 	}
 	return s
 }

@@ -117,7 +117,7 @@ func (s *orchestratorSocket) egressRoutes(ctx context.Context, nodes ...*nodeVie
 		prefix, err := netip.ParsePrefix(v.Prefix)
 		at, ok := plan.EgressNode(prefix)
 		if err == nil && ok && len(v.UplinkAddresses) > 0 {
-			v.EgressRoute = at.String() + " via " + v.UplinkAddresses[0]
+			v.EgressRoute = at.String() + " via " + strings.Join(v.UplinkAddresses, " or ")
 		}
 	}
 	return nil
@@ -281,9 +281,13 @@ there) or powered off.`,
 				return err
 			}
 			fmt.Fprintf(env.Stdout, "node %s deleted\n", args[0])
-			if denied := onlyBy(args[0], rules); len(denied) > 0 {
+			denied, others := rulesBy(args[0], rules)
+			if len(denied) > 0 {
 				fmt.Fprintln(env.Stdout, "These egress rules had no other gateway, and deny now:",
 					strings.Join(denied, ", "))
+			}
+			if len(others) > 0 {
+				fmt.Fprintln(env.Stdout, "These egress rules use their other gateway now:", strings.Join(others, ", "))
 			}
 			if edge {
 				fmt.Fprintln(

@@ -212,7 +212,8 @@ type outsideView struct {
 // outsideGatewayView is an egress gateway as the node sees it.
 type outsideGatewayView struct {
 	Node       string  `json:"node"`
-	Used       bool    `json:"used"`                 // by new connections
+	Used       bool    `json:"used"`                 // by new connections; also if no gateway of a rule answers
+	Silent     bool    `json:"silent,omitempty"`     // it does not answer
 	AnsweredMs *uint32 `json:"answeredMs,omitempty"` // milliseconds since its last answer; absent if it never has
 }
 
@@ -222,7 +223,7 @@ func viewOutside(e *pilasterv1.Egress) *outsideView {
 	}
 	v := &outsideView{Addresses: e.Addresses}
 	for _, g := range e.Gateways {
-		view := outsideGatewayView{Node: g.Node, Used: g.Alive}
+		view := outsideGatewayView{Node: g.Node, Used: g.Alive, Silent: g.Silent}
 		if g.Answered {
 			view.AnsweredMs = &g.AgoMs
 		}
@@ -241,7 +242,8 @@ func (v outsideView) rows(row func(name, value, state, rest string)) {
 		if g.AnsweredMs != nil {
 			answer = fmt.Sprintf("answered %v ago", time.Duration(*g.AnsweredMs)*time.Millisecond)
 		}
-		row("", "", "gateway", g.Node+" "+answer+choose(g.Used, "", "; new connections avoid it"))
+		row("", "", "gateway", g.Node+" "+answer+choose(g.Silent, "; it does not answer", "")+
+			choose(g.Used, "", "; new connections avoid it"))
 	}
 	for _, r := range v.GatewayOf {
 		row("", "", "gateway of", "tenant "+r.Tenant+" at "+r.Address)

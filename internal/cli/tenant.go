@@ -4,12 +4,15 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -281,4 +284,78 @@ func newTenantDelete(env Env) *cobra.Command {
 	socket.bind(cmd)
 	cmd.ValidArgsFunction = names(socket.tenants)
 	return cmd
+}
+
+func newTenantSet(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var nodes []string
+	cmd := &cobra.Command{
+		Use:   "set NAME",
+		Short: "Change which nodes a tenant's containers reach",
+		Long: `Change which nodes a tenant's containers reach, on network ` + tenant.NetworksWith(tenant.Egress) + `.
+
+Processes of these nodes reach the containers at their plaintext addresses, and containers reach the
+nodes' addresses and what listens there: all nodes, none, or those in prefixes of the base prefix. The
+containers' own node always reaches them, and they reach it only if it is one of these. Policies of the
+tenant apply to other nodes, which they select by ipBlock.`,
+		Example: "  pilaster tenant set blue --nodes allow\n  pilaster tenant set blue --nodes fd70:696c:6100:1::/64",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &pilasterv1.SetTenantNodesRequest{Tenant: args[0]}
+			switch {
+			case len(nodes) == 1 && nodes[0] == allow:
+				req.All = true
+			case len(nodes) == 1 && nodes[0] == deny:
+			case slices.Contains(nodes, allow) || slices.Contains(nodes, deny) || len(nodes) == 0:
+				return usage("--nodes: use allow, deny, or prefixes of nodes")
+			default:
+				if err := checkNodePrefixes(nodes); err != nil {
+					return err
+				}
+				req.Prefixes = nodes
+			}
+			resp, err := socket.client().SetTenantNodes(cmd.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			v := struct {
+				Name  string   `json:"name"`
+				Nodes []string `json:"reachesNodes"`
+			}{args[0], append([]string{}, resp.Msg.Prefixes...)}
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				if len(v.Nodes) == 0 {
+					fmt.Fprintf(w, "tenant %s: its containers reach no node\n", v.Name)
+					return
+				}
+				fmt.Fprintf(w, "tenant %s: its containers and nodes in %s reach each other\n", v.Name,
+					strings.Join(v.Nodes, ", "))
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	cmd.ValidArgsFunction = names(socket.tenants)
+	cmd.Flags().StringSliceVar(&nodes, "nodes", nil, "allow (all nodes), deny (none), or prefixes of nodes")
+	_ = cmd.MarkFlagRequired("nodes")
+	_ = cmd.RegisterFlagCompletionFunc(
+		"nodes",
+		cobra.FixedCompletions([]string{allow, deny}, cobra.ShellCompDirectiveNoFileComp),
+	)
+	return cmd
+}
+
+// checkNodePrefixes refuses texts that are not prefixes of nodes.
+func checkNodePrefixes(texts []string) error {
+	for _, text := range texts {
+		if a, err := netip.ParseAddr(text); err == nil && a.Is6() && !a.Is4In6() && a.Zone() == "" {
+			p, _ := a.Prefix(address.NodeBits)
+			return usage("--nodes %q is an address and not a prefix; write %v for its node", text, p)
+		}
+		if p, err := netip.ParsePrefix(text); err != nil || !p.Addr().Is6() || p.Addr().Is4In6() {
+			return usage("--nodes %q is neither allow, deny nor a prefix; pilaster node list shows those of nodes",
+				text)
+		}
+	}
+	return nil
 }

@@ -29,7 +29,7 @@ type traceFlags struct {
 func (f *traceFlags) bind(c *cobra.Command) {
 	f.out.bind(c)
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only read the tables; send and follow no packet")
-	c.Flags().Var(&f.wait, "wait", "follow a packet that the container itself sends in this time, instead of a probe")
+	c.Flags().Var(&f.wait, "wait", "follow a packet that the source itself sends in this time, instead of a probe")
 }
 
 func newTraceCommand(env Env) *cobra.Command {
@@ -40,7 +40,7 @@ func newTraceCommand(env Env) *cobra.Command {
 	var peerApp uint16
 	c := &cobra.Command{
 		Use:   "trace SOURCE DESTINATION [PROTOCOL[/PORT]]",
-		Short: "Show the way of a packet of a container: stages, entries, addresses",
+		Short: "Show the way of a packet: stages, entries, addresses",
 		Long: `Show the way of a packet from one container to another, to a host outside of the cluster or to a
 node, or from a node to a container: the stages on this node, the table entry that each hits, and the addresses
 after each, which shows where the network translates them. The command sends one packet from the source and
@@ -338,6 +338,9 @@ func (j *traceJob) parts(ctx context.Context) ([]*pilasterv1.TraceResponse, erro
 			return nil, err
 		}
 		parts, pre = append(parts, resp.Msg), resp.Msg.Pre
+		if steps := resp.Msg.Steps; resp.Msg.Source.GetIsNode() && len(steps) > 0 {
+			source = steps[len(steps)-1].Source // that the kernel chooses
+		}
 		return resp.Msg, nil
 	}
 	for i, n := range j.nodes {

@@ -185,7 +185,8 @@ func (s *agentSocket) addressesOf(ctx context.Context, end string) (all []string
 	}
 	resp, err := s.client().GetEndpoint(ctx, connect.NewRequest(&pilasterv1.GetEndpointRequest{Key: end}))
 	if err != nil {
-		return nil, fmt.Errorf("%q is no address, and no endpoint on this node has the name: %w", end, err)
+		return nil, fmt.Errorf("%q is no address, and no endpoint on this node has the name: %w\n  names of other "+
+			"nodes need an orchestrator: run the command on its machine, or use the node's address", end, err)
 	}
 	for _, a := range resp.Msg.GetEndpoint().GetAttachments() {
 		all = append(all, a.Address)

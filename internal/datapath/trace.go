@@ -19,16 +19,15 @@ import (
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/netns"
-	"pilaster.io/pilaster/internal/tenant"
 )
 
 var _ dpapi.Tracing = (*Datapath)(nil)
 
 // NextHop asks the FIB for a packet that arrives at the node's end of the device pair, as the programs do. An IPv4
-// packet is one of the kernel's tunnel device, so it comes from the node itself, as one with the node's address does.
+// packet is one of the kernel's tunnel device, so it comes from the node itself, as one without a source does.
 func (d *Datapath) NextHop(from, to netip.Addr) (dpapi.NextHop, error) {
 	options := &netlink.RouteGetOptions{IifIndex: d.NodeFar, SrcAddr: from.AsSlice()}
-	own := to.Is4() || from == tenant.NodeAddress(d.NodePrefix)
+	own := to.Is4() || !from.IsValid()
 	if own {
 		options.IifIndex = 0
 	}
@@ -52,7 +51,8 @@ func (d *Datapath) NextHop(from, to netip.Addr) (dpapi.NextHop, error) {
 			"with --uplink %[2]s too, or change the route", to, l.Attrs().Name, d.UplinkNames())
 	}
 	via, _ := netip.AddrFromSlice(routes[0].Gw)
-	return dpapi.NextHop{Device: l.Attrs().Name, Via: via.Unmap()}, nil
+	source, _ := netip.AddrFromSlice(routes[0].Src)
+	return dpapi.NextHop{Device: l.Attrs().Name, Via: via.Unmap(), Source: source.Unmap()}, nil
 }
 
 // DeviceName returns the name of a device by its number in the maps.
@@ -202,7 +202,7 @@ func (d *Datapath) entryIDs() map[ebpf.ProgramID]bool {
 
 // attachTraced attaches the programs that packets to the receivers, from the fabric and from the node meet.
 func (d *Datapath) attachTraced(f dpapi.PacketFilter) error {
-	err := errors.Join(d.AttachTunnelPrograms(), d.AttachUplink(), d.AttachNode())
+	err := errors.Join(d.AttachTunnelPrograms(), d.AttachUplink(), host.IgnoreGone(d.AttachNode()))
 	for _, r := range f.Receivers {
 		if d.ActiveOVSPorts != nil {
 			err = errors.Join(err, d.AttachTapped(r.Device.HostIfindex))

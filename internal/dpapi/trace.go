@@ -27,7 +27,8 @@ type Lookup interface {
 	LookupEgress(id endpoint.ID) (netip.Addr, bool, error)
 	// LookupGateway returns the address of this node as an egress gateway of a tenant id.
 	LookupGateway(id address.TenantID) (netip.Addr, bool, error)
-	// NextHop returns the route of a packet between two nodes. An error says that there is none.
+	// NextHop returns the route of a packet that leaves the node; from is invalid for one of the node's own stack. An
+	// error says that there is none.
 	NextHop(from, to netip.Addr) (NextHop, error)
 	// DeviceName returns the name of a device by its number in the tables.
 	DeviceName(number uint32) string
@@ -65,6 +66,7 @@ type TenantEntry struct {
 type NextHop struct {
 	Device string
 	Via    netip.Addr // invalid if the destination is on the link
+	Source netip.Addr // that the kernel chooses for a packet of the node
 }
 
 // PacketFilter selects packets to follow: those whose source and destination are among these addresses. It names the

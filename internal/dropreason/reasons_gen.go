@@ -76,7 +76,7 @@ var reasons = [...]struct{ name, text string }{
 	16: {"no-route", "The node has no route to the destination's node by its uplink: see `ip -6 route get`. On network nimitz: the destination is in no CIDR of the tenant, and no service or client has it."},
 	17: {"no-key", "The node has no cipher for the tenant id, because the agent is adding or removing the tenant. If it persists, see `pilaster status`."},
 	18: {"own-source", "A packet from outside has a source inside this node's own /64. Check the source check of the fabric; `pilaster monitor` names the interface."},
-	19: {"tenant-to-node", "A packet with a container's address is for a node or another host, or came by an interface other than the uplink. Containers cannot reach nodes, and their packets come by the uplink only."},
+	19: {"tenant-to-node", "A packet with a container's address is for an address of this machine that is not its node address, or for another host, or came by an interface other than the uplink."},
 	20: {"host-claims-tenant", "The node's own stack sends with a container's address as source. A process on the node forges addresses."},
 	21: {"icmp-quote", "An ICMP error quotes a packet of another conversation."},
 	22: {"too-big", "A packet, or a segment of one, is longer than the MTU to the destination's node. The node answers the container with *packet too big*; Open vSwitch does not."},

@@ -189,6 +189,10 @@ func (l *Lab) WayTo(ctx context.Context, from, to string, fits func(netip.Addr) 
 	if slices.Contains(l.NodeNames(), from) {
 		return l.wayFromNode(ctx, from, to)
 	}
+	if slices.Contains(l.OutsideNames(), from) {
+		return w, fmt.Errorf("%s is a host outside of the cluster, which only answers containers: name the container "+
+			"that sends", from)
+	}
 	w.Destination, err = netip.ParseAddr(to)
 	if named := err != nil; named {
 		err = l.refreshOf(ctx, from, to)
@@ -219,7 +223,7 @@ func (l *Lab) WayTo(ctx context.Context, from, to string, fits func(netip.Addr) 
 	return w, nil
 }
 
-// wayFromNode is WayTo from a node to a container, which has the network of its node traffic.
+// wayFromNode is WayTo from a node to a container, whose network lets nodes reach it.
 func (l *Lab) wayFromNode(ctx context.Context, from, to string) (w Way, err error) {
 	if a, err := netip.ParseAddr(to); err == nil {
 		if c, _ := l.owner(a, ""); c.Name != "" {

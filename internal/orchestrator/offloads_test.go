@@ -100,6 +100,10 @@ func (a *offloadAgent) run(ctx context.Context) error {
 	a.policies, a.frontends = map[string]int64{}, map[string][]string{}
 	err := a.report()
 	a.mu.Unlock()
+	defer func() { // as agents do
+		a.stream.CloseRequest()
+		a.stream.CloseResponse()
+	}()
 	for err == nil {
 		var r *pilasterv1.FollowResponse
 		if r, err = a.stream.Receive(); err == nil {

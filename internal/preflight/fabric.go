@@ -15,10 +15,18 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
-// foreignSource is a source address that belongs to no node: the discard prefix of RFC 6666.
-var foreignSource = netip.MustParseAddr("100::1")
+// forgedSource is the address of another node, which probably exists: a source that strict uRPF refuses. The loose mode
+// and filters for unused addresses do not.
+func forgedSource(plan address.Plan, own netip.Prefix) netip.Addr {
+	n := uint64(1)
+	if plan.ContainsNode(own) && plan.NodeNumber(own) == n {
+		n++
+	}
+	return tenant.NodeAddress(plan.Node(n))
+}
 
 const (
 	probeRounds  = 3
@@ -26,7 +34,7 @@ const (
 )
 
 // fabric tests the route and the source check of the fabric. It sends the router a packet for this node's prefix. If
-// the router has the route, the packet returns. First it sends such a packet with a source that belongs to no node.
+// the router has the route, the packet returns. First it sends such a packet with the source of another node.
 // That packet returns too, unless the fabric checks sources.
 func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix netip.Prefix) (route, sources Result) {
 	unchecked := func(why string) (Result, Result) {
@@ -46,7 +54,8 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 	if err != nil {
 		return unchecked(err.Error())
 	}
-	came, forged, err := probe(ctx, uplink.Attrs().Name, router, source, prefix.Addr().Next())
+	forged := forgedSource(plan, prefix)
+	came, passed, err := probe(ctx, uplink.Attrs().Name, router, source, prefix.Addr().Next(), forged)
 	switch {
 	case err != nil:
 		return unchecked(err.Error())
@@ -56,19 +65,20 @@ func fabric(ctx context.Context, uplink netlink.Link, plan address.Plan, prefix 
 			"a packet for %v, sent to the router of %s, did not come back", prefix, uplink.Attrs().Name), sources
 	}
 	route = ok("a packet for %v, sent to the router of %s, came back", prefix, uplink.Attrs().Name)
-	return route, sourceCheck(forged, uplink)
+	return route, sourceCheck(passed, forged, uplink)
 }
 
 const urpf = "enable source checks (uRPF) on all ports of the fabric: docs/howto/fabric.md"
 
-// sourceCheck says whether the fabric checks sources, from a probe by an uplink that came back.
-func sourceCheck(forged bool, uplink netlink.Link) Result {
-	if forged {
-		return warn(urpf, "the fabric forwards packets of this machine with the false source %v, sent by %s",
-			foreignSource, uplink.Attrs().Name)
+// sourceCheck says whether the fabric checks sources, from a probe by an uplink: the packet with the true source came
+// back, and passed says whether the one with the forged source did.
+func sourceCheck(passed bool, forged netip.Addr, uplink netlink.Link) Result {
+	if passed {
+		return warn(urpf, "the fabric forwards packets of this machine with the false source %v, sent by %s", forged,
+			uplink.Attrs().Name)
 	}
-	return ok("a packet with the false source %v, sent by %s, did not come back; one with the true source did",
-		foreignSource, uplink.Attrs().Name)
+	return ok("a packet with the false source %v, sent by %s, did not come back; one with the true source did", forged,
+		uplink.Attrs().Name)
 }
 
 // probePath returns the source address and the router for packets to a prefix of this node: the router is the one to a
@@ -90,39 +100,65 @@ func probePath(
 	return source, router, err
 }
 
-// egressRoute tests the route to this node's egress addresses, and the source check, as fabric does with its prefix,
-// with the router to hosts outside. sources is nil if the route was not found.
-func egressRoute(
-	ctx context.Context, uplinks []netlink.Link, plan address.Plan, node netip.Prefix,
-) (route Result, sources *Result) {
+// egressRoute tests the route to this node's egress addresses as fabric does that to its prefix, with the router to
+// hosts outside.
+func egressRoute(ctx context.Context, uplinks []netlink.Link, plan address.Plan, node netip.Prefix) Result {
 	_, uplink := way(uplinks, hostOutside)
 	if uplink == nil {
 		return todo("add a default route by an uplink, or the routes to the hosts outside",
-			"not checked: there is no default route by %s", namesOf(uplinks)), nil
+			"not checked: there is no default route by %s", namesOf(uplinks))
 	}
 	source, router, err := probePath(ctx, uplink, node, hostOutside)
 	if err != nil {
 		return todo("add the route of this node's egress addresses, as in 'pilaster node list', to the fabric",
-			"not checked: %v", err), nil
+			"not checked: %v", err)
 	}
 	egress, has := plan.EgressNode(node)
 	if !has {
 		return warn("set up the cluster with a longer --base-prefix, or with a shorter --egress-prefix",
 			"the egress prefix %v has no /64 for the node %v: its containers have no egress addresses", plan.Egress,
-			node), nil
+			node)
 	}
-	came, forged, err := probe(ctx, uplink.Attrs().Name, router, source, egress.Addr().Next())
+	came, _, err := probe(ctx, uplink.Attrs().Name, router, source, egress.Addr().Next(), forgedSource(plan, node))
 	switch {
 	case err != nil:
 		return todo("add the route of this node's egress addresses, as in 'pilaster node list', to the fabric",
-			"not checked: %v", err), nil
+			"not checked: %v", err)
 	case !came:
 		return warn(fmt.Sprintf("add the route %v via %v to the fabric, and accept sources of %[1]v from this node: "+
 			"docs/howto/fabric.md", egress, source),
-			"a packet for %v, sent to the router of %s, did not come back", egress, uplink.Attrs().Name), nil
+			"a packet for %v, sent to the router of %s, did not come back", egress, uplink.Attrs().Name)
 	}
-	checked := sourceCheck(forged, uplink)
-	return ok("a packet for %v, sent to the router of %s, came back", egress, uplink.Attrs().Name), &checked
+	return ok("a packet for %v, sent to the router of %s, came back", egress, uplink.Attrs().Name)
+}
+
+// sourcesOutside tests the source check where packets to hosts outside leave, if that is another uplink than the one to
+// the nodes.
+func sourcesOutside(
+	ctx context.Context, uplinks []netlink.Link, toNodes netlink.Link, plan address.Plan, node netip.Prefix,
+) (result Result, other bool) {
+	_, uplink := way(uplinks, hostOutside)
+	if uplink == nil || toNodes == nil || uplink.Attrs().Index == toNodes.Attrs().Index {
+		return result, false
+	}
+	source, router, err := probePath(ctx, uplink, node, hostOutside)
+	if err != nil {
+		return todo(urpf, "not checked: %v", err), true
+	}
+	target, has := plan.EgressNode(node)
+	if !has {
+		target = node
+	}
+	forged := forgedSource(plan, node)
+	came, passed, err := probe(ctx, uplink.Attrs().Name, router, source, target.Addr().Next(), forged)
+	switch {
+	case err != nil:
+		return todo(urpf, "not checked: %v", err), true
+	case !came:
+		return todo(urpf, "not checked: a packet for %v, sent to the router of %s, did not come back", target,
+			uplink.Attrs().Name), true
+	}
+	return sourceCheck(passed, forged, uplink), true
 }
 
 func globalAddress(uplink netlink.Link) (netip.Addr, bool) {
@@ -172,15 +208,15 @@ func routerMAC(ctx context.Context, uplink netlink.Link, to netip.Addr) (net.Har
 	}
 }
 
-// probe alternately sends packets with a false and with the true source, until a packet with the true source returns.
-// forged reports whether a packet with the false source returned before it. The packets have no upper layer, so a host
+// probe alternately sends packets with a forged and with the true source, until a packet with the true source returns.
+// passed reports whether a packet with the forged source returned before it. The packets have no upper layer, so a host
 // that receives one drops it.
 func probe(
 	ctx context.Context,
 	uplink string,
 	router net.HardwareAddr,
-	source, target netip.Addr,
-) (came, forged bool, err error) {
+	source, target, forged netip.Addr,
+) (came, passed bool, err error) {
 	here, err := netns.Open("/proc/thread-self/ns/net")
 	if err != nil {
 		return false, false, err
@@ -198,7 +234,7 @@ func probe(
 	defer out.Close()
 	label := rand.Uint32N(1 << 20) // routers do not change it, so it identifies these packets
 	for range probeRounds {
-		for _, from := range []netip.Addr{foreignSource, source} {
+		for _, from := range []netip.Addr{forged, source} {
 			if err := out.Send(packet.Packet{Source: from, Destination: target, FlowLabel: label}.Frame(router,
 				out.MAC())); err != nil {
 				return false, false, err
@@ -214,15 +250,15 @@ func probe(
 			if err != nil || p.FlowLabel != label || p.Destination != target {
 				continue
 			}
-			forged = forged || p.Source == foreignSource
+			passed = passed || p.Source == forged
 			if p.Source == source {
 				cancel()
-				return true, forged, nil
+				return true, passed, nil
 			}
 		}
 		cancel()
 	}
-	return false, forged, ctx.Err()
+	return false, passed, ctx.Err()
 }
 
 // withoutUpperLayer sets a filter, so that the socket receives only packets without an upper layer. Other packets of a

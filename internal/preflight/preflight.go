@@ -88,12 +88,11 @@ func Run(ctx context.Context, c Config) []Result {
 		route, sources := fabric(ctx, uplink, c.Plan, c.NodePrefix)
 		add("route to this node", route)
 		add("source check", sources)
+		if sources, other := sourcesOutside(ctx, uplinks, uplink, c.Plan, c.NodePrefix); other {
+			add("source check, to hosts outside", sources)
+		}
 		if c.Plan.Egress.IsValid() {
-			route, sources := egressRoute(ctx, uplinks, c.Plan, c.NodePrefix)
-			add("route of egress addresses", route)
-			if sources != nil && len(uplinks) > 1 {
-				add("source check, to hosts outside", *sources)
-			}
+			add("route of egress addresses", egressRoute(ctx, uplinks, c.Plan, c.NodePrefix))
 		}
 	}
 	add("router advertisements", routerAdvertisements())

@@ -154,8 +154,8 @@ func (t Tenant) CheckEgress(plan address.Plan) error {
 		return unfit("tenant %s has %d egress rules, and a tenant has %d at most", t.Name, len(t.Egress),
 			MaxEgressRules)
 	case len(t.Nodes) > MaxNodePrefixes:
-		return unfit("tenant %s has %d prefixes of nodes, and a tenant has %d at most", t.Name, len(t.Nodes),
-			MaxNodePrefixes)
+		return unfit("tenant %s has %d prefixes of nodes, and a tenant has %d at most: use wider prefixes", t.Name,
+			len(t.Nodes), MaxNodePrefixes)
 	}
 	for i, r := range t.Egress {
 		if err := r.check(plan); err != nil {
@@ -177,7 +177,8 @@ func (t Tenant) CheckEgress(plan address.Plan) error {
 func CheckNodePrefix(plan address.Plan, p netip.Prefix) error {
 	if !p.IsValid() || p != p.Masked() || p.Bits() > address.NodeBits || !plan.Base.Overlaps(p) ||
 		p.Bits() < plan.Base.Bits() {
-		return fmt.Errorf("%v has no nodes: nodes are /64s of the base prefix %v", p, plan.Base)
+		return fmt.Errorf("%v has no nodes: nodes are /64s of the base prefix %v, and `pilaster node list` shows them",
+			p, plan.Base)
 	}
 	return nil
 }

@@ -170,8 +170,8 @@ func (l *live) why(e Observed) (detail, entry string) {
 func (l *live) enter(s *Step, e Observed) {
 	s.Stage = hookStages[e.Hook]
 	_, inside := l.entered[e.Node]
-	isNodes := l.first(e.Node) == "node"               // from the node's own stack
-	if e.Hook == "uplink-out" && !inside && !isNodes { // from behind a macvlan
+	ofNode := l.first(e.Node) == "node"               // from the node's own stack
+	if e.Hook == "uplink-out" && !inside && !ofNode { // from behind a macvlan
 		s.Stage = "container"
 	}
 	switch {
@@ -186,7 +186,7 @@ func (l *live) enter(s *Step, e Observed) {
 	default:
 		s.Detail, s.Entry = "at "+e.Device, l.entry(e.Node, s.Stage)
 	}
-	if e.Cache != "" && !inside && l.entry(e.Node, "register") == "" && !(isNodes && s.Stage == "uplink") {
+	if e.Cache != "" && !inside && l.entry(e.Node, "register") == "" && !(ofNode && s.Stage == "uplink") {
 		s.Detail += ", flow cache " + e.Cache
 	}
 }

@@ -233,9 +233,10 @@ func between(before, after []probe) (all []expectation) {
 }
 
 // stays reports whether a change does not concern a probe. When a first policy selects a container, an answer that is
-// under way belongs to no session: sessions begin with the policy, and only those of TCP are adopted.
+// under way from or to another node belongs to no session: sessions begin with the policy, and only those of TCP are
+// adopted.
 func (e expectation) stays() bool {
-	return e.before.reaches == e.after.reaches && (e.before.policed || !e.after.policed) &&
+	return e.before.reaches == e.after.reaches && (e.before.policed || !e.after.policed || !e.after.reaches) &&
 		(!e.after.reaches || slices.Equal(e.before.via, e.after.via) &&
 			slices.Equal(e.before.egressOf, e.after.egressOf))
 }

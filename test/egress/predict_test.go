@@ -22,23 +22,17 @@ type probe struct {
 	egressOf []string
 	seenAs   netip.Addr
 	alias    string // key of model.aliases for what the receiver sees
-	policed  bool   // a policy selects the container that sends
+	policed  bool   // with another node: a policy selects the container
 }
 
 // probes are all datagrams.
 func (m *model) probes() (all []probe) {
 	for _, c := range m.present {
-		policed := m.selects("in", c) || m.selects("out", c)
 		for _, host := range m.OutsideNames() {
 			all = append(all, m.outward(c, host), probe{from: host, to: c.Plaintext, what: host + " to " + c.Name})
 		}
 		for _, node := range m.NodeNames() {
 			all = append(all, m.fromNode(c, node)...)
-		}
-		for i := range all {
-			if all[i].from == c.Name {
-				all[i].policed = policed
-			}
 		}
 	}
 	for _, host := range m.OutsideNames() {
@@ -77,10 +71,11 @@ func (m *model) fromNode(c lab.ContainerStatus, node string) []probe {
 	if prefix, err := netip.ParsePrefix(m.nodes[c.Tenant]); err == nil {
 		allowed = prefix.Contains(address)
 	}
-	all := []probe{{from: node, source: address, to: c.Plaintext, what: node + " to " + c.Name,
+	policed := m.selects("in", c) || m.selects("out", c)
+	all := []probe{{from: node, source: address, to: c.Plaintext, what: node + " to " + c.Name, policed: policed,
 		reaches: allowed && !m.selects("in", c), seenAs: m.aliases[key], alias: key}}
 	if alias := m.aliases[key]; alias.IsValid() {
-		all = append(all, probe{from: c.Name, to: alias, what: c.Name + " to " + node,
+		all = append(all, probe{from: c.Name, to: alias, what: c.Name + " to " + node, policed: policed,
 			reaches: allowed && !m.selects("out", c), seenAs: c.Plaintext})
 	}
 	return all

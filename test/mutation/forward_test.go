@@ -277,16 +277,6 @@ func flow() []mutation {
 	}
 }
 
-func tables() []mutation {
-	return []mutation{{
-		name:  "tenant id 0",
-		old:   "return id != 0;",
-		new:   "return true;",
-		test:  "TestFromFabric",
-		cases: []string{"from a node"},
-	}}
-}
-
 func crypto() []mutation {
 	return []mutation{
 		{

@@ -63,7 +63,6 @@ func table(t *testing.T) map[string][]mutation {
 	add(crypto(), "net/netpila/crypto.h")
 	add(flow(), "net/netpila/flow.h")
 	add(forward(), "net/netpila/forward.h", "net/netpila/leave.h", "common/rewrite.h")
-	add(tables(), "net/netpila/tables.h")
 	add(nimitz(), "net/nimitz/stages.h")
 	add(nimitzDirect(), "net/nimitz/direct.h")
 	add(nimitzTables(), "net/nimitz/tables.h")

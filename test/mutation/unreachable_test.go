@@ -18,6 +18,9 @@ func unreachable() map[string]map[string]string {
 			`if (!f)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
 		},
+		"net/netpila/tables.h": {
+			"return id != 0;": "both callers decide about tenant id 0, the nodes, before",
+		},
 		"net/netpila/identify.h": {
 			"return m->own ? 0 : REASON_NO_KEY;": verifier,
 		},

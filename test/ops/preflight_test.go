@@ -371,7 +371,7 @@ func (c *candidate) asksTheFabric(ctx context.Context, t *testing.T, args []stri
 	rules := say(ctx, t, router, "ip -6 rule")
 	say(ctx, t, router, "ip -6 rule del iif "+name+" blackhole")
 	_, checks = c.preflight(ctx, t, args...)
-	c.only(t, "source check", "warn", "forwards packets of this machine with the false source 100::1", checks)
+	c.only(t, "source check", "warn", "forwards packets of this machine with the false source fd70:696c:6100:", checks)
 	say(ctx, t, router, "ip -6 rule add iif "+name+" blackhole priority 2000")
 	if is := say(ctx, t, router, "ip -6 rule"); is != rules {
 		t.Errorf("the rules changed: got\n%swant\n%s", is, rules)

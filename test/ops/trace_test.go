@@ -277,7 +277,7 @@ func TestTrace(t *testing.T) {
 func TestTraceBeyond(t *testing.T) {
 	l := tracingLab{labtest.New(t, lab.Spec{
 		Nodes: []string{"n1", "n2"}, Outside: []lab.OutsideHost{{Name: "internet"}},
-		Tenants:    []lab.Tenant{{Name: "blue"}},
+		Tenants:    []lab.Tenant{{Name: "blue", Nodes: "deny"}},
 		Containers: []lab.Container{{Name: "b1", Node: "n1", Tenant: "blue"}},
 	}), labtest.Binary(t)}
 	ctx := labtest.Context(t)
@@ -315,6 +315,14 @@ func TestTraceBeyond(t *testing.T) {
 			"n2 uplink, n1 uplink, n1 deliver", "refused"},
 		{func() { must(t, l.SetNodes(ctx, "blue", "deny")) }, "n2", "b1", "tcp/9", trace.Dropped, "tenant-mismatch",
 			"n2 node, n2 next hop, n1 uplink, n1 endpoint, n1 node", "n2 uplink, n1 uplink, n1 drop", ""},
+		{func() { // the kernel chooses the address of the uplink, at which no container knows the node
+			must(t, l.SetNodes(ctx, "blue", "allow"))
+			ns, err := l.Namespace("n2")
+			must(t, err)
+			defer ns.Close()
+			say(ctx, t, ns, "ip -6 route del fd70:696c:6100::/40")
+		}, "n2", "b1", "tcp/9", trace.Dropped, "tenant-mismatch", "n2 node, n2 next hop, n1 uplink",
+			"n2 uplink, n1 uplink, n1 drop", ""},
 	} {
 		c.before()
 		name := c.from + " to " + c.to + " " + c.protocol

@@ -1899,6 +1899,7 @@ type EgressGatewayState struct {
 	Alive         bool                   `protobuf:"varint,2,opt,name=alive,proto3" json:"alive,omitempty"`              // new connections use it; also if no gateway of a rule answers
 	Answered      bool                   `protobuf:"varint,3,opt,name=answered,proto3" json:"answered,omitempty"`        // it has ever answered a probe of this agent
 	AgoMs         uint32                 `protobuf:"varint,4,opt,name=ago_ms,json=agoMs,proto3" json:"ago_ms,omitempty"` // since then
+	Silent        bool                   `protobuf:"varint,5,opt,name=silent,proto3" json:"silent,omitempty"`            // it does not answer now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1959,6 +1960,13 @@ func (x *EgressGatewayState) GetAgoMs() uint32 {
 		return x.AgoMs
 	}
 	return 0
+}
+
+func (x *EgressGatewayState) GetSilent() bool {
+	if x != nil {
+		return x.Silent
+	}
+	return false
 }
 
 // OffloadRole is a node's part in an offload.
@@ -3909,7 +3917,7 @@ type TraceEnd struct {
 	EndpointId    uint32                 `protobuf:"varint,6,opt,name=endpoint_id,json=endpointId,proto3" json:"endpoint_id,omitempty"` // 0 if it is not on this node; then the next two are empty
 	Endpoint      string                 `protobuf:"bytes,7,opt,name=endpoint,proto3" json:"endpoint,omitempty"`                        // pod or container id
 	Device        string                 `protobuf:"bytes,8,opt,name=device,proto3" json:"device,omitempty"`                            // on the node
-	IsNode        bool                   `protobuf:"varint,9,opt,name=is_node,json=isNode,proto3" json:"is_node,omitempty"`             // it is the node that answers
+	IsNode        bool                   `protobuf:"varint,9,opt,name=is_node,json=isNode,proto3" json:"is_node,omitempty"`             // the end is the node that sent this response
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4438,7 +4446,7 @@ func (x *PacketEvent) GetLostEvents() uint64 {
 type SendProbeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`           // address of a container on this node, or of the node
-	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"` // as the container sees it
+	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"` // as the sender sees it
 	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`      // 1, 6, 17 or 58
 	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
 	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                            // on network nimitz, if several tenants on this node have the source address
@@ -5167,12 +5175,13 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x05roles\x18\x03 \x03(\v2\x1e.pilaster.v1.EgressGatewayRoleR\x05roles\"E\n" +
 	"\x11EgressGatewayRole\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"q\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x89\x01\n" +
 	"\x12EgressGatewayState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05alive\x18\x02 \x01(\bR\x05alive\x12\x1a\n" +
 	"\banswered\x18\x03 \x01(\bR\banswered\x12\x15\n" +
-	"\x06ago_ms\x18\x04 \x01(\rR\x05agoMs\"\xf8\x02\n" +
+	"\x06ago_ms\x18\x04 \x01(\rR\x05agoMs\x12\x16\n" +
+	"\x06silent\x18\x05 \x01(\bR\x06silent\"\xf8\x02\n" +
 	"\vOffloadRole\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12/\n" +

@@ -28,9 +28,14 @@ func (s *Service) addEgress(r *pilasterv1.StatusResponse, core *agent.Core) {
 				state.AgoMs = uint32(time.Since(g.Answered).Milliseconds())
 			}
 			out.Gateways = append(out.Gateways, state)
-			if !g.Alive {
-				r.Problems = append(r.Problems, fmt.Sprintf("egress gateway %s does not answer; new connections use "+
-					"the other gateway of their rule\n  check that the node runs, and the fabric between", g.Node))
+			state.Silent = g.Silent
+			if g.Silent {
+				effect := "new connections use the other gateway of their rule"
+				if g.Only {
+					effect = "no other gateway of some rules does either, so their packets are lost"
+				}
+				r.Problems = append(r.Problems, fmt.Sprintf("egress gateway %s does not answer; %s\n  check that the "+
+					"node runs, and the fabric between", g.Node, effect))
 			}
 		}
 	}

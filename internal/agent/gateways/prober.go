@@ -38,6 +38,8 @@ type Rules interface {
 type State struct {
 	Node     string
 	Alive    bool      // new connections may use it
+	Silent   bool      // it has missed too many probes
+	Only     bool      // it is silent, and so is any other gateway of one of its rules: what leaves by that is lost
 	Answered time.Time // zero: it has not answered yet
 }
 
@@ -92,7 +94,7 @@ func (p *Prober) probe(round uint64) (next time.Duration) {
 		}
 	}
 	for prefix, s := range p.seen {
-		alive := s.round != round || !s.silent() || !p.leads(rules, prefix)
+		alive := s.round != round || !s.silent() || !p.hasRule(rules, prefix, true)
 		if s.said && s.alive == alive || !s.said && s.Answered.IsZero() && !s.silent() {
 			continue // until it is known, what an earlier agent has found out counts
 		}
@@ -148,14 +150,20 @@ func (p *Prober) probeOne(prefix netip.Prefix, s *gateway) error {
 	return nil
 }
 
-// leads reports whether a rule has the gateway and another one that is not silent.
-func (p *Prober) leads(rules [][]tenant.EgressGateway, prefix netip.Prefix) bool {
+// hasRule reports whether a rule has the gateway, and another one that is not silent or none such.
+func (p *Prober) hasRule(rules [][]tenant.EgressGateway, prefix netip.Prefix, other bool) bool {
 	return slices.ContainsFunc(rules, func(rule []tenant.EgressGateway) bool {
 		return slices.ContainsFunc(rule, func(g tenant.EgressGateway) bool { return g.Prefix == prefix }) &&
 			slices.ContainsFunc(rule, func(g tenant.EgressGateway) bool {
-				return g.Prefix != prefix && (g.Prefix == p.own || !p.seen[g.Prefix].silent())
-			})
+				return g.Prefix != prefix && !p.isSilent(g.Prefix)
+			}) == other
 	})
+}
+
+// isSilent reports whether a gateway has missed too many probes. This node is not probed.
+func (p *Prober) isSilent(prefix netip.Prefix) bool {
+	s := p.seen[prefix]
+	return prefix != p.own && s != nil && s.silent()
 }
 
 // report logs an error that the round before did not have.
@@ -174,8 +182,10 @@ func (p *Prober) report(err error) {
 func (p *Prober) States() (all []State) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, s := range p.seen {
-		all = append(all, State{Node: s.node, Alive: s.alive, Answered: s.Answered})
+	rules := p.rules.EgressGateways()
+	for prefix, s := range p.seen {
+		all = append(all, State{Node: s.node, Alive: s.alive, Silent: s.silent(), Answered: s.Answered,
+			Only: s.silent() && p.hasRule(rules, prefix, false)})
 	}
 	slices.SortFunc(all, func(a, b State) int { return strings.Compare(a.Node, b.Node) })
 	return all

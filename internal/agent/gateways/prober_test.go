@@ -130,10 +130,19 @@ func TestProber(t *testing.T) {
 		if took := b.since.Sub(cut); took < 690*time.Millisecond || took > 900*time.Millisecond {
 			t.Errorf("dead after %v, want within 700 to 900 ms", took)
 		}
-		if got := b.prober.States(); len(got) != 2 || !got[0].Alive || got[1].Alive || got[1].Node != "c" ||
+		got := b.prober.States()
+		if len(got) != 2 || !got[0].Alive || got[1].Alive || got[1].Node != "c" ||
 			got[1].Answered.After(cut) || got[1].Answered.IsZero() {
 			t.Errorf("states %+v", got)
 		}
+		if !got[1].Silent || got[1].Only {
+			t.Errorf("states %+v: the rule has another gateway", got)
+		}
+		set(b, []byte{1, 2}, []byte{2})
+		if got := b.prober.States(); !got[1].Only || got[0].Only {
+			t.Errorf("states %+v: a rule has the silent gateway alone", got)
+		}
+		set(b, []byte{1, 2})
 		delete(b.silent, prefix(2))
 		after(210 * time.Millisecond)
 	})

@@ -29,7 +29,21 @@ func (r *run) access(id address.TenantID, peer netip.Addr) (a agent.Access, entr
 	return a, entry, err
 }
 
-// leaveCluster adds the stages of bpf/hooks/egress.h.
+// fromOutside adds the drop of a packet that does not come from a node: hosts outside know only egress addresses, and
+// answer.
+func (r *run) fromOutside(to agent.Explanation) {
+	of, _ := r.Core.TenantOf(address.Split(to.Plaintext).Tenant)
+	r.response.Network = of.Network
+	r.response.Source = r.end(r.src, agent.Explanation{})
+	r.response.Destination = r.end(r.seenBy(to, r.dst), to)
+	why := dropreason.TenantMismatch
+	if tenant.IsEgressAddress(r.of.Destination) {
+		why = dropreason.NoSession
+	}
+	r.drop("uplink", why, "the source is outside of the cluster: it only answers what a container sent", "")
+}
+
+// leaveCluster adds the stages of the program egress_from_container.
 func (r *run) leaveCluster(source dpapi.SourceEntry) error {
 	rule, entry, err := r.access(source.TenantID, r.dst)
 	if err != nil {
@@ -106,17 +120,13 @@ func (r *run) toGateway(id address.TenantID, all []dpapi.GatewayEntry) error {
 		return r.asGateway(id)
 	}
 	r.step("gateway", detail, r.tables.Access)
-	hop, err := r.Path.NextHop(tenant.EgressTunnel(r.Prefix), tenant.EgressTunnel(next))
-	if err != nil {
-		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
-		return nil
+	if r.nextHop(tenant.EgressTunnel(r.Prefix), tenant.EgressTunnel(next)) {
+		r.response.Verdict, r.response.Next = Sent, next.String()
 	}
-	r.step("next hop", describeHop(hop), "FIB")
-	r.response.Verdict, r.response.Next = Sent, next.String()
 	return nil
 }
 
-// atGateway adds the stages of bpf/hooks/egress_gateway.h of a container's packet, if this node is a gateway of its
+// atGateway adds the stages of the program at_egress_gateway of a container's packet, if this node is a gateway of its
 // rule.
 func (r *run) atGateway(from agent.Explanation) error {
 	source := address.Split(from.Plaintext)
@@ -159,12 +169,8 @@ func (r *run) asGateway(id address.TenantID) error {
 	r.src = own
 	r.step("gateway", "source address and port become the gateway's",
 		fmt.Sprintf("%s: tenant id %d", r.tables.Gateways, id))
-	hop, err := r.Path.NextHop(r.src, r.dst)
-	if err != nil {
-		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
-		return nil
+	if r.nextHop(r.src, r.dst) {
+		r.response.Verdict = Left
 	}
-	r.step("next hop", describeHop(hop), "FIB")
-	r.response.Verdict = Left
 	return nil
 }

@@ -72,6 +72,9 @@ func TestBeyond(t *testing.T) {
 		"from another node, denied": {change: func(b *bed, of *agent.Connection) {
 			of.Source, of.Destination = tenant.NodeAddress(far), b.c2.Attachments[0].Plaintext
 		}, want: "uplink, endpoint, node: dropped tenant-mismatch", next: far.String()},
+		"from a host outside": {change: func(b *bed, of *agent.Connection) {
+			of.Source, of.Destination = host, b.c2.Attachments[0].Address
+		}, want: "uplink: dropped tenant-mismatch"},
 		"from this node": {change: func(b *bed, of *agent.Connection) {
 			of.Source, of.Destination = tenant.NodeAddress(agenttest.NodePrefix), b.c2.Attachments[0].Address
 		}, want: "node, translate, deliver: delivered", source: "fc00::99"},

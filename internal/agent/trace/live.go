@@ -136,7 +136,7 @@ type Probe struct {
 const longestProbe = 10 * time.Second
 
 // SendProbe sends a packet by a socket of the container's namespace, or of the node's, and waits for an answer until
-// ctx ends.
+// ctx ends. The kernel chooses the source of a packet from the node, as for its other processes.
 func (t *Tracer) SendProbe(ctx context.Context, p Probe) (*pilasterv1.SendProbeResponse, error) {
 	path, err := t.namespaceOf(p)
 	if err != nil {
@@ -160,9 +160,13 @@ func (t *Tracer) SendProbe(ctx context.Context, p Probe) (*pilasterv1.SendProbeR
 			response.Answered, response.Answer, response.Rtt = true, "echo reply", uint64(ping.RTT[0])
 		}
 	case syscall.IPPROTO_TCP, syscall.IPPROTO_UDP:
+		source := p.Source
+		if t.isNode(source) {
+			source = netip.Addr{}
+		}
 		err = ns.Do(func() error {
 			began := time.Now()
-			answer, err := p.dial(ctx)
+			answer, err := p.dial(ctx, source)
 			if answer != "" {
 				response.Answered, response.Answer, response.Rtt = true, answer, uint64(time.Since(began))
 			}
@@ -181,8 +185,15 @@ func (t *Tracer) SendProbe(ctx context.Context, p Probe) (*pilasterv1.SendProbeR
 // ownNamespace is the namespace of this process: the node's.
 const ownNamespace = "/proc/self/ns/net"
 
+// isNode reports whether an address is this node's.
+func (t *Tracer) isNode(a netip.Addr) bool { return a == tenant.NodeAddress(t.Prefix) }
+
 func (t *Tracer) namespaceOf(p Probe) (string, error) {
-	if p.Source == tenant.NodeAddress(t.Prefix) {
+	if t.isNode(p.Source) {
+		if !isContainer(t.Core.Explain(p.Destination)) {
+			return "", refusal.New(refusal.ErrInvalid, "%v is no container: a node's probes go to containers",
+				p.Destination)
+		}
 		return ownNamespace, nil
 	}
 	for _, r := range t.Core.Endpoints() {
@@ -207,11 +218,12 @@ func isSilence(err error) bool {
 		errors.Is(err, syscall.ENETUNREACH)
 }
 
-// dial opens a TCP connection or sends an empty datagram, in the thread's namespace. It returns the kind of the answer.
-func (p Probe) dial(ctx context.Context) (answer string, err error) {
-	network, local := "tcp", net.Addr(&net.TCPAddr{IP: p.Source.AsSlice(), Port: int(p.SourcePort)})
+// dial opens a TCP connection or sends an empty datagram, in the thread's namespace. Without a source, the kernel
+// chooses one. It returns the kind of the answer.
+func (p Probe) dial(ctx context.Context, source netip.Addr) (answer string, err error) {
+	network, local := "tcp", net.Addr(&net.TCPAddr{IP: source.AsSlice(), Port: int(p.SourcePort)})
 	if p.Protocol == syscall.IPPROTO_UDP {
-		network, local = "udp", &net.UDPAddr{IP: p.Source.AsSlice(), Port: int(p.SourcePort)}
+		network, local = "udp", &net.UDPAddr{IP: source.AsSlice(), Port: int(p.SourcePort)}
 	}
 	d := net.Dialer{LocalAddr: local, FallbackDelay: -1}
 	conn, err := d.DialContext(ctx, network, net.JoinHostPort(p.Destination.String(), strconv.Itoa(int(p.Port))))

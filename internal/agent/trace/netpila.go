@@ -54,14 +54,9 @@ func (r *run) netpilaSender(from, to agent.Explanation) error {
 	r.step("container", fmt.Sprintf("from %s, the source is its own", r.Path.DeviceName(source.Device)),
 		fmt.Sprintf("%s: endpoint %d, tenant id %d", r.tables.Sources, source.Endpoint, source.TenantID))
 
-	own, found, err := r.Path.LookupTenantID(source.TenantID)
-	if err != nil {
+	own, found, err := r.tenant(source.TenantID)
+	if err != nil || !found {
 		return err
-	}
-	if !found {
-		r.drop("translate", dropreason.NoKey, "the node does not have the tenant",
-			fmt.Sprintf("no tenant id %d in %s", source.TenantID, r.tables.Tenants))
-		return nil
 	}
 	if r.isOutside(r.dst) {
 		return r.leaveCluster(source)
@@ -93,17 +88,35 @@ func (r *run) leave(next netip.Prefix) error { return r.leaveFor(Sent, next.Stri
 
 // leaveFor is leave with a verdict and the node with the other part of the way.
 func (r *run) leaveFor(verdict, next string) error {
-	hop, err := r.Path.NextHop(r.src, r.dst)
-	if err != nil {
-		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
+	if !r.nextHop(r.src, r.dst) {
 		return nil
 	}
-	r.step("next hop", describeHop(hop), "FIB")
 	if allowed, err := r.policies(policy.Egress); err != nil || !allowed {
 		return err
 	}
 	r.response.Verdict, r.response.Next = verdict, next
 	return nil
+}
+
+// nextHop adds the step of the FIB for a packet that leaves with these addresses. It reports false if it drops the
+// packet.
+func (r *run) nextHop(from, to netip.Addr) bool {
+	hop, err := r.Path.NextHop(from, to)
+	if err != nil {
+		r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
+		return false
+	}
+	r.step("next hop", describeHop(hop), "FIB")
+	return true
+}
+
+// tenant looks up the tenant with an id. Without an entry, it drops the packet.
+func (r *run) tenant(id address.TenantID) (e dpapi.TenantEntry, found bool, err error) {
+	if e, found, err = r.Path.LookupTenantID(id); err == nil && !found {
+		r.drop("translate", dropreason.NoKey, "the node does not have the tenant",
+			fmt.Sprintf("no tenant id %d in %s", id, r.tables.Tenants))
+	}
+	return e, found, err
 }
 
 func describeHop(h dpapi.NextHop) string {

@@ -25,12 +25,18 @@ func (r *run) fromNode(from, to agent.Explanation) error {
 	r.response.Source.IsNode = true
 	if next := address.Split(to.Plaintext).Node; next != r.Prefix {
 		r.step("node", "from this node's own stack", "")
-		hop, err := r.Path.NextHop(r.src, r.dst)
+		hop, err := r.Path.NextHop(netip.Addr{}, r.dst)
 		if err != nil {
 			r.drop("next hop", dropreason.NoRoute, err.Error(), "FIB")
 			return nil
 		}
-		r.step("next hop", describeHop(hop), "FIB")
+		detail := describeHop(hop)
+		if hop.Source != r.src {
+			detail += fmt.Sprintf(", with source %v: the container's node drops it; add src %v to the route",
+				hop.Source, r.src)
+		}
+		r.src = hop.Source
+		r.step("next hop", detail, "FIB")
 		r.response.Verdict, r.response.Next = Sent, next.String()
 		return nil
 	}
@@ -47,14 +53,9 @@ func (r *run) fromNode(from, to agent.Explanation) error {
 	}
 	r.step("node", "from this node's own stack, which always reaches its containers",
 		fmt.Sprintf("%s: endpoint %d, tenant id %d", r.tables.Sources, its.Endpoint, its.TenantID))
-	entry, found, err := r.Path.LookupTenantID(its.TenantID)
-	if err != nil {
+	entry, found, err := r.tenant(its.TenantID)
+	if err != nil || !found {
 		return err
-	}
-	if !found {
-		r.drop("translate", dropreason.NoKey, "the node does not have the tenant",
-			fmt.Sprintf("no tenant id %d in %s", its.TenantID, r.tables.Tenants))
-		return nil
 	}
 	r.src = entry.Gateway
 	r.step("translate", "the source becomes the address at which the tenant sees this node",

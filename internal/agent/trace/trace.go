@@ -81,7 +81,7 @@ func (t *Tracer) Trace(
 	from, to := t.Core.Explain(of.Source), t.Core.Explain(of.Destination)
 	var err error
 	switch {
-	case from.Plaintext == tenant.NodeAddress(t.Prefix) && isContainer(to):
+	case t.isNode(from.Plaintext) && isContainer(to):
 		err = r.fromNode(from, to)
 	case from.Plaintext.IsValid() && from.Endpoint != nil:
 		err = r.netpilaSender(from, to)
@@ -89,6 +89,8 @@ func (t *Tracer) Trace(
 		err = r.atGateway(from)
 	case from.Plaintext.IsValid() && to.Plaintext.IsValid():
 		err = r.netpilaReceiver(from, to)
+	case t.isOutside(of.Source) && isContainer(to) && to.Endpoint != nil:
+		r.fromOutside(to)
 	case t.hasIdentifiers(from.Overlays) || t.hasIdentifiers(to.Overlays):
 		err = r.identified(from, to)
 	default:

@@ -128,7 +128,8 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.meter.Close()) }()
-	for turn := 0; r.report.Started == 0 && turn < turns; turn++ {
+	for r.report.Turns < turns && r.report.Started == 0 {
+		r.report.Turns++
 		o.Progress("calibrate")
 		if err := r.calibrate(ctx); err != nil {
 			return nil, err
@@ -226,7 +227,7 @@ func (r *run) calibrate(ctx context.Context) error {
 
 // ramp opens connections at a growing rate, and samples.
 func (r *run) ramp(ctx context.Context) error {
-	r.report.Samples = nil
+	r.report.Samples = nil // those of a turn without the offload
 	rate := func(at time.Duration) float64 { return r.Rate * at.Seconds() / r.Duration.Seconds() }
 	if _, err := r.meter.load(); err != nil {
 		return err
@@ -248,6 +249,7 @@ func (r *run) ramp(ctx context.Context) error {
 		s := Sample{
 			Seconds: at.Seconds(), Opened: now.opened - opened.opened, Failed: now.failed - opened.failed, Load: load,
 		}
+		r.report.Failed += s.Failed
 		opened = now
 		if s.Phase, err = r.phase(ctx); err != nil {
 			return err

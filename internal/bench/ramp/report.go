@@ -24,6 +24,8 @@ type Report struct {
 	Budget    float64  `json:"budget"`    // CPUs, chosen: the threshold is reached in the middle of the ramp
 	Threshold float64  `json:"threshold"` // part of the budget
 	Started   float64  `json:"started"`   // when the offload was started, in seconds
+	Turns     int      `json:"turns"`     // ramps until the load reached the threshold; Samples has the last one
+	Failed    int64    `json:"failed"`    // connections, of all turns
 	Samples   []Sample `json:"samples"`
 }
 
@@ -39,9 +41,8 @@ type Sample struct {
 // complete returns an error if the ramp does not show what it should: load before and after the start, no connection
 // that failed.
 func (r *Report) complete() error {
-	before, after, failed := 0, 0, int64(0)
+	before, after := 0, 0
 	for _, s := range r.Samples {
-		failed += s.Failed
 		switch {
 		case s.Phase == "":
 			before++
@@ -54,8 +55,8 @@ func (r *Report) complete() error {
 		return errors.New("not measured: the backend's load did not reach the threshold")
 	case before == 0 || after == 0:
 		return fmt.Errorf("not measured: %d samples before the offload, %d while it was active", before, after)
-	case failed > 0:
-		return fmt.Errorf("%d connections failed", failed)
+	case r.Failed > 0:
+		return fmt.Errorf("%d connections failed", r.Failed)
 	}
 	for i := range r.Frontends {
 		if last := r.Samples[len(r.Samples)-1].Load; last[frontendNode(i)] <= 0 {

@@ -307,8 +307,9 @@ func (t *txn) mayHaveAddress(plan address.Plan, name, node string, prefix netip.
 		}
 		return refuse(
 			Invalid,
-			"address %v is in %v, whose addresses the cluster allocates or no host outside has; nothing was changed: "+
-				"leave --address out, or use an address that is routed to node %s",
+			"address %v is in %v, and it is none that node %s has had as a gateway: the cluster allocates the "+
+				"addresses there, or no host outside has them; nothing was changed: leave --address out, or use an "+
+				"address outside of the cluster that is routed to node %[3]s",
 			a,
 			by,
 			node,
@@ -424,7 +425,7 @@ func (t *txn) leaveGateways(node string, force bool) error {
 		}
 	}
 	if len(named) > 0 && !force {
-		after := "which leaves them another gateway"
+		after := "after which they use their other gateway"
 		if len(denied) > 0 {
 			after = "after which these deny: " + fewOf(denied)
 		}
