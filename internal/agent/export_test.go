@@ -10,8 +10,8 @@ import (
 // What only tests of this package call.
 
 var (
-	ExplainServices = explainServices
-	RetryPause      = retryPause
+	ExplainUnderlayServices = explainUnderlayServices
+	RetryPause              = retryPause
 )
 
 func (c *Core) ForgetIndexes() error { return c.forgetIndexes() }

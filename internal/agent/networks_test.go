@@ -42,7 +42,7 @@ func TestNetworksSideBySide(t *testing.T) {
 	known.Tenant.UnderlayServices = []tenant.UnderlayService{
 		{Name: "host", Virtual: netip.MustParseAddr("fd09::7"), Real: netip.MustParseAddr("2001:db8:70::2")},
 	}
-	if got := agent.ExplainServices([]agent.TenantState{known}, netip.MustParseAddr("fd09::7")); len(got) != 1 ||
+	if got := agent.ExplainUnderlayServices([]agent.TenantState{known}, netip.MustParseAddr("fd09::7")); len(got) != 1 ||
 		got[0].Tenant != "green" ||
 		got[0].Name != "host" {
 		t.Errorf("a service is explained as %+v", got)

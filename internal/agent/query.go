@@ -97,7 +97,7 @@ type OverlayMatch struct {
 	Endpoint *endpoint.Record // if it is on this node
 }
 
-// TenantUnderlayService is a service and its tenant; the virtual address is valid only within that tenant.
+// TenantUnderlayService is an underlay service and its tenant; the virtual address is valid only within that tenant.
 type TenantUnderlayService struct {
 	Tenant string
 	tenant.UnderlayService
@@ -105,7 +105,7 @@ type TenantUnderlayService struct {
 
 // Explain analyses an address. It decrypts ciphertexts with the keys of the known tenants.
 func (c *Core) Explain(addr netip.Addr) Explanation {
-	e := Explanation{Overlays: c.overlayMatches(addr), UnderlayServices: explainServices(c.tenants.All(), addr)}
+	e := Explanation{Overlays: c.overlayMatches(addr), UnderlayServices: explainUnderlayServices(c.tenants.All(), addr)}
 	e.Outside, e.Gateway = c.outside(addr)
 	if c.plan.Base.Contains(addr) {
 		e.Plaintext = addr
@@ -152,8 +152,8 @@ func (c *Core) outside(addr netip.Addr) (of *endpoint.Record, gateway string) {
 	return nil, gateway
 }
 
-// explainServices returns the services with this virtual address.
-func explainServices(tenants []TenantState, addr netip.Addr) (all []TenantUnderlayService) {
+// explainUnderlayServices returns the underlay services with this virtual address.
+func explainUnderlayServices(tenants []TenantState, addr netip.Addr) (all []TenantUnderlayService) {
 	for _, k := range tenants {
 		for _, s := range k.Tenant.UnderlayServices {
 			if s.Virtual == addr {

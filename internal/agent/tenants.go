@@ -114,10 +114,10 @@ type tenantFile struct {
 	Policed    bool              `json:"policed,omitempty"` // a build that enforces no policies then refuses to start
 	Retiring   *Retiring         `json:"retiring,omitempty"`
 
-	UnderlayServices []serviceFile     `json:"services,omitempty"`
-	Publications     []publicationFile `json:"publications,omitempty"`
-	Regions          []tenant.Region   `json:"regions,omitempty"`
-	Offloads         []offloadFile     `json:"offloads,omitempty"`
+	UnderlayServices []underlayServiceFile `json:"services,omitempty"`
+	Publications     []publicationFile     `json:"publications,omitempty"`
+	Regions          []tenant.Region       `json:"regions,omitempty"`
+	Offloads         []offloadFile         `json:"offloads,omitempty"`
 
 	Egress    []egressFile   `json:"egress,omitempty"`
 	Nodes     []netip.Prefix `json:"nodes,omitempty"` // that containers reach and are reached by
@@ -136,7 +136,7 @@ type egressGatewayFile struct {
 	Address netip.Addr   `json:"address"`
 }
 
-type serviceFile struct {
+type underlayServiceFile struct {
 	Name    string     `json:"name"`
 	Virtual netip.Addr `json:"virtual"`
 	Real    netip.Addr `json:"real"`
@@ -337,7 +337,7 @@ func (t *Tenants) write(h *hosted) error {
 		f.Overlays = append(f.Overlays, overlayFile(o))
 	}
 	for _, s := range h.Tenant.UnderlayServices {
-		f.UnderlayServices = append(f.UnderlayServices, serviceFile(s))
+		f.UnderlayServices = append(f.UnderlayServices, underlayServiceFile(s))
 	}
 	for _, p := range h.Tenant.Publications {
 		f.Publications = append(f.Publications, publicationFile(p))

@@ -171,9 +171,9 @@ type MTUFollower interface {
 
 // Gateway is the status of a gateway.
 type Gateway struct {
-	// the source that services see, and the source that published containers see; zero without a gateway
+	// the source that underlay services see, and the source that published containers see; zero without a gateway
 	Own, Virtual                   netip.Addr
-	UnderlayServices, Publications int    // services of the tenants here, and publications at this gateway
+	UnderlayServices, Publications int    // underlay services of the tenants here, and publications at this gateway
 	Missing                        string // reason why there is no gateway
 }
 

@@ -55,10 +55,11 @@ func TestPublishedTenant(t *testing.T) {
 		len(d.WholeTenants) != 1 {
 		t.Fatalf("after the publication: n1 received %v, want tenant green with its app", d)
 	}
-	if is := d.Tenants[0]; len(is.UnderlayServices) != 1 || is.UnderlayServices[0].Real != "2001:db8::9" || len(is.Publications) != 1 ||
+	if is := d.Tenants[0]; len(is.UnderlayServices) != 1 || is.UnderlayServices[0].Real != "2001:db8::9" ||
+		len(is.Publications) != 1 ||
 		is.Publications[0].Underlay != created.Msg.Publication.Underlay ||
 		is.Publications[0].Tenant != "" {
-		t.Errorf("got tenant %v, want one service and one publication", is)
+		t.Errorf("got tenant %v, want one underlay service and one publication", is)
 	}
 	if page, err := list(t, n1, "green"); err != nil || len(page.Mappings) != 1 {
 		t.Errorf("ListMappings returned %v, %v; want one mapping", page, err)

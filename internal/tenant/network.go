@@ -16,7 +16,7 @@ const (
 	// OwnCIDRs: a tenant has address ranges of its own. Other tenants can use the same addresses, which say neither
 	// where a container is nor which app it has.
 	OwnCIDRs Capability = 1 << iota
-	// NorthSouth: containers reach services on the underlay, and clients there reach published containers, both
+	// NorthSouth: containers reach underlay services, and clients there reach published containers, both
 	// through the gateway of a node.
 	NorthSouth
 	// Regions: a tenant can span regions.

@@ -8,8 +8,8 @@ import (
 	"pilaster.io/pilaster/internal/address"
 )
 
-// UnderlayService is a host on the underlay that containers of a tenant with overlays reach at an address that the tenant chose
-// (NIMITZ §3.1, traffic (c)).
+// UnderlayService is a host on the underlay that containers of a tenant with overlays reach at an address that the
+// tenant chose (NIMITZ §3.1, traffic (c)).
 type UnderlayService struct {
 	Name    string
 	Virtual netip.Addr // the address that containers use
@@ -34,9 +34,9 @@ const (
 // FirstPublished is the lowest index of a publication. Index 1 is the gateway itself.
 const FirstPublished address.Index = 2
 
-// UnderlayAddress returns a gateway's address on the underlay with this index. Index 1 is the source that services
-// see; the others are for publications. The addresses have tenant id 0 and an app that nothing else on the node has, so
-// the packet path recognises packets for them without a table.
+// UnderlayAddress returns a gateway's address on the underlay with this index. Index 1 is the source that underlay
+// services see; the others are for publications. The addresses have tenant id 0 and an app that nothing else on the
+// node has, so the packet path recognises packets for them without a table.
 func UnderlayAddress(node netip.Prefix, i address.Index) netip.Addr {
 	return address.Plain{Node: node, App: address.GatewayApp, Index: i}.Addr()
 }
@@ -70,18 +70,23 @@ type Unfit struct{ error }
 
 func unfit(format string, args ...any) error { return Unfit{fmt.Errorf(format, args...)} }
 
-// CheckNorthSouth refuses services and publications whose addresses conflict with others.
+// CheckNorthSouth refuses underlay services and publications whose addresses conflict with others.
 func (t Tenant) CheckNorthSouth(plan address.Plan) error {
 	if len(t.UnderlayServices)+len(t.Publications) == 0 {
 		return nil
 	}
 	switch own := t.overlay6(); {
 	case !own.IsValid():
-		return unfit("tenant %s has no IPv6 CIDR, and gateways lead to services and clients of IPv6 alone", t.Name)
+		return unfit("tenant %s has no IPv6 CIDR, and gateways lead to servers and clients of IPv6 alone", t.Name)
 	case !plan.Gateway6.IsValid():
 		return unfit("this cluster has no IPv6 gateway prefix, so its nodes have no gateways")
 	case len(t.UnderlayServices) > MaxUnderlayServices:
-		return unfit("tenant %s has %d services, and a tenant has %d at most", t.Name, len(t.UnderlayServices), MaxUnderlayServices)
+		return unfit(
+			"tenant %s has %d underlay services, and a tenant has %d at most",
+			t.Name,
+			len(t.UnderlayServices),
+			MaxUnderlayServices,
+		)
 	case len(t.Publications) > MaxPublications:
 		return unfit(
 			"tenant %s has %d publications, and a tenant has %d at most",
@@ -90,20 +95,20 @@ func (t Tenant) CheckNorthSouth(plan address.Plan) error {
 			MaxPublications,
 		)
 	}
-	if err := t.checkServices(plan); err != nil {
+	if err := t.checkUnderlayServices(plan); err != nil {
 		return err
 	}
 	return t.checkPublications(plan)
 }
 
-// WithoutNorthSouth returns the tenant without services, publications and other regions.
+// WithoutNorthSouth returns the tenant without underlay services, publications and other regions.
 func (t Tenant) WithoutNorthSouth() Tenant {
 	t.UnderlayServices, t.Publications, t.Regions = nil, nil, nil
 	return t
 }
 
 // CheckUnderlayServiceName and CheckPublicationName refuse names that are not a DNS label.
-func CheckUnderlayServiceName(name string) error { return checkName("service", name) }
+func CheckUnderlayServiceName(name string) error { return checkName("underlay service", name) }
 func CheckPublicationName(name string) error     { return checkName("publication", name) }
 
 // overlay6 returns the tenant's IPv6 CIDR, if it has one.
@@ -116,22 +121,22 @@ func (t Tenant) overlay6() netip.Prefix {
 	return netip.Prefix{}
 }
 
-func (t Tenant) checkServices(plan address.Plan) error {
+func (t Tenant) checkUnderlayServices(plan address.Plan) error {
 	named, at := map[string]bool{}, map[netip.Addr]string{}
 	for _, s := range t.UnderlayServices {
 		if err := CheckUnderlayServiceName(s.Name); err != nil {
 			return err
 		}
 		if named[s.Name] {
-			return unfit("tenant %s has two services %s", t.Name, s.Name)
+			return unfit("tenant %s has two underlay services %s", t.Name, s.Name)
 		}
 		named[s.Name] = true
-		if err := t.checkService(plan, s); err != nil {
-			return fmt.Errorf("service %s/%s: %w", t.Name, s.Name, err)
+		if err := t.checkUnderlayService(plan, s); err != nil {
+			return fmt.Errorf("underlay service %s/%s: %w", t.Name, s.Name, err)
 		}
 		for _, a := range []netip.Addr{s.Virtual, s.Real} {
 			if other := at[a]; other != "" {
-				return unfit("services %s and %s of tenant %s both have %v", other, s.Name, t.Name, a)
+				return unfit("underlay services %s and %s of tenant %s both have %v", other, s.Name, t.Name, a)
 			}
 			at[a] = s.Name
 		}
@@ -139,13 +144,13 @@ func (t Tenant) checkServices(plan address.Plan) error {
 	return nil
 }
 
-func (t Tenant) checkService(plan address.Plan, s UnderlayService) error {
+func (t Tenant) checkUnderlayService(plan address.Plan, s UnderlayService) error {
 	for _, a := range []netip.Addr{s.Virtual, s.Real} {
 		switch {
 		case !a.Is6() || a.Is4In6():
 			return fmt.Errorf("%v is not an IPv6 address, and gateways are of IPv6 alone", a)
 		case a.Zone() != "" || a.IsMulticast() || a.IsUnspecified() || a.IsLinkLocalUnicast() || a.IsLoopback():
-			return fmt.Errorf("%v cannot be a service's: gateways lead where routes do", a)
+			return fmt.Errorf("%v cannot be an underlay service's: gateways lead where routes do", a)
 		case plan.Gateway6.Contains(a) || plan.Private.Contains(a):
 			return fmt.Errorf(
 				"%v is in the cluster's gateway prefix %v or its private prefix %v, whose addresses are others'",
@@ -245,7 +250,7 @@ func (t Tenant) checkPublication(plan address.Plan, p Publication) error {
 	return nil
 }
 
-// ParseUnderlayServices parses services from protobuf messages; CheckNorthSouth checks them.
+// ParseUnderlayServices parses underlay services from protobuf messages; CheckNorthSouth checks them.
 func ParseUnderlayServices[S interface {
 	GetName() string
 	GetVirtual() string
@@ -253,10 +258,10 @@ func ParseUnderlayServices[S interface {
 }](list []S) (services []UnderlayService, err error) {
 	for _, s := range list {
 		out := UnderlayService{Name: s.GetName()}
-		if out.Virtual, err = parseAddr("service", out.Name, s.GetVirtual()); err != nil {
+		if out.Virtual, err = parseAddr("underlay service", out.Name, s.GetVirtual()); err != nil {
 			return nil, err
 		}
-		if out.Real, err = parseAddr("service", out.Name, s.GetReal()); err != nil {
+		if out.Real, err = parseAddr("underlay service", out.Name, s.GetReal()); err != nil {
 			return nil, err
 		}
 		services = append(services, out)

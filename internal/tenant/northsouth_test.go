@@ -14,7 +14,7 @@ var (
 	node2 = netip.MustParsePrefix("fd70:696c:6100:2::/64")
 )
 
-func service(name, virtual, real string) Service {
+func service(name, virtual, real string) UnderlayService {
 	return UnderlayService{name, netip.MustParseAddr(virtual), netip.MustParseAddr(real)}
 }
 
@@ -55,10 +55,10 @@ func TestCheckNorthSouth(t *testing.T) {
 		{most, mostPublished, ""},
 		{tooMany, nil, "256 at most"},
 		{nil, tooManyPublished, "256 at most"},
-		{[]UnderlayService{storage, service("storage", "fd09::8", "2001:db8::a")}, nil, "two services storage"},
-		{[]UnderlayService{service("Storage", "fd09::7", "2001:db8::9")}, nil, "service name"},
-		{[]UnderlayService{storage, service("db", "fd09::7", "2001:db8::a")}, nil, "storage and db of tenant blue both have " +
-			"fd09::7"},
+		{[]UnderlayService{storage, service("storage", "fd09::8", "2001:db8::a")}, nil, "two underlay services storage"},
+		{[]UnderlayService{service("Storage", "fd09::7", "2001:db8::9")}, nil, "underlay service name"},
+		{[]UnderlayService{storage, service("db", "fd09::7", "2001:db8::a")}, nil,
+			"storage and db of tenant blue both have fd09::7"},
 		{[]UnderlayService{storage, service("db", "fd09::8", "2001:db8::9")}, nil, "both have 2001:db8::9"},
 		{[]UnderlayService{storage, service("db", "2001:db8::9", "2001:db8::a")}, nil, "both have 2001:db8::9"},
 		{[]UnderlayService{service("self", "fd09::7", "fd09::7")}, nil, "both its virtual and its real"},
@@ -75,9 +75,10 @@ func TestCheckNorthSouth(t *testing.T) {
 		{[]UnderlayService{service("private", "fd09::7", "fc00::9")}, nil, "private prefix"},
 		{[]UnderlayService{service("own", "fd12:3456::7", "2001:db8::9")}, nil, "own CIDR fd12:3456::/48"},
 		{[]UnderlayService{service("own", "fd09::7", "fd12:3456::7")}, nil, "own CIDR fd12:3456::/48"},
-		{[]UnderlayService{service("east", "fd12:9999::7", "2001:db8::9")}, nil, "the tenant's CIDR fd12:9999::/48 in region " +
-			"east"},
-		{[]UnderlayService{service("east", "fd09::7", "fd12:9999::7")}, nil, "the tenant's CIDR fd12:9999::/48 in region east"},
+		{[]UnderlayService{service("east", "fd12:9999::7", "2001:db8::9")}, nil,
+			"the tenant's CIDR fd12:9999::/48 in region east"},
+		{[]UnderlayService{service("east", "fd09::7", "fd12:9999::7")}, nil,
+			"the tenant's CIDR fd12:9999::/48 in region east"},
 		{[]UnderlayService{service("behind", "fd09::7", "fd70:696c:6100:1::5")}, nil, ""},
 		{[]UnderlayService{service("base", "fd70:696c:6100:1::1", "2001:db8::9")}, nil, "in the base prefix"},
 		{[]UnderlayService{service("container", "fd09::7", "fd70:696c:6100:1:0:700:100:1")}, nil, "a container's"},

@@ -42,7 +42,7 @@ type Tenant struct {
 	Regions    []Region  // other regions with this tenant
 	Addressing Addressing
 	IDs        []ID      // in the order of their creation; at least one is not OnlyAccepted
-	Changes    uint64    // counts changes of ids, services and publications: a record with a higher count is newer
+	Changes    uint64    // of ids, underlay services and publications: a record with a higher count is newer
 	Created    time.Time // in UTC; distinguishes it from an earlier tenant of the same name
 
 	// Only with overlays; see CheckNorthSouth.

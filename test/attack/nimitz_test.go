@@ -58,7 +58,7 @@ func (b *bed) serve(t *testing.T, name string, nodes ...string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return got.Msg.GetGateway().GetServices() > 0
+			return got.Msg.GetGateway().GetUnderlayServices() > 0
 		})
 	}
 }

@@ -2600,7 +2600,7 @@ func (x *ListRuleHitsResponse) GetHits() []*RuleHits {
 // Gateway connects containers of network nimitz with hosts outside it.
 type Gateway struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
-	Own              string                 `protobuf:"bytes,1,opt,name=own,proto3" json:"own,omitempty"`                                                    // source address for services; empty without a gateway
+	Own              string                 `protobuf:"bytes,1,opt,name=own,proto3" json:"own,omitempty"`                                                    // source address for underlay services; empty without a gateway
 	Virtual          string                 `protobuf:"bytes,2,opt,name=virtual,proto3" json:"virtual,omitempty"`                                            // source address for published containers
 	UnderlayServices uint32                 `protobuf:"varint,3,opt,name=underlay_services,json=underlayServices,proto3" json:"underlay_services,omitempty"` // of the tenants here
 	Publications     uint32                 `protobuf:"varint,4,opt,name=publications,proto3" json:"publications,omitempty"`                                 // at this gateway

@@ -450,17 +450,19 @@ func (x *TenantId) GetOnlyAccepted() bool {
 }
 
 type Tenant struct {
-	state            protoimpl.MessageState `protogen:"open.v1"`
-	Name             string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Addressing       Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"`
-	Ids              []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // in order of creation; new containers use the last one without only_accepted
-	Created          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
-	Changes          uint64                 `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`                                  // counts changes of ids, services and publications: a record with a higher count is newer
-	Network          string                 `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`                                   // "netpila" or "nimitz"; empty means netpila
-	Overlays         []*Overlay             `protobuf:"bytes,7,rep,name=overlays,proto3" json:"overlays,omitempty"`                                 // of a nimitz tenant: one, or one of each family
-	UnderlayServices []*UnderlayService     `protobuf:"bytes,8,rep,name=underlay_services,json=services,proto3" json:"underlay_services,omitempty"` // of a nimitz tenant; at most 256 of each
-	Publications     []*Publication         `protobuf:"bytes,9,rep,name=publications,proto3" json:"publications,omitempty"`
-	Regions          []*TenantRegion        `protobuf:"bytes,10,rep,name=regions,proto3" json:"regions,omitempty"` // of a nimitz tenant: other regions that have it; derived, never stored
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Name       string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Addressing Addressing             `protobuf:"varint,2,opt,name=addressing,proto3,enum=pilaster.v1.Addressing" json:"addressing,omitempty"`
+	Ids        []*TenantId            `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"` // in order of creation; new containers use the last one without only_accepted
+	Created    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
+	// counts changes of ids, underlay services and publications: a record with a higher count is newer
+	Changes  uint64     `protobuf:"varint,5,opt,name=changes,proto3" json:"changes,omitempty"`
+	Network  string     `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`   // "netpila" or "nimitz"; empty means netpila
+	Overlays []*Overlay `protobuf:"bytes,7,rep,name=overlays,proto3" json:"overlays,omitempty"` // of a nimitz tenant: one, or one of each family
+	// Of a nimitz tenant; at most 256 of each. Stored records are JSON, and have the name that the field had before.
+	UnderlayServices []*UnderlayService `protobuf:"bytes,8,rep,name=underlay_services,json=services,proto3" json:"underlay_services,omitempty"`
+	Publications     []*Publication     `protobuf:"bytes,9,rep,name=publications,proto3" json:"publications,omitempty"`
+	Regions          []*TenantRegion    `protobuf:"bytes,10,rep,name=regions,proto3" json:"regions,omitempty"` // of a nimitz tenant: other regions that have it; derived, never stored
 	// The network that the tenant leaves; its containers keep those addresses until the migration is finished. Empty
 	// without a migration.
 	Leaving      string        `protobuf:"bytes,11,opt,name=leaving,proto3" json:"leaving,omitempty"`

@@ -99,7 +99,7 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	return r
 }
 
-// addGateway adds the gateway status. A node without a gateway is ready; only services cannot be reached.
+// addGateway adds the gateway status. A node without a gateway is ready; only underlay services cannot be reached.
 func addGateway(r *pilasterv1.StatusResponse, g network.Gateway) {
 	r.Gateway = &pilasterv1.Gateway{
 		UnderlayServices: uint32(g.UnderlayServices),
@@ -117,8 +117,8 @@ func addGateway(r *pilasterv1.StatusResponse, g network.Gateway) {
 				"this node has no gateway, so %s and %s of its tenants cannot be reached through it: %s",
 				humanize.Of(
 					g.UnderlayServices,
-					"service",
-					"services",
+					"underlay service",
+					"underlay services",
 				),
 				humanize.Of(g.Publications, "publication", "publications"),
 				g.Missing,

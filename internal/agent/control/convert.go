@@ -60,7 +60,7 @@ func tenantFromProto(t *pilasterv1.Tenant, plan address.Plan) (tenant.Tenant, er
 	if err := out.CheckNetwork(); err != nil {
 		return out, fmt.Errorf("tenant %s %w; upgrade the agent", t.GetName(), err)
 	}
-	if out.UnderlayServices, err = tenant.ParseUnderlayServices(t.GetServices()); err != nil {
+	if out.UnderlayServices, err = tenant.ParseUnderlayServices(t.GetUnderlayServices()); err != nil {
 		return out, fmt.Errorf("tenant %s: %w", t.GetName(), err)
 	}
 	if out.Publications, err = tenant.ParsePublications(t.GetPublications()); err != nil {

@@ -106,8 +106,8 @@ func (b *entriesBed) read(ctx context.Context, services int) (c Counts, err erro
 	t := b.member.Tenant
 	for i := range services {
 		virtual, real := service(i)
-		t.Services = append(
-			slices.Clip(t.Services),
+		t.UnderlayServices = append(
+			slices.Clip(t.UnderlayServices),
 			tenant.UnderlayService{Name: fmt.Sprint("s", i), Virtual: virtual, Real: real},
 		)
 	}

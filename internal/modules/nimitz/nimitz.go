@@ -53,7 +53,7 @@ func Module() module.Module {
 			Proves:  "NAT rules with connection limits",
 			Without: "this node would have no gateway",
 			Advice: "use a kernel with nftables, NAT of IPv6 and limits of connections (CONFIG_NF_TABLES_IPV6, " +
-				"CONFIG_NFT_NAT, CONFIG_NFT_CONNLIMIT), if tenants of network " + Name + " need services",
+				"CONFIG_NFT_NAT, CONFIG_NFT_CONNLIMIT), if tenants of network " + Name + " need underlay services",
 		}},
 		FabricDevices:    []string{pipeline.Underlay},
 		Addresses:        func(on network.Node) (network.Addresses, error) { return nimitz.New(config(on)), nil },
@@ -137,8 +137,8 @@ func (a *agent) Configure(c *datapath.Config) {
 	c.MaxMappings, c.DirectTunnel = a.maxMappings, a.accelerate == oncache
 }
 
-// Open opens the switch, and then the gateway. Without a gateway the node works, but its containers reach no services,
-// and it has no publications.
+// Open opens the switch, and then the gateway. Without a gateway the node works, but its containers reach no underlay
+// services, and it has no publications.
 func (a *agent) Open(ctx context.Context, host module.Host, on network.Node) (network.Network, error) {
 	c := config(on)
 	c.Kind, c.Edge, c.MaxMappings = a.kind, host.Edge, a.maxMappings
@@ -158,7 +158,7 @@ func (a *agent) Open(ctx context.Context, host module.Host, on network.Node) (ne
 	if g, err := openGateway(ctx, host.Path, a.folders.gateway(host.RunDir), on); err != nil {
 		c.NoGateway = err
 		host.Log.Warn(
-			"this node has no gateway: its containers reach no services, and it has no publications",
+			"this node has no gateway: its containers reach no underlay services, and it has no publications",
 			"error",
 			err,
 		)

@@ -246,7 +246,9 @@ func TestServicesWithoutAGateway(t *testing.T) {
 	}
 	three := s.nodes[2]
 	own, virtual := three.Addresses()
-	if g := three.Network.Gateway(); g != (network.Gateway{Own: own, Virtual: virtual, UnderlayServices: 1, Publications: 2}) {
+	if g := three.Network.Gateway(); g != (network.Gateway{
+		Own: own, Virtual: virtual, UnderlayServices: 1, Publications: 2,
+	}) {
 		t.Errorf("%+v", g)
 	}
 	three.must(three.FollowMTU(1400))

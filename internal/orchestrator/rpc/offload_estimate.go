@@ -16,7 +16,7 @@ func (s *OperatorService) estimate(of *pilasterv1.Tenant, node string, n int) (g
 	text = model.Text(n) + "\nnot counted: packets between containers of " + node + ", and by the gateway"
 	if outside := len(of.UnderlayServices) + len(of.Publications); outside > 0 {
 		text += fmt.Sprintf(", where the tenant has %s",
-			humanize.Of(outside, "service or publication", "services and publications"))
+			humanize.Of(outside, "underlay service or publication", "underlay services and publications"))
 	}
 	return model.Gain(n), text
 }

@@ -76,7 +76,8 @@ func TestStore(t *testing.T) {
 
 		"regions":                        testRegions,
 		"many regions":                   testManyRegions,
-		"services":                       testServices,
+		"underlay services":              testUnderlayServices,
+		"earlier underlay services":      testEarlierUnderlayServices,
 		"publications":                   testPublications,
 		"many publications":              testManyPublications,
 		"reclaim of publications":        testReclaimPublications,

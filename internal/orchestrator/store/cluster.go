@@ -379,7 +379,7 @@ func (t *txn) checkOthers(check func(what string, is netip.Prefix) error) error 
 	return t.checkUnderlay(check)
 }
 
-// checkUnderlay calls check for the addresses of the underlay that the store knows: of nodes and of services.
+// checkUnderlay calls check for the addresses of the underlay that the store knows: of nodes and of underlay services.
 func (t *txn) checkUnderlay(check func(what string, is netip.Prefix) error) error {
 	nodes, err := t.list(dirNodes)
 	if err != nil {
@@ -406,7 +406,7 @@ func (t *txn) checkUnderlay(check func(what string, is netip.Prefix) error) erro
 			return err
 		}
 		for _, s := range of.UnderlayServices {
-			what := fmt.Sprintf("the real address of service %s/%s", of.Name, s.Name)
+			what := fmt.Sprintf("the real address of underlay service %s/%s", of.Name, s.Name)
 			if err := checkAddress(check, what, s.Real); err != nil {
 				return err
 			}

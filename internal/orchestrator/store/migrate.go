@@ -189,9 +189,9 @@ func (s *Store) FinishMigration(ctx context.Context, name string, force bool) (*
 			return refuse(
 				Refused,
 				"tenant %s has %s and %s, which are of network %s; nothing was changed: delete them first (`pilaster "+
-					"service list --tenant %s`, `pilaster publication list --tenant %s`)",
+					"underlay service list --tenant %s`, `pilaster underlay publication list --tenant %s`)",
 				name,
-				humanize.Of(services, "service", "services"),
+				humanize.Of(services, "underlay service", "underlay services"),
 				humanize.Of(published, "publication", "publications"),
 				found.Leaving,
 				name,

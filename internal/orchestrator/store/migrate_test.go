@@ -141,7 +141,8 @@ func TestFinishMigrationWithServices(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := s.FinishMigration(t.Context(), "green", true)
-	refused(t, err, store.Refused, "1 service and 0 publications", "pilaster service list --tenant green")
+	refused(t, err, store.Refused, "1 underlay service and 0 publications",
+		"pilaster underlay service list --tenant green")
 	if err := s.DeleteUnderlayService(t.Context(), "green", "ntp"); err != nil {
 		t.Fatal(err)
 	}

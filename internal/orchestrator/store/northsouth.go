@@ -17,11 +17,15 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// Services and publications are part of their tenant's record. In addition each gateway has a mark: indexes of
+// Underlay services and publications are part of their tenant's record. In addition each gateway has a mark: indexes of
 // publications increase and are never reused, because a disconnected gateway may still publish the old ones.
 
-// CreateUnderlayService creates a virtual address at which the tenant's containers reach a service on the underlay.
-func (s *Store) CreateUnderlayService(ctx context.Context, name string, is tenant.UnderlayService) (*pilasterv1.UnderlayService, error) {
+// CreateUnderlayService creates a virtual address at which the tenant's containers reach a server on the underlay.
+func (s *Store) CreateUnderlayService(
+	ctx context.Context,
+	name string,
+	is tenant.UnderlayService,
+) (*pilasterv1.UnderlayService, error) {
 	if err := checkReal(s.cluster.Plan, is.Real); err != nil {
 		return nil, err
 	}
@@ -31,17 +35,17 @@ func (s *Store) CreateUnderlayService(ctx context.Context, name string, is tenan
 			return err
 		}
 		switch {
-		case slices.ContainsFunc(found.UnderlayServices, func(s *pilasterv1.UnderlayService) bool { return s.Name == is.Name }):
+		case underlayServiceIndex(found, is.Name) >= 0:
 			return refuse(
 				Exists,
-				"tenant %s has a service %s already; nothing was changed: delete it first, or choose another name",
+				"tenant %s has an underlay service %s already; nothing was changed: delete it first, or choose another name",
 				name,
 				is.Name,
 			)
 		case len(found.UnderlayServices) >= tenant.MaxUnderlayServices:
 			return refuse(
 				Full,
-				"tenant %s has %d services, which is the maximum; nothing was changed: delete one first",
+				"tenant %s has %d underlay services, which is the maximum; nothing was changed: delete one first",
 				name,
 				len(found.UnderlayServices),
 			)
@@ -55,9 +59,9 @@ func (s *Store) CreateUnderlayService(ctx context.Context, name string, is tenan
 	return made, nil
 }
 
-// checkReal refuses a new service at an address that is reserved for nodes, even if no node or publication has it now.
-// It is not part of CheckNorthSouth, which nodes also run: an existing service at such an address would then stop the
-// tenant's containers.
+// checkReal refuses a new underlay service at an address that is reserved for nodes, even if no node or publication has
+// it now. It is not part of CheckNorthSouth, which nodes also run: an existing one at such an address would then stop
+// the tenant's containers.
 func checkReal(plan address.Plan, real netip.Addr) error {
 	if !plan.Base.Contains(real) || address.Split(real).Tenant != 0 {
 		return nil
@@ -73,24 +77,24 @@ func checkReal(plan address.Plan, real netip.Addr) error {
 	case real == tenant.NodeAddress(at.Node), real == tenant.TunnelAddress(at.Node):
 		return refuse(
 			Invalid,
-			"real address %v is reserved for the node; nothing was changed: use a separate address for the service",
+			"real address %v is reserved for the node; nothing was changed: use a separate address for the underlay service",
 			real,
 		)
 	}
 	return nil
 }
 
-// DeleteUnderlayService deletes a service.
+// DeleteUnderlayService deletes an underlay service.
 func (s *Store) DeleteUnderlayService(ctx context.Context, name, service string) error {
 	if err := tenant.CheckUnderlayServiceName(service); err != nil {
 		return refuse(Invalid, "%v; nothing was changed", err)
 	}
 	return s.changeNorthSouth(ctx, name, func(_ *txn, found *pilasterv1.Tenant) error {
-		i := slices.IndexFunc(found.UnderlayServices, func(s *pilasterv1.UnderlayService) bool { return s.Name == service })
+		i := underlayServiceIndex(found, service)
 		if i < 0 {
 			return refuse(
 				NotFound,
-				"tenant %s has no service %q; `pilaster service list --tenant %s` lists its services",
+				"tenant %s has no underlay service %q; `pilaster underlay service list --tenant %s` lists its own",
 				name,
 				service,
 				name,
@@ -99,6 +103,11 @@ func (s *Store) DeleteUnderlayService(ctx context.Context, name, service string)
 		found.UnderlayServices = slices.Delete(found.UnderlayServices, i, i+1)
 		return nil
 	})
+}
+
+// underlayServiceIndex returns the position of an underlay service in its tenant's record; -1 if it is not there.
+func underlayServiceIndex(of *pilasterv1.Tenant, name string) int {
+	return slices.IndexFunc(of.UnderlayServices, func(s *pilasterv1.UnderlayService) bool { return s.Name == name })
 }
 
 // CreatePublication creates an underlay address at a node's gateway for a container.
@@ -163,7 +172,7 @@ func (s *Store) DeletePublication(ctx context.Context, name, publication string)
 		if i < 0 {
 			return refuse(
 				NotFound,
-				"tenant %s has no publication %q; `pilaster publication list --tenant %s` lists its publications",
+				"tenant %s has no publication %q; `pilaster underlay publication list --tenant %s` lists its publications",
 				name,
 				publication,
 				name,
@@ -174,7 +183,7 @@ func (s *Store) DeletePublication(ctx context.Context, name, publication string)
 	})
 }
 
-// changeOverlaid changes services or publications of a tenant and checks the result.
+// changeOverlaid changes underlay services or publications of a tenant and checks the result.
 func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*txn, *pilasterv1.Tenant) error) error {
 	return s.changeNorthSouth(ctx, name, func(t *txn, found *pilasterv1.Tenant) error {
 		if tenant.KeepsAddresses(found.Network, found.Leaving) {
@@ -188,7 +197,7 @@ func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*tx
 		if !tenant.NetworkHas(found.Network, tenant.NorthSouth) {
 			return refuse(
 				Refused,
-				"tenant %s is on network %s, and only tenants with CIDRs of their own have services and publications; "+
+				"tenant %s is on network %s, and only tenants with CIDRs of their own have underlay services and publications; "+
 					"nothing was changed",
 				name,
 				found.Network,
@@ -403,7 +412,7 @@ func (t *txn) deletePublished(node string, force bool) error {
 		return refuse(
 			Refused,
 			"the gateway of node %s publishes %s, so the node was not deleted: delete the publications first "+
-				"(`pilaster publication list` shows them), or use --force, which deletes them",
+				"(`pilaster underlay publication list` shows them), or use --force, which deletes them",
 			node,
 			humanize.Of(ended, "container", "containers"),
 		)

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -79,7 +80,7 @@ func underlay(at *pilasterv1.Node, i int) string {
 	return tenant.UnderlayAddress(netip.MustParsePrefix(at.Prefix), address.Index(i)).String()
 }
 
-func testServices(t *testing.T, etcd *clientv3.Client) {
+func testUnderlayServices(t *testing.T, etcd *clientv3.Client) {
 	ctx, s := t.Context(), open(t, etcd, address.Plan{})
 	green := nimitz(t, s, "green", "fd12:3456::/48,80")
 	nimitz(t, s, "lime", "10.0.0.0/16,24")
@@ -93,7 +94,7 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 		want   string
 	}{
 		{"green", service("storage", "fd09::7", "2001:db8::9"), 0, ""},
-		{"green", service("storage", "fd09::8", "2001:db8::a"), store.Exists, "a service storage already"},
+		{"green", service("storage", "fd09::8", "2001:db8::a"), store.Exists, "an underlay service storage already"},
 		{"green", service("db", "fd09::7", "2001:db8::a"), store.Refused, "storage and db of tenant green both have " +
 			"fd09::7"},
 		{"green", service("db", "fd09::8", "2001:db8::9"), store.Refused, "both have 2001:db8::9"},
@@ -102,7 +103,7 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 		{"green", service("db", "fd09::8", "192.0.2.9"), store.Invalid, "IPv6 alone"},
 		// Addresses of a prefix that no node has yet.
 		{"green", service("db", "fd09::8", "fd70:696c:6100:7::1"), store.Invalid,
-			"reserved for the node; nothing was changed: use a separate address for the service"},
+			"reserved for the node; nothing was changed: use a separate address for the underlay service"},
 		{"green", service("db", "fd09::8", "fd70:696c:6100:7::2"), store.Invalid, "reserved for the node"},
 		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:1"), store.Invalid,
 			"belongs to a node's gateway, and one gateway cannot forward to another; nothing was changed"},
@@ -128,7 +129,8 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 	if err := s.DeleteUnderlayService(ctx, "green", "storage"); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, s.DeleteUnderlayService(ctx, "green", "storage"), store.NotFound, `no service "storage"`, "--tenant green")
+	refused(t, s.DeleteUnderlayService(ctx, "green", "storage"), store.NotFound, `no underlay service "storage"`,
+		"--tenant green")
 	refused(t, s.DeleteUnderlayService(ctx, "red", "storage"), store.NotFound)
 	if is := stored(t, s, "green"); len(is.UnderlayServices) != 1 || is.UnderlayServices[0].Name != "db" ||
 		is.Changes != green.Changes+3 {
@@ -163,7 +165,39 @@ func testServices(t *testing.T, etcd *clientv3.Client) {
 		t.Fatal(err)
 	}
 	_, err := s.CreateUnderlayService(ctx, "green", service("more", "fd09::7", "2001:db8::9"))
-	refused(t, err, store.Full, "256 services")
+	refused(t, err, store.Full, "256 underlay services")
+}
+
+// The field has another name in Go than in stored records, which earlier builds write and read.
+func testEarlierUnderlayServices(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	green := nimitz(t, s, "green", "fd12:3456::/48,80")
+	text, err := protojson.Marshal(green)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const key = "/pilaster/1/tenants/green"
+	const storage = `"services":[{"name":"storage","virtual":"fd09::7","real":"2001:db8::9"}]}`
+	if _, err := etcd.Put(ctx, key, strings.TrimSuffix(string(text), "}")+","+storage); err != nil {
+		t.Fatal(err)
+	}
+	if is := stored(t, s, "green").UnderlayServices; len(is) != 1 || is[0].Name != "storage" ||
+		is[0].Virtual != "fd09::7" || is[0].Real != "2001:db8::9" {
+		t.Errorf("got %v, want underlay service storage", is)
+	}
+	if _, err := s.CreateUnderlayService(ctx, "green", service("db", "fd09::8", "2001:db8::a")); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := etcd.Get(ctx, key)
+	if err != nil || len(resp.Kvs) != 1 {
+		t.Fatalf("got %v, %v, want the record of green", resp, err)
+	}
+	var record struct {
+		Services []struct{ Name string }
+	}
+	if err := json.Unmarshal(resp.Kvs[0].Value, &record); err != nil || len(record.Services) != 2 {
+		t.Errorf("got %s, %v, want services storage and db", resp.Kvs[0].Value, err)
+	}
 }
 
 func testPublications(t *testing.T, etcd *clientv3.Client) {

@@ -188,8 +188,8 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 		t,
 		imports(four, "t1", "t2", "t3", "t4"),
 		store.Refused,
-		"service t4/storage: fd12:9::7 is in the tenant's CIDR fd12:9::/48 in region east",
-		"service delete",
+		"underlay service t4/storage: fd12:9::7 is in the tenant's CIDR fd12:9::/48 in region east",
+		"underlay service delete",
 		"--tenant",
 		"nothing was changed",
 	)

@@ -48,7 +48,7 @@ func testReservation(t *testing.T, etcd *clientv3.Client) {
 	if err := service(); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, create(), store.Refused, overlap, "service green/dns")
+	refused(t, create(), store.Refused, overlap, "underlay service green/dns")
 	if err := s.DeleteUnderlayService(ctx, "green", "dns"); err != nil {
 		t.Fatal(err)
 	}

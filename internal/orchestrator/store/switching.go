@@ -93,10 +93,11 @@ func (t *txn) mayJoin(of *pilasterv1.Tenant, to string) error {
 	}
 	services, published := len(of.UnderlayServices), len(of.Publications)
 	if !on.Has(tenant.NorthSouth) && services+published > 0 {
-		return no(fmt.Sprintf("that has no services and publications, and it has %s and %s",
-			humanize.Of(services, "service", "services"), humanize.Of(published, "publication", "publications")),
-			fmt.Sprintf("delete them first (`pilaster service list --tenant %s`, `pilaster publication list --tenant "+
-				"%s`)", of.Name, of.Name))
+		return no(fmt.Sprintf("that has no underlay services and publications, and it has %s and %s",
+			humanize.Of(services, "underlay service", "underlay services"),
+			humanize.Of(published, "publication", "publications")),
+			fmt.Sprintf("delete them first (`pilaster underlay service list --tenant %s`, `pilaster underlay "+
+				"publication list --tenant %s`)", of.Name, of.Name))
 	}
 	regions, err := t.regions()
 	if err != nil {

@@ -151,7 +151,8 @@ func TestMayNotSwitch(t *testing.T) {
 	if _, err := s.CreateUnderlayService(ctx, "serving", ntp); err != nil {
 		t.Fatal(err)
 	}
-	no("serving", tenant.EVPN, "1 service and 0 publications", "pilaster service list --tenant serving")
+	no("serving", tenant.EVPN, "1 underlay service and 0 publications",
+		"pilaster underlay service list --tenant serving", "pilaster underlay publication list --tenant serving")
 
 	nimitz(t, s, "t1", "10.0.0.0/16,24")
 	if _, err := s.ImportRegion(ctx, "west", east("10.1.0.0/16"), nil, false); err != nil {
