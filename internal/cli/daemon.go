@@ -105,8 +105,9 @@ func (s *orchestratorSocket) regions(ctx context.Context) (all []string, err err
 	return all, err
 }
 
-func (s *orchestratorSocket) services(ctx context.Context, tenant string) (all []string, err error) {
-	resp, err := s.client().ListUnderlayServices(ctx, connect.NewRequest(&pilasterv1.ListUnderlayServicesRequest{Tenant: tenant}))
+func (s *orchestratorSocket) underlayServices(ctx context.Context, tenant string) (all []string, err error) {
+	resp, err := s.client().
+		ListUnderlayServices(ctx, connect.NewRequest(&pilasterv1.ListUnderlayServicesRequest{Tenant: tenant}))
 	if err == nil {
 		for _, is := range resp.Msg.UnderlayServices {
 			all = append(all, is.Name)

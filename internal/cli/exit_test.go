@@ -20,8 +20,8 @@ func TestExitCodesOfFamilies(t *testing.T) {
 			t.Fatal(r)
 		}
 	}
-	for _, line := range []string{"service create db --tenant green --virtual fd09::7 --real 2001:db8::9",
-		"publication create db --tenant green --container fd12:3456::5 --node e1"} {
+	for _, line := range []string{"underlay service create db --tenant green --virtual fd09::7 --real 2001:db8::9",
+		"underlay publication create db --tenant green --container fd12:3456::5 --node e1"} {
 		if r := command(t, strings.Fields(line)...); r.code != ExitDone {
 			t.Fatal(r)
 		}
@@ -43,11 +43,13 @@ func TestExitCodesOfFamilies(t *testing.T) {
 			// Invalid names.
 			"tenant create Green --network nimitz --cidr 10.0.0.0/16", "tenant get Green", "tenant delete Green",
 			"tenant migrate Green --to netpila", "tenant migrate Green --finish", "tenant rotate-key Green",
-			"service create Db --tenant green " + service, "service create x --tenant Green " + service,
-			"service delete Db --tenant green", "service delete db --tenant Green", "service list --tenant Green",
-			"publication create Db --tenant green " + publication, "publication create x --tenant Green " + publication,
-			"publication delete Db --tenant green", "publication delete db --tenant Green",
-			"publication list --tenant Green",
+			"underlay service create Db --tenant green " + service,
+			"underlay service create x --tenant Green " + service, "underlay service delete Db --tenant green",
+			"underlay service delete db --tenant Green", "underlay service list --tenant Green",
+			"underlay publication create Db --tenant green " + publication,
+			"underlay publication create x --tenant Green " + publication,
+			"underlay publication delete Db --tenant green", "underlay publication delete db --tenant Green",
+			"underlay publication list --tenant Green",
 			"region import " + file("East", "fd70:696c:6200::", "green", "fd13::/48"), "region import " +
 				file("east", "fd70:696c:6200::", "Green", "fd13::/48"), "region import " + east + " --tenant Green",
 			"region delete East",
@@ -55,9 +57,10 @@ func TestExitCodesOfFamilies(t *testing.T) {
 			"offload get Green --node e1", "offload start green --node= --frontends 1",
 			"offload start green --node e1 --frontends 3",
 			// Empty values, for example of unset variables of a script.
-			"tenant create red --network nimitz --cidr=", "service list --tenant=", "service create x --tenant= " +
-				service, "service delete db --tenant=", "publication list --tenant=",
-			"publication create x --tenant green --container fd12:3456::6 --node=",
+			"tenant create red --network nimitz --cidr=", "underlay service list --tenant=",
+			"underlay service create x --tenant= " + service, "underlay service delete db --tenant=",
+			"underlay publication list --tenant=",
+			"underlay publication create x --tenant green --container fd12:3456::6 --node=",
 			"region import " + east + " --tenant=", "bench nic --figure=", "bench nic --matrix=",
 			"bench nic --matrix " + east + " --job=", "bench nic --record=", "bench nic --record " + dir +
 				"/m --ovs-run-dir=",
@@ -70,11 +73,12 @@ func TestExitCodesOfFamilies(t *testing.T) {
 			"tenant migrate green --to vlan", "tenant migrate green --finish --addressing clear",
 			"tenant migrate green --to netpila --wait -1s", "tenant rotate-key blue --wait -1s",
 			"tenant migrate green --to netpila --wait x",
-			"service create x --tenant green --virtual x --real 2001:db8::a", "service create x --tenant green " +
-				"--virtual fd09::8 --real 10.0.0.1", "service create x --tenant green --virtual fd12:3456::9 --real " +
-				"2001:db8::a", "service create x --tenant green --virtual ff02::1 --real 2001:db8::a",
-			"publication create x --tenant green --container x --node e1", "publication create x --tenant green " +
-				"--container fd99::1 --node e1",
+			"underlay service create x --tenant green --virtual x --real 2001:db8::a",
+			"underlay service create x --tenant green --virtual fd09::8 --real 10.0.0.1",
+			"underlay service create x --tenant green --virtual fd12:3456::9 --real 2001:db8::a",
+			"underlay service create x --tenant green --virtual ff02::1 --real 2001:db8::a",
+			"underlay publication create x --tenant green --container x --node e1",
+			"underlay publication create x --tenant green --container fd99::1 --node e1",
 			"region import " + dir + "/none", "region import " + dir, "region import " +
 				file("east", "fe80::", "green", "fd13::/48"), "region import " +
 				file("east", "fd70:696c:6200::", "green", "x"),
@@ -86,17 +90,18 @@ func TestExitCodesOfFamilies(t *testing.T) {
 			"bench flow-delete --installed 1", "bench flow-delete --installed x", "bench flow-delete --quick --full",
 			"bench flow-delete -o /proc/none",
 			// Too many or too few arguments.
-			"tenant create", "tenant migrate", "service create " + service, "service delete", "service list x",
-			"publication delete", "publication list x", "region export x", "region import", "region delete",
+			"tenant create", "tenant migrate", "underlay service create " + service, "underlay service delete",
+			"underlay service list x", "underlay publication delete", "underlay publication list x", "region export x",
+			"region import", "region delete",
 			"region list x", "bench nic x", "bench entries x", "bench flow-delete x",
 		},
 		ExitFailed: {
 			// Objects that do not exist.
 			"tenant get none", "tenant migrate none --to netpila", "tenant migrate none --finish",
-			"service create x --tenant none " + service, "service delete none --tenant green",
-			"service list --tenant none",
-			"publication create x --tenant none " + publication, "publication create x --tenant green --container " +
-				"fd12:3456::6 --node none", "publication delete none --tenant green", "publication list --tenant none",
+			"underlay service create x --tenant none " + service, "underlay service delete none --tenant green",
+			"underlay service list --tenant none", "underlay publication create x --tenant none " + publication,
+			"underlay publication create x --tenant green --container fd12:3456::6 --node none",
+			"underlay publication delete none --tenant green", "underlay publication list --tenant none",
 			"region delete none", "region import " + east + " --tenant none", "bench nic --record " + dir +
 				"/m --ovs-run-dir " + dir + "/none",
 			"offload start none --node e1", "offload stop green --node e1", "offload get green --node e1",
@@ -105,11 +110,13 @@ func TestExitCodesOfFamilies(t *testing.T) {
 			"offload start blue --node e1", "offload start green --node e1 --frontends 1",
 			"tenant create green --network nimitz --cidr 10.0.0.0/16", "tenant migrate blue --to netpila",
 			"tenant migrate green --finish",
-			"service create db --tenant green " + service, "service create x --tenant green --virtual fd09::7 --real " +
-				"2001:db8::a", "service create x --tenant blue " + service, "service create x --tenant lime " + service,
-			"publication create db --tenant green " + publication, "publication create x --tenant green --container " +
-				"fd12:3456::5 --node e1", "publication create x --tenant blue " + publication,
-			"publication create x --tenant lime " + publication,
+			"underlay service create db --tenant green " + service,
+			"underlay service create x --tenant green --virtual fd09::7 --real 2001:db8::a",
+			"underlay service create x --tenant blue " + service, "underlay service create x --tenant lime " + service,
+			"underlay publication create db --tenant green " + publication,
+			"underlay publication create x --tenant green --container fd12:3456::5 --node e1",
+			"underlay publication create x --tenant blue " + publication,
+			"underlay publication create x --tenant lime " + publication,
 			"region import " + file("east", "fd70:696c:6100::", "green", "fd13::/48"), "region import " +
 				file("east", "fd70:696c:6200::", "green", "fd12:3456::/56"), "bench nic --record " + east,
 		},
@@ -124,10 +131,10 @@ func TestExitCodesOfFamilies(t *testing.T) {
 	t.Setenv("PILASTER_ORCHESTRATOR_SOCKET", filepath.Join(dir, "none"))
 	for _, line := range []string{
 		"tenant create red --network nimitz --cidr 10.0.0.0/16", "tenant migrate green --to netpila",
-		"tenant migrate green --finish", "service create x --tenant green " + service, "service list",
-		"service delete db --tenant green",
-		"publication create x --tenant green " + publication, "publication list",
-		"publication delete db --tenant green", "region export", "region import " + east, "region list",
+		"tenant migrate green --finish", "underlay service create x --tenant green " + service, "underlay service list",
+		"underlay service delete db --tenant green",
+		"underlay publication create x --tenant green " + publication, "underlay publication list",
+		"underlay publication delete db --tenant green", "region export", "region import " + east, "region list",
 		"region delete east",
 	} {
 		refused(t, ExitUnreachable, "", strings.Fields(line)...)

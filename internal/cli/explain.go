@@ -31,10 +31,10 @@ type explanation struct {
 	Identifier *explainedIdentifier `json:"identifier,omitempty"`
 	// tenants on this node that have the address in a CIDR of their own
 	Overlays []explainedOverlay `json:"overlays,omitempty"`
-	// services with this virtual address, of tenants on this node
-	UnderlayServices []explainedService    `json:"services,omitempty"`
-	Publication      *explainedPublication `json:"publication,omitempty"`
-	Unknown          string                `json:"unknown,omitempty"` // why names are missing
+	// underlay services with this virtual address, of tenants on this node
+	UnderlayServices []explainedUnderlayService `json:"services,omitempty"`
+	Publication      *explainedPublication      `json:"publication,omitempty"`
+	Unknown          string                     `json:"unknown,omitempty"` // why names are missing
 }
 
 type explainedPlan struct {
@@ -73,7 +73,7 @@ type explainedIdentifier struct {
 	Index uint32     `json:"index"`
 }
 
-type explainedService struct {
+type explainedUnderlayService struct {
 	Name string `json:"name"` // TENANT/NAME
 	Real string `json:"real"`
 }
@@ -104,8 +104,8 @@ func newExplainCommand(env Env) *cobra.Command {
 		Long: `Decode an address into node, tenant id, app and index. This needs only the address and the cluster's two
 prefixes. If this node's agent answers, the command uses the agent's prefixes, adds the names of this
 node and of tenants, apps and endpoints on it, and decrypts addresses of tenants that this node hosts. For an
-IPv4 or IPv6 address of network ` + withCIDRs + ` it lists the tenants on this node whose CIDRs or services contain
-the address. Of an address at which hosts outside of the cluster see containers it names the container, or
+IPv4 or IPv6 address of network ` + withCIDRs + ` it lists the tenants on this node whose CIDRs or underlay services
+contain the address. Of an address at which hosts outside of the cluster see containers it names the container, or
 the tenant of the egress gateway. If an orchestrator on this machine answers, the command adds the names of
 nodes, tenants and apps that the agent does not know. On a terminal the fields of the address and their rows have the
 same colour, unless NO_COLOR is set.`,
@@ -261,8 +261,8 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 	for _, o := range known.GetOverlaid() {
 		e.Overlays = append(e.Overlays, explainedOverlay{o.Tenant, o.Cidr, o.Region, explainHere(o.Endpoint)})
 	}
-	for _, s := range known.GetServices() {
-		e.UnderlayServices = append(e.UnderlayServices, explainedService{s.Tenant + "/" + s.Name, s.Real})
+	for _, s := range known.GetUnderlayServices() {
+		e.UnderlayServices = append(e.UnderlayServices, explainedUnderlayService{s.Tenant + "/" + s.Name, s.Real})
 	}
 	switch {
 	case plan.Gateway4.Contains(a), plan.Gateway6.Contains(a):

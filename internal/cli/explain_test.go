@@ -163,9 +163,9 @@ fd70:696c:e100:2:7000:7:2:f002
   VNID      7                             names unknown: no agent answers on /nonexistent/agent.sock
   index     131077
 `},
-		{"a service", []string{"--agent-socket", agent, "fd09::7"}, `
+		{"an underlay service", []string{"--agent-socket", agent, "fd09::7"}, `
 fd09::7
-  service   green/host   real address 2001:db8:70::2
+  underlay service   green/host   real address 2001:db8:70::2
 `},
 		{"another plan", []string{"--base-prefix", "2001:db8::/32", "2001:db8:0:5:0:1ff:0:1"}, `
 2001:db8:0:5:0:1ff:0:1

@@ -35,7 +35,7 @@ func (e explanation) text(w io.Writer) {
 		}
 	}
 	for _, s := range e.UnderlayServices {
-		row("service", s.Name, "real address "+s.Real)
+		row("underlay service", s.Name, "real address "+s.Real)
 	}
 	switch e.Kind {
 	case "overlay", "service":

@@ -156,16 +156,16 @@ get an address of the new network in addition to those that they have. Both work
 continue, and new ones can use the new addresses.
 
 With --finish, the addresses of the old network are removed from containers, nodes and cluster, and
-connections that use them end. IPv4 addresses go too: netpila has no IPv4, services and publications. The command
-refuses this until all nodes have completed the first step, and while the tenant has services or
-publications. A disconnected node completes the step when it reconnects.
+connections that use them end. IPv4 addresses go too: netpila has no IPv4, no underlay services and no
+publications. The command refuses this until all nodes have completed the first step, and while the
+tenant has underlay services or publications. A disconnected node completes the step when it reconnects.
 
 Between nimitz and evpn containers keep their addresses, connections continue, and no packet is lost.
 With --to, all containers first receive by both networks, and when all nodes have reported that, they
 send by the new one. With --finish the tenant leaves the old network, when all nodes have reported that.
 --to with the old network goes back. --to is refused while a node with the tenant's containers does not
-have the new network, or while the tenant uses what the new network lacks: services, publications and
-other regions on evpn, routes of other EVPN speakers on nimitz; and to evpn if its id is above 65535.
+have the new network, or while the tenant uses what the new network lacks: underlay services,
+publications and other regions on evpn, routes of other EVPN speakers on nimitz; and to evpn if its id is above 65535.
 
 All other moves are refused with the reason.
 
@@ -204,8 +204,8 @@ Both steps can be repeated: the command then continues to wait for the nodes.`,
 				fmt.Fprintf(
 					w,
 					"tenant %s: %s\nwhen nothing uses the addresses of network %s any longer, run: pilaster tenant "+
-						"migrate %s --finish\nthat removes its IPv4 addresses, and is refused while it has services "+
-						"or publications:\nnetwork netpila has none of these\n",
+						"migrate %s --finish\nthat removes its IPv4 addresses, and is refused while it has underlay "+
+						"services or publications:\nnetwork netpila has none of these\n",
 					v.Name,
 					v.Leaving.describe(v.Network),
 					v.Leaving.Network,

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -49,11 +50,10 @@ command that it runs.`,
 	root.AddCommand(newTenantCommand(env))
 	root.AddCommand(newPolicyCommand(env))
 	root.AddCommand(newRegionCommand(env))
-	root.AddCommand(newServiceCommand(env))
 	root.AddCommand(newOffloadCommand(env))
 	root.AddCommand(newEVPNCommand(env))
 	root.AddCommand(newEgressCommand(env))
-	root.AddCommand(newPublicationCommand(env))
+	root.AddCommand(newUnderlayCommand(env))
 	root.AddCommand(newNodeCommand(env))
 	root.AddCommand(newPreflightCommand(env))
 	root.AddCommand(newLabCommand(env))
@@ -135,6 +135,38 @@ func strict(c *cobra.Command) {
 			return usage("wrong number of arguments; usage: %s", strings.TrimSuffix(c.UseLine(), " [flags]"))
 		}
 	}
+}
+
+// namedFlag adds a flag for the name of a tenant or of a node, with completion.
+func namedFlag(cmd *cobra.Command, to *string, flag, usage string, ask func(context.Context) ([]string, error)) {
+	cmd.Flags().Var((*filled)(to), flag, usage)
+	offered := names(ask)
+	_ = cmd.RegisterFlagCompletionFunc(
+		flag,
+		func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return offered(c, nil, typed)
+		},
+	)
+}
+
+// filled is a flag that rejects an empty value, because an unset variable of a script must not select all tenants.
+type filled string
+
+func (f *filled) String() string { return string(*f) }
+func (f *filled) Type() string   { return "string" }
+func (f *filled) Set(text string) error {
+	if text == "" {
+		return errors.New("it is empty; omit it, or set a value")
+	}
+	*f = filled(text)
+	return nil
+}
+
+// addressFlag adds a required flag for an address.
+func addressFlag(cmd *cobra.Command, to *string, flag, usage string) {
+	cmd.Flags().StringVar(to, flag, "", usage)
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.NoFileCompletions)
+	_ = cmd.MarkFlagRequired(flag)
 }
 
 // versionView describes this binary: its release, and the data about its source that the Go linker has recorded.

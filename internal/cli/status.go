@@ -100,9 +100,9 @@ type datapathView struct {
 	Entries      []entryView       `json:"entries"`
 }
 
-// gatewayView is the node's gateway, for services and publications. If there is no gateway, it has no addresses.
+// gatewayView is the node's gateway, for underlay services and publications. Without a gateway it has no addresses.
 type gatewayView struct {
-	Own              string `json:"own,omitempty"`     // source address for services
+	Own              string `json:"own,omitempty"`     // source address for underlay services
 	Virtual          string `json:"virtual,omitempty"` // source address for published containers
 	UnderlayServices uint32 `json:"services"`
 	Publications     uint32 `json:"publications"`
@@ -114,7 +114,8 @@ func (g gatewayView) text() (state, rest string) {
 		return "none", strings.ReplaceAll(g.Missing, "\n  ", "; ")
 	}
 	return "open", fmt.Sprintf("%s to the underlay, %s to containers; %s, %s", g.Own, g.Virtual,
-		humanize.Of(g.UnderlayServices, "service", "services"), humanize.Of(g.Publications, "publication", "publications"))
+		humanize.Of(g.UnderlayServices, "underlay service", "underlay services"),
+		humanize.Of(g.Publications, "publication", "publications"))
 }
 
 // pullView describes the subscriptions of a network to mappings.

@@ -234,7 +234,7 @@ limits         endpoints         2,000 of 4,096, of which tenant blue has 1,900
                tenant-ids        2 of 4,096
 orchestrator   connected         https://o:7070, revision 1,412, for 1m30s
 gateway        open              fd70:696c:6100:1:0:ff:0:1 to the underlay, fd70:696c:6700:0:1::1 to containers; ` +
-		`2 services, 1 publication
+		`2 underlay services, 1 publication
 datapath       healthy           veth, programs 1.4.0, first in chain
                device            veth: this kernel has no netkit
                switch            nimitz: ovs

@@ -14,21 +14,21 @@ import (
 
 // tenantView is a tenant as JSON.
 type tenantView struct {
-	Name             string            `json:"name"`
-	Network          string            `json:"network"`
-	Addressing       tenant.Addressing `json:"addressing"`
-	Overlays         []overlayView     `json:"overlays,omitzero"` // of a network with own CIDRs
-	Regions          []elsewhereView   `json:"regions,omitzero"`  // other regions with the tenant
-	UnderlayServices []serviceView     `json:"services,omitzero"`
-	Published        []publicationView `json:"publications,omitzero"`
-	Egress           []egressView      `json:"egress,omitzero"`
-	Reaches          []string          `json:"reachesNodes,omitzero"` // prefixes of nodes
-	IDs              []tenantIDView    `json:"ids"`                   // in the order of creation
-	Created          time.Time         `json:"created"`
-	Apps             []appView         `json:"apps,omitzero"` // of tenant get
-	AppNumbers       *appNumbersView   `json:"appNumbers,omitempty"`
-	Nodes            []hostView        `json:"nodes,omitzero"` // of tenant get: nodes that host it
-	Leaving          *leavingView      `json:"leaving,omitempty"`
+	Name             string                `json:"name"`
+	Network          string                `json:"network"`
+	Addressing       tenant.Addressing     `json:"addressing"`
+	Overlays         []overlayView         `json:"overlays,omitzero"` // of a network with own CIDRs
+	Regions          []elsewhereView       `json:"regions,omitzero"`  // other regions with the tenant
+	UnderlayServices []underlayServiceView `json:"services,omitzero"`
+	Published        []publicationView     `json:"publications,omitzero"`
+	Egress           []egressView          `json:"egress,omitzero"`
+	Reaches          []string              `json:"reachesNodes,omitzero"` // prefixes of nodes
+	IDs              []tenantIDView        `json:"ids"`                   // in the order of creation
+	Created          time.Time             `json:"created"`
+	Apps             []appView             `json:"apps,omitzero"` // of tenant get
+	AppNumbers       *appNumbersView       `json:"appNumbers,omitempty"`
+	Nodes            []hostView            `json:"nodes,omitzero"` // of tenant get: nodes that host it
+	Leaving          *leavingView          `json:"leaving,omitempty"`
 	// of tenant get: nodes that do not enforce its current policies
 	Unenforced []unenforcedView `json:"unenforced,omitzero"`
 }
@@ -134,7 +134,7 @@ func viewTenant(t *pilasterv1.Tenant) tenantView {
 		v.Regions = append(v.Regions, elsewhereView{r.Name, r.Cidrs, r.Edge, r.PeerEdge, r.PeerVni})
 	}
 	for _, is := range t.UnderlayServices {
-		v.UnderlayServices = append(v.UnderlayServices, viewService(is))
+		v.UnderlayServices = append(v.UnderlayServices, viewUnderlayService(is))
 	}
 	for _, p := range t.Publications {
 		v.Published = append(v.Published, viewPublication(p))
@@ -212,7 +212,7 @@ func printTenant(w io.Writer, v tenantView) {
 		)
 	}
 	for _, is := range v.UnderlayServices {
-		fmt.Fprintf(w, "service\t%s\t%s, real address %s\n", is.Name, is.Virtual, is.Real)
+		fmt.Fprintf(w, "underlay service\t%s\t%s, real address %s\n", is.Name, is.Virtual, is.Real)
 	}
 	for _, p := range v.Published {
 		fmt.Fprintf(w, "publication\t%s\t%s on node %s, container %s\n", p.Name, p.Underlay, p.Node, p.Container)
