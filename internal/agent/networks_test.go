@@ -42,10 +42,9 @@ func TestNetworksSideBySide(t *testing.T) {
 	known.Tenant.UnderlayServices = []tenant.UnderlayService{
 		{Name: "host", Virtual: netip.MustParseAddr("fd09::7"), Real: netip.MustParseAddr("2001:db8:70::2")},
 	}
-	if got := agent.ExplainUnderlayServices([]agent.TenantState{known}, netip.MustParseAddr("fd09::7")); len(got) != 1 ||
-		got[0].Tenant != "green" ||
-		got[0].Name != "host" {
-		t.Errorf("a service is explained as %+v", got)
+	got := agent.ExplainUnderlayServices([]agent.TenantState{known}, netip.MustParseAddr("fd09::7"))
+	if len(got) != 1 || got[0].Tenant != "green" || got[0].Name != "host" {
+		t.Errorf("an underlay service is explained as %+v", got)
 	}
 	if none := b.Explain(netip.MustParseAddr("192.0.2.1")).Overlays; len(none) > 0 {
 		t.Errorf("a foreign address is explained as %+v", none)

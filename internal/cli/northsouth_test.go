@@ -51,16 +51,18 @@ func TestUnderlayServicesAndPublications(t *testing.T) {
 		{ExitUsage, "own CIDR fd12:3456::/48, whose addresses are containers'; nothing was changed",
 			"underlay service create db --tenant green --virtual fd12:3456::8 --real 2001:db8::a"},
 		{ExitFailed, "an underlay service storage already", strings.Join(storage, " ")},
-		{ExitFailed, "on network netpila", "underlay service create db --tenant blue --virtual fd09::8 --real 2001:db8::a"},
+		{ExitFailed, "on network netpila",
+			"underlay service create db --tenant blue --virtual fd09::8 --real 2001:db8::a"},
 		{ExitFailed, `no tenant "red"`, "underlay service list --tenant red"},
 		{ExitFailed, `no underlay service "db"`, "underlay service delete db --tenant green"},
 		{ExitUsage, "required flag", "underlay service delete storage"},
-		{ExitUsage, `--container "10.0.0.5" is not an IPv6 address`, "underlay publication create db --tenant green " +
-			"--container 10.0.0.5 --node n1"},
+		{ExitUsage, `--container "10.0.0.5" is not an IPv6 address`,
+			"underlay publication create db --tenant green --container 10.0.0.5 --node n1"},
 		{ExitUsage, "required flag", "underlay publication create db --tenant green --container fd12:3456::5"},
-		{ExitUsage, "not in the tenant's CIDR", "underlay publication create db --tenant green --container fd12:3457::5 " +
-			"--node n1"},
-		{ExitFailed, `no node "n2"`, "underlay publication create db --tenant green --container fd12:3456::5 --node n2"},
+		{ExitUsage, "not in the tenant's CIDR",
+			"underlay publication create db --tenant green --container fd12:3457::5 --node n1"},
+		{ExitFailed, `no node "n2"`,
+			"underlay publication create db --tenant green --container fd12:3456::5 --node n2"},
 		{ExitFailed, "a publication web already", strings.Join(web, " ")},
 		{ExitFailed, `no tenant "red"`, "underlay publication list --tenant red"},
 		{ExitFailed, `no publication "web"`, "underlay publication delete web --tenant lime"},
@@ -98,10 +100,11 @@ func TestUnderlayServicesAndPublications(t *testing.T) {
 		t.Errorf("tenant get green: %s, want its service and its publication", r.stdout)
 	}
 	files.Tenant = ""
-	if v := ask[tenantView](t, "tenant", "get", "lime"); !slices.Equal(v.UnderlayServices, []underlayServiceView{files}) ||
-		len(v.Published) != 1 ||
-		v.Published[0].Name != "api" {
-		t.Errorf("tenant get lime: %+v, want service files and publication api", v)
+	lime := ask[tenantView](t, "tenant", "get", "lime")
+	if !slices.Equal(lime.UnderlayServices, []underlayServiceView{files}) ||
+		len(lime.Published) != 1 ||
+		lime.Published[0].Name != "api" {
+		t.Errorf("tenant get lime: %+v, want underlay service files and publication api", lime)
 	}
 	for line, says := range map[string]string{
 		"underlay service delete --tenant green": "storage\n:", "underlay publication delete --tenant lime": "api\n:",

@@ -44,8 +44,8 @@ func newUnderlayCommand(env Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "underlay",
 		Short: "Connect containers of network " + networks + " with the underlay",
-		Long: `Connect containers of network ` + networks + ` with the underlay, through the gateways of nodes: containers
-reach underlay services, and clients on the underlay reach publications. Both are IPv6 only.`,
+		Long: `Connect containers of network ` + networks + ` with the underlay, through the gateways of nodes.
+Containers reach underlay services, and clients on the underlay reach publications. Both are IPv6 only.`,
 		Example: "  pilaster underlay service list\n  pilaster underlay publication list",
 		Args:    cobra.NoArgs,
 	}

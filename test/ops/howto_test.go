@@ -28,7 +28,7 @@ var howTos = []struct {
 	{"howto/steering.md", "n1", 4, ""},
 	{"howto/rotate-key.md", "orchestrator", 1, ""},
 	{"nimitz.md", "orchestrator", 2, "grey"}, // the lab has tenant green
-	{"howto/services.md", "orchestrator", 5, ""},
+	{"howto/underlay-services.md", "orchestrator", 5, ""},
 	{"howto/migrate.md", "orchestrator", 6, ""},
 	{"howto/backup.md", "orchestrator", 2, ""},
 	{"howto/several-orchestrators.md", "orchestrator", 2, ""}, // the commands are those of the embedded etcd

@@ -293,7 +293,12 @@ func (s *Service) Explain(
 	for _, s := range e.UnderlayServices {
 		resp.UnderlayServices = append(
 			resp.UnderlayServices,
-			&pilasterv1.UnderlayService{Tenant: s.Tenant, Name: s.Name, Virtual: s.Virtual.String(), Real: s.Real.String()},
+			&pilasterv1.UnderlayService{
+				Tenant:  s.Tenant,
+				Name:    s.Name,
+				Virtual: s.Virtual.String(),
+				Real:    s.Real.String(),
+			},
 		)
 	}
 	if e.Published != nil {

@@ -33,7 +33,8 @@ func TestEstimate(t *testing.T) {
 		strings.Contains(text, "the tenant has") {
 		t.Errorf("got gain %v, %s; want that of 1,000 CIDRs, %v", gain, text, want)
 	}
-	_, text = s.estimate(&pilasterv1.Tenant{Name: "green", UnderlayServices: []*pilasterv1.UnderlayService{{}}}, "n1", 4)
+	serving := &pilasterv1.Tenant{Name: "green", UnderlayServices: []*pilasterv1.UnderlayService{{}}}
+	_, text = s.estimate(serving, "n1", 4)
 	const want = "containers of n1, and by the gateway, where the tenant has 1 underlay service or publication"
 	if !strings.HasSuffix(text, want) {
 		t.Errorf("got %q, want suffix %q", text, want)

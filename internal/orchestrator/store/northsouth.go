@@ -38,7 +38,8 @@ func (s *Store) CreateUnderlayService(
 		case underlayServiceIndex(found, is.Name) >= 0:
 			return refuse(
 				Exists,
-				"tenant %s has an underlay service %s already; nothing was changed: delete it first, or choose another name",
+				"tenant %s has an underlay service %s already; nothing was changed: delete it first, or choose "+
+					"another name",
 				name,
 				is.Name,
 			)
@@ -77,7 +78,8 @@ func checkReal(plan address.Plan, real netip.Addr) error {
 	case real == tenant.NodeAddress(at.Node), real == tenant.TunnelAddress(at.Node):
 		return refuse(
 			Invalid,
-			"real address %v is reserved for the node; nothing was changed: use a separate address for the underlay service",
+			"real address %v is reserved for the node; nothing was changed: use a separate address for the "+
+				"underlay service",
 			real,
 		)
 	}
@@ -172,7 +174,8 @@ func (s *Store) DeletePublication(ctx context.Context, name, publication string)
 		if i < 0 {
 			return refuse(
 				NotFound,
-				"tenant %s has no publication %q; `pilaster underlay publication list --tenant %s` lists its publications",
+				"tenant %s has no publication %q; `pilaster underlay publication list --tenant %s` lists its "+
+					"publications",
 				name,
 				publication,
 				name,
@@ -197,8 +200,8 @@ func (s *Store) changeOverlaid(ctx context.Context, name string, change func(*tx
 		if !tenant.NetworkHas(found.Network, tenant.NorthSouth) {
 			return refuse(
 				Refused,
-				"tenant %s is on network %s, and only tenants with CIDRs of their own have underlay services and publications; "+
-					"nothing was changed",
+				"tenant %s is on network %s, and only tenants with CIDRs of their own have underlay services and "+
+					"publications; nothing was changed",
 				name,
 				found.Network,
 			)
