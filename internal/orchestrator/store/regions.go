@@ -254,8 +254,8 @@ func (t *txn) checkBeside(plan address.Plan, r, before *pilasterv1.Region, cidrs
 		if err := is.CheckNorthSouth(plan); err != nil {
 			return refuse(
 				Refused,
-				"%v; nothing was changed: delete it with `pilaster underlay service delete`, or leave the tenant out of "+
-					"the import with --tenant",
+				"%v; nothing was changed: delete it with `pilaster underlay service delete`, or leave the tenant out "+
+					"of the import with --tenant",
 				err,
 			)
 		}
