@@ -124,13 +124,14 @@ generated: deps ## runs make generate in a copy of the tree, and compares the re
 # FORM=full takes 28 minutes, about nine for policies, ten for caches and five for egress, and by estimate half an hour
 # more for networks.
 # FORM=smoke is for CI; its figures mean little.
-bench: ## the datapath, policy rules, caches of overlays, egress, networks side by side: FORM=quick (19 minutes), full or smoke
+bench: ## the datapath, policy rules, caches of overlays, egress, services, networks side by side: FORM=quick (21 minutes), full or smoke
 	@$(as_root)
 	@$(MAKE) build
 	$(if $(filter smoke,$(FORM)),@,$(call suite,FORM=$(or $(FORM),quick))) bash -ec 'bin/pilaster bench datapath --$(or $(FORM),quick) -o dist/bench; \
 	    bin/pilaster bench policy --$(or $(FORM),quick) -o dist/bench/policy; \
 	    bin/pilaster bench oncache --$(or $(FORM),quick) -o dist/bench/oncache; \
 	    bin/pilaster bench egress --$(or $(FORM),quick) -o dist/bench/egress; \
+	    bin/pilaster bench services --$(or $(FORM),quick) -o dist/bench/services; \
 	    bin/pilaster bench networks --$(or $(FORM),quick) -o dist/bench/networks'
 
 paper: ## the paper's figures from this machine: FORM=quick (2 minutes) or full; all without it (10 minutes)

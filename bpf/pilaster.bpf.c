@@ -7,8 +7,8 @@
 
 #include "hooks/container.h"
 #include "hooks/uplink.h"
-#include "net/netpila/egress_stages.h"
 #include "net/netpila/gateway_stages.h"
+#include "net/netpila/service_stages.h"
 #include "net/nimitz/gateway.h"
 #include "net/nimitz/offload_nsh.h"
 #include "net/nimitz/ovs_port.h"
@@ -133,6 +133,30 @@ SEC("tc")
 int pil_egress_gw(struct __sk_buff *skb)
 {
 	return at_egress_gateway(skb);
+}
+
+SEC("tc")
+int pil_service_out(struct __sk_buff *skb)
+{
+	return service_out(skb);
+}
+
+SEC("tc")
+int pil_service_in(struct __sk_buff *skb)
+{
+	return service_in(skb);
+}
+
+SEC("cgroup/connect6")
+int pil_connect6(struct bpf_sock_addr *ctx)
+{
+	return service_connect(ctx);
+}
+
+SEC("cgroup/getpeername6")
+int pil_getpeername6(struct bpf_sock_addr *ctx)
+{
+	return service_peer(ctx);
 }
 
 SEC("tc")

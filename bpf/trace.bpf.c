@@ -9,8 +9,8 @@
 #include "hooks/node.h"
 #include "hooks/traced.h"
 #include "hooks/uplink.h"
-#include "net/netpila/egress_stages.h"
 #include "net/netpila/gateway_stages.h"
+#include "net/netpila/service_stages.h"
 #include "net/ila/stages.h"
 #include "net/nimitz/ovs_port.h"
 #include "net/nimitz/stages.h"
@@ -122,6 +122,21 @@ int pil_egress_gw(struct __sk_buff *skb)
 	if (!trace_state_of(skb))
 		trace_enter(skb, HOOK_UPLINK_IN);
 	return trace_leave(skb, at_egress_gateway(skb));
+}
+
+SEC("tc")
+int pil_service_out(struct __sk_buff *skb)
+{
+	if (!trace_state_of(skb))
+		trace_enter(skb, HOOK_CONTAINER);
+	return trace_leave(skb, service_out(skb));
+}
+
+/* The program that hands the packet on has reported that it enters, unless it is one without tracing. */
+SEC("tc")
+int pil_service_in(struct __sk_buff *skb)
+{
+	return trace_leave(skb, service_in(skb));
 }
 
 SEC("tc")

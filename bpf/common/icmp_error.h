@@ -7,6 +7,7 @@
 
 #define ICMPV6_UNREACHABLE   1
 #define ICMPV6_PROHIBITED    1 /* a code of unreachable */
+#define ICMPV6_PORT	     4 /* likewise */
 #define ICMPV6_TOO_BIG	     2
 #define ICMPV6_TIME_EXCEEDED 3
 

@@ -3,15 +3,20 @@
 #pragma once
 #include "common/packet.h"
 
+/* is_sum_pending: a device fills in the checksum field later. Until then it holds the sum of the pseudo header. So does
+ * the outer field of a tunnel packet to be segmented. In any other tunnel packet the field is complete. */
+static __always_inline bool is_sum_pending(struct __sk_buff *skb, const struct packet *p)
+{
+	return p->pending && (p->pending == p->l4 || skb->gso_size);
+}
+
 /* corrected_csum returns the new value of a checksum field that held sum before the addresses changed. */
 static __always_inline __u16 corrected_csum(struct __sk_buff *skb, const struct packet *p, __u16 sum, __u32 difference)
 {
 	/* UDP without a checksum, as tunnels may send it (RFC 6935), stays without one, also before segmentation */
 	if (p->proto == NEXTHDR_UDP && !sum)
 		return 0;
-	/* A field that a device fills in later holds the sum of the pseudo header, not its complement. So does the
-	 * outer field of a tunnel packet to be segmented. In any other tunnel packet the field is complete. */
-	if (p->pending && (p->pending == p->l4 || skb->gso_size))
+	if (is_sum_pending(skb, p)) /* the sum, not its complement */
 		return csum_fold(csum_add(difference, sum));
 	sum = ~csum_fold(csum_add(difference, (__u16)~sum));
 	return p->proto == NEXTHDR_UDP && !sum ? 0xffff : sum;

@@ -56,13 +56,13 @@ static __always_inline void begin_flow(struct flow *f, const struct flow_key *ke
 
 /* Stage route, to a container of this node. All containers of the tenant see the same two addresses, so there is
  * nothing to translate. */
-static __always_inline int route_here(struct flow *f)
+static __always_inline int route_here(struct flow *f, const struct miss *m)
 {
 	struct ep_dst *to = bpf_map_lookup_elem(&pil_locals_v1, &f->dst.lo);
 
 	if (!to)
 		return REASON_NO_ENDPOINT;
-	f->translate = 0;
+	f->translate = m->own->services && is_backend(&f->src) ? MAY_ANSWER : 0;
 	if (f->policy_ep[TX])
 		f->policy_ep[RX] = to->endpoint;
 	send_to(f, to->ifindex);
@@ -74,7 +74,7 @@ static __always_inline int route_here(struct flow *f)
 static __always_inline int route_away(struct __sk_buff *skb, const struct packet *p, struct flow *f,
 				      const struct miss *m, struct addr *next_hop)
 {
-	f->translate = !same_addr(&f->src, &f->key.src);
+	f->translate = same_addr(&f->src, &f->key.src) ? 0 : TRANSLATE;
 	f->checksum = csum_add(m->from->checksum, csum_diff_addr(&f->key.dst, &f->dst));
 	return find_next_hop(skb, f, wire_length(skb, p), next_hop);
 }
@@ -88,6 +88,10 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct eth
 	struct miss m;
 	int why;
 
+	if (in_services(&key->dst)) {
+		bpf_tail_call(skb, &pil_services_v1, SERVICE_OUT);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
+	}
 	why = identify(key, &m);
 	if (why == REASON_SRC_NOT_OWN)
 		return to_other_network(skb, key, why);
@@ -109,7 +113,7 @@ static __always_inline int from_container_slow(struct __sk_buff *skb, struct eth
 
 	begin_flow(f, key, &m, &wanted);
 	if (wanted.hi == own_node) {
-		why = route_here(f);
+		why = route_here(f, &m);
 		egress = EGRESS_LOCAL;
 	} else {
 		why = route_away(skb, p, f, &m, &next_hop);

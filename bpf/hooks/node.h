@@ -66,7 +66,7 @@ static __always_inline int to_node(struct __sk_buff *skb, struct eth_ip6 *h, con
 	f->key = *key;
 	f->src = key->src;
 	f->dst = node_address();
-	f->translate = 1;
+	f->translate = TRANSLATE;
 	f->policy_ep[TX] = f->policy_ep[RX] = 0; /* no policy applies between a node and its own containers */
 	f->checksum = csum_diff_addr(&f->key.dst, &f->dst);
 	f->ifindex = node_ifindex;
@@ -94,7 +94,7 @@ static __always_inline int from_node_slow(struct __sk_buff *skb, struct eth_ip6 
 	f->key = *key;
 	f->src = its->gateway;
 	f->dst = key->dst;
-	f->translate = 1;
+	f->translate = TRANSLATE;
 	f->policy_ep[TX] = f->policy_ep[RX] = 0;
 	f->checksum = csum_diff_addr(&f->key.src, &f->src);
 	send_to(f, to->ifindex);

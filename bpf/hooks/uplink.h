@@ -46,7 +46,9 @@ static __always_inline int from_fabric_slow(struct __sk_buff *skb, struct eth_ip
 	f->key = *key;
 	f->src = source;
 	f->dst = local->address;
-	f->translate = !to->clear;
+	f->translate = to->clear ? 0 : TRANSLATE;
+	if (to->services && is_backend(&key->src))
+		f->translate |= MAY_ANSWER;
 	f->policy_ep[TX] = 0;
 	f->policy_ep[RX] = has_policies(to_id) ? local->endpoint : 0;
 	f->checksum = csum_add(local->checksum, csum_diff_addr(&f->key.src, &f->src));

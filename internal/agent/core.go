@@ -1,8 +1,8 @@
 // Package agent is the core of a node's agent: it adds, keeps and removes the node's endpoints, and keeps the state of
 // the tenants that they belong to. It is not on the packet path: it writes its decisions through a Driver, and packets
-// flow without it. Package policies enforces the tenants' policies, package networks calls the node's networks, package
-// control is the client of the orchestrator, package api serves the CNI plugin and operators, and package daemon starts
-// all of them.
+// flow without it. Package policies enforces the tenants' policies, package services keeps their services, package
+// networks calls the node's networks, package control is the client of the orchestrator, package api serves the CNI
+// plugin and operators, and package daemon starts all of them.
 package agent
 
 import (
@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -22,6 +23,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/networks"
 	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/services"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -37,6 +39,7 @@ type Core struct {
 	store    *endpoint.Store
 	tenants  *Tenants
 	policies *policies.Manager
+	services *services.Manager
 	networks *networks.Set
 	driver   dpapi.Driver
 	resolver Resolver
@@ -52,9 +55,10 @@ type Core struct {
 	byKey    refusal.KeyLocks // container id and interface
 	byTenant refusal.KeyLocks
 
-	mu     sync.Mutex
-	ids    map[endpoint.ID]bool // in use, including endpoints being created
-	lastID endpoint.ID
+	mu       sync.Mutex
+	ids      map[endpoint.ID]bool // in use, including endpoints being created
+	creating map[endpoint.ID]bool // those being created
+	lastID   endpoint.ID
 
 	staged sessionStage // sessions of containers that move here
 
@@ -75,10 +79,12 @@ type Config struct {
 	Absent   map[string]string  // by name of a network that this node lacks: the option that enables it
 	Driver   dpapi.Driver
 	Resolver Resolver
+	Reporter services.Reporter // of endpoints of services; nil: they are not reported
 	Egress   *egress.Addresses // those that the networks allocate
 	// closed after the first contact with the orchestrator, or a bounded time without one; nil: do not wait
 	Tried        <-chan struct{}
 	Plan         address.Plan
+	Name, Zone   string           // of this node; the zone may be empty
 	Node         netip.Prefix     // of this node
 	Edge         bool             // the node is an Edge Switch and rejects endpoints
 	MTUReserve   int              // bytes by which the containers' MTU is smaller than the uplink's
@@ -97,6 +103,7 @@ func New(c Config) (*Core, error) {
 		plan:      c.Plan, edge: c.Edge, mtuReserve: c.MTUReserve,
 		max: cmp.Or(c.MaxEndpoints, dpapi.DefaultMaxEndpoints), now: c.Now, log: c.Log,
 		ids: map[endpoint.ID]bool{}, lastID: c.Store.LastID(), migrated: map[endpoint.ID]bool{},
+		creating:     map[endpoint.ID]bool{},
 		migrationDue: newWakeup(), offloadsChanged: newWakeup(), loadDue: newWakeup(),
 		gatewaysChanged: newWakeup(),
 	}
@@ -106,6 +113,10 @@ func New(c Config) (*Core, error) {
 	core.policies.Connect(policies.Config{
 		Tenants: c.Tenants, Endpoints: c.Store.List, Driver: c.Driver, Node: c.Node,
 		Seal: core.networks.Seal, CheckGuards: core.networks.CheckGuards, Tried: c.Tried, Log: c.Log,
+	})
+	core.services = services.New(services.Config{
+		Node: c.Name, Zone: c.Zone, Plan: c.Plan, Tenants: c.Tenants, Endpoints: core.created, Driver: c.Driver,
+		Reporter: c.Reporter, Log: c.Log,
 	})
 	c.Tenants.usedApps = core.usedApps
 	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, dpapi.DefaultMaxTenantIDs)
@@ -224,8 +235,12 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 		defer cancel()
 		return endpoint.Record{}, errors.Join(err, c.remove(undo, r))
 	}
+	c.setCreated(r)
 	c.tenants.signalContainers(r.Tenant)
 	c.awaitList(ctx, r.Tenant)
+	if !c.services.Await(ctx, r.Tenant) {
+		c.log.Warn("an endpoint is active before the services of its tenant arrived", "tenant", r.Tenant)
+	}
 	c.signalMigration(r) // its tenant may have migrated meanwhile
 	c.signalEgress(r)
 	c.signalGateways(t)
@@ -334,6 +349,7 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 		c.log.Warn("writing the deleting mark of an endpoint failed; it is removed anyway", "endpoint", r.ID, "error",
 			err)
 	}
+	c.services.EndpointsChanged(r.Tenant)
 	err := c.deactivate(ctx, r)
 	if err == nil {
 		err = c.driver.RemoveDevice(ctx, r)
@@ -445,7 +461,7 @@ func (c *Core) allocateID() (endpoint.ID, error) {
 	for {
 		c.lastID = c.lastID%endpoint.ID(c.max) + 1
 		if !c.ids[c.lastID] {
-			c.ids[c.lastID] = true
+			c.ids[c.lastID], c.creating[c.lastID] = true, true
 			if err := c.store.NoteLastID(c.lastID); err != nil {
 				c.log.Warn(
 					"writing the last allocated endpoint id failed; after a restart a recently released id may be "+
@@ -463,6 +479,23 @@ func (c *Core) releaseID(id endpoint.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.ids, id)
+	delete(c.creating, id)
 	delete(c.migrated, id)
 	delete(c.settling, id)
+}
+
+// setCreated notes that packets of an endpoint flow, so that services may use it.
+func (c *Core) setCreated(r endpoint.Record) {
+	c.mu.Lock()
+	delete(c.creating, r.ID)
+	c.mu.Unlock()
+	c.services.EndpointsChanged(r.Tenant)
+}
+
+// created returns the records of all endpoints but those being created.
+func (c *Core) created() []endpoint.Record {
+	c.mu.Lock()
+	creating := maps.Clone(c.creating)
+	c.mu.Unlock()
+	return slices.DeleteFunc(c.store.List(), func(r endpoint.Record) bool { return creating[r.ID] })
 }

@@ -16,7 +16,8 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// A running endpoint has the default route and an egress address while its tenant's rules require it.
+// A running endpoint has the default route and an egress address while its tenant's rules require it. One that an older
+// build has made gets the route to services in the same way.
 // What it gets is in its record before the device and the tables have it; what it loses stays in the record until they
 // do not have it. So after a crash the start repairs the former, and the comparison of record and tenant repeats the
 // latter. Both run in the loop of migrations.
@@ -121,8 +122,11 @@ func (c *Core) settled(t tenant.Tenant, r endpoint.Record) (more, is endpoint.Re
 		}
 		is.Attachments[i] = settled
 		both := &more.Attachments[i]
-		if both.Egress = cmp.Or(settled.Egress, a.Egress); len(settled.Routes) > len(a.Routes) {
-			both.Routes = settled.Routes
+		both.Egress, both.Routes = cmp.Or(settled.Egress, a.Egress), slices.Clone(settled.Routes)
+		for _, route := range a.Routes {
+			if !slices.Contains(both.Routes, route) {
+				both.Routes = append(both.Routes, route)
+			}
 		}
 	}
 	return more, is, nil
@@ -145,7 +149,7 @@ func (c *Core) addEgress(ctx context.Context, was, is endpoint.Record) error {
 		}
 		c.setSettling(is.ID, true)
 	}
-	if err := c.driver.Readdress(ctx, withoutEgress(is), is); err != nil {
+	if err := c.driver.Readdress(ctx, c.withoutEgress(is), is); err != nil {
 		return err
 	}
 	err := c.networks.EachOf(is, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) })
@@ -197,12 +201,16 @@ func egressOf(r endpoint.Record) (all []netip.Addr) {
 	return all
 }
 
-func withoutEgress(r endpoint.Record) endpoint.Record {
+// withoutEgress returns a record without what its endpoint may have to get, so that the device gets it again.
+func (c *Core) withoutEgress(r endpoint.Record) endpoint.Record {
+	services, _ := c.plan.ServicePrefix()
 	r.Attachments = slices.Clone(r.Attachments)
 	for i := range r.Attachments {
 		a := &r.Attachments[i]
 		a.Egress = netip.Addr{}
-		a.Routes = slices.DeleteFunc(slices.Clone(a.Routes), a.LeadsOutside)
+		a.Routes = slices.DeleteFunc(slices.Clone(a.Routes), func(p netip.Prefix) bool {
+			return a.LeadsOutside(p) || p == services
+		})
 	}
 	return r
 }
@@ -218,8 +226,8 @@ func (c *Core) egressProblems() (all []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(c.unsettled)) {
-		all = append(all, fmt.Sprintf("tenant %s: containers do not have the default route or the egress address that "+
-			"its rules require, or still have one; retrying: %v", name, c.unsettled[name]))
+		all = append(all, fmt.Sprintf("tenant %s: containers do not have the routes or the egress address that its "+
+			"services and rules require, or still have one; retrying: %v", name, c.unsettled[name]))
 	}
 	return all
 }

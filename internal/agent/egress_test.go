@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -329,6 +330,63 @@ func TestWhyBeyond(t *testing.T) {
 		if err != nil || len(all) == 0 || all[0].Allowed != c.allowed || !strings.Contains(all[0].Access, c.because) ||
 			(len(all) == 2) != c.alsoByRules {
 			t.Errorf("%s: %+v, %v", name, all, err)
+		}
+	}
+}
+
+// A container of a build without services gets the route to them when the agent starts, whatever else it gets or loses.
+// Its record stays readable for that build.
+func TestRouteToServices(t *testing.T) {
+	route := netip.MustParsePrefix("fd70:696c:7300::/40")
+	for name, rules := range map[string][]tenant.EgressRule{"none": nil, "leaves": egressDirect} {
+		for _, loses := range []bool{false, true} {
+			b := newBed(t)
+			old := b.MustAdd("c1")
+			if !slices.Contains(old.Attachments[0].Routes, route) {
+				t.Fatalf("a new container has the routes %v", old.Attachments[0].Routes)
+			}
+			old.Attachments = slices.Clone(old.Attachments)
+			old.Attachments[0].Routes = old.Attachments[0].Routes[:1]
+			if loses {
+				old.Attachments[0].Routes = append(slices.Clone(old.Attachments[0].Routes), endpoint.DefaultRoute)
+			}
+			if err := b.Store.Put(old); err != nil {
+				t.Fatal(err)
+			}
+			b.Driver.Devices[old.ID], b.Driver.Active[old.ID] = old, old
+			b.Reopen()
+			setEgress(b, rules)
+			b.Driver.Fail["Readdress"] = agenttest.ErrFake
+			if b.MigrateAll(t.Context()) {
+				t.Errorf("%s: done although Readdress fails", name)
+			}
+			delete(b.Driver.Fail, "Readdress")
+			var before, after []netip.Prefix
+			b.Driver.Moved = func(was, is endpoint.Record) {
+				before, after = was.Attachments[0].Routes, is.Attachments[0].Routes
+				if slices.Contains(after, route) && !slices.Contains(before, route) {
+					b.Driver.Moved = nil
+				}
+			}
+			if !b.MigrateAll(t.Context()) {
+				t.Fatalf("%s: %v", name, b.Problems())
+			}
+			if b.Driver.Moved != nil {
+				t.Errorf("%s: the device did not get the route: from %v to %v", name, before, after)
+			}
+			checkEgress(b, rules != nil, rules != nil)
+			r, _ := b.Store.Find("c1", "eth0")
+			for where, is := range map[string]endpoint.Record{
+				"record": r, "container": b.Driver.Devices[r.ID], "entries": b.Driver.Active[r.ID],
+			} {
+				if !slices.Contains(is.Attachments[0].Routes, route) {
+					t.Errorf("%s: the %s has the routes %v", name, where, is.Attachments[0].Routes)
+				}
+			}
+			file, err := os.ReadFile(b.Store.RecordPath(r.ID))
+			if readable := strings.Contains(string(file), `"version": 1,`); err != nil || readable != (rules == nil) {
+				t.Errorf("%s: record %s, %v", name, file, err)
+			}
 		}
 	}
 }

@@ -13,8 +13,10 @@ import (
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/dropreason"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/policy"
+	"pilaster.io/pilaster/internal/service"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -29,9 +31,10 @@ type Reason struct {
 	Allowed     bool
 	CrossTenant bool             // the endpoints belong to two tenants, which cannot connect
 	By, Audit   *policy.RuleName // the deciding rule, and the audit rule that would have denied; nil if none
-	// Access is the egress rule or the setting for nodes that decides, if the peer is no container; empty in the Reason
-	// of the policies, which decide too
-	Access string
+	// Access is the egress rule, the service or the setting for nodes that decides, if the peer is no container; empty
+	// in the Reason of the policies, which decide too
+	Access  string
+	Backend netip.AddrPort // of the service that is the destination, as containers see it; invalid for others
 }
 
 // Connection is the connection to explain; it need not exist.
@@ -43,9 +46,13 @@ type Connection struct {
 	PeerApp             address.AppID // for own CIDRs only: app of the peer that is not on this node
 }
 
-// Why returns the verdicts for a connection at each of its endpoints that is on this node: none, one or two.
+// Why returns the verdicts for a connection at each of its endpoints that is on this node: none, one or two, and more
+// if the destination is a service.
 func (c *Core) Why(of Connection) ([]Reason, error) {
 	from, to := c.Explain(of.Source), c.Explain(of.Destination)
+	if reasons, is, err := c.whyService(of, from); is {
+		return reasons, err
+	}
 	if reasons, is, err := c.whyBeyond(of, from, to); is {
 		return reasons, err
 	}
@@ -356,4 +363,97 @@ func (c *Core) why(of Connection, direction policy.Direction, tenant string, q d
 		HasPolicies: c.policies.View()[tenant].Selects(), By: c.ruleName(tenant, answer.Rules[direction]),
 		Audit: c.ruleName(tenant, answer.Audits[direction]),
 	}, nil
+}
+
+// shownBackends is the most backends of a service for which Why has verdicts.
+const shownBackends = 10
+
+// Served is what the tables of this node say of packets to a service.
+type Served struct {
+	dpapi.Frontend                   // without an address if no entry is looked up
+	Drop           dropreason.Reason // of the packets; 0 if backends get them
+	Because        string            // why, or which backend gets a connection
+}
+
+// Service looks up the service that containers of a tenant id reach at a destination. It returns false if that is no
+// address of services.
+func (c *Core) Service(id address.TenantID, of Connection) (s Served, is bool, err error) {
+	all, err := c.plan.ServicePrefix()
+	if err != nil || !all.Contains(of.Destination) {
+		return s, false, nil
+	}
+	t, _ := c.TenantOf(id)
+	own, err := c.plan.TenantServices(t.ServicesNumber)
+	switch protocol := service.Protocol(of.Protocol); {
+	case protocol != service.TCP && protocol != service.UDP:
+		s.Drop, s.Because = dropreason.ServiceProtocol, "addresses of services answer TCP and UDP on their ports only"
+	case err != nil || !own.Contains(of.Destination):
+		s.Drop, s.Because = dropreason.NoService, fmt.Sprintf("%v is no service of tenant %s", of.Destination, t.Name)
+	case of.Destination == own.Addr():
+		s.Drop, s.Because = dropreason.NoSession, "the address is the alias at which a container sees itself behind a "+
+			"service, and takes only answers"
+	}
+	if s.Drop != 0 {
+		return s, true, nil
+	}
+	key := dpapi.FrontendKey{Address: netip.AddrPortFrom(of.Destination, of.Port), Protocol: of.Protocol}
+	f, found, err := c.driver.LookupService(key)
+	s.Frontend = f
+	switch s.FrontendKey = key; {
+	case err != nil:
+	case !found:
+		s.Drop, s.Because = dropreason.NoService, fmt.Sprintf("tenant %s has no service with this address and "+
+			"port %d/%v", t.Name, of.Port, service.Protocol(of.Protocol))
+	case len(s.Backends) == 0:
+		s.Drop, s.Because = dropreason.NoBackend, "the service has no endpoint for clients on this node; pilaster "+
+			"service describe shows why"
+	default:
+		s.Because = fmt.Sprintf("the service has %s, of which a connection gets one at random",
+			humanize.Of(len(s.Backends), "endpoint", "endpoints"))
+		if s.Affinity != 0 {
+			s.Because += fmt.Sprintf(", or that of the client's connections in the last %v", s.Affinity)
+		}
+	}
+	return s, true, err
+}
+
+// whyService is Why for a container here and a service: one verdict that says so, and those for its backends, whose
+// addresses and ports policies see. It returns false for other ends.
+func (c *Core) whyService(of Connection, from Explanation) (all []Reason, is bool, err error) {
+	if from.Endpoint == nil || !from.Plaintext.IsValid() {
+		return nil, false, nil
+	}
+	here := address.Split(from.Plaintext)
+	s, is, err := c.Service(here.Tenant, of)
+	if err != nil || !is {
+		return nil, is, err
+	}
+	r := Reason{
+		Direction: policy.Egress, Tenant: from.Endpoint.Tenant, Endpoint: from.Endpoint, Peer: of.Destination,
+		Own: here.App, Allowed: s.Drop == 0, Access: s.Because,
+	}
+	if s.Drop == 0 {
+		r.Access += "; policies see the endpoint and its port"
+	}
+	shown := s.Backends[:min(len(s.Backends), shownBackends)]
+	if len(shown) < len(s.Backends) {
+		r.Access += fmt.Sprintf("; these are the verdicts for %d", len(shown))
+	}
+	all = []Reason{r}
+	for _, b := range shown {
+		to := of
+		to.Destination, to.Port = b.Plain, b.Port
+		reasons, err := []Reason{r}, error(nil)
+		if b.Plain == from.Plaintext {
+			reasons[0].Access = "the container is its own endpoint, and no policy applies to what it sends itself"
+			reasons[0].Peer = b.Plain
+		} else if reasons, err = c.Why(to); err != nil {
+			return nil, true, err
+		}
+		for i := range reasons {
+			reasons[i].Backend = netip.AddrPortFrom(b.Seen, b.Port)
+		}
+		all = append(all, reasons...)
+	}
+	return all, true, nil
 }

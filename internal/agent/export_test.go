@@ -16,6 +16,8 @@ var (
 
 func (c *Core) ForgetIndexes() error { return c.forgetIndexes() }
 
+func (c *Core) Created() []endpoint.Record { return c.created() }
+
 func (c *Core) Migrated() map[endpoint.ID]bool { return c.migrated }
 
 func (c *Core) MigrateAll(ctx context.Context) bool { return c.migrateAll(ctx) }

@@ -67,6 +67,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 		return endpoint.Record{}, err
 	}
 	identity := tenant.IdentityLabels(is.Labels)
+	defer c.services.EndpointsChanged(is.Tenant)
 	if maps.Equal(identity, tenant.IdentityLabels(was.Labels)) {
 		return is, c.store.Put(is) // other labels do not affect policies
 	}
@@ -113,6 +114,38 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 		is.AppNow,
 	)
 	return is, nil
+}
+
+// ConditionChange sets conditions of a running container; nil leaves one as it is.
+type ConditionChange struct{ Ready, Terminating *bool }
+
+// SetConditions changes the conditions of the endpoint that Find returns.
+func (c *Core) SetConditions(ctx context.Context, endpointKey string, q ConditionChange) (endpoint.Record, error) {
+	found, err := c.Find(endpointKey)
+	if err != nil {
+		return endpoint.Record{}, err
+	}
+	unlock, err := c.byKey.Lock(ctx, EndpointKey(found.ContainerID, found.Interface))
+	if err != nil {
+		return endpoint.Record{}, err
+	}
+	defer unlock()
+	r, ok := c.store.Find(found.ContainerID, found.Interface)
+	if !ok || r.ID != found.ID || !r.Lives() {
+		return endpoint.Record{}, refusal.New(refusal.ErrNotFound, "endpoint %d has just gone", found.ID)
+	}
+	was := r.Conditions
+	if q.Ready != nil {
+		r.Conditions.NotReady = !*q.Ready
+	}
+	if q.Terminating != nil {
+		r.Conditions.Terminating = *q.Terminating
+	}
+	if r.Conditions == was {
+		return r, nil
+	}
+	defer c.services.EndpointsChanged(r.Tenant)
+	return r, c.store.Put(r)
 }
 
 // activateApp notifies networks whose packets or mappings contain the app. The rules of the app are already in force.

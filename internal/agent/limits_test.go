@@ -12,6 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/services"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -121,6 +122,8 @@ func TestNoRoomForANewKey(t *testing.T) {
 		}
 		b.MustApplyPolicies(policies.Update{Tenant: "blue", Whole: true})
 		b.MustApplyPolicies(policies.Update{Tenant: "red", Whole: true})
+		b.ApplyServices(services.Update{Tenant: "blue", Whole: true})
+		b.ApplyServices(services.Update{Tenant: "red", Whole: true})
 	}
 	apply()
 	if problems := b.Tenants.RefusedProblems(); len(problems) != 1 ||

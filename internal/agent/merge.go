@@ -221,7 +221,7 @@ func (h *hosted) found(k TenantState) (*hosted, error) {
 	now := newHosted(k)
 	now.endpoints, now.hasPolicies, now.policyProblem = h.endpoints, h.hasPolicies, h.policyProblem
 	now.deleted = h.deleted
-	now.synced, now.requested, now.unsaved = h.synced, h.requested, true
+	now.synced, now.servicesSynced, now.requested, now.unsaved = h.synced, h.servicesSynced, h.requested, true
 	now.Apps, now.Whole = mergeApps(h.Apps, k.Apps), h.Whole || k.Whole
 	return now, nil
 }

@@ -252,6 +252,7 @@ func (c *Core) joinNetwork(ctx context.Context, t tenant.Tenant, r *endpoint.Rec
 		return errors.Join(err, c.detachNetwork(undo, r, name, was))
 	}
 	c.setMigrated(r.ID, true)
+	c.services.EndpointsChanged(r.Tenant)
 	c.log.Info(
 		"endpoint joined its tenant's network",
 		"endpoint",
@@ -311,6 +312,7 @@ func (c *Core) detachNetwork(ctx context.Context, r *endpoint.Record, name strin
 		return err
 	}
 	*r = stays
+	c.services.EndpointsChanged(r.Tenant)
 	if err := n.Release(ctx, gone); err != nil {
 		// The addresses leak for now; they are never allocated twice.
 		c.log.Warn("addresses are not noted as released", "addresses", gone.Addresses(), "error", err)

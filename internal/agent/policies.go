@@ -12,6 +12,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/policies"
+	"pilaster.io/pilaster/internal/agent/services"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/policy"
 	"pilaster.io/pilaster/internal/tenant"
@@ -34,6 +35,19 @@ func (c *Core) ApplyPolicies(ctx context.Context, n policies.Update) error {
 	}
 	return c.policies.Apply(n)
 }
+
+// ApplyServices keeps an update of a tenant's services, which Run writes to the packet path.
+func (c *Core) ApplyServices(u services.Update) {
+	if _, deleted, _ := c.tenants.Get(u.Tenant); !deleted { // otherwise its last services stay for its last containers
+		c.services.Apply(u)
+	}
+}
+
+// Linked notes that a stream from the orchestrator has begun.
+func (c *Core) Linked() { c.services.Linked() }
+
+// Services returns the state of services on this node, with counts if wanted.
+func (c *Core) Services(counts bool) services.Status { return c.services.Status(counts) }
 
 // policyProblems names the tenants whose last policy update is not in force.
 func (c *Core) policyProblems() (problems []string) {
@@ -241,6 +255,21 @@ func (t *Tenants) SetPolicyProblem(name string, why error) {
 	}
 }
 
+// SetServicesSynced sets whether all services of a tenant were received. Setting it to false requests them again.
+func (t *Tenants) SetServicesSynced(name string, synced bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.m[name]; h != nil {
+		h.servicesSynced, h.requested = synced, h.requested && synced
+	}
+}
+
+// Tenant returns a tenant with its keys; false if this node does not know them.
+func (t *Tenants) Tenant(name string) (tenant.Tenant, bool) {
+	known, _, ok := t.Get(name)
+	return known.Tenant, ok && t.Lost(name) == nil
+}
+
 // RequestPolicies makes the next stream request all policies: this stream, of an orchestrator without policies, has
 // skipped their updates.
 func (t *Tenants) RequestPolicies() {
@@ -249,6 +278,17 @@ func (t *Tenants) RequestPolicies() {
 	for _, h := range t.m {
 		if h.synced {
 			h.synced, h.requested = false, true
+		}
+	}
+}
+
+// RequestServices is RequestPolicies for services.
+func (t *Tenants) RequestServices() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, h := range t.m {
+		if h.servicesSynced {
+			h.servicesSynced, h.requested = false, true
 		}
 	}
 }

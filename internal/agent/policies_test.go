@@ -16,6 +16,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/services"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/policy"
@@ -381,8 +382,8 @@ func TestPoliciesThatAreInForceAlready(t *testing.T) {
 	}
 }
 
-// Updates of a transit tenant contain no policies. Once the node hosts the tenant, the agent requests its policies,
-// even on a stream that resumes.
+// Updates of a transit tenant contain no policies and services. Once the node hosts the tenant, the agent requests
+// them, even on a stream that resumes.
 func TestPoliciesAreAskedFor(t *testing.T) {
 	b := newBed(t)
 	incomplete := func(want string) {
@@ -404,6 +405,8 @@ func TestPoliciesAreAskedFor(t *testing.T) {
 	b.MustAdd("c1")
 	incomplete("blue")
 	b.MustApplyPolicies(policies.Update{Tenant: "blue", Whole: true})
+	incomplete("blue")
+	b.ApplyServices(services.Update{Tenant: "blue", Whole: true})
 	incomplete("")
 	if err := b.Delete(t.Context(), "c1", "eth0"); err != nil {
 		t.Fatal(err)

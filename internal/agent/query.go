@@ -22,11 +22,11 @@ func (c *Core) Endpoints() []endpoint.Record { return c.store.List() }
 func (c *Core) TenantNames() []string { return c.tenants.Names() }
 
 // Problems describes damaged state files, and what this node fails to apply of its tenants' updates, transit, policies,
-// migrations and egress.
+// migrations, egress and services.
 func (c *Core) Problems() []string {
 	return slices.Concat(c.tenants.damages.Problems(), c.tenants.refusedProblems(), c.transitProblems(),
 		c.policyProblems(), c.tenants.migrationProblems(), c.offloadProblems(),
-		c.egressProblems())
+		c.egressProblems(), c.services.Status(false).Problems)
 }
 
 // Find returns the endpoint with this id, container id, pod or address. It refuses a container with several interfaces:
@@ -107,6 +107,10 @@ type TenantUnderlayService struct {
 func (c *Core) Explain(addr netip.Addr) Explanation {
 	e := Explanation{Overlays: c.overlayMatches(addr), UnderlayServices: explainUnderlayServices(c.tenants.All(), addr)}
 	e.Outside, e.Gateway = c.outside(addr)
+	if all, err := c.plan.ServicePrefix(); err == nil && all.Contains(addr) {
+		e.Tenant = c.tenantOfServices(addr)
+		return e
+	}
 	if c.plan.Base.Contains(addr) {
 		e.Plaintext = addr
 	} else if e.Plaintext = c.decrypt(addr); !e.Plaintext.IsValid() {
@@ -130,6 +134,16 @@ func (c *Core) Explain(addr netip.Addr) Explanation {
 		e.Endpoint = &r
 	}
 	return e
+}
+
+// tenantOfServices returns the tenant with a service address in its prefix; empty if this node does not know it.
+func (c *Core) tenantOfServices(addr netip.Addr) string {
+	for _, k := range c.tenants.All() {
+		if own, err := c.plan.TenantServices(k.Tenant.ServicesNumber); err == nil && own.Contains(addr) {
+			return k.Tenant.Name
+		}
+	}
+	return ""
 }
 
 // outside returns whose address it is for hosts outside: that of a container here, or of a tenant's egress gateway.

@@ -132,6 +132,7 @@ func (c *Core) setRestored(ctx context.Context, r endpoint.Record, lost error) {
 	if err := c.store.Put(r); err != nil {
 		c.log.Error("writing the state of an endpoint failed", "endpoint", r.ID, "state", r.State, "error", err)
 	}
+	c.services.EndpointsChanged(r.Tenant)
 }
 
 // MarkLost marks active endpoints whose device has gone while the agent runs. Most of them go with a container for
@@ -228,10 +229,11 @@ func (c *Core) installKnown(ctx context.Context, name string) error {
 // GuardInterfaces attaches guards to an interface beside the uplink that changed, or to all if it is nil.
 func (c *Core) GuardInterfaces(changed netlink.Link) error { return c.driver.GuardInterfaces(changed) }
 
-// Run migrates endpoints and removes state of retired tenant ids until ctx ends.
+// Run migrates endpoints, keeps services, and removes state of retired tenant ids until ctx ends.
 func (c *Core) Run(ctx context.Context) {
 	var tasks sync.WaitGroup
 	tasks.Go(func() { c.runForgetIndexes(ctx) })
 	tasks.Go(func() { c.runMigrations(ctx) })
+	tasks.Go(func() { c.services.Run(ctx) })
 	tasks.Wait()
 }

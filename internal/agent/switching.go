@@ -112,6 +112,7 @@ func (c *Core) putChanged(r *endpoint.Record, is endpoint.Record) error {
 		return err
 	}
 	*r = is
+	c.services.EndpointsChanged(r.Tenant)
 	return nil
 }
 

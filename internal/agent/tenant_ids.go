@@ -71,6 +71,7 @@ func (k *TenantState) MergeIDs(newer TenantState, used func(address.TenantID) bo
 	k.Tenant.UnderlayServices, k.Tenant.Publications = update.UnderlayServices, update.Publications
 	k.Tenant.Regions, k.Tenant.Offloads = update.Regions, update.Offloads
 	k.Tenant.Egress, k.Tenant.Nodes, k.Tenant.Protected = update.Egress, update.Nodes, update.Protected
+	k.Tenant.ServicesNumber = update.ServicesNumber
 	return nil
 }
 
@@ -124,7 +125,8 @@ func (t *Tenants) Report(to *pilasterv1.FollowRequest, newStream bool) {
 	to.ResolvingTenants = slices.Sorted(maps.Keys(t.resolving))
 	for _, name := range slices.Sorted(maps.Keys(t.m)) {
 		h := t.m[name]
-		whole := h.Whole && (h.synced || !t.hosts(name))
+		whole := h.Whole && (!t.hosts(name) || h.synced &&
+			(h.servicesSynced || !tenant.NetworkHas(h.Tenant.Network, tenant.Services)))
 		if !whole && (newStream || !h.requested) {
 			h.requested = true
 			to.IncompleteTenants = append(to.IncompleteTenants, name)

@@ -151,7 +151,9 @@ func (c *Core) acquireKnown(
 	if answer != nil && answer.Policies {
 		c.policies.Expect(name)
 	}
-	c.tenants.count(name, known.Tenant.Current().ID, +1)
+	if c.tenants.count(name, known.Tenant.Current().ID, +1) == 1 && known.Tenant.ServicesNumber != 0 {
+		c.services.Expect(name)
+	}
 	return known.Tenant, app, true, nil
 }
 
@@ -176,6 +178,7 @@ func (c *Core) mergeTenant(ctx context.Context, k TenantState) error {
 		}
 		return err
 	}
+	c.services.TenantChanged(k.Tenant.Name)
 	if after, _, _ := c.tenants.Get(k.Tenant.Name); !sameEgress(before.Tenant, after.Tenant) {
 		defer c.migrationDue.wake()
 	}
@@ -246,6 +249,9 @@ func (c *Core) removeTenant(ctx context.Context, name string) error {
 	err := c.networks.Delete(ctx, known.Tenant)
 	if err == nil {
 		err = c.policies.Forget(name)
+	}
+	if err == nil {
+		err = c.services.Forget(known.Tenant)
 	}
 	if err == nil {
 		err = c.tenants.forget(name)

@@ -83,6 +83,7 @@ type hosted struct {
 	lost           error                    // why its file could not be read; see tenant_lost.go
 	unsaved        bool                     // merged, but not on disk yet
 	synced         bool                     // this process received all its policies
+	servicesSynced bool                     // likewise its services
 	ackedRound     uint64                   // the last acknowledged round of retiring apps
 	requested      bool                     // the whole state was requested on the stream
 	applied        uint64                   // the tenant's changes that this process has applied
@@ -122,6 +123,8 @@ type tenantFile struct {
 	Egress    []egressFile   `json:"egress,omitempty"`
 	Nodes     []netip.Prefix `json:"nodes,omitempty"` // that containers reach and are reached by
 	Protected []netip.Prefix `json:"protected,omitempty"`
+
+	ServicesNumber uint32 `json:"servicesNumber,omitempty"`
 }
 
 type egressFile struct {
@@ -273,6 +276,9 @@ func (f tenantFile) hosted() (*hosted, error) {
 		h.Tenant.Egress = append(h.Tenant.Egress, e.rule())
 	}
 	h.Tenant.Nodes, h.Tenant.Protected = f.Nodes, f.Protected
+	if h.Tenant.ServicesNumber = f.ServicesNumber; f.ServicesNumber > address.MaxServicesNumber {
+		return nil, fmt.Errorf("number %d for services is beyond %d", f.ServicesNumber, address.MaxServicesNumber)
+	}
 	if !slices.Contains([]tenant.Addressing{tenant.Encrypted, tenant.Clear, tenant.Own}, f.Addressing) {
 		return nil, fmt.Errorf("addressing %q is unknown", f.Addressing)
 	}
@@ -350,6 +356,7 @@ func (t *Tenants) write(h *hosted) error {
 		f.Egress = append(f.Egress, newEgressFile(r))
 	}
 	f.Nodes, f.Protected = h.Tenant.Nodes, h.Tenant.Protected
+	f.ServicesNumber = h.Tenant.ServicesNumber
 	f.Carried = t.transit[f.Name]
 	f.Subnets = h.subnets
 	for _, id := range h.Tenant.IDs {

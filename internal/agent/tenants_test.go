@@ -74,6 +74,7 @@ func TestEgressOfTenants(t *testing.T) {
 	}
 	blue.Nodes = []netip.Prefix{prefix("fd70:696c:6100::/40")}
 	blue.Protected = []netip.Prefix{prefix("2001:db8:5::/48")}
+	blue.ServicesNumber = 5
 	b.Orchestrator.Tenants["blue"] = blue
 	now := blue
 	now.Protected = []netip.Prefix{prefix("2001:db8:6::/48")}

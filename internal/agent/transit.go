@@ -52,6 +52,11 @@ func (c *Core) tenantEmptied(ctx context.Context, name string) {
 	if err := c.policies.Forget(name); err != nil {
 		c.log.Error("removing the policies of a tenant without endpoints failed", "tenant", name, "error", err)
 	}
+	if known, _, ok := c.tenants.Get(name); ok {
+		if err := c.services.Forget(known.Tenant); err != nil {
+			c.log.Error("removing the services of a tenant without endpoints failed", "tenant", name, "error", err)
+		}
+	}
 	if err := c.tenants.dropHosted(name); err != nil {
 		c.log.Error("removing the subnets of a tenant without endpoints failed", "tenant", name, "error", err)
 	}

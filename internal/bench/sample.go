@@ -97,8 +97,15 @@ func (o Options) begin(ctx context.Context, p scenario.Pair, m traffic.Metric) (
 		server.Kill()
 		return nil, fmt.Errorf("server: %w", err)
 	}
+	target := netip.AddrPortFrom(p.Target, listening.Port)
+	if p.Expose != nil {
+		if target, err = p.Expose(listening.Port); err != nil {
+			server.Kill()
+			return nil, fmt.Errorf("expose the server: %w", err)
+		}
+	}
 	client, err := o.start(ctx, p.Client, traffic.Job{
-		Metric: m.Name, Target: netip.AddrPortFrom(p.Target, listening.Port), Warmup: o.Warmup, Window: o.Window,
+		Metric: m.Name, Target: target, Warmup: o.Warmup, Window: o.Window,
 		CPU: o.CPU,
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -42,7 +43,7 @@ const (
 func newAgentCommand(env Env) *cobra.Command {
 	var o daemon.Options
 	networks := newNetworkFlags()
-	var tokenFile, nodePrefix, bpffs, dev, dscp string
+	var tokenFile, nodePrefix, bpffs, cgroup, dev, dscp string
 	var maxRules, maxSessions int
 	var steer agentSteering
 	c := &cobra.Command{
@@ -86,6 +87,11 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 				MaxRules: maxRules, MaxSessions: maxSessions, Device: dev,
 				Log: o.Log,
 			}
+			root, err := cgroupOf(cgroup, o.RunDir)
+			if err != nil {
+				return err
+			}
+			config.CgroupRoot, config.CgroupOptional = root, cgroup == cgroupAuto
 			networks.configure(&config)
 			// Before the node joins: if the start failed later, the node's name and prefix would stay allocated.
 			if err := cmp.Or(host.CheckBPFFS(bpffs), datapath.CheckUplink(config),
@@ -107,7 +113,7 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 			})
 			debug.SetGCPercent(gcPercent)
 			o.Identifiers = uses
-			err := daemon.Run(c.Context(), o)
+			err = daemon.Run(c.Context(), o)
 			for errors.Is(err, daemon.ErrReserved) && c.Context().Err() == nil {
 				o.Log.Info("the agent starts again to protect a prefix; packets flow meanwhile", "reason", err)
 				err = daemon.Run(c.Context(), o)
@@ -149,6 +155,10 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 		"folder where the agent stores endpoints, keys and the node's identity")
 	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/pilaster",
 		"bpffs folder where the eBPF programs and maps are pinned; mounted when missing")
+	f.StringVar(&cgroup, "cgroup-root", cgroupAuto, "folder of the cgroup (version 2) of this node's containers: "+
+		"their "+
+		"TCP sockets get a backend when they connect to a service; "+cgroupAuto+": where cgroup2 is mounted, "+
+		cgroupNone+": the node translates packets to services instead")
 	f.IntVar(&o.MaxEndpoints, "max-endpoints", dpapi.DefaultMaxEndpoints, "maximum endpoints on this node, 1 to 65535")
 	f.IntVar(
 		&o.MaxTenantIDs,
@@ -171,6 +181,12 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 		"rack",
 		"",
 		"rack of this node, a DNS label: frontends of offloads are nodes of the same rack first",
+	)
+	f.StringVar(
+		&o.Zone,
+		"zone",
+		"",
+		"zone of this node, a DNS label, for services with the distribution PreferSameZone (default: the rack)",
 	)
 	f.Float64Var(
 		&o.PacketCPUs,
@@ -200,6 +216,23 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 	_ = c.MarkFlagRequired("orchestrator")
 	_ = c.MarkFlagRequired("uplink")
 	return c
+}
+
+// Values of --cgroup-root that are no folder.
+const (
+	cgroupAuto = "auto"
+	cgroupNone = "none"
+)
+
+// cgroupOf returns the folder that a value of --cgroup-root means; "" for none.
+func cgroupOf(value, runDir string) (string, error) {
+	switch value {
+	case cgroupNone:
+		return "", nil
+	case cgroupAuto:
+		return host.FindCgroup(filepath.Join(runDir, "cgroup"))
+	}
+	return value, host.CheckCgroup(value)
 }
 
 // reserve makes the data path reserve the prefix of identifiers, if the cluster or this node uses it. On a node without
@@ -263,6 +296,11 @@ func completeAgent(o *daemon.Options, tokenFile, nodePrefix string) error {
 	if o.Rack != "" {
 		if err := tenant.CheckRackName(o.Rack); err != nil {
 			return usage("--rack: %w", err)
+		}
+	}
+	if o.Zone != "" {
+		if err := tenant.CheckZoneName(o.Zone); err != nil {
+			return usage("--zone: %w", err)
 		}
 	}
 	if o.NodeName == "" {

@@ -41,7 +41,7 @@ func newBenchCommand(env Env) *cobra.Command {
 		newBenchEntriesCommand(env),
 		newBenchSteeringCommand(env),
 		newBenchOncacheCommand(env),
-		newBenchEgressCommand(env),
+		newBenchEgressCommand(env), newBenchServicesCommand(env),
 		newBenchNetworksCommand(env),
 		newBenchOffloadCommand(env),
 		newBenchNICCommand(env),

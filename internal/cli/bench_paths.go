@@ -53,13 +53,10 @@ docs/results/oncache.md explains the figures.
 }
 
 func newBenchEgressCommand(env Env) *cobra.Command {
-	var flags pathFlags
-	var form func() string
-	forms := map[string]func() bench.Options{
-		"quick": suites.QuickEgress, "full": suites.FullEgress, "smoke": suites.SmokeEgress,
-	}
 	known := suites.FullEgress()
-	c := &cobra.Command{
+	return newPathsCommand(env, known, map[string]func() bench.Options{
+		"quick": suites.QuickEgress, "full": suites.FullEgress, "smoke": suites.SmokeEgress,
+	}, cobra.Command{
 		Use:   "egress",
 		Short: "Compare egress and egress gateways with traffic between containers, and with ip6tables",
 		Long: `Compare containers that talk to a host outside of the cluster, directly and by an egress gateway, with
@@ -75,19 +72,51 @@ docs/results/egress.md explains the figures.
 ` + namesOf(known.Scenarios, known.Metrics),
 		Example: "  pilaster bench egress --quick -o results\n" +
 			"  pilaster bench egress --scenarios egress-gateway,egress-masquerade --metrics TCP_CRR",
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			o := forms[form()]()
-			if err := flags.apply(&o, known); err != nil {
-				return err
-			}
-			return flags.measure(c.Context(), env, o)
-		},
-	}
-	form = bindForms(c,
+	})
+}
+
+func newBenchServicesCommand(env Env) *cobra.Command {
+	known := suites.FullServices()
+	return newPathsCommand(env, known, map[string]func() bench.Options{
+		"quick": suites.QuickServices, "full": suites.FullServices, "smoke": suites.SmokeServices,
+	}, cobra.Command{
+		Use:   "services",
+		Short: "Compare services with traffic to the backend itself",
+		Long: `Compare a container that talks to another one through a service with one that talks to it directly, over
+the same link: with the backend chosen when the socket connects, and on the packet path, with one service and with
+10,000. All are measured in one run, in turn and in random order, as "pilaster bench datapath" does.
+
+With --quick and --full the command fails if a service whose backend is chosen at connect time does not reach 0.99 of
+the TCP_RR and 0.97 of the TCP_CRR of the backend itself, or one on the packet path not 0.95 of the TCP_RR and the
+TCP_CRR of a tenant with policies, if 10,000 services are slower than one, or if the run was too noisy to decide.
+--smoke has no limits. Run it on an idle machine. docs/results/services.md explains the figures.
+
+` + namesOf(known.Scenarios, known.Metrics),
+		Example: "  pilaster bench services --quick -o results\n" +
+			"  pilaster bench services --scenarios service-connect,service-packet --metrics TCP_CRR",
+	})
+}
+
+// newPathsCommand returns a command that compares packet paths in one of three forms.
+func newPathsCommand(
+	env Env,
+	known bench.Options,
+	forms map[string]func() bench.Options,
+	c cobra.Command,
+) *cobra.Command {
+	var flags pathFlags
+	form := bindForms(&c,
 		formFlag{"quick", "two minutes (default)"},
 		formFlag{"full", "five minutes: more rounds"},
 		formFlag{"smoke", smokeForm})
-	flags.bind(c, known)
-	return c
+	flags.bind(&c, known)
+	c.Args = cobra.NoArgs
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		o := forms[form()]()
+		if err := flags.apply(&o, known); err != nil {
+			return err
+		}
+		return flags.measure(c.Context(), env, o)
+	}
+	return &c
 }

@@ -19,7 +19,8 @@ func newEndpointCommand(env Env) *cobra.Command {
 		Short:   "Show the endpoints of this node, and change labels of containers",
 		Example: "  pilaster endpoint list",
 	}
-	c.AddCommand(newEndpointListCommand(env), newEndpointGetCommand(env), newEndpointLabelCommand(env))
+	c.AddCommand(newEndpointListCommand(env), newEndpointGetCommand(env), newEndpointLabelCommand(env),
+		newEndpointSetCommand(env))
 	return c
 }
 
@@ -131,6 +132,52 @@ sets. The labels in the container's runtime are not changed.`,
 	return c
 }
 
+func newEndpointSetCommand(env Env) *cobra.Command {
+	var out output
+	var socket agentSocket
+	var ready, terminating bool
+	c := &cobra.Command{
+		Use:   "set ID|CONTAINER|POD|ADDRESS",
+		Short: "Set whether services send new connections to a container",
+		Long: `Set whether services send new connections to a running container. One that is not ready gets none. A
+terminating one gets none unless its service has no other endpoint. TCP connections go on in both cases. The setting
+lasts as long as the container.`,
+		Example: "  pilaster endpoint set shop/web-0 --terminating\n  pilaster endpoint set 3 --ready=false",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			req := &pilasterv1.SetEndpointRequest{Key: args[0]}
+			if c.Flags().Changed("ready") {
+				req.Ready = &ready
+			}
+			if c.Flags().Changed("terminating") {
+				req.Terminating = &terminating
+			}
+			if req.Ready == nil && req.Terminating == nil {
+				return usage("nothing to set: use --ready, --terminating or both; nothing was changed")
+			}
+			resp, err := socket.client().SetEndpoint(c.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			v := viewEndpoint(resp.Msg.Endpoint)
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				fmt.Fprintf(w, "endpoint %d %s: %s\n", v.ID, v.name(), v.conditions())
+			})
+		},
+	}
+	socket.bind(c)
+	c.Flags().BoolVar(&ready, "ready", true, "services send connections to it")
+	c.Flags().BoolVar(&terminating, "terminating", false, "services send it no new connections if there are others")
+	c.ValidArgsFunction = names(socket.endpoints)
+	out.bind(c)
+	return c
+}
+
+// conditions says whether services send new connections to the container.
+func (v endpointView) conditions() string {
+	return choose(v.NotReady, "not ready", "ready") + choose(v.Terminating, ", terminating", "")
+}
+
 // endpointView is an endpoint, for text and JSON.
 type endpointView struct {
 	ID          uint32 `json:"id"`
@@ -146,6 +193,8 @@ type endpointView struct {
 	AppNow       uint32            `json:"appNow,omitempty"`
 	Labels       map[string]string `json:"labels"`
 	State        string            `json:"state"`
+	NotReady     bool              `json:"notReady,omitempty"`    // services send it no connections
+	Terminating  bool              `json:"terminating,omitempty"` // services send it no new ones if there are others
 	Attachments  []attachmentView  `json:"attachments"`
 	DeviceKind   string            `json:"deviceKind"`
 	HostDevice   string            `json:"hostDevice"`  // empty with a macvlan
@@ -174,7 +223,7 @@ func viewEndpoint(e *pilasterv1.Endpoint) endpointView {
 		State: e.GetState(), DeviceKind: e.GetDeviceKind(), HostDevice: e.GetHostDevice(),
 		HostIfindex: e.GetHostIfindex(), ContainerMAC: e.GetContainerMac(),
 		MTU: e.GetMtu(), Created: timeText(e.GetCreated()), NodeAddress: e.GetNodeAddress(),
-		Attachments: []attachmentView{},
+		NotReady: e.GetNotReady(), Terminating: e.GetTerminating(), Attachments: []attachmentView{},
 	}
 	if v.Labels == nil {
 		v.Labels = map[string]string{}
@@ -197,6 +246,9 @@ func (v endpointView) name() string {
 func (v endpointView) text(w io.Writer) {
 	row := func(name string, value any) { fmt.Fprintf(w, "%s\t%v\n", name, value) }
 	row("endpoint", fmt.Sprintf("%d, %s", v.ID, v.State))
+	if v.NotReady || v.Terminating {
+		row("", "for services: "+v.conditions())
+	}
 	row("container", v.ContainerID+" "+v.Interface)
 	if v.Pod != "" {
 		row("pod", v.Pod)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -19,7 +20,7 @@ import (
 // explanation is a decoded address. Unknown parts are absent.
 type explanation struct {
 	Address   netip.Addr       `json:"address"`
-	Kind      string           `json:"kind"` // plaintext, ciphertext, overlay, identifier, locator, service, gateway, egress or foreign
+	Kind      string           `json:"kind"` // plaintext, ciphertext, overlay, identifier, locator, service, underlay-service, gateway, egress or foreign
 	Plan      explainedPlan    `json:"plan"`
 	Plaintext *netip.Addr      `json:"plaintext,omitempty"`
 	Node      *explainedNode   `json:"node,omitempty"`
@@ -29,10 +30,11 @@ type explanation struct {
 	Endpoint  *explainedHere   `json:"endpoint,omitempty"`
 	// of an address of a network whose addresses are identifiers, and of what it is on the fabric
 	Identifier *explainedIdentifier `json:"identifier,omitempty"`
+	Service    *explainedService    `json:"service,omitempty"` // of an address in the prefix of services
 	// tenants on this node that have the address in a CIDR of their own
 	Overlays []explainedOverlay `json:"overlays,omitempty"`
 	// underlay services with this virtual address, of tenants on this node
-	UnderlayServices []explainedUnderlayService `json:"services,omitempty"`
+	UnderlayServices []explainedUnderlayService `json:"underlayServices,omitempty"`
 	Publication      *explainedPublication      `json:"publication,omitempty"`
 	Unknown          string                     `json:"unknown,omitempty"` // why names are missing
 }
@@ -73,6 +75,15 @@ type explainedIdentifier struct {
 	Index uint32     `json:"index"`
 }
 
+type explainedService struct {
+	Prefix netip.Prefix `json:"prefix"`          // of all services
+	Number uint32       `json:"number"`          // of the tenant
+	Name   string       `json:"name,omitempty"`  // "namespace/name", if an orchestrator knows it
+	Ports  string       `json:"ports,omitempty"` // likewise
+	Alias  bool         `json:"alias,omitempty"` // at which a container sees itself behind a service
+	asked  bool         // the orchestrator
+}
+
 type explainedUnderlayService struct {
 	Name string `json:"name"` // TENANT/NAME
 	Real string `json:"real"`
@@ -106,7 +117,8 @@ prefixes. If this node's agent answers, the command uses the agent's prefixes, a
 node and of tenants, apps and endpoints on it, and decrypts addresses of tenants that this node hosts. For an
 IPv4 or IPv6 address of network ` + withCIDRs + ` it lists the tenants on this node whose CIDRs or underlay services
 contain the address. Of an address at which hosts outside of the cluster see containers it names the container, or
-the tenant of the egress gateway. If an orchestrator on this machine answers, the command adds the names of
+the tenant of the egress gateway. Of the address of a service it names the tenant and, by an orchestrator, the
+service. If an orchestrator on this machine answers, the command adds the names of
 nodes, tenants and apps that the agent does not know. On a terminal the fields of the address and their rows have the
 same colour, unless NO_COLOR is set.`,
 		Example: "  pilaster explain fd70:696c:6100:3:0:100:100:13",
@@ -161,6 +173,9 @@ same colour, unless NO_COLOR is set.`,
 // addNames adds names from the orchestrator that the agent did not return: the names of the node and the tenant, and
 // the labels of the app.
 func (s *orchestratorSocket) addNames(ctx context.Context, e *explanation) error {
+	if e.Service != nil {
+		return s.addService(ctx, e)
+	}
 	if e.Node == nil && e.Identifier == nil && e.Kind != "foreign" {
 		return nil
 	}
@@ -204,6 +219,36 @@ func (s *orchestratorSocket) addNames(ctx context.Context, e *explanation) error
 	for _, a := range got.Msg.Apps {
 		if e.App != nil && address.AppID(a.Id) == e.App.ID {
 			e.App.Labels = &a.Labels
+		}
+	}
+	return nil
+}
+
+// addService adds the names of a service and of its tenant.
+func (s *orchestratorSocket) addService(ctx context.Context, e *explanation) error {
+	tenants, err := s.client().ListTenants(ctx, connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+	if err != nil {
+		return err
+	}
+	e.Service.asked, e.Unknown = true, ""
+	i := slices.IndexFunc(tenants.Msg.Tenants, func(t *pilasterv1.Tenant) bool {
+		return e.Service.Number != 0 && t.ServicesNumber == e.Service.Number
+	})
+	if i < 0 {
+		return nil
+	}
+	e.Tenant = &explainedTenant{Name: tenants.Msg.Tenants[i].Name}
+	all, err := s.client().ListServices(ctx, connect.NewRequest(&pilasterv1.ListServicesRequest{Tenant: e.Tenant.Name}))
+	if err != nil {
+		return err
+	}
+	for _, its := range all.Msg.Services {
+		v, err := viewService(its.Service)
+		if err != nil {
+			return err
+		}
+		if its.Service.Address == e.Address.String() {
+			e.Service.Name, e.Service.Ports = v.called(), v.ports()
 		}
 	}
 	return nil
@@ -273,6 +318,8 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 		}
 		n := address.SubnetNumber(of, netip.PrefixFrom(a, bits).Masked())
 		e.Node = &explainedNode{Number: n, Prefix: plan.Node(n)}
+	case e.explainService(plan, known.GetTenant()):
+		return e
 	case e.explainIdentifier(plan):
 		return e
 	case e.explainEgress(plan, known):
@@ -289,7 +336,7 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 		if len(e.Overlays) > 0 {
 			e.Kind = "overlay"
 		} else if len(e.UnderlayServices) > 0 {
-			e.Kind = "service"
+			e.Kind = "underlay-service"
 		} else if e.Kind == "foreign" {
 			e.setGateway(known.GetTenant())
 		}
@@ -308,6 +355,23 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 	e.Index = &p.Index
 	e.Endpoint = explainHere(known.GetEndpoint())
 	return e
+}
+
+// explainService sets the fields of an address in the prefix of services; false if it is in another one.
+func (e *explanation) explainService(plan address.Plan, of string) bool {
+	all, err := plan.ServicePrefix()
+	if err != nil || !all.Contains(e.Address) {
+		return false
+	}
+	own := netip.PrefixFrom(e.Address, address.NodeBits).Masked()
+	e.Kind = "service"
+	e.Service = &explainedService{
+		Prefix: all, Number: uint32(address.SubnetNumber(all, own)), Alias: e.Address == own.Addr(),
+	}
+	if of != "" {
+		e.Tenant = &explainedTenant{Name: of}
+	}
+	return true
 }
 
 // explainEgress sets the fields of an address at which hosts outside see containers; false if it is none.

@@ -80,6 +80,10 @@ func (explainAgent) Explain(
 		known.UnderlayServices = []*pilasterv1.UnderlayService{
 			{Tenant: "green", Name: "host", Virtual: "fd09::7", Real: "2001:db8:70::2"},
 		}
+	case "fd70:696c:7300:5::1":
+		known.Plaintext, known.Tenant = "", "blue"
+	case "fd70:696c:7300:6::1":
+		known.Plaintext = ""
 	case "fd70:696c:6100:3:0:ff:0:2":
 		known.Publication, known.Published = "green/web", "fd12::3:1"
 	}
@@ -312,6 +316,20 @@ fd70:696c:6100:3:0:ff:100:10
 2001:db8:9::1
   gateway   of tenant blue   hosts outside see containers behind an egress gateway at it
 `},
+		{"a service", []string{"--agent-socket", agent, "fd70:696c:7300:5::1"}, `
+fd70:696c:7300:5::1
+  services   fd70:696c:7300::/40   addresses that stand for many containers each
+  tenant     5                     blue
+  service    unknown               ` +
+			`no orchestrator answers on this machine; pilaster service list on one names it
+`},
+		{"a service of another tenant", []string{"--agent-socket", agent, "fd70:696c:7300:6::1"}, `
+fd70:696c:7300:6::1
+  services   fd70:696c:7300::/40   addresses that stand for many containers each
+  tenant     6                     not hosted on this node
+  service    unknown               ` +
+			`no orchestrator answers on this machine; pilaster service list on one names it
+`},
 		{"the tunnel of a node", []string{"fd70:696c:6100:3:0:ff:100:1"}, `
 fd70:696c:6100:3:0:ff:100:1
   base     fd70:696c:6100::/40
@@ -352,11 +370,21 @@ func (explainOperator) ListTenants(
 	context.Context, *connect.Request[pilasterv1.ListTenantsRequest],
 ) (*connect.Response[pilasterv1.ListTenantsResponse], error) {
 	return connect.NewResponse(&pilasterv1.ListTenantsResponse{
-		Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1}},
+		Tenants: []*pilasterv1.Tenant{{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1}}, ServicesNumber: 5,
 			Egress: []*pilasterv1.EgressRule{{Gateways: []*pilasterv1.EgressGateway{
 				{Address: "fd70:696c:6100:3:0:ff:100:10"}, {Address: "2001:db8:9::1"},
 			}}}}},
 	}), nil
+}
+
+func (explainOperator) ListServices(
+	context.Context, *connect.Request[pilasterv1.ListServicesRequest],
+) (*connect.Response[pilasterv1.ListServicesResponse], error) {
+	return connect.NewResponse(&pilasterv1.ListServicesResponse{Services: []*pilasterv1.ServiceSummary{
+		{Service: &pilasterv1.Service{Tenant: "blue", Namespace: "shop", Name: "web", Address: "fd70:696c:7300:5::1",
+			Ports: []*pilasterv1.ServicePort{{Protocol: "TCP", Port: 80, Target: 8080}}}},
+		{Service: &pilasterv1.Service{Tenant: "blue", Name: "db", Headless: true}},
+	}}), nil
 }
 
 func (explainOperator) GetTenant(
@@ -399,6 +427,30 @@ fd70:696c:6100:3:0:ff:100:10
 		"2001:db8:9::1": `
 2001:db8:9::1
   gateway   of tenant blue   hosts outside see containers behind an egress gateway at it
+`,
+		"fd70:696c:7300:5::1": `
+fd70:696c:7300:5::1
+  services   fd70:696c:7300::/40   addresses that stand for many containers each
+  tenant     5                     blue
+  service    shop/web              80/TCP to 8080
+`,
+		"fd70:696c:7300:5::2": `
+fd70:696c:7300:5::2
+  services   fd70:696c:7300::/40   addresses that stand for many containers each
+  tenant     5                     blue
+  service    none                  no service has this address
+`,
+		"fd70:696c:7300:5::": `
+fd70:696c:7300:5::
+  services   fd70:696c:7300::/40   addresses that stand for many containers each
+  tenant     5                     blue
+  service    none                  the alias at which a container sees itself if it is its own endpoint
+`,
+		"fd70:696c:7300:6::1": `
+fd70:696c:7300:6::1
+  services   fd70:696c:7300::/40   addresses that stand for many containers each
+  tenant     6                     no tenant of this cluster has this number
+  service    none                  no service has this address
 `,
 	} {
 		if code, stdout, stderr := run(t, "", "explain", address); code != ExitDone || "\n"+stdout != want {

@@ -20,8 +20,12 @@ func (e explanation) text(w io.Writer) {
 		}
 		fmt.Fprintln(w)
 	}
-	if e.Identifier != nil {
+	switch {
+	case e.Identifier != nil:
 		e.identifierText(row)
+		return
+	case e.Service != nil:
+		e.serviceText(row)
 		return
 	}
 	for _, o := range e.Overlays {
@@ -38,7 +42,7 @@ func (e explanation) text(w io.Writer) {
 		row("underlay service", s.Name, "real address "+s.Real)
 	}
 	switch e.Kind {
-	case "overlay", "service":
+	case "overlay", "underlay-service":
 		return
 	case "gateway":
 		row(
@@ -97,6 +101,29 @@ func (e explanation) text(w io.Writer) {
 	}
 	if here := e.Endpoint; here != nil {
 		row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
+	}
+}
+
+// serviceText describes an address in the prefix of services.
+func (e explanation) serviceText(row func(string, ...any)) {
+	s := e.Service
+	row("services", s.Prefix, "addresses that stand for many containers each")
+	name := cmp.Or(e.Unknown, "not hosted on this node")
+	if e.Tenant != nil {
+		name = e.Tenant.Name
+	} else if s.asked {
+		name = "no tenant of this cluster has this number"
+	}
+	row("tenant", s.Number, name)
+	switch {
+	case s.Alias:
+		row("service", "none", "the alias at which a container sees itself if it is its own endpoint")
+	case s.Name != "":
+		row("service", s.Name, s.Ports)
+	case s.asked:
+		row("service", "none", "no service has this address")
+	default:
+		row("service", "unknown", "no orchestrator answers on this machine; pilaster service list on one names it")
 	}
 }
 

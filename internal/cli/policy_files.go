@@ -28,14 +28,9 @@ func (f *documentFiles) bind(cmd *cobra.Command, usage string) {
 // read returns the documents of all files, in order.
 func (f *documentFiles) read(env Env) (documents []string, err error) {
 	for i, file := range f.names {
-		var text []byte
-		if file == "-" {
-			text, err = io.ReadAll(env.Stdin)
-		} else {
-			text, err = os.ReadFile(file)
-		}
+		text, err := readFile(env, file)
 		if err != nil {
-			return nil, usage("%w; nothing was changed", err)
+			return nil, err
 		}
 		some := rpc.SplitDocuments(string(text))
 		documents = append(documents, some...)
@@ -45,6 +40,19 @@ func (f *documentFiles) read(env Env) (documents []string, err error) {
 		return nil, usage("the files contain no document; nothing was changed")
 	}
 	return documents, nil
+}
+
+// readFile reads a file, or standard input as "-".
+func readFile(env Env, file string) (text []byte, err error) {
+	if file == "-" {
+		text, err = io.ReadAll(env.Stdin)
+	} else {
+		text, err = os.ReadFile(file)
+	}
+	if err != nil {
+		return nil, usage("%w; nothing was changed", err)
+	}
+	return text, nil
 }
 
 // documentNumber matches the number of the document in a message of the orchestrator.

@@ -217,6 +217,25 @@ func TestEndpointLabel(t *testing.T) {
 	}
 }
 
+func TestEndpointSet(t *testing.T) {
+	socket := serve(t, &fakeAgent{})
+	for arg, want := range map[string]string{
+		"--ready=false":       "not ready",
+		"--ready":             "ready",
+		"--terminating":       "ready, terminating",
+		"--terminating=false": "ready",
+	} {
+		code, out, errs := run(t, "", "endpoint", "set", "default/web-0", arg, "--agent-socket", socket)
+		if code != ExitDone || out != "endpoint 3 default/web-0: "+want+"\n" {
+			t.Errorf("endpoint set %s: exit %d, stdout %s, stderr %s; want %s", arg, code, out, errs, want)
+		}
+	}
+	if code, _, errs := run(t, "", "endpoint", "set", "3", "--agent-socket", socket); code != ExitUsage ||
+		!strings.Contains(errs, "nothing to set") {
+		t.Errorf("endpoint set without a condition: exit %d, stderr %s", code, errs)
+	}
+}
+
 func TestPolicyNamed(t *testing.T) {
 	for text, want := range map[string]string{
 		"shop/web":                      "NetworkPolicy shop web",

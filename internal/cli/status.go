@@ -63,8 +63,9 @@ type statusView struct {
 	Tenants      uint32         `json:"tenants"`
 	Policies     *policiesView  `json:"policies"` // null if no tenant on this node has policies
 	Offloads     []roleView     `json:"offloads,omitempty"`
-	Load         *loadView      `json:"load,omitempty"`   // absent while it is not measured
-	Egress       *outsideView   `json:"egress,omitempty"` // absent if no packets of containers leave the cluster
+	Load         *loadView      `json:"load,omitempty"`     // absent while it is not measured
+	Egress       *outsideView   `json:"egress,omitempty"`   // absent if no packets of containers leave the cluster
+	Services     *servicesView  `json:"services,omitempty"` // absent if no tenant of containers here has any
 	Drops        []dropView     `json:"drops"`
 	Version      string         `json:"version"`
 	PID          uint32         `json:"pid"`
@@ -203,6 +204,18 @@ func (v roleView) text() string {
 	return fmt.Sprintf("tenant %s, offload %d, %s: %s", v.Tenant, v.ID, v.Phase, at)
 }
 
+// servicesView is the state of services of tenants on the node.
+type servicesView struct {
+	Services  uint32 `json:"services"`
+	Endpoints uint32 `json:"endpoints"` // of them, on all nodes
+	Own       uint32 `json:"own"`       // of these, on this node
+}
+
+func (v servicesView) text() string {
+	return fmt.Sprintf("%s with %s, %s of them here", humanize.Of(v.Services, "service", "services"),
+		humanize.Of(v.Endpoints, "endpoint", "endpoints"), humanize.Grouped(v.Own))
+}
+
 // outsideView is how packets of the node's containers leave the cluster.
 type outsideView struct {
 	Addresses uint32               `json:"addresses"` // of containers, in use
@@ -337,6 +350,9 @@ func viewStatus(s *pilasterv1.StatusResponse) statusView {
 	}
 	v.Load = viewLoad(s.GetLoad())
 	v.Egress = viewOutside(s.GetEgress())
+	if is := s.GetServices(); is != nil {
+		v.Services = &servicesView{is.Services, is.Endpoints, is.Own}
+	}
 	for _, l := range s.GetLimits() {
 		v.Limits = append(v.Limits, limitView{l.Name, l.Used, l.Capacity, l.LargestTenant, l.LargestUsed})
 	}
@@ -405,6 +421,9 @@ func (v statusView) text(w io.Writer, now time.Time) {
 		}
 		if v.Egress != nil {
 			v.Egress.rows(row)
+		}
+		if v.Services != nil {
+			row("services", "", "in use", v.Services.text())
 		}
 		if v.Load != nil {
 			row("packets", "", "load", v.Load.text())

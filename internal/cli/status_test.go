@@ -108,6 +108,15 @@ func (f *fakeAgent) LabelEndpoint(
 	return connect.NewResponse(&pilasterv1.LabelEndpointResponse{Endpoint: e}), nil
 }
 
+func (f *fakeAgent) SetEndpoint(
+	_ context.Context,
+	r *connect.Request[pilasterv1.SetEndpointRequest],
+) (*connect.Response[pilasterv1.SetEndpointResponse], error) {
+	e := theEndpoint()
+	e.NotReady, e.Terminating = r.Msg.Ready != nil && !*r.Msg.Ready, r.Msg.GetTerminating()
+	return connect.NewResponse(&pilasterv1.SetEndpointResponse{Endpoint: e}), nil
+}
+
 func theStatus() *pilasterv1.StatusResponse {
 	return &pilasterv1.StatusResponse{
 		Node: &pilasterv1.Node{
@@ -208,6 +217,7 @@ func theStatus() *pilasterv1.StatusResponse {
 			{Node: "n7", Alive: true, Answered: true, AgoMs: 40}, {Node: "n8", Answered: true, AgoMs: 3200},
 			{Node: "n9"},
 		}, Roles: []*pilasterv1.EgressGatewayRole{{Tenant: "blue", Address: "fd70:696c:6100:1:0:ff:100:10"}}},
+		Services: &pilasterv1.ServicesStatus{Services: 1, Endpoints: 1200, Own: 2},
 		Load: &pilasterv1.NodeLoad{Budget: 1.5, Own: .123, Fronting: []*pilasterv1.FrontingLoad{
 			{Tenant: "green", Backend: "n4", Load: .25}, {Tenant: "red", Backend: "n5", Load: .05},
 		}},
@@ -257,6 +267,7 @@ egress         addresses         1,200 in use
                gateway           n8 answered 3.2s ago; new connections avoid it
                gateway           n9 has not answered; new connections avoid it
                gateway of        tenant blue at fd70:696c:6100:1:0:ff:100:10
+services       in use            1 service with 1,200 endpoints, 2 of them here
 packets        load              12 % of 1.5 CPUs by own containers, 30 % as a frontend
 drops          last minute 12; since start 100,002 (dst-undecryptable 100,001, src-not-own 1)` +
 		`   pilaster monitor --type drop
@@ -313,7 +324,7 @@ func TestStatusBeforeRegistration(t *testing.T) {
 		v.Policies.Sessions.Evicted != 7 ||
 		v.Policies.Hits[1].Mode != "audit" || len(v.Offloads) != 3 || v.Offloads[1].Role != "frontend" ||
 		len(v.Egress.Gateways) != 3 || *v.Egress.Gateways[1].AnsweredMs != 3200 ||
-		v.Egress.Gateways[2].AnsweredMs != nil || len(v.Egress.GatewayOf) != 1 {
+		v.Egress.Gateways[2].AnsweredMs != nil || len(v.Egress.GatewayOf) != 1 || v.Services.Endpoints != 1200 {
 		t.Errorf("status -o json: exit %d, %v, stdout\n%s", code, err, out)
 	}
 }
@@ -447,6 +458,7 @@ func TestAgentUsage(t *testing.T) {
 		"--device macvlan cannot be combined with --nimitz ovs":  {"--nimitz", "ovs", "--device", "macvlan"},
 		"--mtu-reserve":                         {"--mtu-reserve", "-1"},
 		"--rack":                                {"--rack", "Row_1"},
+		"--zone":                                {"--zone", "Zone_1"},
 		"--packet-cpus -1: choose 0 (all CPUs)": {"--packet-cpus", "-1"},
 		"--packet-cpus 99999":                   {"--packet-cpus", "99999"},
 		"--packet-cpus NaN":                     {"--packet-cpus", "NaN"},

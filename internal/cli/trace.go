@@ -21,14 +21,17 @@ import (
 
 // traceFlags are the flags of both trace commands.
 type traceFlags struct {
-	out    output
-	dryRun bool
-	wait   atMost
+	out     output
+	dryRun  bool
+	wait    atMost
+	backend string // of the service that is the destination; empty: any
 }
 
 func (f *traceFlags) bind(c *cobra.Command) {
 	f.out.bind(c)
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only read the tables; send and follow no packet")
+	c.Flags().StringVar(&f.backend, "backend", "",
+		"`address` of an endpoint of the service that is the destination, with --dry-run; empty: the first one")
 	c.Flags().Var(&f.wait, "wait", "follow a packet that the source itself sends in this time, instead of a probe")
 }
 
@@ -237,6 +240,9 @@ func newTraceJob(flags *traceFlags, args []string) (*traceJob, error) {
 	if flags.dryRun && flags.wait != 0 {
 		return nil, usage("--dry-run only reads the tables and waits for no packet: leave out --wait, or --dry-run")
 	}
+	if flags.backend != "" && !flags.dryRun {
+		return nil, usage("the packet path picks the endpoint of a service: --backend needs --dry-run")
+	}
 	if len(args) == 2 || strings.EqualFold(args[2], "ping") {
 		echo := "icmpv6"
 		if a, err := address.ParseAny(args[0]); err == nil && a.Is4() {
@@ -263,11 +269,7 @@ func (j *traceJob) run(ctx context.Context, env Env) error {
 	if err != nil {
 		return err
 	}
-	t := trace.Merge(parts...)
-	t.Protocol, t.Port = j.ask.Protocol, j.ask.Port
-	t.Source.Name, t.Destination.Name = cmp.Or(j.from, t.Source.Name), cmp.Or(j.to, t.Destination.Name)
-	t.Source.Address = cmp.Or(t.Source.Address, j.ask.Source.String())
-	t.Destination.Address = cmp.Or(t.Destination.Address, j.ask.Destination.String())
+	t := j.merge(parts)
 	switch offloaded := usesFrontend(parts); {
 	case j.dryRun || len(t.Steps) == 0:
 	case offloaded:
@@ -293,6 +295,16 @@ func (j *traceJob) run(ctx context.Context, env Env) error {
 		return nil
 	}
 	return &exitError{code: ExitFailed}
+}
+
+// merge puts the parts of nodes together, with what the user has asked for.
+func (j *traceJob) merge(parts []*pilasterv1.TraceResponse) trace.Trace {
+	t := trace.Merge(parts...)
+	t.Protocol, t.Port = j.ask.Protocol, j.ask.Port
+	t.Source.Name, t.Destination.Name = cmp.Or(j.from, t.Source.Name), cmp.Or(j.to, t.Destination.Name)
+	t.Source.Address = cmp.Or(t.Source.Address, j.ask.Source.String())
+	t.Destination.Address = cmp.Or(t.Destination.Address, j.ask.Destination.String())
+	return t
 }
 
 // silentFrontends names the frontends that do not answer the probes of nodes, as lines for a note.
@@ -328,11 +340,11 @@ func usesFrontend(parts []*pilasterv1.TraceResponse) bool {
 func (j *traceJob) parts(ctx context.Context) ([]*pilasterv1.TraceResponse, error) {
 	var parts []*pilasterv1.TraceResponse
 	var pre *pilasterv1.PreActions
-	source := j.ask.Source.String()
+	source, destination, port := j.ask.Source.String(), j.ask.Destination.String(), uint32(j.ask.Port)
 	ask := func(n traceNode) (*pilasterv1.TraceResponse, error) {
 		resp, err := n.client.Trace(ctx, connect.NewRequest(&pilasterv1.TraceRequest{
-			Source: source, Destination: j.ask.Destination.String(), Protocol: uint32(j.ask.Protocol),
-			Port: uint32(j.ask.Port), Tenant: j.tenant, PeerApp: n.peerApp, Pre: pre,
+			Source: source, Destination: destination, Protocol: uint32(j.ask.Protocol), Port: port, Tenant: j.tenant,
+			PeerApp: n.peerApp, Pre: pre, Backend: j.backend,
 		}))
 		if err != nil {
 			return nil, err
@@ -362,13 +374,17 @@ func (j *traceJob) parts(ctx context.Context) ([]*pilasterv1.TraceResponse, erro
 	}
 	first := parts[0]
 	source = first.Source.GetPlaintext()
-	if first.Verdict == trace.Left || first.Verdict == trace.Delivered {
+	isService := slices.ContainsFunc(first.Steps, func(s *pilasterv1.TraceStep) bool { return s.Stage == "service" })
+	if first.Verdict == trace.Left || first.Verdict == trace.Delivered || isService {
 		j.note = ""
 	}
 	// A packet that leaves by this node may also leave by the other gateway of its rule.
 	goesOn := first.Verdict == trace.Sent || first.Verdict == trace.Left && !j.dryRun
 	if j.nodeAt == nil || source == "" || !goesOn {
 		return parts, nil
+	}
+	if len(first.Backends) > 0 { // the other nodes see a packet to the backend
+		destination, port = first.Backends[0].Plaintext, first.Backends[0].Port
 	}
 	next := first.Gateways
 	if len(next) == 0 && first.Verdict == trace.Sent && first.Next != "" {

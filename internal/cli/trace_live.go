@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -14,6 +15,9 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/service"
 	"pilaster.io/pilaster/internal/trace"
 )
 
@@ -33,50 +37,79 @@ func (j *traceJob) live(ctx context.Context, t trace.Trace, parts []*pilasterv1.
 		for range events {
 		}
 	}()
-	ready := make(chan error, len(j.nodes))
+	all, err := j.followed(t, parts)
+	if err != nil {
+		close(events)
+		return t, err
+	}
+	ready := make(chan error, len(all))
 	probes := j.wait == 0 && (parts[0].Source.GetEndpointId() != 0 || parts[0].Source.GetIsNode())
 	if probes && j.ask.Port != 0 {
 		j.sourcePort = 20_000 + rand.Uint32N(10_000) // kernels choose higher ones for connections
 	}
-	sources, destinations := trace.Addresses(parts...)
-	for i, n := range j.nodes {
-		followers.Go(func() {
-			j.follow(ctx, n, parts[i].Node, &pilasterv1.FollowPacketsRequest{
-				Sources: sources, Destinations: destinations, Protocol: uint32(j.ask.Protocol),
-				Port: uint32(j.ask.Port), Tenant: t.Source.Tenant, Vni: parts[i].Vni,
-			}, events, ready, cancel)
-		})
+	for _, f := range all {
+		followers.Go(func() { j.follow(ctx, f, events, ready, cancel) })
 	}
 	go func() { followers.Wait(); close(events) }()
 	var errs []error
-	for range j.nodes {
+	for range all {
 		errs = append(errs, <-ready)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return t, err
 	}
+	to := cmp.Or(trace.ServiceOf(parts), parts[0].Destination.GetAddress())
 	answers, wait := make(chan probed, 1), time.Duration(j.wait)
 	if probes {
 		wait = probeWait
-		go func() { answers <- j.probe(ctx, t, parts[0].Destination.GetAddress()) }()
+		go func() { answers <- j.probe(ctx, t, to) }()
 	} else {
 		wait = cmp.Or(wait, 10*time.Second)
 		answers = nil
 	}
-	seen, answer, err := j.collect(ctx, wait, events, answers, t.Ends)
+	seen, answer, err := j.collect(ctx, wait, len(all) == 1, events, answers, t.Ends)
 	if err != nil {
 		return t, err
+	}
+	if t.Service != "" {
+		if t, err = j.toBackend(ctx, t, parts[0], seen); err != nil {
+			return t, err
+		}
 	}
 	t = t.FromEvents(seen)
 	t.Answer = answer
 	return t, nil
 }
 
+// followed is a node on which packets are followed.
+type followed struct {
+	node  traceNode
+	name  string
+	ask   *pilasterv1.FollowPacketsRequest
+	ports []uint32 // of the destination; nil: any
+}
+
+// followed returns the nodes on which the job follows packets.
+func (j *traceJob) followed(t trace.Trace, parts []*pilasterv1.TraceResponse) (all []followed, err error) {
+	sources, destinations := trace.Addresses(parts...)
+	if t.Service != "" {
+		return j.followedToService(t, parts[0], sources)
+	}
+	for i, n := range j.nodes {
+		all = append(all, followed{node: n, name: parts[i].Node, ask: &pilasterv1.FollowPacketsRequest{
+			Sources: sources, Destinations: destinations, Protocol: uint32(j.ask.Protocol),
+			Port: uint32(j.ask.Port), Tenant: t.Source.Tenant, Vni: parts[i].Vni,
+		}})
+	}
+	return all, nil
+}
+
 // follow delivers the events of a node. It reports to ready once, when no later packet is missed. If the node ends the
 // stream before ctx ends, it calls ended with the reason.
-func (j *traceJob) follow(ctx context.Context, n traceNode, node string, ask *pilasterv1.FollowPacketsRequest,
-	events chan<- trace.Observed, ready chan<- error, ended context.CancelCauseFunc) {
-	stream, err := n.client.FollowPackets(ctx, connect.NewRequest(ask))
+func (j *traceJob) follow(ctx context.Context, f followed, events chan<- trace.Observed, ready chan<- error,
+	ended context.CancelCauseFunc) {
+	node := f.name
+	stream, err := f.node.client.FollowPackets(ctx, connect.NewRequest(f.ask))
 	if err != nil {
 		if code := connect.CodeOf(err); code != connect.CodeUnavailable && !connect.IsWireError(err) {
 			err = lostStream(node, err) // cut off before the agent has answered
@@ -93,6 +126,9 @@ func (j *traceJob) follow(ctx context.Context, n traceNode, node string, ask *pi
 	for stream.Receive() {
 		if p := stream.Msg().Event.GetSourcePort(); j.sourcePort != 0 && p != 0 && p != j.sourcePort {
 			continue // another connection's
+		}
+		if p := stream.Msg().Event.GetDestinationPort(); f.ports != nil && !slices.Contains(f.ports, p) {
+			continue
 		}
 		select {
 		case events <- trace.Observed{Node: node, PacketEvent: stream.Msg().Event}:
@@ -139,8 +175,8 @@ func (j *traceJob) probe(ctx context.Context, t trace.Trace, to string) (p probe
 }
 
 // collect returns the events of a packet, and the answer to the probe if answers is not nil. It ends when the packet's
-// fate is known and the probe is answered, or when the time is over.
-func (j *traceJob) collect(ctx context.Context, wait time.Duration, events <-chan trace.Observed,
+// fate is known and the probe is answered, or when the time is over. alone says that only one node is asked.
+func (j *traceJob) collect(ctx context.Context, wait time.Duration, alone bool, events <-chan trace.Observed,
 	answers <-chan probed, ends []string) (seen []trace.Observed, answer *trace.Answer, err error) {
 	if answers != nil {
 		answer = &trace.Answer{}
@@ -165,7 +201,7 @@ func (j *traceJob) collect(ctx context.Context, wait time.Duration, events <-cha
 			case trace.Delivered:
 				known, over = true, time.After(answerWait)
 			case trace.Sent:
-				if len(j.nodes) == 1 || e.Hook == "uplink-out" && slices.Contains(ends, e.Node) {
+				if alone || e.Hook == "uplink-out" && slices.Contains(ends, e.Node) {
 					sent, over = true, time.After(answerWait)
 				}
 			}
@@ -180,4 +216,98 @@ func (j *traceJob) collect(ctx context.Context, wait time.Duration, events <-cha
 			return seen, answer, context.Cause(ctx)
 		}
 	}
+}
+
+// followedToService returns the node of the client and those of the backends. A packet enters with the address of the
+// service or, if the socket has chosen the backend when it connected, with that of a backend. It leaves the node with
+// the backend's address on the fabric.
+func (j *traceJob) followedToService(
+	t trace.Trace, client *pilasterv1.TraceResponse, sources []string,
+) (all []followed, err error) {
+	port := client.Backends[0].Port
+	request := func(port uint32, destinations ...string) *pilasterv1.FollowPacketsRequest {
+		return &pilasterv1.FollowPacketsRequest{
+			Sources: sources, Destinations: destinations, Protocol: uint32(j.ask.Protocol), Port: port,
+			Tenant: t.Source.Tenant,
+		}
+	}
+	first := followed{node: j.nodes[0], name: client.Node, ask: request(0, t.Service),
+		ports: []uint32{uint32(j.ask.Port), port}}
+	add := func(to *pilasterv1.FollowPacketsRequest, addr string) error {
+		if slices.Contains(to.Destinations, addr) {
+			return nil
+		}
+		if len(to.Destinations) == dpapi.MaxTraced {
+			return fmt.Errorf("service %s has so many endpoints that a live trace cannot follow its packets, which "+
+				"may go to each of them; nothing was sent: use --dry-run, with --backend for one of them", t.Service)
+		}
+		to.Destinations = append(to.Destinations, addr)
+		return nil
+	}
+	source, err := netip.ParseAddr(client.Source.GetPlaintext())
+	if err != nil {
+		return nil, fmt.Errorf("the source's address on the fabric: %w", err)
+	}
+	own, others := address.Split(source).Node, map[netip.Prefix]*followed{}
+	var order []netip.Prefix
+	var away []string
+	for _, b := range client.Backends {
+		plain, err := netip.ParseAddr(b.Plaintext)
+		if err != nil {
+			return nil, fmt.Errorf("an endpoint's address on the fabric: %w", err)
+		}
+		if service.Protocol(j.ask.Protocol) == service.TCP {
+			if err := add(first.ask, b.Address); err != nil {
+				return nil, err
+			}
+		}
+		at := address.Split(plain).Node
+		if at == own {
+			continue
+		}
+		if away = append(away, b.Plaintext); j.nodeAt == nil {
+			continue
+		}
+		if others[at] == nil {
+			others[at] = &followed{node: j.nodeAt(at.String()), name: j.nodeWith(at.String()), ask: request(b.Port)}
+			order = append(order, at)
+		}
+		if err := add(others[at].ask, b.Plaintext); err != nil {
+			return nil, err
+		}
+	}
+	// to see the packet leave the node, if there is room
+	first.ask.Destinations = append(first.ask.Destinations, away[:min(len(away),
+		dpapi.MaxTraced-len(first.ask.Destinations))]...)
+	all = []followed{first}
+	for _, at := range order {
+		all = append(all, *others[at])
+	}
+	return all, nil
+}
+
+// toBackend returns the trace by the tables to the backend that the packet has got.
+func (j *traceJob) toBackend(
+	ctx context.Context, t trace.Trace, client *pilasterv1.TraceResponse, seen []trace.Observed,
+) (trace.Trace, error) {
+	to, translated := t.Backend(seen)
+	if to == "" {
+		return t, nil
+	}
+	k, flags := *j, *j.traceFlags
+	k.traceFlags, k.nodes, flags.backend = &flags, j.nodes[:1:1], to
+	if !translated { // the socket has chosen the backend when it connected
+		var err error
+		if k.ask.Destination, err = netip.ParseAddr(to); err != nil {
+			return t, err
+		}
+		k.ask.Port = uint16(client.Backends[0].Port)
+	}
+	parts, err := k.parts(ctx)
+	if err != nil {
+		return t, nil // it is gone; the events say what has become of the packet
+	}
+	is := k.merge(parts)
+	is.Service, is.Port, j.whole = t.Service, j.ask.Port, j.whole || k.whole
+	return is, nil
 }

@@ -171,3 +171,111 @@ func TestTraceRefuses(t *testing.T) {
 		}
 	}
 }
+
+// serviceAgent is the agent of a client's node. Its tables lead to the backend that is asked for, or to the first one.
+type serviceAgent struct {
+	traceAgent
+	backends []*pilasterv1.TraceBackend
+	followed *pilasterv1.FollowPacketsRequest
+	probed   *pilasterv1.SendProbeRequest
+}
+
+const tracedService = "fd70:696c:7300:5::1"
+
+func (a *serviceAgent) Trace(
+	_ context.Context, r *connect.Request[pilasterv1.TraceRequest],
+) (*connect.Response[pilasterv1.TraceResponse], error) {
+	to := a.backends[0]
+	for _, b := range a.backends {
+		if b.Address == r.Msg.Backend || b.Plaintext == r.Msg.Backend {
+			to = b
+		}
+	}
+	part := partOf("sent")
+	part.Source.Plaintext, part.Destination.Address = "fd70:696c:6100:1:0:100:100:7", to.Address
+	part.Destination.Plaintext, part.Next = to.Plaintext, "fd70:696c:6100:2::/64"
+	if part.Steps[0].Destination = r.Msg.Destination; r.Msg.Destination == tracedService {
+		part.Steps = append(part.Steps, &pilasterv1.TraceStep{Stage: "service", Source: tracedFrom,
+			Destination: to.Address, Detail: "it has endpoints", Entry: "services"})
+		part.Backends = a.backends
+	}
+	return connect.NewResponse(part), nil
+}
+
+func (a *serviceAgent) FollowPackets(ctx context.Context, r *connect.Request[pilasterv1.FollowPacketsRequest],
+	stream *connect.ServerStream[pilasterv1.FollowPacketsResponse]) error {
+	a.followed = r.Msg
+	return a.traceAgent.FollowPackets(ctx, r, stream)
+}
+
+func (a *serviceAgent) SendProbe(
+	ctx context.Context, r *connect.Request[pilasterv1.SendProbeRequest],
+) (*connect.Response[pilasterv1.SendProbeResponse], error) {
+	a.probed = r.Msg
+	return a.traceAgent.SendProbe(ctx, r)
+}
+
+// TestTraceService: a trace to a service goes on to the backend that the packet has got, and says which. A live one
+// selects packets by the addresses of the service and of its backends.
+func TestTraceService(t *testing.T) {
+	all := []*pilasterv1.TraceBackend{
+		{Address: "fc00::11", Plaintext: "fd70:696c:6100:2:0:100:100:1", Port: 8080},
+		{Address: "fc00::12", Plaintext: "fd70:696c:6100:3:0:100:100:2", Port: 8080},
+		{Address: "fc00::13", Plaintext: "fd70:696c:6100:1:0:100:100:3", Port: 8080},
+		{Address: "fc00::14", Plaintext: "fd70:696c:6100:1:0:100:100:4", Port: 8080},
+	}
+	event := func(at uint64, point, to string, port uint32) *pilasterv1.PacketEvent {
+		e := &pilasterv1.PacketEvent{Time: at, Packet: 1, Point: point, Hook: "container", Device: "pil1",
+			Source: tracedFrom, Destination: to, DestinationPort: port}
+		if point == "leave" {
+			e.Action, e.ToDevice = "redirect", "eth0"
+		}
+		return e
+	}
+	other := event(900, "enter", "fc00::12", 22) // another connection
+	for name, c := range map[string]struct {
+		backends []*pilasterv1.TraceBackend
+		args     string
+		events   []*pilasterv1.PacketEvent
+		code     int
+		says     []string
+		follows  string // addresses
+	}{
+		"by the tables": {all, "tcp/80 --dry-run --backend fc00::12", nil, ExitDone,
+			[]string{"→ service " + tracedService + " at fc00::12 ", "  service ", "sent to node"}, ""},
+		"live": {all[:3], "tcp/80", []*pilasterv1.PacketEvent{other, event(1000, "enter", tracedService, 80),
+			event(3000, "leave", all[1].Plaintext, 8080)}, ExitDone,
+			[]string{"→ service " + tracedService + " at fc00::12 ", "  service ", "it has endpoints"},
+			tracedService + " fc00::11 fc00::12 fc00::13"},
+		"by a socket": {all[:2], "tcp/80", []*pilasterv1.PacketEvent{event(1000, "enter", "fc00::12", 8080),
+			event(3000, "leave", all[1].Plaintext, 8080)}, ExitDone,
+			[]string{"→ service " + tracedService + " at fc00::12 ", "container  "},
+			tracedService + " fc00::11 fc00::12 " + all[0].Plaintext},
+		"over UDP": {all, "udp/80", []*pilasterv1.PacketEvent{event(1000, "enter", tracedService, 80),
+			event(3000, "leave", all[1].Plaintext, 8080)}, ExitDone, []string{" at fc00::12 "},
+			tracedService + " " + all[0].Plaintext + " " + all[1].Plaintext},
+		"to too many": {all, "tcp/80", nil, ExitFailed,
+			[]string{"nothing was sent: use --dry-run, with --backend"}, ""},
+		"live, to a given": {all, "tcp/80 --backend fc00::12", nil, ExitUsage,
+			[]string{"--backend needs --dry-run"}, ""},
+	} {
+		a := &serviceAgent{traceAgent: traceAgent{events: c.events, answer: "connected"}, backends: c.backends}
+		args := append([]string{"trace", "--agent-socket", serve(t, a), tracedFrom, tracedService},
+			strings.Fields(c.args)...)
+		code, stdout, stderr := run(t, "", args...)
+		if code != c.code {
+			t.Errorf("%s: exit %d, want %d", name, code, c.code)
+		}
+		for _, says := range c.says {
+			if !strings.Contains(stdout+stderr, says) {
+				t.Errorf("%s: %q is missing in\n%s%s", name, says, stdout, stderr)
+			}
+		}
+		if is := strings.Join(a.followed.GetDestinations(), " "); is != c.follows || a.followed.GetPort() != 0 {
+			t.Errorf("%s: follows %s port %d, want %s", name, is, a.followed.GetPort(), c.follows)
+		}
+		if to := a.probed.GetDestination(); c.follows != "" && to != tracedService {
+			t.Errorf("%s: the probe goes to %s", name, to)
+		}
+	}
+}

@@ -35,7 +35,8 @@ type reasonView struct {
 	Allowed   bool   `json:"allowed"`
 	Policy    string `json:"policy,omitempty"` // the deciding policy
 	Rule      string `json:"rule,omitempty"`
-	Audit     string `json:"audit,omitempty"` // the rule that would deny if its policy were not in audit mode
+	Backend   string `json:"backend,omitempty"` // address and port of the endpoint, if the destination is a service
+	Audit     string `json:"audit,omitempty"`   // the rule that would deny if its policy were not in audit mode
 }
 
 type whyView struct {
@@ -74,7 +75,8 @@ the command there. The exit status is 1 if an end on this node denies the connec
 this node.
 
 If the other end is a host outside of the cluster or a node, egress rules or the tenant's setting for nodes decide
-too, and the command shows their verdict before that of the policies.
+too, and the command shows their verdict before that of the policies. If it is a service, the command shows the
+verdicts for its endpoints, at most 10: policies see the endpoint and its port. The exit status is 1 if one is denied.
 
 SOURCE and DESTINATION are addresses, or for ends on this node names: a pod, container id or endpoint id as in
 pilaster endpoint list. They may be names of nodes; names of other nodes come from an orchestrator on this machine.
@@ -257,6 +259,7 @@ func (s *agentSocket) why(ctx context.Context, v *whyView, tenant string, peerAp
 				Allowed:   r.Allowed,
 				Policy:    r.Rule.GetPolicy(),
 				Rule:      r.Rule.GetRule(),
+				Backend:   r.Backend,
 				Audit:     r.Audit.GetRule(),
 			},
 		)
@@ -270,11 +273,11 @@ func (s *agentSocket) why(ctx context.Context, v *whyView, tenant string, peerAp
 
 // peer returns the peer of an end, with its name and the address that the user typed.
 func (v whyView) peer(r reasonView) string {
-	addr := v.Destination
+	addr := cmp.Or(r.Backend, v.Destination.String())
 	if r.Direction == policy.Ingress.String() {
-		addr = v.Source
+		addr = v.Source.String()
 	}
-	return strings.TrimSpace(r.PeerName + " " + addr.String())
+	return strings.TrimSpace(r.PeerName + " " + addr)
 }
 
 func (v whyView) text(w io.Writer) {
@@ -304,18 +307,12 @@ func (v whyView) text(w io.Writer) {
 		if r.Endpoint == 0 {
 			who = "not on this node"
 		}
-		fmt.Fprintf(
-			w,
-			"%-8s %-8s %s (tenant %s, app %d), peer %s (app %d): %s\n",
-			r.Direction,
-			verdict,
-			who,
-			r.Tenant,
-			r.App,
-			v.peer(r),
-			r.PeerApp,
-			because,
-		)
+		as := ""
+		if r.Backend != "" && r.Direction == policy.Ingress.String() {
+			as = ", as " + r.Backend
+		}
+		fmt.Fprintf(w, "%-8s %-8s %s (tenant %s, app %d), peer %s (app %d)%s: %s\n", r.Direction, verdict, who,
+			r.Tenant, r.App, v.peer(r), r.PeerApp, as, because)
 		if r.Audit != "" {
 			fmt.Fprintf(w, "%-8s %-8s without audit mode it would be denied: %s\n", r.Direction, "audit", r.Audit)
 		}

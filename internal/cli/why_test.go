@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	whyFront = "fd70:696c:6100:1:0:100:200:7" // on the fabric
-	whyWeb   = "fd70:696c:6100:1:0:100:300:9"
-	whyFar   = "fc98:14bc:4974:c7a8:470f:98a:c932:1f42"
+	whyFront   = "fd70:696c:6100:1:0:100:200:7" // on the fabric
+	whyWeb     = "fd70:696c:6100:1:0:100:300:9"
+	whyService = "fd70:696c:7300:5::1"
+	whyFar     = "fc98:14bc:4974:c7a8:470f:98a:c932:1f42"
 )
 
 // whyAgent is an agent with the endpoints shop/front, of two networks, and c0ffee, which has no pod. It denies what
@@ -59,6 +60,17 @@ func (a whyAgent) Why(
 ) (*connect.Response[pilasterv1.WhyResponse], error) {
 	*a.asked = r.Msg.Source + " " + r.Msg.Destination
 	answer := &pilasterv1.WhyResponse{}
+	if r.Msg.Destination == whyService {
+		front := whyEndpoints()["shop/front"]
+		return connect.NewResponse(&pilasterv1.WhyResponse{Reasons: []*pilasterv1.Reason{
+			{Direction: "egress", Tenant: "blue", App: 2, Endpoint: front, Peer: whyService, Allowed: true,
+				Rule: &pilasterv1.RuleName{Rule: "the service has 1 endpoint"}},
+			{Direction: "egress", Tenant: "blue", App: 2, Endpoint: front, Peer: whyWeb, PeerApp: 3, Allowed: true,
+				Backend: "[fc00::9]:8080"},
+			{Direction: "ingress", Tenant: "blue", App: 3, Endpoint: whyEndpoints()["c0ffee"], Peer: whyFront,
+				PeerApp: 2, Backend: "[fc00::9]:8080"},
+		}}), nil
+	}
 	if r.Msg.Source != whyFar {
 		answer.Reasons = append(answer.Reasons, &pilasterv1.Reason{Direction: "egress", Tenant: "blue", App: 2,
 			Endpoint: whyEndpoints()["shop/front"], Peer: whyWeb, PeerApp: 3, Allowed: true, Policed: true})
@@ -84,7 +96,13 @@ func TestWhyNames(t *testing.T) {
 		"shop/front " + whyWeb: {"fc00::7 " + whyWeb, "peer c0ffee " + whyWeb + " (app 3): no policy"},
 		"shop/front n2":        {"fc00::7 fd70:696c:6100:2::1", "fd70:696c:6100:2::1 (app 3): no policy"},
 		"shop/front n3":        {"fc00::7 fd70:696c:6100:3::1", "fd70:696c:6100:3::1 (app 3): no policy"},
-		"shop/front 10.0.9.9":  {"10.0.3.7 10.0.9.9", "peer c0ffee 10.0.9.9 (app 3): no policy"},
+		"shop/front " + whyService: {"fc00::7 " + whyService,
+			"egress   allowed  endpoint 1 shop/front (tenant blue, app 2), peer " + whyService +
+				" (app 0): the service has 1 endpoint\n" +
+				"egress   allowed  endpoint 1 shop/front (tenant blue, app 2), peer [fc00::9]:8080 (app 3): tenant " +
+				"blue has no policies\n" +
+				"ingress  denied   endpoint 2 c0ffee (tenant blue, app 3), peer fc00::7 (app 2), as [fc00::9]:8080: "},
+		"shop/front 10.0.9.9": {"10.0.3.7 10.0.9.9", "peer c0ffee 10.0.9.9 (app 3): no policy"},
 	} {
 		ends := strings.Fields(args)
 		code, out, errs := run(t, "", "why", "--agent-socket", socket, ends[0], ends[1], "tcp/80")

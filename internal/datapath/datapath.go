@@ -19,6 +19,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath/hook"
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/datapath/policymap"
+	"pilaster.io/pilaster/internal/datapath/servicemap"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/netns"
@@ -44,14 +45,19 @@ type Config struct {
 	// the programs push and pull the headers of the VXLAN tunnel, instead of the kernel's device
 	DirectTunnel bool
 	Device       string // kind of new containers' devices: one of device.DeviceChoices; "" means the first
-	NoCache      bool   // for measurements only: disables the flow cache
-	Log          *slog.Logger
+	// CgroupRoot is the cgroup (version 2) whose TCP sockets get a backend when they connect to a service; "": none,
+	// all packets to services are translated.
+	CgroupRoot     string
+	CgroupOptional bool // the node works also if the programs cannot be attached there
+	NoCache        bool // for measurements only: disables the flow cache
+	Log            *slog.Logger
 }
 
 // Datapath implements dpapi.Driver on Linux.
 type Datapath struct {
 	*device.Devices
 	*policymap.Policies
+	*servicemap.Tables
 	Egress *egressmap.Tables
 
 	config       Config
@@ -71,6 +77,7 @@ type Datapath struct {
 	portUsers portUsers
 
 	knownTenantIDs sync.Map // tenant ids that this process wrote; they stay without an endpoint
+	clients        sync.Map // cookies of the namespaces of endpoints, by endpoint
 }
 
 var (
@@ -212,13 +219,15 @@ func newDatapath(c Config) *Datapath {
 		NodePrefix: c.NodePrefix, Plan: c.Plan, MTUReserve: c.MTUReserve,
 		DirectTunnel: c.DirectTunnel,
 	}
-	return &Datapath{
+	d := &Datapath{
 		Devices: device.NewDevices(
 			&hook.Hooks{Host: hostLink, UplinkPrograms: map[uint32]*ebpf.Program{}},
 		), Policies: policymap.NewPolicies(hostLink, c.MaxRules), Egress: egressmap.New(hostLink), config: c,
 		deviceReason: reason,
 		networkMaps:  map[string]*ebpf.Map{}, networkConstants: map[string][]byte{},
 	}
+	d.Tables = servicemap.New(hostLink, d.InvalidateFlows)
+	return d
 }
 
 func (c Config) validate() error {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
@@ -753,9 +752,7 @@ func TestOutsideScan(t *testing.T) {
 	probe := b.frame(b.sent(outsideHost, question))
 	scanned := uint32(0)
 	must(t, b.ns.Do(func() error {
-		var cpu unix.CPUSet
-		cpu.Set(0)
-		if err := unix.SchedSetaffinity(0, &cpu); err != nil {
+		if err := onFirstCPU(); err != nil {
 			return err
 		}
 		for _, f := range frames {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
@@ -87,9 +86,7 @@ func scanned(t *testing.T, run func(b *scanBench) error) {
 	}
 	b.knowsTheRouter(t)
 	must(t, b.ns.Do(func() error {
-		var cpu unix.CPUSet
-		cpu.Set(0)
-		if err := unix.SchedSetaffinity(0, &cpu); err != nil {
+		if err := onFirstCPU(); err != nil {
 			return err
 		}
 		return run(b)

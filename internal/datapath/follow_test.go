@@ -14,7 +14,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
@@ -239,9 +238,7 @@ func TestFollowPolicy(t *testing.T) {
 func (b *progBench) runOnCPU(t *testing.T, p *ebpf.Program, frame []byte, ctx skb) {
 	t.Helper()
 	must(t, b.ns.Do(func() error {
-		var cpu unix.CPUSet
-		cpu.Set(0)
-		if err := unix.SchedSetaffinity(0, &cpu); err != nil {
+		if err := onFirstCPU(); err != nil {
 			return err
 		}
 		_, err := p.Run(&ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+answerLength), Context: ctx})

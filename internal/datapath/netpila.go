@@ -13,6 +13,8 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
+	"pilaster.io/pilaster/internal/datapath/device"
+	"pilaster.io/pilaster/internal/datapath/servicemap"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
@@ -34,12 +36,25 @@ func netpilaPart() networkPart {
 				{bpfobj.PilasterMapPilGwtenantsV1, bpfobj.PinGatewayTenants, 0},
 				{bpfobj.PilasterMapPilGwnatV1, bpfobj.PinGatewayNAT, 0},
 				{bpfobj.PilasterMapPilGwsilentV1, bpfobj.PinGatewaySilent, 0},
+				{bpfobj.PilasterMapPilSvcV1, bpfobj.PinServices, servicemap.MaxFrontends},
+				{bpfobj.PilasterMapPilSvcfrontsV1, bpfobj.PinServiceFronts, servicemap.MaxFrontends},
+				{bpfobj.PilasterMapPilSvcsetsV1, bpfobj.PinServiceSets, servicemap.MaxMembers},
+				{bpfobj.PilasterMapPilSvcbacksV1, bpfobj.PinServiceBacks, servicemap.MaxBackends},
+				{bpfobj.PilasterMapPilSvcpeersV1, bpfobj.PinServicePeers, servicemap.MaxBackends},
+				{bpfobj.PilasterMapPilSvcpairsV1, bpfobj.PinServicePairs, 0},
+				{bpfobj.PilasterMapPilSvcclientsV1, bpfobj.PinServiceClients, 0},
+				{bpfobj.PilasterMapPilSvcnetnsV1, bpfobj.PinServiceNetns, c.MaxEndpoints},
+				{bpfobj.PilasterMapPilSvcsocketsV1, bpfobj.PinServiceSockets, 0},
+				{bpfobj.PilasterMapPilServicesV1, bpfobj.PinServicePrograms, 0},
 			}
 		},
 		constants: func(d *Datapath) map[string]any {
 			own, _ := prefixWords(d.egressPrefix())
 			all := map[string]any{
 				bpfobj.PilasterVarClearDscp: d.config.ClearDSCP, bpfobj.PilasterVarOwnEgress: own,
+			}
+			if p, err := d.config.Plan.ServicePrefix(); err == nil {
+				all[bpfobj.PilasterVarServicePrefix], all[bpfobj.PilasterVarServiceMask] = prefixWords(p)
 			}
 			if p := d.config.Plan.Egress; p.IsValid() {
 				all[bpfobj.PilasterVarEgressPrefix], all[bpfobj.PilasterVarEgressMask] = prefixWords(p)
@@ -79,6 +94,7 @@ func (d netpilaMaps) PutTenant(_ context.Context, t tenant.Tenant) error {
 	if t.Addressing == tenant.Clear {
 		value.Clear = 1
 	}
+	value.Services = t.ServicesNumber
 	// All keys before the first list that names them.
 	for _, id := range t.IDs {
 		if t.Addressing == tenant.Clear {
@@ -88,6 +104,10 @@ func (d netpilaMaps) PutTenant(_ context.Context, t tenant.Tenant) error {
 			return fmt.Errorf("tenant %s: %w", t.Name, err)
 		}
 	}
+	was, known, err := bpfobj.Lookup[bpfobj.PilasterTenant](d.Objects.PilTenantsV2, uint32(t.IDs[0].ID))
+	if err != nil {
+		return fmt.Errorf("tenant %s: %w", t.Name, err)
+	}
 	for i, id := range t.IDs {
 		value.Gateway = bpfobj.ToAddr(gateways[i])
 		if err := d.Objects.PilTenantsV2.Put(uint32(id.ID), value); err != nil {
@@ -95,7 +115,11 @@ func (d netpilaMaps) PutTenant(_ context.Context, t tenant.Tenant) error {
 		}
 		d.knownTenantIDs.Store(uint32(id.ID), true)
 	}
-	return errors.Join(d.Egress.Put(t), d.InvalidateFlows())
+	err = d.Egress.Put(t)
+	if known && was.Services != value.Services {
+		err = errors.Join(err, d.setClients(t))
+	}
+	return errors.Join(err, d.InvalidateFlows())
 }
 
 // DeleteTenant removes the tenant's ids and keys. It leaves cached flows valid if none of the ids existed.
@@ -172,7 +196,63 @@ func (d netpilaMaps) writeEntries(r endpoint.Record) error {
 			return err
 		}
 	}
+	return d.writeClient(r)
+}
+
+// writeClient makes an endpoint known as a client of services, by the cookie of its namespace. Without that entry its
+// packets to services are translated, so a namespace that cannot be read is no error.
+func (d *Datapath) writeClient(r endpoint.Record) error {
+	if d.config.CgroupRoot == "" || len(r.Attachments) == 0 {
+		return nil
+	}
+	t, _, err := bpfobj.Lookup[bpfobj.PilasterTenant](d.Objects.PilTenantsV2, uint32(r.TenantID))
+	if err != nil {
+		return err
+	}
+	cookie, err := device.CookieOf(r.Netns)
+	if err != nil {
+		d.Log.Debug("sockets of an endpoint get no backends of services when they connect", "endpoint", r.ID,
+			"error", err)
+		return nil
+	}
+	d.clients.Store(r.ID, cookie)
+	return d.Objects.PilSvcnetnsV1.Put(cookie, bpfobj.PilasterSvcNetns{
+		Address: bpfobj.ToAddr(r.Attachments[0].Address), Services: t.Services, Endpoint: uint32(r.ID),
+	})
+}
+
+// deleteClient removes what writeClient has written. The entry of a namespace with two endpoints is the one of the
+// endpoint that was activated last, and stays until that one is removed.
+func (d *Datapath) deleteClient(id endpoint.ID) error {
+	cookie, known := d.clients.LoadAndDelete(id)
+	if !known {
+		return nil
+	}
+	v, found, err := bpfobj.Lookup[bpfobj.PilasterSvcNetns](d.Objects.PilSvcnetnsV1, cookie)
+	if err == nil && found && v.Endpoint == uint32(id) {
+		err = d.Objects.PilSvcnetnsV1.Delete(cookie)
+	}
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("endpoint %d: remove it as a client of services: %w", id, err)
+	}
 	return nil
+}
+
+// setClients gives the endpoints of a tenant the number of its services.
+func (d *Datapath) setClients(t tenant.Tenant) error {
+	if d.config.CgroupRoot == "" {
+		return nil
+	}
+	return bpfobj.ForEachEntry(d.Objects.PilSvcnetnsV1, func(cookie uint64, v bpfobj.PilasterSvcNetns) {
+		source, found, err := d.LookupSource(v.Address.Addr())
+		if err != nil || !found || t.Of(source.TenantID).ID == 0 || v.Services == t.ServicesNumber {
+			return
+		}
+		v.Services = t.ServicesNumber
+		if err := d.Objects.PilSvcnetnsV1.Update(cookie, v, ebpf.UpdateExist); err != nil {
+			d.Log.Warn("a client of services keeps the packet path", "endpoint", v.Endpoint, "error", err)
+		}
+	})
 }
 
 func epDstEntry(r endpoint.Record, a endpoint.Attachment) bpfobj.PilasterEpDst {
@@ -203,7 +283,7 @@ func (d netpilaMaps) Deactivate(_ context.Context, r endpoint.Record) error {
 			return fmt.Errorf("endpoint %d: remove its entry: %w", r.ID, err)
 		}
 	}
-	if err := d.Egress.Deactivate(r); err != nil {
+	if err := errors.Join(d.Egress.Deactivate(r), d.deleteClient(r.ID)); err != nil {
 		return err
 	}
 	return d.InvalidateFlows()
@@ -234,11 +314,23 @@ func (d netpilaMaps) Repair(_ context.Context, recorded, found []endpoint.Record
 		bpfobj.DeleteOthers(d.Objects.PilTenantsV2, ids),
 		bpfobj.DeleteOthers(d.Objects.PilKeysV1, ids),
 		d.Egress.Repair(found, ids),
+		bpfobj.DeleteOthers(d.Objects.PilSvcnetnsV1, d.clientCookies(found)),
 	)
 	if err != nil {
 		return err
 	}
 	return d.InvalidateFlows()
+}
+
+// clientCookies returns the cookies of the namespaces of endpoints.
+func (d *Datapath) clientCookies(found []endpoint.Record) map[uint64]bool {
+	all := map[uint64]bool{}
+	for _, r := range found {
+		if cookie, known := d.clients.Load(r.ID); known {
+			all[cookie.(uint64)] = true
+		}
+	}
+	return all
 }
 
 // addSiblingIDs adds the other ids of the tenants that own the given ones.
@@ -347,6 +439,7 @@ func (d *Datapath) TableNames() dpapi.TableNames {
 	return dpapi.TableNames{
 		Sources: bpfobj.PinSources, Locals: bpfobj.PinLocals, Tenants: bpfobj.PinTenants, Keys: bpfobj.PinKeys,
 		Access: bpfobj.PinAccess, Egress: bpfobj.PinEgressSources, Gateways: bpfobj.PinGatewayTenants,
+		Services: bpfobj.PinServices, Backends: bpfobj.PinServiceBacks,
 	}
 }
 

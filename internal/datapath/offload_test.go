@@ -168,8 +168,6 @@ func TestChecksumsLeftToADevice(t *testing.T) {
 	a, b := w.nodes[0].add(t, blue, 1), w.nodes[1].add(t, blue, 1)
 	socket := newOffloadSocket(t, a)
 	wire := capture(t, w.nodes[1].ns)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
 	sent := func(body packet.Body, extensions ...packet.Extension) packet.Packet {
 		return packet.Packet{Source: a.seen(), Destination: b.seen(), Body: body, Extensions: extensions}
 	}
@@ -186,34 +184,38 @@ func TestChecksumsLeftToADevice(t *testing.T) {
 		{"UDP behind options", sent(gram, padding(packet.DestinationOptions)), l4 + 8, 6, l4 + 8},
 		{"UDP in a tunnel", sent(tunnel), l4 + 8 + 50, 6, 0},
 	} {
-		left := func(p packet.Packet) []byte {
-			frame := p.Frame(host.GatewayMAC, host.ContainerMAC)
-			if c.unfinished > 0 {
-				// Until it is complete the field holds the sum of the pseudo header.
-				pseudo := ^packet.Checksum(
-					p.Source,
-					p.Destination,
-					p.Body.Protocol(),
-					make([]byte, len(frame)-c.unfinished),
-				)
-				field := map[uint8]int{packet.ProtocolUDP: 6, packet.ProtocolTCP: 16}[p.Body.Protocol()]
-				binary.BigEndian.PutUint16(frame[c.unfinished+field:], pseudo)
-			}
-			return frame
-		}
-		must(t, socket.send(left(c.packet), c.start, c.offset))
-		ours := func(c packet.Captured) bool {
-			p, err := c.Packet()
-			return err == nil && p.Source == a.plain()
-		}
-		seen, err := wire.Until(ctx, ours)
-		must(t, err)
+		must(t, socket.send(leftToDevice(c.packet, c.unfinished), c.start, c.offset))
 		want := c.packet
 		want.Source, want.Destination, want.HopLimit = a.plain(), b.plain(), 63
-		got := seen[len(seen)-1]
-		if !bytes.Equal(got.Frame[14:], left(want)[14:]) || !got.ChecksumPartial {
-			t.Errorf("%s:\n got %x\nwant %x", c.name, got.Frame, left(want))
-		}
+		wantOnWire(t, wire, c.name, want, c.unfinished)
+	}
+}
+
+// leftToDevice is a frame whose transport header at unfinished, unless it is 0, has an incomplete checksum: the field
+// holds the sum of the pseudo header.
+func leftToDevice(p packet.Packet, unfinished int) []byte {
+	frame := p.Frame(host.GatewayMAC, host.ContainerMAC)
+	if unfinished > 0 {
+		sum := ^packet.Checksum(p.Source, p.Destination, p.Body.Protocol(), make([]byte, len(frame)-unfinished))
+		field := map[uint8]int{packet.ProtocolUDP: 6, packet.ProtocolTCP: 16}[p.Body.Protocol()]
+		binary.BigEndian.PutUint16(frame[unfinished+field:], sum)
+	}
+	return frame
+}
+
+// wantOnWire waits for the next packet of the source, whose checksum is left to a device.
+func wantOnWire(t *testing.T, wire *packet.Capture, name string, want packet.Packet, unfinished int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	seen, err := wire.Until(ctx, func(c packet.Captured) bool {
+		p, err := c.Packet()
+		return err == nil && p.Source == want.Source
+	})
+	must(t, err)
+	got, frame := seen[len(seen)-1], leftToDevice(want, unfinished)
+	if !bytes.Equal(got.Frame[14:], frame[14:]) || !got.ChecksumPartial {
+		t.Errorf("%s:\n got %x\nwant %x", name, got.Frame, frame)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/host"
@@ -46,6 +47,7 @@ type progBench struct {
 	b1, b2, r1 *testContainer
 	b3         address.Plain // a blue container on the far node
 	uplinkMAC  net.HardwareAddr
+	pinned     bool       // all packets meet the caches of one CPU
 	b1Gateway  netip.Addr // the node as b1 sees it
 }
 
@@ -78,7 +80,12 @@ func (b *progBench) run(
 	out = make([]byte, len(frame)+answerLength)
 	options := &ebpf.RunOptions{Data: frame, DataOut: out, Context: ctx}
 	must(t, b.ns.Do(func() (err error) {
-		verdict, err = p.Run(options)
+		if b.pinned {
+			err = onFirstCPU()
+		}
+		if err == nil {
+			verdict, err = p.Run(options)
+		}
 		return err
 	}))
 	reasons = map[string]uint64{}
@@ -88,6 +95,13 @@ func (b *progBench) run(
 		}
 	}
 	return verdict, options.DataOut, reasons
+}
+
+// onFirstCPU keeps the calling thread on one CPU.
+func onFirstCPU() error {
+	var cpu unix.CPUSet
+	cpu.Set(0)
+	return unix.SchedSetaffinity(0, &cpu)
 }
 
 type progCase struct {

@@ -92,12 +92,22 @@ func (d *Datapath) attachSteps(found []endpoint.Record, lost map[endpoint.ID]err
 		}
 		return nil
 	}
+	sockets := func() error {
+		err := d.AttachSockets(d.config.CgroupRoot)
+		if err != nil && d.config.CgroupOptional {
+			d.Log.Warn("sockets get no backend when they connect to a service; the node translates their packets",
+				"error", err)
+			return nil
+		}
+		return err
+	}
 	if d.config.Device == endpoint.Macvlan {
-		return []func() error{d.AttachTunnel, containers, d.AttachNode, d.AttachUplinkPrograms, d.AttachUplink}
+		return []func() error{d.AttachTunnel, containers, d.AttachNode, d.AttachUplinkPrograms, d.AttachUplink,
+			sockets}
 	}
 	return []func() error{
 		d.AttachTunnel, d.ReattachGateway, d.DetachBackstop, d.AttachUplinkPrograms, d.AttachUplink, containers,
-		d.AttachNode,
+		d.AttachNode, sockets,
 	}
 }
 

@@ -94,7 +94,8 @@ func (d *Datapath) Follow(ctx context.Context, f dpapi.PacketFilter) (<-chan dpa
 		return errors.Join(err, d.standInWork.end(programs), programs.Close())
 	}
 	traced := d.withPrograms(programs)
-	err = errors.Join(d.attachTracedUplink(programs), traced.AttachEgressPrograms(), traced.attachTraced(f))
+	err = errors.Join(d.attachTracedUplink(programs), traced.AttachEgressPrograms(),
+		traced.AttachServicePrograms(), traced.attachTraced(f))
 	own, objects := d.entryIDs(), programs.Objects(d.Objects)
 	tracing := entryPrograms(&objects)
 	maps.Copy(tracing, programs.OfNetworks())

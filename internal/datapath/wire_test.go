@@ -42,6 +42,7 @@ type testNode struct {
 	direct   bool         // DirectTunnel of Config
 	reserve  int          // MTUReserve of Config
 	room     int          // MaxSessions of Config
+	cgroup   string       // CgroupRoot of Config
 }
 
 type testContainer struct {
@@ -194,7 +195,7 @@ func (n *testNode) load(ctx context.Context, kind, pins string) error {
 		n.datapath, err = Open(Config{
 			Uplinks: []string{"eth0"}, NodePrefix: n.prefix, Plan: plan, MaxEndpoints: 100,
 			BPFFS: pins, Log: slog.New(slog.DiscardHandler), Device: kind, VTEP4: n.vtep4, DirectTunnel: n.direct,
-			MTUReserve: n.reserve, MaxSessions: n.room,
+			MTUReserve: n.reserve, MaxSessions: n.room, CgroupRoot: n.cgroup,
 		})
 		return err
 	})

@@ -153,6 +153,7 @@ func (p *proof) sections(ctx context.Context) error {
 		p.entries,
 		p.attacks,
 		p.outside,
+		p.service,
 	} {
 		p.print("")
 		if err := section(ctx); err != nil {

@@ -33,7 +33,8 @@ func TestDemo(t *testing.T) {
 		"node 1 | blue | app 1 → node 3 | blue | app 2", "1,500 bytes in, 1,500 bytes on the wire",
 		"first packet", "0 entries for other nodes", "dropped 100,000", "tenant-mismatch",
 		"no packet arrived (6 captures", "0 packets left b1", "; the host sees fd70:696c:6100:1:0:ff:",
-		"0 of 3 answered: from outside", "Lab removed",
+		"0 of 3 answered: from outside",
+		"has 3 backends on 3 nodes", "r3 removed under load", "of 2 open ones to others, 0 ended", "Lab removed",
 	} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("the output lacks %q", line)
@@ -53,8 +54,8 @@ func TestSectionsFail(t *testing.T) {
 
 	sections := map[string]func(*proof, context.Context) error{
 		"reach": (*proof).reach, "places": (*proof).places, "entries": (*proof).entries, "attacks": (*proof).attacks,
-		"outside": (*proof).outside,
-		"speed":   func(p *proof, ctx context.Context) error { return p.speed(ctx, beside{1, 1}) },
+		"outside": (*proof).outside, "service": (*proof).service,
+		"speed": func(p *proof, ctx context.Context) error { return p.speed(ctx, beside{1, 1}) },
 	}
 	run := func(section string) error {
 		p := &proof{lab: l, out: io.Discard}
@@ -114,6 +115,15 @@ func TestSectionsFail(t *testing.T) {
 		if err := l.DeleteEgress(ctx, "blue", netip.MustParsePrefix("::/0")); err != nil {
 			t.Fatal(err)
 		}
+	})
+	t.Run("a backend that does not answer", func(t *testing.T) {
+		hole := &netlink.Route{Dst: &net.IPNet{IP: net.ParseIP("fc00::"), Mask: net.CIDRMask(8, 128)}, Type: 6,
+			Priority: 1} // RTN_BLACKHOLE
+		inside(t, l, "r2", func(h *netlink.Handle) error { return h.RouteAdd(hole) })
+		if err := run("service"); err == nil {
+			t.Error("service: no failure, want one")
+		}
+		inside(t, l, "r2", func(h *netlink.Handle) error { return h.RouteDel(hole) })
 	})
 	t.Run("a small MTU on the way", func(t *testing.T) {
 		inside(t, l, "b1", func(h *netlink.Handle) error { return setMTU(h, 1400) })

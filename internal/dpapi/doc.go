@@ -24,6 +24,7 @@ const (
 type Driver interface {
 	Devices
 	Policies
+	Services
 	Access
 	Stats
 	Events

@@ -37,7 +37,9 @@ type Lookup interface {
 }
 
 // TableNames are the names of the tables that Lookup reads, as other tools show them.
-type TableNames struct{ Sources, Locals, Tenants, Keys, Access, Egress, Gateways string }
+type TableNames struct {
+	Sources, Locals, Tenants, Keys, Access, Egress, Gateways, Services, Backends string
+}
 
 // SourceEntry is an address that a container may send from.
 type SourceEntry struct {

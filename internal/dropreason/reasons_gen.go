@@ -55,6 +55,9 @@ const (
 	GatewayDenied    Reason = 50
 	GatewayFull      Reason = 51
 	GatewayProtocol  Reason = 52
+	NoService        Reason = 53
+	NoBackend        Reason = 54
+	ServiceProtocol  Reason = 55
 )
 
 var reasons = [...]struct{ name, text string }{
@@ -110,4 +113,7 @@ var reasons = [...]struct{ name, text string }{
 	50: {"gateway-denied", "Egress: a packet in a tunnel between a node and an egress gateway does not fit the tenant's rules. They have just changed, or a machine on the fabric forges it."},
 	51: {"gateway-full", "Egress: the gateway has no free port for a new connection of the tenant."},
 	52: {"gateway-protocol", "Egress: gateways translate TCP, UDP and ICMPv6 echo, and no fragments."},
+	53: {"no-service", "Services: the tenant has no service with this address, port and protocol. The sender gets an ICMPv6 error or a TCP reset. See `pilaster service list`."},
+	54: {"no-backend", "Services: the service has no endpoint that can serve the packet. The sender gets an ICMPv6 error or a TCP reset. See `pilaster service describe`."},
+	55: {"service-protocol", "Services: their addresses answer TCP and UDP on the ports of the service, and nothing else, such as ping."},
 }

@@ -32,6 +32,7 @@ const draws = 1000
 // Addresses allocates the egress addresses of a node. Its methods may be called concurrently.
 type Addresses struct {
 	own, node  netip.Prefix
+	services   netip.Prefix // the cluster's prefix of services; zero: it has none
 	quarantine time.Duration
 	now        func() time.Time
 	pick       func() address.Index
@@ -85,7 +86,8 @@ func Open(c Config) (*Addresses, error) {
 		own: c.Node, quarantine: endpoint.MinQuarantine, now: c.Now, pick: c.Pick,
 		used: map[address.Index]Entry{}, ended: map[address.Index]Entry{},
 	}
-	a.node, _ = c.Plan.EgressNode(c.Node) // if its number is beyond the egress prefix, it has none
+	a.services, _ = c.Plan.ServicePrefix() // an error means that the cluster cannot have services
+	a.node, _ = c.Plan.EgressNode(c.Node)  // if its number is beyond the egress prefix, it has none
 	if a.now == nil {
 		a.now = time.Now
 	}
@@ -183,8 +185,12 @@ func (a *Addresses) write(e Entry) error {
 
 // Settle returns an attachment with the default route and the egress address that its tenant's rules require, and
 // without those that they do not. A new address is recorded on disk by then. The caller releases an address that the
-// attachment had before. It returns an attachment of a network without egress as it is.
+// attachment had before. In a network with services the attachment gets the route to them, whether or not its tenant
+// has some. It returns an attachment of a network with neither as it is.
 func (a *Addresses) Settle(t tenant.Tenant, r endpoint.Record, at endpoint.Attachment) (endpoint.Attachment, error) {
+	if a.lacksServices(at) {
+		at.Routes = append(slices.Clone(at.Routes), a.services)
+	}
 	if !tenant.NetworkHas(at.Network, tenant.Egress) {
 		return at, nil
 	}
@@ -209,12 +215,21 @@ func (a *Addresses) Settle(t tenant.Tenant, r endpoint.Record, at endpoint.Attac
 // Settled reports whether an attachment has what its tenant's rules require, and nothing else. An address in the node's
 // own /64 is replaced if the cluster has an egress prefix by now.
 func (a *Addresses) Settled(t tenant.Tenant, at endpoint.Attachment) bool {
+	if a.lacksServices(at) {
+		return false
+	}
 	if !tenant.NetworkHas(at.Network, tenant.Egress) {
 		return true
 	}
 	return slices.Contains(at.Routes, endpoint.DefaultRoute) == t.MayLeave() &&
 		at.Egress.IsValid() == t.NeedsEgressAddress() &&
 		(!at.Egress.IsValid() || a != nil && a.node.Contains(at.Egress))
+}
+
+// lacksServices reports whether an attachment has to get the route to services.
+func (a *Addresses) lacksServices(at endpoint.Attachment) bool {
+	return a != nil && a.services.IsValid() && tenant.NetworkHas(at.Network, tenant.Services) &&
+		!slices.Contains(at.Routes, a.services)
 }
 
 func (a *Addresses) allocate(r endpoint.Record) (netip.Addr, error) {

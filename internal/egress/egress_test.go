@@ -21,6 +21,7 @@ import (
 var (
 	node    = netip.MustParsePrefix("fd70:696c:6100:3::/64")
 	private = netip.MustParsePrefix("fc00::/8")
+	toAny   = netip.MustParsePrefix("fd70:696c:7300::/40") // to all services
 	direct  = tenant.Tenant{Name: "blue", Egress: []tenant.EgressRule{{To: endpoint.DefaultRoute, Allow: true}}}
 	gateway = tenant.Tenant{Name: "blue", Egress: []tenant.EgressRule{
 		{To: endpoint.DefaultRoute, Allow: true, Via: []tenant.EgressGateway{{Node: "n7"}}},
@@ -109,7 +110,8 @@ func (b *bed) who(addr netip.Addr, at time.Time) (all []string) {
 	return all
 }
 
-// An attachment has the default route if its tenant may leave, and an address if packets leave at this node.
+// An attachment has the route to services, the default route if its tenant may leave, and an address if packets leave
+// at this node.
 func TestSettle(t *testing.T) {
 	b := newBed(t)
 	r := record("c1", netip.Addr{})
@@ -127,14 +129,14 @@ func TestSettle(t *testing.T) {
 	} {
 		was := is
 		if b.Settled(step.t, is) != (slices.Contains(was.Routes, endpoint.DefaultRoute) == step.route &&
-			was.Egress.IsValid() == step.addr) {
+			was.Egress.IsValid() == step.addr && slices.Contains(was.Routes, toAny)) {
 			t.Errorf("step %d: Settled differs from what is needed", i)
 		}
 		var err error
 		if is, err = b.Settle(step.t, r, is); err != nil {
 			t.Fatal(err)
 		}
-		want := []netip.Prefix{private}
+		want := []netip.Prefix{private, toAny}
 		if step.route {
 			want = append(want, endpoint.DefaultRoute)
 		}

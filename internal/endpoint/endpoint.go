@@ -47,7 +47,14 @@ type Record struct {
 	Device  Device       `json:"device"`
 	Created time.Time    `json:"created"`
 	// The addresses belong to this key; the container that has it next gets them, also on another node.
-	AddressKey string `json:"addressKey,omitempty"`
+	AddressKey string     `json:"addressKey,omitempty"`
+	Conditions Conditions `json:"conditions,omitzero"`
+}
+
+// Conditions say whether services send new connections to the container. An operator sets them.
+type Conditions struct {
+	NotReady    bool `json:"notReady,omitempty"`
+	Terminating bool `json:"terminating,omitempty"` // gets none unless there is no other endpoint
 }
 
 // Lives reports whether the runtime has added the endpoint and has not deleted it.

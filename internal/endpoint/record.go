@@ -23,13 +23,16 @@ const (
 	withLocator   = 5 // attachments with a locator
 	withKey       = 6 // an address key
 	withSecond    = 7 // an attachment on a second network
-	recordVersion = 8 // an egress address, or a route to hosts outside
+	withEgress    = 8 // an egress address, or a route to hosts outside
+	recordVersion = 9 // conditions for services
 )
 
 func (r Record) version() int {
 	switch {
-	case slices.ContainsFunc(r.Attachments, Attachment.leaves):
+	case r.Conditions != Conditions{}:
 		return recordVersion
+	case slices.ContainsFunc(r.Attachments, Attachment.leaves):
+		return withEgress
 	case slices.ContainsFunc(r.Attachments, func(a Attachment) bool { return a.Also != "" }):
 		return withSecond
 	case r.AddressKey != "":

@@ -108,6 +108,8 @@ func TestRecordVersions(t *testing.T) {
 	leaves, addressed, inside := record(5, 5), record(6, 6), record(7, 7)
 	leaves.Attachments[0].Routes = append(leaves.Attachments[0].Routes, DefaultRoute)
 	addressed.Attachments[0].Egress = netip.MustParseAddr("fd70:696c:6100:1:0:ff:101:1")
+	unready := record(8, 8)
+	unready.Conditions.NotReady = true
 	// the default route of a network with tunnels leads to the tenant's containers, also in older builds
 	inside.Attachments[0].Plaintext, inside.Attachments[0].Routes = netip.Addr{}, []netip.Prefix{DefaultRoute}
 	for id, want := range map[ID]struct {
@@ -115,7 +117,7 @@ func TestRecordVersions(t *testing.T) {
 		version int
 	}{
 		1: {plain, 1}, 2: {changed, 4}, 3: {located, 5}, 4: {keyed, 6}, 5: {leaves, 8}, 6: {addressed, 8},
-		7: {inside, 2},
+		7: {inside, 2}, 8: {unready, 9},
 	} {
 		if err := s.Put(want.Record); err != nil {
 			t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -60,6 +61,9 @@ func (f folder) clean(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := f.removeCgroups(ctx); err != nil {
+		return err
+	}
 	mounts, err := mountsBelow(string(f))
 	if err != nil {
 		return err
@@ -76,6 +80,51 @@ func (f folder) clean(ctx context.Context) error {
 	if err := os.Remove(filepath.Dir(string(f))); err != nil && !errors.Is(err, unix.ENOTEMPTY) &&
 		!errors.Is(err, unix.EBUSY) {
 		return err
+	}
+	return nil
+}
+
+// cgroupPatience bounds how long the processes in a cgroup may take to end.
+const cgroupPatience = 10 * time.Second
+
+// removeCgroups kills what is left in the cgroups of the nodes, and removes them. The kernel removes a process from its
+// cgroup a moment after its end.
+func (f folder) removeCgroups(ctx context.Context) error {
+	nodes, err := os.ReadDir(f.cgroup(""))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var all []string
+	for _, n := range nodes {
+		if n.IsDir() {
+			all = append(all, f.cgroup(n.Name()))
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, cgroupPatience)
+	defer cancel()
+	for _, dir := range append(all, f.cgroup("")) {
+		// Kernels before 5.14 have no such file.
+		err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) {
+			return fmt.Errorf("kill what is in cgroup %s: %w", dir, err)
+		}
+		for {
+			err := unix.Rmdir(dir)
+			if err == nil || errors.Is(err, unix.ENOENT) {
+				break
+			}
+			if !errors.Is(err, unix.EBUSY) {
+				return fmt.Errorf("remove cgroup %s: %w", dir, err)
+			}
+			select {
+			case <-time.After(10 * time.Millisecond):
+			case <-ctx.Done():
+				return fmt.Errorf("remove cgroup %s: %w; processes are still in it", dir, err)
+			}
+		}
 	}
 	return nil
 }

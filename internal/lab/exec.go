@@ -18,9 +18,9 @@ import (
 	"pilaster.io/pilaster/internal/netns"
 )
 
-// Launch starts a command on a node or in a container: in its network namespace, with its host name, and with an
-// /etc/hosts with the names of the lab. On a node and at the orchestrator, environment variables direct pilaster to the
-// daemon and folders of the lab instead of those of the machine.
+// Launch starts a command on a node or in a container: in its network namespace and the cgroup of its node, with its
+// host name, and with an /etc/hosts with the names of the lab. On a node and at the orchestrator, environment variables
+// direct pilaster to the daemon and folders of the lab instead of those of the machine.
 func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 	ns, err := l.Namespace(name)
 	if err != nil {
@@ -44,6 +44,17 @@ func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 			"PILASTER_BPFFS="+l.folder.nodeBPF(name),
 		)
 	}
+	if node := l.nodeOf(name); node != "" {
+		cgroup, err := os.Open(l.folder.cgroup(node))
+		if err != nil {
+			return fmt.Errorf("enter the cgroup of node %s: %w", node, err)
+		}
+		defer cgroup.Close()
+		if cmd.SysProcAttr == nil {
+			cmd.SysProcAttr = &syscall.SysProcAttr{}
+		}
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(cgroup.Fd())
+	}
 	return netns.OnThread(func() error {
 		if err := unix.Setns(ns.FD(), unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter %s: %w", name, err)
@@ -53,6 +64,18 @@ func (l *Lab) Launch(name string, cmd *exec.Cmd) error {
 		}
 		return cmd.Start()
 	})
+}
+
+// nodeOf returns a node, or that of a container; "" for another place.
+func (l *Lab) nodeOf(name string) string {
+	if slices.Contains(l.state.Spec.AllNodes(), name) {
+		return name
+	}
+	c, err := l.Container(name)
+	if err != nil {
+		return ""
+	}
+	return c.Node
 }
 
 // prependBinaries puts the folder of the lab's binaries first on PATH, because binaries in other folders may be of

@@ -32,6 +32,16 @@ func (f folder) agentSocket(name string) string { return f.path("nodes", name, "
 func (f folder) nodeState(name string) string   { return f.path("nodes", name, "state") }
 func (f folder) nodeBPF(name string) string     { return f.path("bpf", name) }
 
+// cgroups is where the lab has cgroup2 mounted; cgroup is that of a node. The hierarchy is one for all labs, so the
+// name has the folder of the lab in it.
+func (f folder) cgroups() string { return f.path("cgroup") }
+func (f folder) cgroup(node string) string {
+	if node == "" {
+		return f.path("cgroup", "pilaster-lab"+strings.ReplaceAll(string(f), "/", "-"))
+	}
+	return filepath.Join(f.cgroup(""), node)
+}
+
 func (f folder) nodeOVS(name string) string { return f.path("nodes", name, "ovs") }
 
 func (f folder) orchestratorRun(region string) string  { return f.path("orchestrator", region, "run") }

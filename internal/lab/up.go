@@ -81,7 +81,7 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 
 func (l *Lab) up(ctx context.Context, external *ExternalOrchestrator, progress func(string)) error {
 	spec := l.state.Spec
-	for _, dir := range []string{"netns", "log", "nodes", "orchestrator", "bpf", "hosts"} {
+	for _, dir := range []string{"netns", "log", "nodes", "orchestrator", "bpf", "cgroup", "hosts"} {
 		if err := os.Mkdir(l.folder.path(dir), 0o755); err != nil {
 			return err
 		}
@@ -91,6 +91,9 @@ func (l *Lab) up(ctx context.Context, external *ExternalOrchestrator, progress f
 	}
 
 	regions, nodes := spec.regions(), spec.AllNodes()
+	if err := l.createCgroups(nodes); err != nil {
+		return err
+	}
 	progress(fmt.Sprintf("fabric of %d links", len(nodes)+len(regions)+len(spec.Outside)))
 	if err := l.createFabric(ctx); err != nil {
 		return err
@@ -248,6 +251,19 @@ func (l *Lab) orchestratorProcess(r Region, number int) Process {
 	}
 }
 
+// createCgroups makes a cgroup for each node, in which processes of the node and of its containers run.
+func (l *Lab) createCgroups(nodes []string) error {
+	if err := unix.Mount("none", l.folder.cgroups(), "cgroup2", 0, ""); err != nil {
+		return fmt.Errorf("mount cgroup2 on %s: %w; the kernel needs CONFIG_CGROUP_BPF", l.folder.cgroups(), err)
+	}
+	for _, node := range nodes {
+		if err := os.MkdirAll(l.folder.cgroup(node), 0o755); err != nil {
+			return fmt.Errorf("cgroup of node %s: %w", node, err)
+		}
+	}
+	return nil
+}
+
 func (l *Lab) agentProcess(node string) Process {
 	arguments := l.state.AgentArgs
 	if l.state.Spec.Device != "" {
@@ -274,6 +290,7 @@ func (l *Lab) agentProcess(node string) Process {
 			l.folder.token(region.Name),
 			"--uplink", Uplink, "--node-name", node, "--run-dir", l.folder.nodeRun(node),
 			"--state-dir", l.folder.nodeState(node), "--bpffs", l.folder.nodeBPF(node),
+			"--cgroup-root", l.folder.cgroup(node),
 		}, arguments...),
 	}
 }

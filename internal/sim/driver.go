@@ -109,6 +109,15 @@ func (d *driver) LookupPolicy(dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
 func (d *driver) LookupAccess(address.TenantID, netip.Addr) (found dpapi.AccessEntry, ok bool, err error) {
 	return found, false, errors.New("the simulated packet path has no egress rules")
 }
+func (d *driver) PutServices([]dpapi.Frontend) error                   { return nil }
+func (d *driver) DeleteServices([]dpapi.FrontendKey) error             { return nil }
+func (d *driver) KeepServices(netip.Prefix, []dpapi.FrontendKey) error { return nil }
+func (d *driver) LookupService(dpapi.FrontendKey) (f dpapi.Frontend, ok bool, err error) {
+	return f, false, errors.New("the simulated packet path has no services")
+}
+func (d *driver) ServiceCounts() (map[dpapi.FrontendKey]dpapi.ServiceCounts, error) {
+	return nil, nil
+}
 func (d *driver) RuleHits() (map[uint32]uint64, error) { return nil, nil }
 func (d *driver) Sessions() (dpapi.Sessions, error)    { return dpapi.Sessions{}, nil }
 func (d *driver) PolicyEntries() []dpapi.Entries       { return nil }

@@ -125,7 +125,8 @@ func (t Tenant) IsEgressGateway(node netip.Prefix) bool {
 // private IPv4 addresses by NAT64 (RFC 6052, RFC 8215 §3). The prefixes of the cluster are protected, too.
 func AlwaysProtected(plan address.Plan) []netip.Prefix {
 	protected := []netip.Prefix{plan.Base, plan.Private}
-	for _, p := range []netip.Prefix{plan.Gateway6, plan.Egress, plan.ReservedPrefix()} {
+	services, _ := plan.ServicePrefix()
+	for _, p := range []netip.Prefix{plan.Gateway6, plan.Egress, plan.ReservedPrefix(), services} {
 		if p.IsValid() {
 			protected = append(protected, p)
 		}

@@ -41,6 +41,8 @@ const (
 	Announced
 	// Egress: containers reach hosts outside of the cluster, as egress rules allow, and processes of nodes.
 	Egress
+	// Services: a tenant can have services, each with one address for many containers.
+	Services
 )
 
 // MaxAnnouncedID is the highest id of a tenant of a network with the capability Announced. A VNI has 24 bits, but a

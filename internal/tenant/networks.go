@@ -20,7 +20,7 @@ var networks = []Traits{
 	{
 		Name:         Netpila,
 		Addressings:  []Addressing{Encrypted, Clear},
-		Capabilities: Egress,
+		Capabilities: Egress | Services,
 		About:        "a container's address contains its location, and nodes need no location table",
 	},
 	{

@@ -64,12 +64,16 @@ func (o Overlay) check(plan address.Plan) error {
 	if o.CIDR != o.CIDR.Masked() {
 		return fmt.Errorf("CIDR %v has host bits set; write %v", o.CIDR, o.CIDR.Masked())
 	}
+	var services netip.Prefix
+	if plan.Base.IsValid() { // nodes check without a plan, and keep CIDRs of earlier builds
+		services, _ = plan.ServicePrefix()
+	}
 	for _, other := range []struct {
 		name   string
 		prefix netip.Prefix
 	}{
 		{"base", plan.Base}, {"private", plan.Private}, {"gateway", plan.Gateway4}, {"gateway", plan.Gateway6},
-		{"egress", plan.Egress},
+		{"egress", plan.Egress}, {"service", services},
 	} {
 		if o.CIDR.Overlaps(other.prefix) {
 			return fmt.Errorf(

@@ -54,6 +54,8 @@ type Tenant struct {
 	Egress    []EgressRule
 	Nodes     []netip.Prefix // nodes whose processes containers reach and are reached by, by their /64s; none: own node
 	Protected []netip.Prefix // prefixes of the cluster that only rules for them or parts of them allow
+
+	ServicesNumber uint32 // of the /64 of its services (address.Plan.TenantServices); 0: it has had none
 }
 
 // Equal compares all fields.
@@ -67,7 +69,7 @@ func (t Tenant) Equal(other Tenant) bool {
 		slices.EqualFunc(t.Offloads, other.Offloads, Offload.Equal) &&
 		slices.EqualFunc(t.Regions, other.Regions, Region.Equal) &&
 		slices.EqualFunc(t.Egress, other.Egress, EgressRule.Equal) && slices.Equal(t.Nodes, other.Nodes) &&
-		slices.Equal(t.Protected, other.Protected)
+		slices.Equal(t.Protected, other.Protected) && t.ServicesNumber == other.ServicesNumber
 }
 
 // MaxIDs is how many ids a tenant may have at a time; the packet path tries all of them.

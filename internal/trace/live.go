@@ -34,15 +34,36 @@ func (o Observed) Outcome() string {
 	return ""
 }
 
+// ordered returns events in the order of time, with the source port of the packet to show.
+func (t Trace) ordered(events []Observed) ([]Observed, uint32) {
+	events = slices.Clone(events)
+	slices.SortStableFunc(events, func(a, b Observed) int { return cmp.Compare(a.Time, b.Time) })
+	return events, t.sourcePort(events)
+}
+
+// Backend returns the address of the backend that the observed packet to a service has got, empty if none was seen, and
+// whether the packet path has translated it: else it has entered with the address of the backend.
+func (t Trace) Backend(events []Observed) (to string, translated bool) {
+	events, port := t.ordered(events)
+	for _, e := range events {
+		switch {
+		case e.SourcePort != port || e.Destination == "":
+		case e.Destination == t.Service:
+			translated = true
+		default:
+			to = e.Destination
+		}
+	}
+	return to, translated
+}
+
 // FromEvents replaces the steps of a trace by those of a packet that was observed: the first one on each node. The
 // events may be in any order.
 func (t Trace) FromEvents(events []Observed) Trace {
 	tables, fate, last := slices.Concat(t.Steps, t.others), t.Verdict, Observed{PacketEvent: &pilasterv1.PacketEvent{}}
 	t.Live, t.Steps, t.Verdict, t.Drop = true, []Step{}, NotSeen, ""
-	events = slices.Clone(events)
-	slices.SortStableFunc(events, func(a, b Observed) int { return cmp.Compare(a.Time, b.Time) })
+	events, port := t.ordered(events)
 	l := live{tables: tables, packets: map[string]uint64{}, entered: map[string]uint64{}, hooks: map[string]bool{}}
-	port := t.sourcePort(events)
 	for _, e := range events {
 		t.LostEvents = max(t.LostEvents, e.LostEvents)
 		if e.SourcePort != 0 && e.SourcePort != port {
@@ -67,6 +88,10 @@ func (t Trace) FromEvents(events []Observed) Trace {
 		}
 		if step, shown := l.step(e); shown {
 			t.Steps = append(t.Steps, step)
+			// else the socket has got its backend when it connected
+			if e.Point == "enter" && t.Service != "" && e.Destination == t.Service {
+				t.Steps = append(t.Steps, l.service(step))
+			}
 			if t.Verdict == NotSeen {
 				t.Verdict = Unknown
 			}
@@ -151,6 +176,16 @@ func (l *live) step(e Observed) (Step, bool) {
 		s.Detail, s.Entry = l.why(e)
 	}
 	return s, true
+}
+
+// service returns the step in which a packet that enters gets its backend.
+func (l *live) service(s Step) Step {
+	i := slices.IndexFunc(l.tables, func(of Step) bool { return of.Node == s.Node && of.Stage == "service" })
+	if i >= 0 {
+		s.Stage, s.Detail, s.Entry = "service", l.tables[i].Detail, l.tables[i].Entry
+		s.Source, s.Destination = l.tables[i].Source, l.tables[i].Destination
+	}
+	return s
 }
 
 // why says why a packet was dropped, as the tables do.

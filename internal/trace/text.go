@@ -23,7 +23,11 @@ func (t Trace) Text(w io.Writer) {
 	if t.Live {
 		how = "live"
 	}
-	fmt.Fprintf(w, "%s → %s   %s   %s\n", t.Source, t.Destination, protocol, how)
+	to := t.Destination.String()
+	if t.Service != "" {
+		to = "service " + t.Service + " at " + to
+	}
+	fmt.Fprintf(w, "%s → %s   %s   %s\n", t.Source, to, protocol, how)
 	for i, e := range []End{t.Source, t.Destination} {
 		if e.Plaintext != "" && e.Plaintext != e.Address {
 			end := [2]string{"the source", "the destination"}[i]
@@ -97,6 +101,9 @@ func (t Trace) elsewhere() string {
 // goOn says how to see the other part of the way.
 func (t Trace) goOn() string {
 	switch {
+	case t.Service != "":
+		return "run the command there with the endpoint's address and port" + map[bool]string{true: " and --wait 1m, " +
+			"then repeat it here"}[t.Live]
 	case t.Live && t.Verdict == Sent:
 		return "start the command there with --wait 1m, then repeat it here"
 	case t.Live && t.Source.Node == "":

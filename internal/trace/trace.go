@@ -14,7 +14,8 @@ type Trace struct {
 	Protocol    uint8  `json:"protocol"`
 	Port        uint16 `json:"port,omitempty"`
 	Network     string `json:"network,omitempty"`
-	Live        bool   `json:"live"` // the steps are observations of a packet; otherwise they follow from the tables
+	Service     string `json:"service,omitempty"` // that the packet is sent to; the destination is one of its endpoints
+	Live        bool   `json:"live"`              // the steps are observations of a packet; otherwise they follow from the tables
 	Steps       []Step `json:"steps"`
 	Verdict     string `json:"verdict"`        // what became of the packet
 	Drop        string `json:"drop,omitempty"` // reason, if dropped
@@ -79,7 +80,7 @@ type Answer struct {
 
 // Merge puts the parts of nodes together, the sender's first.
 func Merge(parts ...*pilasterv1.TraceResponse) Trace {
-	t := Trace{Steps: []Step{}, Verdict: NotHere}
+	t := Trace{Steps: []Step{}, Verdict: NotHere, Service: ServiceOf(parts)}
 	if len(parts) > 0 && len(parts[0].Gateways) > 0 && parts[0].Verdict == Left {
 		t.gateway = parts[0].Gateways[0]
 	}
@@ -112,6 +113,14 @@ func Merge(parts ...*pilasterv1.TraceResponse) Trace {
 		t.Elsewhere = parts[len(parts)-1].Next
 	}
 	return t
+}
+
+// ServiceOf returns the address of the service that a packet is sent to; empty if it is sent to none.
+func ServiceOf(parts []*pilasterv1.TraceResponse) string {
+	if len(parts) == 0 || len(parts[0].Backends) == 0 {
+		return ""
+	}
+	return parts[0].Steps[0].Destination // at the container
 }
 
 // stepsOf returns the steps of a node's part.

@@ -189,8 +189,8 @@ func forward() []mutation {
 		},
 		{
 			name:  "pending checksums",
-			old:   "if (p->pending && (p->pending == p->l4 || skb->gso_size))",
-			new:   "if (0)",
+			old:   "return p->pending && (p->pending == p->l4 || skb->gso_size);",
+			new:   "return false;",
 			test:  "TestChecksumsLeftToADevice",
 			cases: []string{"TCP", "UDP", "UDP behind options"},
 		},

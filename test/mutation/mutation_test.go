@@ -79,6 +79,9 @@ func table(t *testing.T) map[string][]mutation {
 	add(egressSessions(), "policy/policy.h", "policy/ct_session.h", "policy/verdict.h")
 	add(ways(), "common/ways.h")
 	add(gateway(), "net/netpila/gateway.h", "net/netpila/gateway_nat.h", "net/netpila/gateway_stages.h")
+	add(services(), "net/netpila/service_stages.h", "net/netpila/service.h", "net/netpila/service_table.h",
+		"net/netpila/tcp_reset.h", "net/netpila/icmp.h", "net/netpila/forward.h", "net/netpila/gateway_nat.h",
+		"hooks/container.h", "hooks/uplink.h")
 	add(hostIf(), "hooks/host_if.h", "common/border.h", "common/address.h")
 	add(macvlanBackstop(), "hooks/macvlan_backstop.h")
 	add(node(), "hooks/node.h", "net/netpila/resolve.h")

@@ -228,6 +228,11 @@ func bugs() []planted {
 			"kind[1] != mountSource",
 			"!strings.HasPrefix(kind[1], mountSource)",
 		},
+		{
+			"FuzzManifests", "internal/service/manifest.go",
+			"case *c.ClientIP.TimeoutSeconds < 1 ||",
+			"case *c.ClientIP.TimeoutSeconds < 0 ||",
+		},
 		{"FuzzPolicies", "internal/policy/networkpolicy.go", "last < p.Port.IntVal {", "last < p.Port.IntVal-1 {"},
 	}
 }

@@ -9,8 +9,6 @@ func unreachable() map[string]map[string]string {
 	)
 	return map[string]map[string]string{
 		"hooks/container.h": {
-			`if (!to)
-		return REASON_NO_ENDPOINT;`: verifier,
 			`return drop_from_container(skb, &key, why);
 	h = eth_ip6_of(skb);
 	if (!h)
@@ -152,8 +150,34 @@ func unreachable() map[string]map[string]string {
 			"return fix_checksum(skb, p, f->checksum) ? REASON_MALFORMED : 0;": within,
 			`BPF_F_RECOMPUTE_CSUM)
 			       ? REASON_MALFORMED`: within,
-			`if (f->translate && write_addresses(skb, h, p, f))
+			`if (f->translate & TRANSLATE && write_addresses(skb, h, p, f))
 		return drop(skb, REASON_MALFORMED, hook);`: within,
+		},
+		"net/netpila/service_stages.h": {
+			`if (bpf_skb_load_bytes(skb, p->l4, ports, sizeof(ports)))
+		return REASON_MALFORMED;`: within,
+			`		       ? REASON_MALFORMED
+			       : 0;`: within,
+			`if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	mac_of`: again,
+			`if (!f)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
+			`if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	/* An error quotes`: again,
+			`if (why || !h)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: within,
+			`if (!w)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
+			`bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), &w->front.address, sizeof(struct addr), 0))
+			return REASON_MALFORMED;`: within,
+			`bpf_skb_store_bytes(skb, q.l4 + 2, &w->front.port, sizeof(w->front.port), 0))
+		return REASON_MALFORMED;`: within,
+			`if (!h || !w)
+		return drop(skb, REASON_MALFORMED, hook);`: again,
+			`if (!to)
+		return drop(skb, REASON_NO_ENDPOINT, hook);`: "only if the container has left since the caller found its flow",
 		},
 		"policy/policy.h": {
 			`if (!v || !d || !rule)

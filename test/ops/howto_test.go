@@ -26,6 +26,7 @@ var howTos = []struct {
 	{"howto/join-token.md", "orchestrator", 3, ""},
 	{"howto/mtu.md", "n1", 2, ""},
 	{"howto/steering.md", "n1", 4, ""},
+	{"howto/services.md", "orchestrator", 2, ""},
 	{"howto/rotate-key.md", "orchestrator", 1, ""},
 	{"nimitz.md", "orchestrator", 2, "grey"}, // the lab has tenant green
 	{"howto/underlay-services.md", "orchestrator", 5, ""},
@@ -68,11 +69,14 @@ func howToSteps(t *testing.T, page string) (steps []step) {
 	b, err := os.ReadFile(filepath.Join("../../docs", page))
 	must(t, err)
 	text, _, _ := strings.Cut(string(b), "\n## Try it in a lab\n")
-	for _, block := range regexp.MustCompile("(?ms)^ *```\n(.*?)^ *```$").FindAllStringSubmatch(text, -1) {
-		for line := range strings.Lines(block[1]) {
+	for _, block := range regexp.MustCompile("(?ms)^ *```(\\w*)\n(.*?)^ *```$").FindAllStringSubmatch(text, -1) {
+		if block[1] != "" { // files, and outputs of other places
+			continue
+		}
+		for line := range strings.Lines(block[2]) {
 			if command, typed := strings.CutPrefix(strings.TrimLeft(line, " "), "$ "); typed {
 				steps = append(steps, step{command: strings.TrimSpace(command)})
-			} else if len(steps) > 0 && strings.HasPrefix(strings.TrimLeft(block[1], " "), "$ ") {
+			} else if len(steps) > 0 && strings.HasPrefix(strings.TrimLeft(block[2], " "), "$ ") {
 				steps[len(steps)-1].shown += line
 			}
 		}

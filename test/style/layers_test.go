@@ -26,12 +26,13 @@ var layers = []struct {
 	{"tools of no domain", []string{
 		"internal/statefile", "internal/keymutex", "internal/unixrpc", "internal/netns", "internal/humanize",
 		"internal/debugserver", "internal/sdnotify", "internal/openflow", "internal/plot", "internal/specfile",
-		"internal/fuzzmutate",
+		"internal/fuzzmutate", "internal/manifest",
 		"internal/batch", "internal/bpftest", "internal/choice", "internal/version",
 	}},
 	{"the domain, pure", []string{
 		"api", "internal/address", "internal/tenant", "internal/policy", "internal/dropreason", "internal/packet",
 		"internal/network/nimitz/pipeline", "internal/trace", "internal/evpn", "internal/offload",
+		"internal/service",
 	}},
 	{"records of a node, and its part of the CNI", []string{
 		"internal/endpoint", "internal/egress", "internal/join", "internal/cniserver", "internal/cniclient",

@@ -191,6 +191,8 @@ type Endpoint struct {
 	AppNow        uint32                 `protobuf:"varint,20,opt,name=app_now,json=appNow,proto3" json:"app_now,omitempty"`               // the app that policies use, if the labels have changed; else 0
 	AddressKey    string                 `protobuf:"bytes,21,opt,name=address_key,json=addressKey,proto3" json:"address_key,omitempty"`    // the key that its address belongs to; empty: none
 	Moved         bool                   `protobuf:"varint,22,opt,name=moved,proto3" json:"moved,omitempty"`                               // of GetEndpoint: its address is on another node by now
+	NotReady      bool                   `protobuf:"varint,23,opt,name=not_ready,json=notReady,proto3" json:"not_ready,omitempty"`         // services send it no connections
+	Terminating   bool                   `protobuf:"varint,24,opt,name=terminating,proto3" json:"terminating,omitempty"`                   // services send it no new connections unless there is no other endpoint
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -375,6 +377,20 @@ func (x *Endpoint) GetAddressKey() string {
 func (x *Endpoint) GetMoved() bool {
 	if x != nil {
 		return x.Moved
+	}
+	return false
+}
+
+func (x *Endpoint) GetNotReady() bool {
+	if x != nil {
+		return x.NotReady
+	}
+	return false
+}
+
+func (x *Endpoint) GetTerminating() bool {
+	if x != nil {
+		return x.Terminating
 	}
 	return false
 }
@@ -1546,6 +1562,110 @@ func (x *LabelEndpointResponse) GetEndpoint() *Endpoint {
 	return nil
 }
 
+type SetEndpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`                        // id, container id, pod or address
+	Ready         *bool                  `protobuf:"varint,2,opt,name=ready,proto3,oneof" json:"ready,omitempty"`             // unset: as before
+	Terminating   *bool                  `protobuf:"varint,3,opt,name=terminating,proto3,oneof" json:"terminating,omitempty"` // likewise
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetEndpointRequest) Reset() {
+	*x = SetEndpointRequest{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetEndpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetEndpointRequest) ProtoMessage() {}
+
+func (x *SetEndpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetEndpointRequest.ProtoReflect.Descriptor instead.
+func (*SetEndpointRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *SetEndpointRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *SetEndpointRequest) GetReady() bool {
+	if x != nil && x.Ready != nil {
+		return *x.Ready
+	}
+	return false
+}
+
+func (x *SetEndpointRequest) GetTerminating() bool {
+	if x != nil && x.Terminating != nil {
+		return *x.Terminating
+	}
+	return false
+}
+
+type SetEndpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Endpoint      *Endpoint              `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetEndpointResponse) Reset() {
+	*x = SetEndpointResponse{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetEndpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetEndpointResponse) ProtoMessage() {}
+
+func (x *SetEndpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetEndpointResponse.ProtoReflect.Descriptor instead.
+func (*SetEndpointResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *SetEndpointResponse) GetEndpoint() *Endpoint {
+	if x != nil {
+		return x.Endpoint
+	}
+	return nil
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1554,7 +1674,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1566,7 +1686,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1579,7 +1699,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 type StatusResponse struct {
@@ -1602,15 +1722,16 @@ type StatusResponse struct {
 	Locator       string                 `protobuf:"bytes,17,opt,name=locator,proto3" json:"locator,omitempty"`   // the /64 of containers' addresses on the fabric, on a network with locators
 	Pulls         []*Pull                `protobuf:"bytes,18,rep,name=pulls,proto3" json:"pulls,omitempty"`       // of networks that subscribe to mappings
 	Offloads      []*OffloadRole         `protobuf:"bytes,19,rep,name=offloads,proto3" json:"offloads,omitempty"`
-	Load          *NodeLoad              `protobuf:"bytes,20,opt,name=load,proto3" json:"load,omitempty"`     // of the last report, of a node that can be in offloads
-	Egress        *Egress                `protobuf:"bytes,21,opt,name=egress,proto3" json:"egress,omitempty"` // unset if no packets of containers here leave the cluster
+	Load          *NodeLoad              `protobuf:"bytes,20,opt,name=load,proto3" json:"load,omitempty"`         // of the last report, of a node that can be in offloads
+	Egress        *Egress                `protobuf:"bytes,21,opt,name=egress,proto3" json:"egress,omitempty"`     // unset if no packets of containers here leave the cluster
+	Services      *ServicesStatus        `protobuf:"bytes,22,opt,name=services,proto3" json:"services,omitempty"` // unset if no tenant on this node has any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1622,7 +1743,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1635,7 +1756,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StatusResponse) GetNode() *Node {
@@ -1778,6 +1899,74 @@ func (x *StatusResponse) GetEgress() *Egress {
 	return nil
 }
 
+func (x *StatusResponse) GetServices() *ServicesStatus {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+// ServicesStatus is the state of services of the tenants on a node.
+type ServicesStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Services      uint32                 `protobuf:"varint,1,opt,name=services,proto3" json:"services,omitempty"`
+	Endpoints     uint32                 `protobuf:"varint,2,opt,name=endpoints,proto3" json:"endpoints,omitempty"` // of them, on all nodes
+	Own           uint32                 `protobuf:"varint,3,opt,name=own,proto3" json:"own,omitempty"`             // of these, on this node
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServicesStatus) Reset() {
+	*x = ServicesStatus{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServicesStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServicesStatus) ProtoMessage() {}
+
+func (x *ServicesStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServicesStatus.ProtoReflect.Descriptor instead.
+func (*ServicesStatus) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ServicesStatus) GetServices() uint32 {
+	if x != nil {
+		return x.Services
+	}
+	return 0
+}
+
+func (x *ServicesStatus) GetEndpoints() uint32 {
+	if x != nil {
+		return x.Endpoints
+	}
+	return 0
+}
+
+func (x *ServicesStatus) GetOwn() uint32 {
+	if x != nil {
+		return x.Own
+	}
+	return 0
+}
+
 // Egress is how packets of this node's containers leave the cluster.
 type Egress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1790,7 +1979,7 @@ type Egress struct {
 
 func (x *Egress) Reset() {
 	*x = Egress{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +1991,7 @@ func (x *Egress) String() string {
 func (*Egress) ProtoMessage() {}
 
 func (x *Egress) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +2004,7 @@ func (x *Egress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Egress.ProtoReflect.Descriptor instead.
 func (*Egress) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Egress) GetAddresses() uint32 {
@@ -1850,7 +2039,7 @@ type EgressGatewayRole struct {
 
 func (x *EgressGatewayRole) Reset() {
 	*x = EgressGatewayRole{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +2051,7 @@ func (x *EgressGatewayRole) String() string {
 func (*EgressGatewayRole) ProtoMessage() {}
 
 func (x *EgressGatewayRole) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +2064,7 @@ func (x *EgressGatewayRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressGatewayRole.ProtoReflect.Descriptor instead.
 func (*EgressGatewayRole) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EgressGatewayRole) GetTenant() string {
@@ -1906,7 +2095,7 @@ type EgressGatewayState struct {
 
 func (x *EgressGatewayState) Reset() {
 	*x = EgressGatewayState{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +2107,7 @@ func (x *EgressGatewayState) String() string {
 func (*EgressGatewayState) ProtoMessage() {}
 
 func (x *EgressGatewayState) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2120,7 @@ func (x *EgressGatewayState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressGatewayState.ProtoReflect.Descriptor instead.
 func (*EgressGatewayState) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EgressGatewayState) GetNode() string {
@@ -1990,7 +2179,7 @@ type OffloadRole struct {
 
 func (x *OffloadRole) Reset() {
 	*x = OffloadRole{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2191,7 @@ func (x *OffloadRole) String() string {
 func (*OffloadRole) ProtoMessage() {}
 
 func (x *OffloadRole) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2204,7 @@ func (x *OffloadRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffloadRole.ProtoReflect.Descriptor instead.
 func (*OffloadRole) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *OffloadRole) GetTenant() string {
@@ -2113,7 +2302,7 @@ type FrontendAnswer struct {
 
 func (x *FrontendAnswer) Reset() {
 	*x = FrontendAnswer{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2314,7 @@ func (x *FrontendAnswer) String() string {
 func (*FrontendAnswer) ProtoMessage() {}
 
 func (x *FrontendAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2327,7 @@ func (x *FrontendAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontendAnswer.ProtoReflect.Descriptor instead.
 func (*FrontendAnswer) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *FrontendAnswer) GetFrontend() string {
@@ -2171,7 +2360,7 @@ type Pull struct {
 
 func (x *Pull) Reset() {
 	*x = Pull{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2372,7 @@ func (x *Pull) String() string {
 func (*Pull) ProtoMessage() {}
 
 func (x *Pull) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2385,7 @@ func (x *Pull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pull.ProtoReflect.Descriptor instead.
 func (*Pull) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Pull) GetNetwork() string {
@@ -2262,7 +2451,7 @@ type Policies struct {
 
 func (x *Policies) Reset() {
 	*x = Policies{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2274,7 +2463,7 @@ func (x *Policies) String() string {
 func (*Policies) ProtoMessage() {}
 
 func (x *Policies) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2287,7 +2476,7 @@ func (x *Policies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policies.ProtoReflect.Descriptor instead.
 func (*Policies) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Policies) GetTenants() uint32 {
@@ -2344,7 +2533,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2356,7 +2545,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2369,7 +2558,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Sessions) GetCapacity() uint32 {
@@ -2460,7 +2649,7 @@ type RuleHits struct {
 
 func (x *RuleHits) Reset() {
 	*x = RuleHits{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2472,7 +2661,7 @@ func (x *RuleHits) String() string {
 func (*RuleHits) ProtoMessage() {}
 
 func (x *RuleHits) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2485,7 +2674,7 @@ func (x *RuleHits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleHits.ProtoReflect.Descriptor instead.
 func (*RuleHits) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RuleHits) GetTenant() string {
@@ -2518,7 +2707,7 @@ type ListRuleHitsRequest struct {
 
 func (x *ListRuleHitsRequest) Reset() {
 	*x = ListRuleHitsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +2719,7 @@ func (x *ListRuleHitsRequest) String() string {
 func (*ListRuleHitsRequest) ProtoMessage() {}
 
 func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2543,7 +2732,7 @@ func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRuleHitsRequest.ProtoReflect.Descriptor instead.
 func (*ListRuleHitsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListRuleHitsRequest) GetTenant() string {
@@ -2562,7 +2751,7 @@ type ListRuleHitsResponse struct {
 
 func (x *ListRuleHitsResponse) Reset() {
 	*x = ListRuleHitsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2763,7 @@ func (x *ListRuleHitsResponse) String() string {
 func (*ListRuleHitsResponse) ProtoMessage() {}
 
 func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2776,7 @@ func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRuleHitsResponse.ProtoReflect.Descriptor instead.
 func (*ListRuleHitsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListRuleHitsResponse) GetHits() []*RuleHits {
@@ -2611,7 +2800,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2623,7 +2812,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2636,7 +2825,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Gateway) GetOwn() string {
@@ -2688,7 +2877,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2700,7 +2889,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2713,7 +2902,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Limit) GetName() string {
@@ -2764,7 +2953,7 @@ type OrchestratorLink struct {
 
 func (x *OrchestratorLink) Reset() {
 	*x = OrchestratorLink{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2776,7 +2965,7 @@ func (x *OrchestratorLink) String() string {
 func (*OrchestratorLink) ProtoMessage() {}
 
 func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2789,7 +2978,7 @@ func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrchestratorLink.ProtoReflect.Descriptor instead.
 func (*OrchestratorLink) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *OrchestratorLink) GetUrl() string {
@@ -2844,7 +3033,7 @@ type DatapathStatus struct {
 
 func (x *DatapathStatus) Reset() {
 	*x = DatapathStatus{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2856,7 +3045,7 @@ func (x *DatapathStatus) String() string {
 func (*DatapathStatus) ProtoMessage() {}
 
 func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2869,7 +3058,7 @@ func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatapathStatus.ProtoReflect.Descriptor instead.
 func (*DatapathStatus) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DatapathStatus) GetDeviceKind() string {
@@ -2947,7 +3136,7 @@ type Entries struct {
 
 func (x *Entries) Reset() {
 	*x = Entries{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3148,7 @@ func (x *Entries) String() string {
 func (*Entries) ProtoMessage() {}
 
 func (x *Entries) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3161,7 @@ func (x *Entries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entries.ProtoReflect.Descriptor instead.
 func (*Entries) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Entries) GetTable() string {
@@ -3014,7 +3203,7 @@ type DropCount struct {
 
 func (x *DropCount) Reset() {
 	*x = DropCount{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3026,7 +3215,7 @@ func (x *DropCount) String() string {
 func (*DropCount) ProtoMessage() {}
 
 func (x *DropCount) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3039,7 +3228,7 @@ func (x *DropCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCount.ProtoReflect.Descriptor instead.
 func (*DropCount) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DropCount) GetReason() string {
@@ -3072,7 +3261,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3084,7 +3273,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3097,7 +3286,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ExplainRequest) GetAddress() string {
@@ -3123,7 +3312,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3135,7 +3324,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3148,7 +3337,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ExplainResponse) GetPlaintext() string {
@@ -3220,7 +3409,7 @@ type Overlaid struct {
 
 func (x *Overlaid) Reset() {
 	*x = Overlaid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3232,7 +3421,7 @@ func (x *Overlaid) String() string {
 func (*Overlaid) ProtoMessage() {}
 
 func (x *Overlaid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3245,7 +3434,7 @@ func (x *Overlaid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlaid.ProtoReflect.Descriptor instead.
 func (*Overlaid) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Overlaid) GetTenant() string {
@@ -3290,7 +3479,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3491,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3504,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *WhyRequest) GetSource() string {
@@ -3370,7 +3559,7 @@ type WhyResponse struct {
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3382,7 +3571,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3395,7 +3584,7 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WhyResponse) GetReasons() []*Reason {
@@ -3425,7 +3614,7 @@ type PreActions struct {
 
 func (x *PreActions) Reset() {
 	*x = PreActions{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3626,7 @@ func (x *PreActions) String() string {
 func (*PreActions) ProtoMessage() {}
 
 func (x *PreActions) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3639,7 @@ func (x *PreActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreActions.ProtoReflect.Descriptor instead.
 func (*PreActions) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PreActions) GetFrontend() string {
@@ -3495,13 +3684,14 @@ type Reason struct {
 	Audit         *RuleName              `protobuf:"bytes,9,opt,name=audit,proto3" json:"audit,omitempty"` // that would deny if its policy were not in audit mode
 	Tenant        string                 `protobuf:"bytes,10,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Strangers     bool                   `protobuf:"varint,11,opt,name=strangers,proto3" json:"strangers,omitempty"` // the ends are of two tenants, which never communicate
+	Backend       string                 `protobuf:"bytes,12,opt,name=backend,proto3" json:"backend,omitempty"`      // of the service that is the destination, as containers see it: address and port
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Reason) Reset() {
 	*x = Reason{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3513,7 +3703,7 @@ func (x *Reason) String() string {
 func (*Reason) ProtoMessage() {}
 
 func (x *Reason) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3526,7 +3716,7 @@ func (x *Reason) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reason.ProtoReflect.Descriptor instead.
 func (*Reason) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Reason) GetDirection() string {
@@ -3606,6 +3796,13 @@ func (x *Reason) GetStrangers() bool {
 	return false
 }
 
+func (x *Reason) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
 type RuleName struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Policy        string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"` // "NetworkPolicy shop/web"
@@ -3617,7 +3814,7 @@ type RuleName struct {
 
 func (x *RuleName) Reset() {
 	*x = RuleName{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3629,7 +3826,7 @@ func (x *RuleName) String() string {
 func (*RuleName) ProtoMessage() {}
 
 func (x *RuleName) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3642,7 +3839,7 @@ func (x *RuleName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleName.ProtoReflect.Descriptor instead.
 func (*RuleName) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RuleName) GetPolicy() string {
@@ -3675,13 +3872,14 @@ type TraceRequest struct {
 	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                   // on network nimitz, if several tenants on this node have the addresses
 	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"` // on network nimitz: of the end that is not on this node
 	Pre           *PreActions            `protobuf:"bytes,7,opt,name=pre,proto3" json:"pre,omitempty"`                         // of the frontend from which the packet comes to this backend
+	Backend       string                 `protobuf:"bytes,8,opt,name=backend,proto3" json:"backend,omitempty"`                 // of the service that is the destination; empty: the first one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3693,7 +3891,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3706,7 +3904,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *TraceRequest) GetSource() string {
@@ -3758,29 +3956,38 @@ func (x *TraceRequest) GetPre() *PreActions {
 	return nil
 }
 
+func (x *TraceRequest) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
 type TraceResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	Network       string                 `protobuf:"bytes,2,opt,name=network,proto3" json:"network,omitempty"`
-	Source        *TraceEnd              `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
-	Destination   *TraceEnd              `protobuf:"bytes,4,opt,name=destination,proto3" json:"destination,omitempty"`
-	Steps         []*TraceStep           `protobuf:"bytes,5,rep,name=steps,proto3" json:"steps,omitempty"`     // empty if neither end is on this node
-	Verdict       string                 `protobuf:"bytes,6,opt,name=verdict,proto3" json:"verdict,omitempty"` // delivered, sent (to another node), left (the cluster), dropped; or no steps
-	Drop          string                 `protobuf:"bytes,7,opt,name=drop,proto3" json:"drop,omitempty"`       // reason, if dropped
-	Next          string                 `protobuf:"bytes,8,opt,name=next,proto3" json:"next,omitempty"`       // /64 of the node with the other part of the way; empty if there is none
-	Sources       []string               `protobuf:"bytes,9,rep,name=sources,proto3" json:"sources,omitempty"` // all source addresses that the packet has on its way, as far as this node knows
-	Destinations  []string               `protobuf:"bytes,10,rep,name=destinations,proto3" json:"destinations,omitempty"`
-	Vni           uint32                 `protobuf:"varint,11,opt,name=vni,proto3" json:"vni,omitempty"`            // on network nimitz: of the tenant, in this node's region
-	Pre           *PreActions            `protobuf:"bytes,12,opt,name=pre,proto3" json:"pre,omitempty"`             // of this node as a frontend
-	Frontends     []string               `protobuf:"bytes,13,rep,name=frontends,proto3" json:"frontends,omitempty"` // /64s of nodes, one of which looks up the rules next
-	Gateways      []string               `protobuf:"bytes,14,rep,name=gateways,proto3" json:"gateways,omitempty"`   // /64s of other nodes, by one of which the packet leaves the cluster
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Node         string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Network      string                 `protobuf:"bytes,2,opt,name=network,proto3" json:"network,omitempty"`
+	Source       *TraceEnd              `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
+	Destination  *TraceEnd              `protobuf:"bytes,4,opt,name=destination,proto3" json:"destination,omitempty"`
+	Steps        []*TraceStep           `protobuf:"bytes,5,rep,name=steps,proto3" json:"steps,omitempty"`     // empty if neither end is on this node
+	Verdict      string                 `protobuf:"bytes,6,opt,name=verdict,proto3" json:"verdict,omitempty"` // delivered, sent (to another node), left (the cluster), dropped; or no steps
+	Drop         string                 `protobuf:"bytes,7,opt,name=drop,proto3" json:"drop,omitempty"`       // reason, if dropped
+	Next         string                 `protobuf:"bytes,8,opt,name=next,proto3" json:"next,omitempty"`       // /64 of the node with the other part of the way; empty if there is none
+	Sources      []string               `protobuf:"bytes,9,rep,name=sources,proto3" json:"sources,omitempty"` // all source addresses that the packet has on its way, as far as this node knows
+	Destinations []string               `protobuf:"bytes,10,rep,name=destinations,proto3" json:"destinations,omitempty"`
+	Vni          uint32                 `protobuf:"varint,11,opt,name=vni,proto3" json:"vni,omitempty"`            // on network nimitz: of the tenant, in this node's region
+	Pre          *PreActions            `protobuf:"bytes,12,opt,name=pre,proto3" json:"pre,omitempty"`             // of this node as a frontend
+	Frontends    []string               `protobuf:"bytes,13,rep,name=frontends,proto3" json:"frontends,omitempty"` // /64s of nodes, one of which looks up the rules next
+	Gateways     []string               `protobuf:"bytes,14,rep,name=gateways,proto3" json:"gateways,omitempty"`   // /64s of other nodes, by one of which the packet leaves the cluster
+	// of the service that is the destination, at most 4; the trace goes on to the first one
+	Backends      []*TraceBackend `protobuf:"bytes,15,rep,name=backends,proto3" json:"backends,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3792,7 +3999,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3805,7 +4012,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *TraceResponse) GetNode() string {
@@ -3906,6 +4113,73 @@ func (x *TraceResponse) GetGateways() []string {
 	return nil
 }
 
+func (x *TraceResponse) GetBackends() []*TraceBackend {
+	if x != nil {
+		return x.Backends
+	}
+	return nil
+}
+
+type TraceBackend struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"` // as containers see it
+	Plaintext     string                 `protobuf:"bytes,2,opt,name=plaintext,proto3" json:"plaintext,omitempty"`
+	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceBackend) Reset() {
+	*x = TraceBackend{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceBackend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceBackend) ProtoMessage() {}
+
+func (x *TraceBackend) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceBackend.ProtoReflect.Descriptor instead.
+func (*TraceBackend) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *TraceBackend) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *TraceBackend) GetPlaintext() string {
+	if x != nil {
+		return x.Plaintext
+	}
+	return ""
+}
+
+func (x *TraceBackend) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
 // TraceEnd is an end of a trace, as far as this node knows it.
 type TraceEnd struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3924,7 +4198,7 @@ type TraceEnd struct {
 
 func (x *TraceEnd) Reset() {
 	*x = TraceEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3936,7 +4210,7 @@ func (x *TraceEnd) String() string {
 func (*TraceEnd) ProtoMessage() {}
 
 func (x *TraceEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3949,7 +4223,7 @@ func (x *TraceEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEnd.ProtoReflect.Descriptor instead.
 func (*TraceEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *TraceEnd) GetAddress() string {
@@ -4017,8 +4291,8 @@ func (x *TraceEnd) GetIsNode() bool {
 
 type TraceStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// container, translate, policy, next hop, uplink, endpoint, deliver, node; on the way outside: rule, egress address,
-	// gateway; of network nimitz: decap, register, nat,
+	// container, service, translate, policy, next hop, uplink, endpoint, deliver, node; on the way outside: rule, egress
+	// address, gateway; of network nimitz: decap, register, nat,
 	// forwarding, sharing, nsh, encap
 	Stage         string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	Source        string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"` // addresses after the step
@@ -4032,7 +4306,7 @@ type TraceStep struct {
 
 func (x *TraceStep) Reset() {
 	*x = TraceStep{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4044,7 +4318,7 @@ func (x *TraceStep) String() string {
 func (*TraceStep) ProtoMessage() {}
 
 func (x *TraceStep) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4057,7 +4331,7 @@ func (x *TraceStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceStep.ProtoReflect.Descriptor instead.
 func (*TraceStep) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *TraceStep) GetStage() string {
@@ -4116,7 +4390,7 @@ type FollowPacketsRequest struct {
 
 func (x *FollowPacketsRequest) Reset() {
 	*x = FollowPacketsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4128,7 +4402,7 @@ func (x *FollowPacketsRequest) String() string {
 func (*FollowPacketsRequest) ProtoMessage() {}
 
 func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4141,7 +4415,7 @@ func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsRequest.ProtoReflect.Descriptor instead.
 func (*FollowPacketsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *FollowPacketsRequest) GetSources() []string {
@@ -4195,7 +4469,7 @@ type FollowPacketsResponse struct {
 
 func (x *FollowPacketsResponse) Reset() {
 	*x = FollowPacketsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4207,7 +4481,7 @@ func (x *FollowPacketsResponse) String() string {
 func (*FollowPacketsResponse) ProtoMessage() {}
 
 func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4220,7 +4494,7 @@ func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsResponse.ProtoReflect.Descriptor instead.
 func (*FollowPacketsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *FollowPacketsResponse) GetEvent() *PacketEvent {
@@ -4261,7 +4535,7 @@ type PacketEvent struct {
 
 func (x *PacketEvent) Reset() {
 	*x = PacketEvent{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4273,7 +4547,7 @@ func (x *PacketEvent) String() string {
 func (*PacketEvent) ProtoMessage() {}
 
 func (x *PacketEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4286,7 +4560,7 @@ func (x *PacketEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEvent.ProtoReflect.Descriptor instead.
 func (*PacketEvent) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PacketEvent) GetTime() uint64 {
@@ -4457,7 +4731,7 @@ type SendProbeRequest struct {
 
 func (x *SendProbeRequest) Reset() {
 	*x = SendProbeRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4469,7 +4743,7 @@ func (x *SendProbeRequest) String() string {
 func (*SendProbeRequest) ProtoMessage() {}
 
 func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4482,7 +4756,7 @@ func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeRequest.ProtoReflect.Descriptor instead.
 func (*SendProbeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SendProbeRequest) GetSource() string {
@@ -4538,7 +4812,7 @@ type SendProbeResponse struct {
 
 func (x *SendProbeResponse) Reset() {
 	*x = SendProbeResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4550,7 +4824,7 @@ func (x *SendProbeResponse) String() string {
 func (*SendProbeResponse) ProtoMessage() {}
 
 func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4563,7 +4837,7 @@ func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeResponse.ProtoReflect.Descriptor instead.
 func (*SendProbeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SendProbeResponse) GetAnswered() bool {
@@ -4595,7 +4869,7 @@ type RecentEventsRequest struct {
 
 func (x *RecentEventsRequest) Reset() {
 	*x = RecentEventsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4607,7 +4881,7 @@ func (x *RecentEventsRequest) String() string {
 func (*RecentEventsRequest) ProtoMessage() {}
 
 func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4620,7 +4894,7 @@ func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
 func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 type RecentEventsResponse struct {
@@ -4632,7 +4906,7 @@ type RecentEventsResponse struct {
 
 func (x *RecentEventsResponse) Reset() {
 	*x = RecentEventsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4644,7 +4918,7 @@ func (x *RecentEventsResponse) String() string {
 func (*RecentEventsResponse) ProtoMessage() {}
 
 func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4657,7 +4931,7 @@ func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
 func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
@@ -4676,7 +4950,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4688,7 +4962,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4701,7 +4975,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -4738,7 +5012,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4750,7 +5024,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4763,7 +5037,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -4911,7 +5185,7 @@ type PacketEnd struct {
 
 func (x *PacketEnd) Reset() {
 	*x = PacketEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[64]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4923,7 +5197,7 @@ func (x *PacketEnd) String() string {
 func (*PacketEnd) ProtoMessage() {}
 
 func (x *PacketEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[64]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4936,7 +5210,7 @@ func (x *PacketEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEnd.ProtoReflect.Descriptor instead.
 func (*PacketEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PacketEnd) GetEndpoint() string {
@@ -4970,7 +5244,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[67]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4982,7 +5256,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[67]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5032,7 +5306,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"H\n" +
 	"\x13AddEndpointResponse\x121\n" +
-	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xf7\x05\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xb6\x06\n" +
 	"\bEndpoint\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12!\n" +
 	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x1c\n" +
@@ -5060,7 +5334,9 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\aapp_now\x18\x14 \x01(\rR\x06appNow\x12\x1f\n" +
 	"\vaddress_key\x18\x15 \x01(\tR\n" +
 	"addressKey\x12\x14\n" +
-	"\x05moved\x18\x16 \x01(\bR\x05moved\x1a9\n" +
+	"\x05moved\x18\x16 \x01(\bR\x05moved\x12\x1b\n" +
+	"\tnot_ready\x18\x17 \x01(\bR\bnotReady\x12 \n" +
+	"\vterminating\x18\x18 \x01(\bR\vterminating\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc5\x01\n" +
@@ -5144,8 +5420,16 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
 	"\x15LabelEndpointResponse\x121\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x82\x01\n" +
+	"\x12SetEndpointRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x19\n" +
+	"\x05ready\x18\x02 \x01(\bH\x00R\x05ready\x88\x01\x01\x12%\n" +
+	"\vterminating\x18\x03 \x01(\bH\x01R\vterminating\x88\x01\x01B\b\n" +
+	"\x06_readyB\x0e\n" +
+	"\f_terminating\"H\n" +
+	"\x13SetEndpointResponse\x121\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\x0f\n" +
-	"\rStatusRequest\"\x9e\x06\n" +
+	"\rStatusRequest\"\xd7\x06\n" +
 	"\x0eStatusResponse\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12%\n" +
 	"\x04plan\x18\x02 \x01(\v2\x11.pilaster.v1.PlanR\x04plan\x12\x18\n" +
@@ -5167,8 +5451,13 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x05pulls\x18\x12 \x03(\v2\x11.pilaster.v1.PullR\x05pulls\x124\n" +
 	"\boffloads\x18\x13 \x03(\v2\x18.pilaster.v1.OffloadRoleR\boffloads\x12)\n" +
 	"\x04load\x18\x14 \x01(\v2\x15.pilaster.v1.NodeLoadR\x04load\x12+\n" +
-	"\x06egress\x18\x15 \x01(\v2\x13.pilaster.v1.EgressR\x06egressJ\x04\b\t\x10\n" +
-	"\"\x99\x01\n" +
+	"\x06egress\x18\x15 \x01(\v2\x13.pilaster.v1.EgressR\x06egress\x127\n" +
+	"\bservices\x18\x16 \x01(\v2\x1b.pilaster.v1.ServicesStatusR\bservicesJ\x04\b\t\x10\n" +
+	"\"\\\n" +
+	"\x0eServicesStatus\x12\x1a\n" +
+	"\bservices\x18\x01 \x01(\rR\bservices\x12\x1c\n" +
+	"\tendpoints\x18\x02 \x01(\rR\tendpoints\x12\x10\n" +
+	"\x03own\x18\x03 \x01(\rR\x03own\"\x99\x01\n" +
 	"\x06Egress\x12\x1c\n" +
 	"\taddresses\x18\x01 \x01(\rR\taddresses\x12;\n" +
 	"\bgateways\x18\x02 \x03(\v2\x1f.pilaster.v1.EgressGatewayStateR\bgateways\x124\n" +
@@ -5310,7 +5599,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bfrontend\x18\x01 \x01(\tR\bfrontend\x12\x18\n" +
 	"\abackend\x18\x02 \x01(\tR\abackend\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\x12\x16\n" +
-	"\x06denied\x18\x04 \x03(\tR\x06denied\"\xdc\x02\n" +
+	"\x06denied\x18\x04 \x03(\tR\x06denied\"\xf6\x02\n" +
 	"\x06Reason\x12\x1c\n" +
 	"\tdirection\x18\x01 \x01(\tR\tdirection\x121\n" +
 	"\bendpoint\x18\x02 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\x12\x12\n" +
@@ -5323,11 +5612,12 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x05audit\x18\t \x01(\v2\x15.pilaster.v1.RuleNameR\x05audit\x12\x16\n" +
 	"\x06tenant\x18\n" +
 	" \x01(\tR\x06tenant\x12\x1c\n" +
-	"\tstrangers\x18\v \x01(\bR\tstrangers\"L\n" +
+	"\tstrangers\x18\v \x01(\bR\tstrangers\x12\x18\n" +
+	"\abackend\x18\f \x01(\tR\abackend\"L\n" +
 	"\bRuleName\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x14\n" +
-	"\x05audit\x18\x03 \x01(\bR\x05audit\"\xd6\x01\n" +
+	"\x05audit\x18\x03 \x01(\bR\x05audit\"\xf0\x01\n" +
 	"\fTraceRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1a\n" +
@@ -5335,7 +5625,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x19\n" +
 	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\x12)\n" +
-	"\x03pre\x18\a \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\"\xca\x03\n" +
+	"\x03pre\x18\a \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\x12\x18\n" +
+	"\abackend\x18\b \x01(\tR\abackend\"\x81\x04\n" +
 	"\rTraceResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\anetwork\x18\x02 \x01(\tR\anetwork\x12-\n" +
@@ -5351,7 +5642,12 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x03vni\x18\v \x01(\rR\x03vni\x12)\n" +
 	"\x03pre\x18\f \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\x12\x1c\n" +
 	"\tfrontends\x18\r \x03(\tR\tfrontends\x12\x1a\n" +
-	"\bgateways\x18\x0e \x03(\tR\bgateways\"\xd0\x02\n" +
+	"\bgateways\x18\x0e \x03(\tR\bgateways\x125\n" +
+	"\bbackends\x18\x0f \x03(\v2\x19.pilaster.v1.TraceBackendR\bbackends\"Z\n" +
+	"\fTraceBackend\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1c\n" +
+	"\tplaintext\x18\x02 \x01(\tR\tplaintext\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\"\xd0\x02\n" +
 	"\bTraceEnd\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1c\n" +
 	"\tplaintext\x18\x02 \x01(\tR\tplaintext\x12\x16\n" +
@@ -5455,7 +5751,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\tPacketEnd\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
-	"\tplaintext\x18\x03 \x01(\tR\tplaintext2\xa5\f\n" +
+	"\tplaintext\x18\x03 \x01(\tR\tplaintext2\xf7\f\n" +
 	"\fAgentService\x12P\n" +
 	"\vAddEndpoint\x12\x1f.pilaster.v1.AddEndpointRequest\x1a .pilaster.v1.AddEndpointResponse\x12Y\n" +
 	"\x0eDeleteEndpoint\x12\".pilaster.v1.DeleteEndpointRequest\x1a#.pilaster.v1.DeleteEndpointResponse\x12V\n" +
@@ -5470,7 +5766,8 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\rFollowPackets\x12!.pilaster.v1.FollowPacketsRequest\x1a\".pilaster.v1.FollowPacketsResponse0\x01\x12J\n" +
 	"\tSendProbe\x12\x1d.pilaster.v1.SendProbeRequest\x1a\x1e.pilaster.v1.SendProbeResponse\x12S\n" +
 	"\fListRuleHits\x12 .pilaster.v1.ListRuleHitsRequest\x1a!.pilaster.v1.ListRuleHitsResponse\x12V\n" +
-	"\rLabelEndpoint\x12!.pilaster.v1.LabelEndpointRequest\x1a\".pilaster.v1.LabelEndpointResponse\x12Y\n" +
+	"\rLabelEndpoint\x12!.pilaster.v1.LabelEndpointRequest\x1a\".pilaster.v1.LabelEndpointResponse\x12P\n" +
+	"\vSetEndpoint\x12\x1f.pilaster.v1.SetEndpointRequest\x1a .pilaster.v1.SetEndpointResponse\x12Y\n" +
 	"\x0eExportSessions\x12\".pilaster.v1.ExportSessionsRequest\x1a#.pilaster.v1.ExportSessionsResponse\x12Y\n" +
 	"\x0eImportSessions\x12\".pilaster.v1.ImportSessionsRequest\x1a#.pilaster.v1.ImportSessionsResponse\x12b\n" +
 	"\x11FindEgressAddress\x12%.pilaster.v1.FindEgressAddressRequest\x1a&.pilaster.v1.FindEgressAddressResponse\x12F\n" +
@@ -5489,7 +5786,7 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 71)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
 	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
@@ -5515,170 +5812,179 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(*GetEndpointResponse)(nil),         // 21: pilaster.v1.GetEndpointResponse
 	(*LabelEndpointRequest)(nil),        // 22: pilaster.v1.LabelEndpointRequest
 	(*LabelEndpointResponse)(nil),       // 23: pilaster.v1.LabelEndpointResponse
-	(*StatusRequest)(nil),               // 24: pilaster.v1.StatusRequest
-	(*StatusResponse)(nil),              // 25: pilaster.v1.StatusResponse
-	(*Egress)(nil),                      // 26: pilaster.v1.Egress
-	(*EgressGatewayRole)(nil),           // 27: pilaster.v1.EgressGatewayRole
-	(*EgressGatewayState)(nil),          // 28: pilaster.v1.EgressGatewayState
-	(*OffloadRole)(nil),                 // 29: pilaster.v1.OffloadRole
-	(*FrontendAnswer)(nil),              // 30: pilaster.v1.FrontendAnswer
-	(*Pull)(nil),                        // 31: pilaster.v1.Pull
-	(*Policies)(nil),                    // 32: pilaster.v1.Policies
-	(*Sessions)(nil),                    // 33: pilaster.v1.Sessions
-	(*RuleHits)(nil),                    // 34: pilaster.v1.RuleHits
-	(*ListRuleHitsRequest)(nil),         // 35: pilaster.v1.ListRuleHitsRequest
-	(*ListRuleHitsResponse)(nil),        // 36: pilaster.v1.ListRuleHitsResponse
-	(*Gateway)(nil),                     // 37: pilaster.v1.Gateway
-	(*Limit)(nil),                       // 38: pilaster.v1.Limit
-	(*OrchestratorLink)(nil),            // 39: pilaster.v1.OrchestratorLink
-	(*DatapathStatus)(nil),              // 40: pilaster.v1.DatapathStatus
-	(*Entries)(nil),                     // 41: pilaster.v1.Entries
-	(*DropCount)(nil),                   // 42: pilaster.v1.DropCount
-	(*ExplainRequest)(nil),              // 43: pilaster.v1.ExplainRequest
-	(*ExplainResponse)(nil),             // 44: pilaster.v1.ExplainResponse
-	(*Overlaid)(nil),                    // 45: pilaster.v1.Overlaid
-	(*WhyRequest)(nil),                  // 46: pilaster.v1.WhyRequest
-	(*WhyResponse)(nil),                 // 47: pilaster.v1.WhyResponse
-	(*PreActions)(nil),                  // 48: pilaster.v1.PreActions
-	(*Reason)(nil),                      // 49: pilaster.v1.Reason
-	(*RuleName)(nil),                    // 50: pilaster.v1.RuleName
-	(*TraceRequest)(nil),                // 51: pilaster.v1.TraceRequest
-	(*TraceResponse)(nil),               // 52: pilaster.v1.TraceResponse
-	(*TraceEnd)(nil),                    // 53: pilaster.v1.TraceEnd
-	(*TraceStep)(nil),                   // 54: pilaster.v1.TraceStep
-	(*FollowPacketsRequest)(nil),        // 55: pilaster.v1.FollowPacketsRequest
-	(*FollowPacketsResponse)(nil),       // 56: pilaster.v1.FollowPacketsResponse
-	(*PacketEvent)(nil),                 // 57: pilaster.v1.PacketEvent
-	(*SendProbeRequest)(nil),            // 58: pilaster.v1.SendProbeRequest
-	(*SendProbeResponse)(nil),           // 59: pilaster.v1.SendProbeResponse
-	(*RecentEventsRequest)(nil),         // 60: pilaster.v1.RecentEventsRequest
-	(*RecentEventsResponse)(nil),        // 61: pilaster.v1.RecentEventsResponse
-	(*MonitorRequest)(nil),              // 62: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 63: pilaster.v1.MonitorResponse
-	(*PacketEnd)(nil),                   // 64: pilaster.v1.PacketEnd
-	nil,                                 // 65: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 66: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 67: pilaster.v1.CollectGarbageRequest.Valid
-	nil,                                 // 68: pilaster.v1.LabelEndpointRequest.SetEntry
-	nil,                                 // 69: pilaster.v1.DatapathStatus.SwitchesEntry
-	nil,                                 // 70: pilaster.v1.TraceEnd.LabelsEntry
-	(*timestamppb.Timestamp)(nil),       // 71: google.protobuf.Timestamp
-	(*Node)(nil),                        // 72: pilaster.v1.Node
-	(*Plan)(nil),                        // 73: pilaster.v1.Plan
-	(*NodeLoad)(nil),                    // 74: pilaster.v1.NodeLoad
-	(OffloadPhase)(0),                   // 75: pilaster.v1.OffloadPhase
-	(*App)(nil),                         // 76: pilaster.v1.App
-	(*UnderlayService)(nil),             // 77: pilaster.v1.UnderlayService
+	(*SetEndpointRequest)(nil),          // 24: pilaster.v1.SetEndpointRequest
+	(*SetEndpointResponse)(nil),         // 25: pilaster.v1.SetEndpointResponse
+	(*StatusRequest)(nil),               // 26: pilaster.v1.StatusRequest
+	(*StatusResponse)(nil),              // 27: pilaster.v1.StatusResponse
+	(*ServicesStatus)(nil),              // 28: pilaster.v1.ServicesStatus
+	(*Egress)(nil),                      // 29: pilaster.v1.Egress
+	(*EgressGatewayRole)(nil),           // 30: pilaster.v1.EgressGatewayRole
+	(*EgressGatewayState)(nil),          // 31: pilaster.v1.EgressGatewayState
+	(*OffloadRole)(nil),                 // 32: pilaster.v1.OffloadRole
+	(*FrontendAnswer)(nil),              // 33: pilaster.v1.FrontendAnswer
+	(*Pull)(nil),                        // 34: pilaster.v1.Pull
+	(*Policies)(nil),                    // 35: pilaster.v1.Policies
+	(*Sessions)(nil),                    // 36: pilaster.v1.Sessions
+	(*RuleHits)(nil),                    // 37: pilaster.v1.RuleHits
+	(*ListRuleHitsRequest)(nil),         // 38: pilaster.v1.ListRuleHitsRequest
+	(*ListRuleHitsResponse)(nil),        // 39: pilaster.v1.ListRuleHitsResponse
+	(*Gateway)(nil),                     // 40: pilaster.v1.Gateway
+	(*Limit)(nil),                       // 41: pilaster.v1.Limit
+	(*OrchestratorLink)(nil),            // 42: pilaster.v1.OrchestratorLink
+	(*DatapathStatus)(nil),              // 43: pilaster.v1.DatapathStatus
+	(*Entries)(nil),                     // 44: pilaster.v1.Entries
+	(*DropCount)(nil),                   // 45: pilaster.v1.DropCount
+	(*ExplainRequest)(nil),              // 46: pilaster.v1.ExplainRequest
+	(*ExplainResponse)(nil),             // 47: pilaster.v1.ExplainResponse
+	(*Overlaid)(nil),                    // 48: pilaster.v1.Overlaid
+	(*WhyRequest)(nil),                  // 49: pilaster.v1.WhyRequest
+	(*WhyResponse)(nil),                 // 50: pilaster.v1.WhyResponse
+	(*PreActions)(nil),                  // 51: pilaster.v1.PreActions
+	(*Reason)(nil),                      // 52: pilaster.v1.Reason
+	(*RuleName)(nil),                    // 53: pilaster.v1.RuleName
+	(*TraceRequest)(nil),                // 54: pilaster.v1.TraceRequest
+	(*TraceResponse)(nil),               // 55: pilaster.v1.TraceResponse
+	(*TraceBackend)(nil),                // 56: pilaster.v1.TraceBackend
+	(*TraceEnd)(nil),                    // 57: pilaster.v1.TraceEnd
+	(*TraceStep)(nil),                   // 58: pilaster.v1.TraceStep
+	(*FollowPacketsRequest)(nil),        // 59: pilaster.v1.FollowPacketsRequest
+	(*FollowPacketsResponse)(nil),       // 60: pilaster.v1.FollowPacketsResponse
+	(*PacketEvent)(nil),                 // 61: pilaster.v1.PacketEvent
+	(*SendProbeRequest)(nil),            // 62: pilaster.v1.SendProbeRequest
+	(*SendProbeResponse)(nil),           // 63: pilaster.v1.SendProbeResponse
+	(*RecentEventsRequest)(nil),         // 64: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),        // 65: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),              // 66: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),             // 67: pilaster.v1.MonitorResponse
+	(*PacketEnd)(nil),                   // 68: pilaster.v1.PacketEnd
+	nil,                                 // 69: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                 // 70: pilaster.v1.Endpoint.LabelsEntry
+	(*CollectGarbageRequest_Valid)(nil), // 71: pilaster.v1.CollectGarbageRequest.Valid
+	nil,                                 // 72: pilaster.v1.LabelEndpointRequest.SetEntry
+	nil,                                 // 73: pilaster.v1.DatapathStatus.SwitchesEntry
+	nil,                                 // 74: pilaster.v1.TraceEnd.LabelsEntry
+	(*timestamppb.Timestamp)(nil),       // 75: google.protobuf.Timestamp
+	(*Node)(nil),                        // 76: pilaster.v1.Node
+	(*Plan)(nil),                        // 77: pilaster.v1.Plan
+	(*NodeLoad)(nil),                    // 78: pilaster.v1.NodeLoad
+	(OffloadPhase)(0),                   // 79: pilaster.v1.OffloadPhase
+	(*App)(nil),                         // 80: pilaster.v1.App
+	(*UnderlayService)(nil),             // 81: pilaster.v1.UnderlayService
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	65, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	69, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
 	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	66, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	70, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
 	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	71, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	71, // 5: pilaster.v1.FindEgressAddressRequest.at:type_name -> google.protobuf.Timestamp
+	75, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	75, // 5: pilaster.v1.FindEgressAddressRequest.at:type_name -> google.protobuf.Timestamp
 	6,  // 6: pilaster.v1.FindEgressAddressResponse.holders:type_name -> pilaster.v1.EgressHolder
-	71, // 7: pilaster.v1.FindEgressAddressResponse.since:type_name -> google.protobuf.Timestamp
-	71, // 8: pilaster.v1.EgressHolder.from:type_name -> google.protobuf.Timestamp
-	71, // 9: pilaster.v1.EgressHolder.until:type_name -> google.protobuf.Timestamp
+	75, // 7: pilaster.v1.FindEgressAddressResponse.since:type_name -> google.protobuf.Timestamp
+	75, // 8: pilaster.v1.EgressHolder.from:type_name -> google.protobuf.Timestamp
+	75, // 9: pilaster.v1.EgressHolder.until:type_name -> google.protobuf.Timestamp
 	11, // 10: pilaster.v1.ExportSessionsResponse.sessions:type_name -> pilaster.v1.Session
 	11, // 11: pilaster.v1.ImportSessionsRequest.sessions:type_name -> pilaster.v1.Session
-	67, // 12: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	71, // 12: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
 	2,  // 13: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
 	2,  // 14: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
 	2,  // 15: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	68, // 16: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
+	72, // 16: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
 	2,  // 17: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	72, // 18: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	73, // 19: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
-	39, // 20: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
-	40, // 21: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
-	42, // 22: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
-	38, // 23: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
-	37, // 24: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
-	32, // 25: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
-	31, // 26: pilaster.v1.StatusResponse.pulls:type_name -> pilaster.v1.Pull
-	29, // 27: pilaster.v1.StatusResponse.offloads:type_name -> pilaster.v1.OffloadRole
-	74, // 28: pilaster.v1.StatusResponse.load:type_name -> pilaster.v1.NodeLoad
-	26, // 29: pilaster.v1.StatusResponse.egress:type_name -> pilaster.v1.Egress
-	28, // 30: pilaster.v1.Egress.gateways:type_name -> pilaster.v1.EgressGatewayState
-	27, // 31: pilaster.v1.Egress.roles:type_name -> pilaster.v1.EgressGatewayRole
-	75, // 32: pilaster.v1.OffloadRole.phase:type_name -> pilaster.v1.OffloadPhase
-	30, // 33: pilaster.v1.OffloadRole.answers:type_name -> pilaster.v1.FrontendAnswer
-	41, // 34: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
-	33, // 35: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
-	34, // 36: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
-	50, // 37: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
-	34, // 38: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
-	71, // 39: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
-	41, // 40: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	69, // 41: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
-	76, // 42: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
-	2,  // 43: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	45, // 44: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	77, // 45: pilaster.v1.ExplainResponse.underlay_services:type_name -> pilaster.v1.UnderlayService
-	2,  // 46: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
-	49, // 47: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
-	48, // 48: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
-	2,  // 49: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
-	50, // 50: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
-	50, // 51: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
-	48, // 52: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
-	53, // 53: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
-	53, // 54: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
-	54, // 55: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
-	48, // 56: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
-	70, // 57: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
-	57, // 58: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
-	50, // 59: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
-	63, // 60: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	71, // 61: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	50, // 62: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
-	64, // 63: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
-	64, // 64: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
-	0,  // 65: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	12, // 66: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	14, // 67: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	16, // 68: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	18, // 69: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	20, // 70: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	24, // 71: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	43, // 72: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	46, // 73: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
-	51, // 74: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
-	55, // 75: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
-	58, // 76: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
-	35, // 77: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
-	22, // 78: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
-	7,  // 79: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
-	9,  // 80: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
-	4,  // 81: pilaster.v1.AgentService.FindEgressAddress:input_type -> pilaster.v1.FindEgressAddressRequest
-	62, // 82: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	60, // 83: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 84: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	13, // 85: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	15, // 86: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	17, // 87: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	19, // 88: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	21, // 89: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	25, // 90: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	44, // 91: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	47, // 92: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
-	52, // 93: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
-	56, // 94: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
-	59, // 95: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
-	36, // 96: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
-	23, // 97: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
-	8,  // 98: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
-	10, // 99: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
-	5,  // 100: pilaster.v1.AgentService.FindEgressAddress:output_type -> pilaster.v1.FindEgressAddressResponse
-	63, // 101: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	61, // 102: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	84, // [84:103] is the sub-list for method output_type
-	65, // [65:84] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	2,  // 18: pilaster.v1.SetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	76, // 19: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	77, // 20: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	42, // 21: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
+	43, // 22: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
+	45, // 23: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
+	41, // 24: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
+	40, // 25: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
+	35, // 26: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
+	34, // 27: pilaster.v1.StatusResponse.pulls:type_name -> pilaster.v1.Pull
+	32, // 28: pilaster.v1.StatusResponse.offloads:type_name -> pilaster.v1.OffloadRole
+	78, // 29: pilaster.v1.StatusResponse.load:type_name -> pilaster.v1.NodeLoad
+	29, // 30: pilaster.v1.StatusResponse.egress:type_name -> pilaster.v1.Egress
+	28, // 31: pilaster.v1.StatusResponse.services:type_name -> pilaster.v1.ServicesStatus
+	31, // 32: pilaster.v1.Egress.gateways:type_name -> pilaster.v1.EgressGatewayState
+	30, // 33: pilaster.v1.Egress.roles:type_name -> pilaster.v1.EgressGatewayRole
+	79, // 34: pilaster.v1.OffloadRole.phase:type_name -> pilaster.v1.OffloadPhase
+	33, // 35: pilaster.v1.OffloadRole.answers:type_name -> pilaster.v1.FrontendAnswer
+	44, // 36: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
+	36, // 37: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
+	37, // 38: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
+	53, // 39: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
+	37, // 40: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
+	75, // 41: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	44, // 42: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
+	73, // 43: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
+	80, // 44: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	2,  // 45: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	48, // 46: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
+	81, // 47: pilaster.v1.ExplainResponse.underlay_services:type_name -> pilaster.v1.UnderlayService
+	2,  // 48: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
+	52, // 49: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
+	51, // 50: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
+	2,  // 51: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
+	53, // 52: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
+	53, // 53: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
+	51, // 54: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
+	57, // 55: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
+	57, // 56: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
+	58, // 57: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
+	51, // 58: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
+	56, // 59: pilaster.v1.TraceResponse.backends:type_name -> pilaster.v1.TraceBackend
+	74, // 60: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
+	61, // 61: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
+	53, // 62: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
+	67, // 63: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	75, // 64: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	53, // 65: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
+	68, // 66: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
+	68, // 67: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
+	0,  // 68: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	12, // 69: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	14, // 70: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	16, // 71: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	18, // 72: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	20, // 73: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	26, // 74: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	46, // 75: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	49, // 76: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	54, // 77: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
+	59, // 78: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
+	62, // 79: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
+	38, // 80: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
+	22, // 81: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
+	24, // 82: pilaster.v1.AgentService.SetEndpoint:input_type -> pilaster.v1.SetEndpointRequest
+	7,  // 83: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
+	9,  // 84: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
+	4,  // 85: pilaster.v1.AgentService.FindEgressAddress:input_type -> pilaster.v1.FindEgressAddressRequest
+	66, // 86: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	64, // 87: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 88: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	13, // 89: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	15, // 90: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	17, // 91: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	19, // 92: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	21, // 93: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	27, // 94: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	47, // 95: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	50, // 96: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	55, // 97: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
+	60, // 98: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
+	63, // 99: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
+	39, // 100: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
+	23, // 101: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
+	25, // 102: pilaster.v1.AgentService.SetEndpoint:output_type -> pilaster.v1.SetEndpointResponse
+	8,  // 103: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
+	10, // 104: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
+	5,  // 105: pilaster.v1.AgentService.FindEgressAddress:output_type -> pilaster.v1.FindEgressAddressResponse
+	67, // 106: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	65, // 107: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	88, // [88:108] is the sub-list for method output_type
+	68, // [68:88] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -5687,13 +5993,14 @@ func file_pilaster_v1_agent_proto_init() {
 		return
 	}
 	file_pilaster_v1_cluster_proto_init()
+	file_pilaster_v1_agent_proto_msgTypes[24].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   71,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

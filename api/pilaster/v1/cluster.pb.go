@@ -470,12 +470,13 @@ type Tenant struct {
 	Offloads     []*Offload    `protobuf:"bytes,13,rep,name=offloads,proto3" json:"offloads,omitempty"`                             // of a nimitz tenant: by backend, at most 64
 	// With leaving, in the first part of a migration that keeps the addresses: the tenant will move to that network. Its
 	// containers receive by both networks and send by network.
-	Joining       bool          `protobuf:"varint,14,opt,name=joining,proto3" json:"joining,omitempty"`
-	Egress        []*EgressRule `protobuf:"bytes,15,rep,name=egress,proto3" json:"egress,omitempty"`                                 // by prefix, at most 256; only on a network with egress
-	NodePrefixes  []string      `protobuf:"bytes,16,rep,name=node_prefixes,json=nodePrefixes,proto3" json:"node_prefixes,omitempty"` // the nodes that its containers reach and are reached by; likewise
-	Protected     []string      `protobuf:"bytes,17,rep,name=protected,proto3" json:"protected,omitempty"`                           // the cluster's protected prefixes; derived, never stored
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Joining        bool          `protobuf:"varint,14,opt,name=joining,proto3" json:"joining,omitempty"`
+	Egress         []*EgressRule `protobuf:"bytes,15,rep,name=egress,proto3" json:"egress,omitempty"`                                        // by prefix, at most 256; only on a network with egress
+	NodePrefixes   []string      `protobuf:"bytes,16,rep,name=node_prefixes,json=nodePrefixes,proto3" json:"node_prefixes,omitempty"`        // the nodes that its containers reach and are reached by; likewise
+	Protected      []string      `protobuf:"bytes,17,rep,name=protected,proto3" json:"protected,omitempty"`                                  // the cluster's protected prefixes; derived, never stored
+	ServicesNumber uint32        `protobuf:"varint,18,opt,name=services_number,json=servicesNumber,proto3" json:"services_number,omitempty"` // 24 bits: that of its prefix for services; 0: it has had no service
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Tenant) Reset() {
@@ -625,6 +626,13 @@ func (x *Tenant) GetProtected() []string {
 		return x.Protected
 	}
 	return nil
+}
+
+func (x *Tenant) GetServicesNumber() uint32 {
+	if x != nil {
+		return x.ServicesNumber
+	}
+	return 0
 }
 
 // EgressRule says whether containers of a tenant may send to hosts outside of the cluster. The rule with the longest
@@ -2372,7 +2380,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
-	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xea\x05\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\x93\x06\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -2393,7 +2401,8 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\ajoining\x18\x0e \x01(\bR\ajoining\x12/\n" +
 	"\x06egress\x18\x0f \x03(\v2\x17.pilaster.v1.EgressRuleR\x06egress\x12#\n" +
 	"\rnode_prefixes\x18\x10 \x03(\tR\fnodePrefixes\x12\x1c\n" +
-	"\tprotected\x18\x11 \x03(\tR\tprotected\"j\n" +
+	"\tprotected\x18\x11 \x03(\tR\tprotected\x12'\n" +
+	"\x0fservices_number\x18\x12 \x01(\rR\x0eservicesNumber\"j\n" +
 	"\n" +
 	"EgressRule\x12\x0e\n" +
 	"\x02to\x18\x01 \x01(\tR\x02to\x12\x14\n" +

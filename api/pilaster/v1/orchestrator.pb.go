@@ -1366,6 +1366,7 @@ type FollowResponse struct {
 	Refusals          *Refusals `protobuf:"bytes,8,opt,name=refusals,proto3" json:"refusals,omitempty"`
 	WithSubscriptions bool      `protobuf:"varint,9,opt,name=with_subscriptions,json=withSubscriptions,proto3" json:"with_subscriptions,omitempty"` // of a stream's first message: the orchestrator answers subscriptions
 	Identifiers       bool      `protobuf:"varint,10,opt,name=identifiers,proto3" json:"identifiers,omitempty"`                                     // Plan.identifiers; every node gets a message when it becomes true
+	WithServices      bool      `protobuf:"varint,11,opt,name=with_services,json=withServices,proto3" json:"with_services,omitempty"`               // as with_policies, for services
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1483,6 +1484,13 @@ func (x *FollowResponse) GetIdentifiers() bool {
 	return false
 }
 
+func (x *FollowResponse) GetWithServices() bool {
+	if x != nil {
+		return x.WithServices
+	}
+	return false
+}
+
 type isFollowResponse_Event interface {
 	isFollowResponse_Event()
 }
@@ -1557,6 +1565,9 @@ type Snapshot struct {
 	Policies      []*Policy              `protobuf:"bytes,4,rep,name=policies,proto3" json:"policies,omitempty"`                                // of tenants that the node hosts
 	Overrides     []*Override            `protobuf:"bytes,5,rep,name=overrides,proto3" json:"overrides,omitempty"`                              // of these tenants, from all nodes
 	WholePolicies []string               `protobuf:"bytes,6,rep,name=whole_policies,json=wholePolicies,proto3" json:"whole_policies,omitempty"` // tenants of which these are all policies and overrides
+	Services      []*Service             `protobuf:"bytes,7,rep,name=services,proto3" json:"services,omitempty"`                                // of tenants that the node hosts
+	Slices        []*EndpointSlice       `protobuf:"bytes,8,rep,name=slices,proto3" json:"slices,omitempty"`
+	WholeServices []string               `protobuf:"bytes,9,rep,name=whole_services,json=wholeServices,proto3" json:"whole_services,omitempty"` // tenants of which these are all services and slices
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1633,6 +1644,27 @@ func (x *Snapshot) GetWholePolicies() []string {
 	return nil
 }
 
+func (x *Snapshot) GetServices() []*Service {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *Snapshot) GetSlices() []*EndpointSlice {
+	if x != nil {
+		return x.Slices
+	}
+	return nil
+}
+
+func (x *Snapshot) GetWholeServices() []string {
+	if x != nil {
+		return x.WholeServices
+	}
+	return nil
+}
+
 type Delta struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Node           *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`       // set when the node's own record or transit tenants changed
@@ -1649,7 +1681,12 @@ type Delta struct {
 	// Tenants of which the above are all policies and overrides, so the node deletes all others. A whole tenant that is
 	// not listed is a transit tenant, or comes from an orchestrator without policies: then the node keeps what it has,
 	// and lists the tenant as incomplete at the next stream.
-	WholePolicies []string `protobuf:"bytes,12,rep,name=whole_policies,json=wholePolicies,proto3" json:"whole_policies,omitempty"`
+	WholePolicies []string         `protobuf:"bytes,12,rep,name=whole_policies,json=wholePolicies,proto3" json:"whole_policies,omitempty"`
+	Services      []*Service       `protobuf:"bytes,13,rep,name=services,proto3" json:"services,omitempty"`                                // new or changed ones, of tenants that the node hosts
+	EndedServices []*Service       `protobuf:"bytes,14,rep,name=ended_services,json=endedServices,proto3" json:"ended_services,omitempty"` // with tenant, namespace and name only; their slices end, too
+	Slices        []*EndpointSlice `protobuf:"bytes,15,rep,name=slices,proto3" json:"slices,omitempty"`                                    // new or changed ones
+	EndedSlices   []*EndpointSlice `protobuf:"bytes,16,rep,name=ended_slices,json=endedSlices,proto3" json:"ended_slices,omitempty"`       // with tenant, service and name only
+	WholeServices []string         `protobuf:"bytes,17,rep,name=whole_services,json=wholeServices,proto3" json:"whole_services,omitempty"` // tenants of which the above are all services and slices
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1764,6 +1801,41 @@ func (x *Delta) GetEndedOverrides() []*Override {
 func (x *Delta) GetWholePolicies() []string {
 	if x != nil {
 		return x.WholePolicies
+	}
+	return nil
+}
+
+func (x *Delta) GetServices() []*Service {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *Delta) GetEndedServices() []*Service {
+	if x != nil {
+		return x.EndedServices
+	}
+	return nil
+}
+
+func (x *Delta) GetSlices() []*EndpointSlice {
+	if x != nil {
+		return x.Slices
+	}
+	return nil
+}
+
+func (x *Delta) GetEndedSlices() []*EndpointSlice {
+	if x != nil {
+		return x.EndedSlices
+	}
+	return nil
+}
+
+func (x *Delta) GetWholeServices() []string {
+	if x != nil {
+		return x.WholeServices
 	}
 	return nil
 }
@@ -5706,7 +5778,7 @@ var File_pilaster_v1_orchestrator_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\n" +
-	"\x1epilaster/v1/orchestrator.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\"\x8a\x01\n" +
+	"\x1epilaster/v1/orchestrator.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\x1a\x19pilaster/v1/service.proto\"\x8a\x01\n" +
 	"\x0fAllocateRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x10\n" +
@@ -5804,7 +5876,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\vunsubscribe\x18\f \x03(\v2\x1a.pilaster.v1.SubscriptionsR\vunsubscribe\"E\n" +
 	"\rSubscriptions\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1c\n" +
-	"\taddresses\x18\x02 \x03(\fR\taddresses\"\xa8\x03\n" +
+	"\taddresses\x18\x02 \x03(\fR\taddresses\"\xcd\x03\n" +
 	"\x0eFollowResponse\x123\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x15.pilaster.v1.SnapshotH\x00R\bsnapshot\x12*\n" +
 	"\x05delta\x18\x02 \x01(\v2\x12.pilaster.v1.DeltaH\x00R\x05delta\x126\n" +
@@ -5816,17 +5888,21 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\brefusals\x18\b \x01(\v2\x15.pilaster.v1.RefusalsR\brefusals\x12-\n" +
 	"\x12with_subscriptions\x18\t \x01(\bR\x11withSubscriptions\x12 \n" +
 	"\videntifiers\x18\n" +
-	" \x01(\bR\videntifiersB\a\n" +
+	" \x01(\bR\videntifiers\x12#\n" +
+	"\rwith_services\x18\v \x01(\bR\fwithServicesB\a\n" +
 	"\x05event\"$\n" +
 	"\bRefusals\x12\x18\n" +
-	"\areasons\x18\x01 \x03(\tR\areasons\"\x93\x02\n" +
+	"\areasons\x18\x01 \x03(\tR\areasons\"\xa0\x03\n" +
 	"\bSnapshot\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12-\n" +
 	"\atenants\x18\x02 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
 	"\x04apps\x18\x03 \x03(\v2\x10.pilaster.v1.AppR\x04apps\x12/\n" +
 	"\bpolicies\x18\x04 \x03(\v2\x13.pilaster.v1.PolicyR\bpolicies\x123\n" +
 	"\toverrides\x18\x05 \x03(\v2\x15.pilaster.v1.OverrideR\toverrides\x12%\n" +
-	"\x0ewhole_policies\x18\x06 \x03(\tR\rwholePolicies\"\xc9\x04\n" +
+	"\x0ewhole_policies\x18\x06 \x03(\tR\rwholePolicies\x120\n" +
+	"\bservices\x18\a \x03(\v2\x14.pilaster.v1.ServiceR\bservices\x122\n" +
+	"\x06slices\x18\b \x03(\v2\x1a.pilaster.v1.EndpointSliceR\x06slices\x12%\n" +
+	"\x0ewhole_services\x18\t \x03(\tR\rwholeServices\"\xd2\x06\n" +
 	"\x05Delta\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.pilaster.v1.NodeR\x04node\x12-\n" +
 	"\atenants\x18\x02 \x03(\v2\x13.pilaster.v1.TenantR\atenants\x12$\n" +
@@ -5840,7 +5916,12 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\toverrides\x18\n" +
 	" \x03(\v2\x15.pilaster.v1.OverrideR\toverrides\x12>\n" +
 	"\x0fended_overrides\x18\v \x03(\v2\x15.pilaster.v1.OverrideR\x0eendedOverrides\x12%\n" +
-	"\x0ewhole_policies\x18\f \x03(\tR\rwholePolicies\"\v\n" +
+	"\x0ewhole_policies\x18\f \x03(\tR\rwholePolicies\x120\n" +
+	"\bservices\x18\r \x03(\v2\x14.pilaster.v1.ServiceR\bservices\x12;\n" +
+	"\x0eended_services\x18\x0e \x03(\v2\x14.pilaster.v1.ServiceR\rendedServices\x122\n" +
+	"\x06slices\x18\x0f \x03(\v2\x1a.pilaster.v1.EndpointSliceR\x06slices\x12=\n" +
+	"\fended_slices\x18\x10 \x03(\v2\x1a.pilaster.v1.EndpointSliceR\vendedSlices\x12%\n" +
+	"\x0ewhole_services\x18\x11 \x03(\tR\rwholeServices\"\v\n" +
 	"\tHeartbeat\"\x15\n" +
 	"\x13ExportRegionRequest\"C\n" +
 	"\x14ExportRegionResponse\x12+\n" +
@@ -6068,25 +6149,32 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x19POLICY_CHANGE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15POLICY_CHANGE_CREATED\x10\x01\x12\x1c\n" +
 	"\x18POLICY_CHANGE_CONFIGURED\x10\x02\x12\x1b\n" +
-	"\x17POLICY_CHANGE_UNCHANGED\x10\x032\x8a\x05\n" +
+	"\x17POLICY_CHANGE_UNCHANGED\x10\x032\xdf\x05\n" +
 	"\vNodeService\x12;\n" +
 	"\x04Join\x12\x18.pilaster.v1.JoinRequest\x1a\x19.pilaster.v1.JoinResponse\x12>\n" +
 	"\x05Renew\x12\x19.pilaster.v1.RenewRequest\x1a\x1a.pilaster.v1.RenewResponse\x12G\n" +
 	"\bRegister\x12\x1c.pilaster.v1.RegisterRequest\x1a\x1d.pilaster.v1.RegisterResponse\x12D\n" +
 	"\aResolve\x12\x1b.pilaster.v1.ResolveRequest\x1a\x1c.pilaster.v1.ResolveResponse\x12M\n" +
 	"\n" +
-	"ReportLoad\x12\x1e.pilaster.v1.ReportLoadRequest\x1a\x1f.pilaster.v1.ReportLoadResponse\x12E\n" +
+	"ReportLoad\x12\x1e.pilaster.v1.ReportLoadRequest\x1a\x1f.pilaster.v1.ReportLoadResponse\x12S\n" +
+	"\fPutEndpoints\x12 .pilaster.v1.PutEndpointsRequest\x1a!.pilaster.v1.PutEndpointsResponse\x12E\n" +
 	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x01\x12G\n" +
 	"\bAllocate\x12\x1c.pilaster.v1.AllocateRequest\x1a\x1d.pilaster.v1.AllocateResponse\x12;\n" +
 	"\x04Free\x12\x18.pilaster.v1.FreeRequest\x1a\x19.pilaster.v1.FreeResponse\x12S\n" +
-	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xeb\x18\n" +
+	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\x97\x1c\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
 	"\vListTenants\x12\x1f.pilaster.v1.ListTenantsRequest\x1a .pilaster.v1.ListTenantsResponse\x12S\n" +
 	"\fDeleteTenant\x12 .pilaster.v1.DeleteTenantRequest\x1a!.pilaster.v1.DeleteTenantResponse\x12J\n" +
 	"\tRotateKey\x12\x1d.pilaster.v1.RotateKeyRequest\x1a\x1e.pilaster.v1.RotateKeyResponse\x12V\n" +
-	"\rMigrateTenant\x12!.pilaster.v1.MigrateTenantRequest\x1a\".pilaster.v1.MigrateTenantResponse\x12n\n" +
+	"\rMigrateTenant\x12!.pilaster.v1.MigrateTenantRequest\x1a\".pilaster.v1.MigrateTenantResponse\x12V\n" +
+	"\rCreateService\x12!.pilaster.v1.CreateServiceRequest\x1a\".pilaster.v1.CreateServiceResponse\x12V\n" +
+	"\rApplyServices\x12!.pilaster.v1.ApplyServicesRequest\x1a\".pilaster.v1.ApplyServicesResponse\x12S\n" +
+	"\fListServices\x12 .pilaster.v1.ListServicesRequest\x1a!.pilaster.v1.ListServicesResponse\x12M\n" +
+	"\n" +
+	"GetService\x12\x1e.pilaster.v1.GetServiceRequest\x1a\x1f.pilaster.v1.GetServiceResponse\x12V\n" +
+	"\rDeleteService\x12!.pilaster.v1.DeleteServiceRequest\x1a\".pilaster.v1.DeleteServiceResponse\x12n\n" +
 	"\x15CreateUnderlayService\x12).pilaster.v1.CreateUnderlayServiceRequest\x1a*.pilaster.v1.CreateUnderlayServiceResponse\x12k\n" +
 	"\x14ListUnderlayServices\x12(.pilaster.v1.ListUnderlayServicesRequest\x1a).pilaster.v1.ListUnderlayServicesResponse\x12n\n" +
 	"\x15DeleteUnderlayService\x12).pilaster.v1.DeleteUnderlayServiceRequest\x1a*.pilaster.v1.DeleteUnderlayServiceResponse\x12b\n" +
@@ -6247,15 +6335,29 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*Hosting)(nil),                       // 110: pilaster.v1.Hosting
 	(*Policy)(nil),                        // 111: pilaster.v1.Policy
 	(*Override)(nil),                      // 112: pilaster.v1.Override
-	(*Region)(nil),                        // 113: pilaster.v1.Region
-	(Addressing)(0),                       // 114: pilaster.v1.Addressing
-	(*Overlay)(nil),                       // 115: pilaster.v1.Overlay
-	(*UnderlayService)(nil),               // 116: pilaster.v1.UnderlayService
-	(*Publication)(nil),                   // 117: pilaster.v1.Publication
-	(*Offload)(nil),                       // 118: pilaster.v1.Offload
-	(*timestamppb.Timestamp)(nil),         // 119: google.protobuf.Timestamp
-	(*EgressGateway)(nil),                 // 120: pilaster.v1.EgressGateway
-	(*EgressRule)(nil),                    // 121: pilaster.v1.EgressRule
+	(*Service)(nil),                       // 113: pilaster.v1.Service
+	(*EndpointSlice)(nil),                 // 114: pilaster.v1.EndpointSlice
+	(*Region)(nil),                        // 115: pilaster.v1.Region
+	(Addressing)(0),                       // 116: pilaster.v1.Addressing
+	(*Overlay)(nil),                       // 117: pilaster.v1.Overlay
+	(*UnderlayService)(nil),               // 118: pilaster.v1.UnderlayService
+	(*Publication)(nil),                   // 119: pilaster.v1.Publication
+	(*Offload)(nil),                       // 120: pilaster.v1.Offload
+	(*timestamppb.Timestamp)(nil),         // 121: google.protobuf.Timestamp
+	(*EgressGateway)(nil),                 // 122: pilaster.v1.EgressGateway
+	(*EgressRule)(nil),                    // 123: pilaster.v1.EgressRule
+	(*PutEndpointsRequest)(nil),           // 124: pilaster.v1.PutEndpointsRequest
+	(*CreateServiceRequest)(nil),          // 125: pilaster.v1.CreateServiceRequest
+	(*ApplyServicesRequest)(nil),          // 126: pilaster.v1.ApplyServicesRequest
+	(*ListServicesRequest)(nil),           // 127: pilaster.v1.ListServicesRequest
+	(*GetServiceRequest)(nil),             // 128: pilaster.v1.GetServiceRequest
+	(*DeleteServiceRequest)(nil),          // 129: pilaster.v1.DeleteServiceRequest
+	(*PutEndpointsResponse)(nil),          // 130: pilaster.v1.PutEndpointsResponse
+	(*CreateServiceResponse)(nil),         // 131: pilaster.v1.CreateServiceResponse
+	(*ApplyServicesResponse)(nil),         // 132: pilaster.v1.ApplyServicesResponse
+	(*ListServicesResponse)(nil),          // 133: pilaster.v1.ListServicesResponse
+	(*GetServiceResponse)(nil),            // 134: pilaster.v1.GetServiceResponse
+	(*DeleteServiceResponse)(nil),         // 135: pilaster.v1.DeleteServiceResponse
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	104, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
@@ -6282,157 +6384,175 @@ var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	106, // 21: pilaster.v1.Snapshot.apps:type_name -> pilaster.v1.App
 	111, // 22: pilaster.v1.Snapshot.policies:type_name -> pilaster.v1.Policy
 	112, // 23: pilaster.v1.Snapshot.overrides:type_name -> pilaster.v1.Override
-	107, // 24: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
-	105, // 25: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
-	106, // 26: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
-	104, // 27: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
-	104, // 28: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
-	111, // 29: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
-	111, // 30: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
-	112, // 31: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
-	112, // 32: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
-	113, // 33: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
-	113, // 34: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
-	113, // 35: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
-	113, // 36: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
-	113, // 37: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
-	114, // 38: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	115, // 39: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
-	105, // 40: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	105, // 41: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	106, // 42: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
-	110, // 43: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
-	105, // 44: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
-	110, // 45: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
-	114, // 46: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
-	105, // 47: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
-	105, // 48: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
-	116, // 49: pilaster.v1.CreateUnderlayServiceRequest.service:type_name -> pilaster.v1.UnderlayService
-	116, // 50: pilaster.v1.CreateUnderlayServiceResponse.service:type_name -> pilaster.v1.UnderlayService
-	116, // 51: pilaster.v1.ListUnderlayServicesResponse.underlay_services:type_name -> pilaster.v1.UnderlayService
-	117, // 52: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
-	117, // 53: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
-	117, // 54: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
-	70,  // 55: pilaster.v1.StartOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
-	70,  // 56: pilaster.v1.ListOffloadsResponse.offloads:type_name -> pilaster.v1.OffloadStatus
-	65,  // 57: pilaster.v1.ListOffloadsResponse.ended:type_name -> pilaster.v1.EndedOffload
-	70,  // 58: pilaster.v1.StopOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
-	118, // 59: pilaster.v1.OffloadStatus.offload:type_name -> pilaster.v1.Offload
-	72,  // 60: pilaster.v1.OffloadStatus.awaited:type_name -> pilaster.v1.AwaitedNode
-	71,  // 61: pilaster.v1.OffloadStatus.changes:type_name -> pilaster.v1.OffloadChange
-	119, // 62: pilaster.v1.OffloadChange.at:type_name -> google.protobuf.Timestamp
-	120, // 63: pilaster.v1.SetEgressRuleRequest.gateways:type_name -> pilaster.v1.EgressGateway
-	121, // 64: pilaster.v1.SetEgressRuleResponse.rules:type_name -> pilaster.v1.EgressRule
-	79,  // 65: pilaster.v1.ListEgressRulesResponse.tenants:type_name -> pilaster.v1.TenantEgress
-	121, // 66: pilaster.v1.TenantEgress.rules:type_name -> pilaster.v1.EgressRule
-	88,  // 67: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
-	111, // 68: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
-	0,   // 69: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
-	111, // 70: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	110, // 71: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
-	111, // 72: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
-	111, // 73: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
-	111, // 74: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
-	111, // 75: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
-	107, // 76: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
-	107, // 77: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
-	108, // 78: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
-	119, // 79: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
-	7,   // 80: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
-	9,   // 81: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
-	11,  // 82: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
-	16,  // 83: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
-	14,  // 84: pilaster.v1.NodeService.ReportLoad:input_type -> pilaster.v1.ReportLoadRequest
-	18,  // 85: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
-	1,   // 86: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
-	3,   // 87: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
-	5,   // 88: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
-	37,  // 89: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
-	39,  // 90: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
-	41,  // 91: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
-	45,  // 92: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
-	47,  // 93: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
-	43,  // 94: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
-	49,  // 95: pilaster.v1.OperatorService.CreateUnderlayService:input_type -> pilaster.v1.CreateUnderlayServiceRequest
-	51,  // 96: pilaster.v1.OperatorService.ListUnderlayServices:input_type -> pilaster.v1.ListUnderlayServicesRequest
-	53,  // 97: pilaster.v1.OperatorService.DeleteUnderlayService:input_type -> pilaster.v1.DeleteUnderlayServiceRequest
-	55,  // 98: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
-	57,  // 99: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
-	59,  // 100: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
-	61,  // 101: pilaster.v1.OperatorService.StartOffload:input_type -> pilaster.v1.StartOffloadRequest
-	63,  // 102: pilaster.v1.OperatorService.ListOffloads:input_type -> pilaster.v1.ListOffloadsRequest
-	68,  // 103: pilaster.v1.OperatorService.StopOffload:input_type -> pilaster.v1.StopOffloadRequest
-	66,  // 104: pilaster.v1.OperatorService.SetOffloadAuto:input_type -> pilaster.v1.SetOffloadAutoRequest
-	73,  // 105: pilaster.v1.OperatorService.SetEgressRule:input_type -> pilaster.v1.SetEgressRuleRequest
-	75,  // 106: pilaster.v1.OperatorService.DeleteEgressRule:input_type -> pilaster.v1.DeleteEgressRuleRequest
-	77,  // 107: pilaster.v1.OperatorService.ListEgressRules:input_type -> pilaster.v1.ListEgressRulesRequest
-	80,  // 108: pilaster.v1.OperatorService.SetTenantNodes:input_type -> pilaster.v1.SetTenantNodesRequest
-	82,  // 109: pilaster.v1.OperatorService.ChangeProtected:input_type -> pilaster.v1.ChangeProtectedRequest
-	84,  // 110: pilaster.v1.OperatorService.ListProtected:input_type -> pilaster.v1.ListProtectedRequest
-	86,  // 111: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
-	89,  // 112: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
-	91,  // 113: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
-	93,  // 114: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
-	95,  // 115: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	97,  // 116: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	99,  // 117: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	101, // 118: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	33,  // 119: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	35,  // 120: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	25,  // 121: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
-	27,  // 122: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
-	29,  // 123: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
-	31,  // 124: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
-	8,   // 125: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	10,  // 126: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	13,  // 127: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	17,  // 128: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	15,  // 129: pilaster.v1.NodeService.ReportLoad:output_type -> pilaster.v1.ReportLoadResponse
-	20,  // 130: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	2,   // 131: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	4,   // 132: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	6,   // 133: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	38,  // 134: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	40,  // 135: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	42,  // 136: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	46,  // 137: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	48,  // 138: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	44,  // 139: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	50,  // 140: pilaster.v1.OperatorService.CreateUnderlayService:output_type -> pilaster.v1.CreateUnderlayServiceResponse
-	52,  // 141: pilaster.v1.OperatorService.ListUnderlayServices:output_type -> pilaster.v1.ListUnderlayServicesResponse
-	54,  // 142: pilaster.v1.OperatorService.DeleteUnderlayService:output_type -> pilaster.v1.DeleteUnderlayServiceResponse
-	56,  // 143: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
-	58,  // 144: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
-	60,  // 145: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
-	62,  // 146: pilaster.v1.OperatorService.StartOffload:output_type -> pilaster.v1.StartOffloadResponse
-	64,  // 147: pilaster.v1.OperatorService.ListOffloads:output_type -> pilaster.v1.ListOffloadsResponse
-	69,  // 148: pilaster.v1.OperatorService.StopOffload:output_type -> pilaster.v1.StopOffloadResponse
-	67,  // 149: pilaster.v1.OperatorService.SetOffloadAuto:output_type -> pilaster.v1.SetOffloadAutoResponse
-	74,  // 150: pilaster.v1.OperatorService.SetEgressRule:output_type -> pilaster.v1.SetEgressRuleResponse
-	76,  // 151: pilaster.v1.OperatorService.DeleteEgressRule:output_type -> pilaster.v1.DeleteEgressRuleResponse
-	78,  // 152: pilaster.v1.OperatorService.ListEgressRules:output_type -> pilaster.v1.ListEgressRulesResponse
-	81,  // 153: pilaster.v1.OperatorService.SetTenantNodes:output_type -> pilaster.v1.SetTenantNodesResponse
-	83,  // 154: pilaster.v1.OperatorService.ChangeProtected:output_type -> pilaster.v1.ChangeProtectedResponse
-	85,  // 155: pilaster.v1.OperatorService.ListProtected:output_type -> pilaster.v1.ListProtectedResponse
-	87,  // 156: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
-	90,  // 157: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
-	92,  // 158: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
-	94,  // 159: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
-	96,  // 160: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	98,  // 161: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	100, // 162: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	102, // 163: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	34,  // 164: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	36,  // 165: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	26,  // 166: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
-	28,  // 167: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
-	30,  // 168: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
-	32,  // 169: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
-	125, // [125:170] is the sub-list for method output_type
-	80,  // [80:125] is the sub-list for method input_type
-	80,  // [80:80] is the sub-list for extension type_name
-	80,  // [80:80] is the sub-list for extension extendee
-	0,   // [0:80] is the sub-list for field type_name
+	113, // 24: pilaster.v1.Snapshot.services:type_name -> pilaster.v1.Service
+	114, // 25: pilaster.v1.Snapshot.slices:type_name -> pilaster.v1.EndpointSlice
+	107, // 26: pilaster.v1.Delta.node:type_name -> pilaster.v1.Node
+	105, // 27: pilaster.v1.Delta.tenants:type_name -> pilaster.v1.Tenant
+	106, // 28: pilaster.v1.Delta.apps:type_name -> pilaster.v1.App
+	104, // 29: pilaster.v1.Delta.mappings:type_name -> pilaster.v1.Mapping
+	104, // 30: pilaster.v1.Delta.ended_mappings:type_name -> pilaster.v1.Mapping
+	111, // 31: pilaster.v1.Delta.policies:type_name -> pilaster.v1.Policy
+	111, // 32: pilaster.v1.Delta.ended_policies:type_name -> pilaster.v1.Policy
+	112, // 33: pilaster.v1.Delta.overrides:type_name -> pilaster.v1.Override
+	112, // 34: pilaster.v1.Delta.ended_overrides:type_name -> pilaster.v1.Override
+	113, // 35: pilaster.v1.Delta.services:type_name -> pilaster.v1.Service
+	113, // 36: pilaster.v1.Delta.ended_services:type_name -> pilaster.v1.Service
+	114, // 37: pilaster.v1.Delta.slices:type_name -> pilaster.v1.EndpointSlice
+	114, // 38: pilaster.v1.Delta.ended_slices:type_name -> pilaster.v1.EndpointSlice
+	115, // 39: pilaster.v1.ExportRegionResponse.region:type_name -> pilaster.v1.Region
+	115, // 40: pilaster.v1.ImportRegionRequest.region:type_name -> pilaster.v1.Region
+	115, // 41: pilaster.v1.ImportRegionResponse.region:type_name -> pilaster.v1.Region
+	115, // 42: pilaster.v1.ListRegionsResponse.own:type_name -> pilaster.v1.Region
+	115, // 43: pilaster.v1.ListRegionsResponse.regions:type_name -> pilaster.v1.Region
+	116, // 44: pilaster.v1.CreateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	117, // 45: pilaster.v1.CreateTenantRequest.overlays:type_name -> pilaster.v1.Overlay
+	105, // 46: pilaster.v1.CreateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	105, // 47: pilaster.v1.GetTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	106, // 48: pilaster.v1.GetTenantResponse.apps:type_name -> pilaster.v1.App
+	110, // 49: pilaster.v1.GetTenantResponse.hosting:type_name -> pilaster.v1.Hosting
+	105, // 50: pilaster.v1.ListTenantsResponse.tenants:type_name -> pilaster.v1.Tenant
+	110, // 51: pilaster.v1.ListTenantsResponse.hosting:type_name -> pilaster.v1.Hosting
+	116, // 52: pilaster.v1.MigrateTenantRequest.addressing:type_name -> pilaster.v1.Addressing
+	105, // 53: pilaster.v1.MigrateTenantResponse.tenant:type_name -> pilaster.v1.Tenant
+	105, // 54: pilaster.v1.RotateKeyResponse.tenant:type_name -> pilaster.v1.Tenant
+	118, // 55: pilaster.v1.CreateUnderlayServiceRequest.service:type_name -> pilaster.v1.UnderlayService
+	118, // 56: pilaster.v1.CreateUnderlayServiceResponse.service:type_name -> pilaster.v1.UnderlayService
+	118, // 57: pilaster.v1.ListUnderlayServicesResponse.underlay_services:type_name -> pilaster.v1.UnderlayService
+	119, // 58: pilaster.v1.CreatePublicationRequest.publication:type_name -> pilaster.v1.Publication
+	119, // 59: pilaster.v1.CreatePublicationResponse.publication:type_name -> pilaster.v1.Publication
+	119, // 60: pilaster.v1.ListPublicationsResponse.publications:type_name -> pilaster.v1.Publication
+	70,  // 61: pilaster.v1.StartOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
+	70,  // 62: pilaster.v1.ListOffloadsResponse.offloads:type_name -> pilaster.v1.OffloadStatus
+	65,  // 63: pilaster.v1.ListOffloadsResponse.ended:type_name -> pilaster.v1.EndedOffload
+	70,  // 64: pilaster.v1.StopOffloadResponse.offload:type_name -> pilaster.v1.OffloadStatus
+	120, // 65: pilaster.v1.OffloadStatus.offload:type_name -> pilaster.v1.Offload
+	72,  // 66: pilaster.v1.OffloadStatus.awaited:type_name -> pilaster.v1.AwaitedNode
+	71,  // 67: pilaster.v1.OffloadStatus.changes:type_name -> pilaster.v1.OffloadChange
+	121, // 68: pilaster.v1.OffloadChange.at:type_name -> google.protobuf.Timestamp
+	122, // 69: pilaster.v1.SetEgressRuleRequest.gateways:type_name -> pilaster.v1.EgressGateway
+	123, // 70: pilaster.v1.SetEgressRuleResponse.rules:type_name -> pilaster.v1.EgressRule
+	79,  // 71: pilaster.v1.ListEgressRulesResponse.tenants:type_name -> pilaster.v1.TenantEgress
+	123, // 72: pilaster.v1.TenantEgress.rules:type_name -> pilaster.v1.EgressRule
+	88,  // 73: pilaster.v1.ApplyPoliciesResponse.policies:type_name -> pilaster.v1.AppliedPolicy
+	111, // 74: pilaster.v1.AppliedPolicy.policy:type_name -> pilaster.v1.Policy
+	0,   // 75: pilaster.v1.AppliedPolicy.change:type_name -> pilaster.v1.PolicyChange
+	111, // 76: pilaster.v1.ListPoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	110, // 77: pilaster.v1.ListPoliciesResponse.unenforced:type_name -> pilaster.v1.Hosting
+	111, // 78: pilaster.v1.GetPolicyRequest.policy:type_name -> pilaster.v1.Policy
+	111, // 79: pilaster.v1.GetPolicyResponse.policy:type_name -> pilaster.v1.Policy
+	111, // 80: pilaster.v1.DeletePoliciesRequest.policies:type_name -> pilaster.v1.Policy
+	111, // 81: pilaster.v1.DeletePoliciesResponse.policies:type_name -> pilaster.v1.Policy
+	107, // 82: pilaster.v1.GetNodeResponse.node:type_name -> pilaster.v1.Node
+	107, // 83: pilaster.v1.ListNodesResponse.nodes:type_name -> pilaster.v1.Node
+	108, // 84: pilaster.v1.ClusterStatusResponse.plan:type_name -> pilaster.v1.Plan
+	121, // 85: pilaster.v1.ClusterStatusResponse.started:type_name -> google.protobuf.Timestamp
+	7,   // 86: pilaster.v1.NodeService.Join:input_type -> pilaster.v1.JoinRequest
+	9,   // 87: pilaster.v1.NodeService.Renew:input_type -> pilaster.v1.RenewRequest
+	11,  // 88: pilaster.v1.NodeService.Register:input_type -> pilaster.v1.RegisterRequest
+	16,  // 89: pilaster.v1.NodeService.Resolve:input_type -> pilaster.v1.ResolveRequest
+	14,  // 90: pilaster.v1.NodeService.ReportLoad:input_type -> pilaster.v1.ReportLoadRequest
+	124, // 91: pilaster.v1.NodeService.PutEndpoints:input_type -> pilaster.v1.PutEndpointsRequest
+	18,  // 92: pilaster.v1.NodeService.Follow:input_type -> pilaster.v1.FollowRequest
+	1,   // 93: pilaster.v1.NodeService.Allocate:input_type -> pilaster.v1.AllocateRequest
+	3,   // 94: pilaster.v1.NodeService.Free:input_type -> pilaster.v1.FreeRequest
+	5,   // 95: pilaster.v1.NodeService.ListMappings:input_type -> pilaster.v1.ListMappingsRequest
+	37,  // 96: pilaster.v1.OperatorService.CreateTenant:input_type -> pilaster.v1.CreateTenantRequest
+	39,  // 97: pilaster.v1.OperatorService.GetTenant:input_type -> pilaster.v1.GetTenantRequest
+	41,  // 98: pilaster.v1.OperatorService.ListTenants:input_type -> pilaster.v1.ListTenantsRequest
+	45,  // 99: pilaster.v1.OperatorService.DeleteTenant:input_type -> pilaster.v1.DeleteTenantRequest
+	47,  // 100: pilaster.v1.OperatorService.RotateKey:input_type -> pilaster.v1.RotateKeyRequest
+	43,  // 101: pilaster.v1.OperatorService.MigrateTenant:input_type -> pilaster.v1.MigrateTenantRequest
+	125, // 102: pilaster.v1.OperatorService.CreateService:input_type -> pilaster.v1.CreateServiceRequest
+	126, // 103: pilaster.v1.OperatorService.ApplyServices:input_type -> pilaster.v1.ApplyServicesRequest
+	127, // 104: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
+	128, // 105: pilaster.v1.OperatorService.GetService:input_type -> pilaster.v1.GetServiceRequest
+	129, // 106: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
+	49,  // 107: pilaster.v1.OperatorService.CreateUnderlayService:input_type -> pilaster.v1.CreateUnderlayServiceRequest
+	51,  // 108: pilaster.v1.OperatorService.ListUnderlayServices:input_type -> pilaster.v1.ListUnderlayServicesRequest
+	53,  // 109: pilaster.v1.OperatorService.DeleteUnderlayService:input_type -> pilaster.v1.DeleteUnderlayServiceRequest
+	55,  // 110: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
+	57,  // 111: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
+	59,  // 112: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
+	61,  // 113: pilaster.v1.OperatorService.StartOffload:input_type -> pilaster.v1.StartOffloadRequest
+	63,  // 114: pilaster.v1.OperatorService.ListOffloads:input_type -> pilaster.v1.ListOffloadsRequest
+	68,  // 115: pilaster.v1.OperatorService.StopOffload:input_type -> pilaster.v1.StopOffloadRequest
+	66,  // 116: pilaster.v1.OperatorService.SetOffloadAuto:input_type -> pilaster.v1.SetOffloadAutoRequest
+	73,  // 117: pilaster.v1.OperatorService.SetEgressRule:input_type -> pilaster.v1.SetEgressRuleRequest
+	75,  // 118: pilaster.v1.OperatorService.DeleteEgressRule:input_type -> pilaster.v1.DeleteEgressRuleRequest
+	77,  // 119: pilaster.v1.OperatorService.ListEgressRules:input_type -> pilaster.v1.ListEgressRulesRequest
+	80,  // 120: pilaster.v1.OperatorService.SetTenantNodes:input_type -> pilaster.v1.SetTenantNodesRequest
+	82,  // 121: pilaster.v1.OperatorService.ChangeProtected:input_type -> pilaster.v1.ChangeProtectedRequest
+	84,  // 122: pilaster.v1.OperatorService.ListProtected:input_type -> pilaster.v1.ListProtectedRequest
+	86,  // 123: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
+	89,  // 124: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
+	91,  // 125: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
+	93,  // 126: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
+	95,  // 127: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	97,  // 128: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	99,  // 129: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	101, // 130: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	33,  // 131: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	35,  // 132: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	25,  // 133: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	27,  // 134: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	29,  // 135: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	31,  // 136: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	8,   // 137: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	10,  // 138: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	13,  // 139: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	17,  // 140: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	15,  // 141: pilaster.v1.NodeService.ReportLoad:output_type -> pilaster.v1.ReportLoadResponse
+	130, // 142: pilaster.v1.NodeService.PutEndpoints:output_type -> pilaster.v1.PutEndpointsResponse
+	20,  // 143: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	2,   // 144: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	4,   // 145: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	6,   // 146: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	38,  // 147: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	40,  // 148: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	42,  // 149: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	46,  // 150: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	48,  // 151: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	44,  // 152: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	131, // 153: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
+	132, // 154: pilaster.v1.OperatorService.ApplyServices:output_type -> pilaster.v1.ApplyServicesResponse
+	133, // 155: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
+	134, // 156: pilaster.v1.OperatorService.GetService:output_type -> pilaster.v1.GetServiceResponse
+	135, // 157: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	50,  // 158: pilaster.v1.OperatorService.CreateUnderlayService:output_type -> pilaster.v1.CreateUnderlayServiceResponse
+	52,  // 159: pilaster.v1.OperatorService.ListUnderlayServices:output_type -> pilaster.v1.ListUnderlayServicesResponse
+	54,  // 160: pilaster.v1.OperatorService.DeleteUnderlayService:output_type -> pilaster.v1.DeleteUnderlayServiceResponse
+	56,  // 161: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
+	58,  // 162: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
+	60,  // 163: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
+	62,  // 164: pilaster.v1.OperatorService.StartOffload:output_type -> pilaster.v1.StartOffloadResponse
+	64,  // 165: pilaster.v1.OperatorService.ListOffloads:output_type -> pilaster.v1.ListOffloadsResponse
+	69,  // 166: pilaster.v1.OperatorService.StopOffload:output_type -> pilaster.v1.StopOffloadResponse
+	67,  // 167: pilaster.v1.OperatorService.SetOffloadAuto:output_type -> pilaster.v1.SetOffloadAutoResponse
+	74,  // 168: pilaster.v1.OperatorService.SetEgressRule:output_type -> pilaster.v1.SetEgressRuleResponse
+	76,  // 169: pilaster.v1.OperatorService.DeleteEgressRule:output_type -> pilaster.v1.DeleteEgressRuleResponse
+	78,  // 170: pilaster.v1.OperatorService.ListEgressRules:output_type -> pilaster.v1.ListEgressRulesResponse
+	81,  // 171: pilaster.v1.OperatorService.SetTenantNodes:output_type -> pilaster.v1.SetTenantNodesResponse
+	83,  // 172: pilaster.v1.OperatorService.ChangeProtected:output_type -> pilaster.v1.ChangeProtectedResponse
+	85,  // 173: pilaster.v1.OperatorService.ListProtected:output_type -> pilaster.v1.ListProtectedResponse
+	87,  // 174: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
+	90,  // 175: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
+	92,  // 176: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
+	94,  // 177: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
+	96,  // 178: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	98,  // 179: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	100, // 180: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	102, // 181: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	34,  // 182: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	36,  // 183: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	26,  // 184: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	28,  // 185: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	30,  // 186: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	32,  // 187: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	137, // [137:188] is the sub-list for method output_type
+	86,  // [86:137] is the sub-list for method input_type
+	86,  // [86:86] is the sub-list for extension type_name
+	86,  // [86:86] is the sub-list for extension extendee
+	0,   // [0:86] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_orchestrator_proto_init() }
@@ -6441,6 +6561,7 @@ func file_pilaster_v1_orchestrator_proto_init() {
 		return
 	}
 	file_pilaster_v1_cluster_proto_init()
+	file_pilaster_v1_service_proto_init()
 	file_pilaster_v1_orchestrator_proto_msgTypes[19].OneofWrappers = []any{
 		(*FollowResponse_Snapshot)(nil),
 		(*FollowResponse_Delta)(nil),

@@ -127,7 +127,7 @@ static __always_inline void begin_outside(struct flow *f, const struct flow_key 
 	f->key = *key;
 	f->src = *src;
 	f->dst = *dst;
-	f->translate = 1;
+	f->translate = TRANSLATE;
 	f->policy_ep[TX] = f->policy_ep[RX] = 0;
 	f->extra = plain;
 }

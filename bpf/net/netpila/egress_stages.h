@@ -95,7 +95,7 @@ static __noinline int egress_begin(struct __sk_buff *skb, const struct packet *p
 	endpoint = m.from->endpoint;
 	f->policy_ep[TX] = endpoint;
 	if (rule->action == ACCESS_GATEWAY) {
-		f->translate = !same_addr(&f->src, &f->key.src);
+		f->translate = same_addr(&f->src, &f->key.src) ? 0 : TRANSLATE;
 		f->checksum = m.from->checksum;
 		return 0;
 	}

@@ -13,6 +13,10 @@ enum flow_egress {
 	EGRESS_DEVICE,	  /* over our device pair between the node's stack and a container */
 };
 
+/* What happens to the addresses of a packet; 0: they stay. */
+#define TRANSLATE  1 /* those of the flow are written */
+#define MAY_ANSWER 2 /* then: the packet is from a backend of a service, and may need the address of the service */
+
 struct flow_key {
 	struct addr src, dst; /* as received */
 	__u32 device;	      /* ifindex or number of the device that the packet came from */
@@ -25,7 +29,7 @@ struct flow {
 	struct flow_key key;
 	__u8 dmac[ETH_ALEN], smac[ETH_ALEN];
 	__u8 egress;
-	__u8 translate;	      /* 0: the addresses stay */
+	__u8 translate;	      /* TRANSLATE, MAY_ANSWER */
 	__u16 mtu;	      /* longest IPv6 packet that fits; not for EGRESS_LOCAL */
 	struct addr src, dst; /* as sent; the plaintext addresses if they stay */
 	__u64 expires;	      /* jiffies; of EGRESS_UPLINK, and of the slot of a flow from a host outside */

@@ -6,6 +6,7 @@
 #include "net/netpila/icmp.h"
 #include "net/netpila/leave.h"
 #include "net/netpila/policy.h"
+#include "net/netpila/service_table.h"
 
 /* Updates the checksum of the quoted transport header. Otherwise a container would learn 16 bits of the address that
  * its packets went to. The field and the quoted addresses cancel out in the error's own checksum. A quote without the
@@ -53,7 +54,7 @@ __slowpath int check_quote(struct __sk_buff *skb, const struct packet *p, const 
 		return REASON_ICMP_QUOTE;
 	if (!same_addr(&quoted[0], &f->key.dst) || !same_addr(&quoted[1], &f->key.src))
 		return REASON_ICMP_QUOTE;
-	if (!f->translate)
+	if (!(f->translate & TRANSLATE))
 		return 0;
 	quoted[0] = f->dst;
 	quoted[1] = f->src;
@@ -80,6 +81,14 @@ static __always_inline int write_addresses(struct __sk_buff *skb, struct eth_ip6
 	}
 }
 
+/* may_be_answer reports whether a backend and the client, as the client sees both, have a session of a service. */
+static __always_inline bool may_be_answer(const struct flow *f, enum hook hook)
+{
+	if (hook == HOOK_UPLINK_IN)
+		return service_pair_lives(&f->dst, &f->src);
+	return service_pair_lives(&f->key.dst, &f->key.src);
+}
+
 /* forward_allowed sends a packet that policy allows as its flow says. */
 static __always_inline int forward_allowed(struct __sk_buff *skb, struct eth_ip6 *h, const struct packet *p,
 					   struct flow *f, enum flow_egress egress, struct addr *next_hop,
@@ -101,8 +110,12 @@ static __always_inline int forward_allowed(struct __sk_buff *skb, struct eth_ip6
 			return icmp_error_send(skb, p, f, why);
 	}
 	address_frame(skb, h, f, egress);
-	if (f->translate && write_addresses(skb, h, p, f))
+	if (f->translate & TRANSLATE && write_addresses(skb, h, p, f))
 		return drop(skb, REASON_MALFORMED, hook);
+	if (f->translate & MAY_ANSWER && may_be_answer(f, hook)) {
+		bpf_tail_call(skb, &pil_services_v1, SERVICE_IN);
+		return drop(skb, REASON_NO_PROGRAM, hook);
+	}
 	return leave_program(skb, f, egress, next_hop, hook);
 }
 

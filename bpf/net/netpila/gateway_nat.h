@@ -71,7 +71,7 @@ static __always_inline int find_connection(void *connections, struct gateway_scr
 }
 
 /* write_port writes the port that a gateway translates. It leaves the transport checksum alone: nat_write has updated
- * it before, and a checksum that a device still has to compute (p->pending) will cover the new port. */
+ * it before, and a checksum that a device still has to compute will cover the new port. */
 static __always_inline int write_port(struct __sk_buff *skb, const struct packet *p, bool answer, __be16 port)
 {
 	__u32 at = p->proto == NEXTHDR_ICMP ? 4 : answer ? 2 : 0;
@@ -86,7 +86,7 @@ static __always_inline int nat_write(struct __sk_buff *skb, const struct packet 
 	struct addr old = was->local, new = is->address;
 	__u32 difference = csum_diff_addr(&old, &new);
 
-	if (!p->pending)
+	if (!is_sum_pending(skb, p))
 		difference = csum_add(difference, csum_add((__u16)~was->local_port, is->port));
 	if (fix_checksum(skb, p, difference) || write_port(skb, p, answer, is->port))
 		return REASON_MALFORMED;

@@ -227,7 +227,7 @@ static __noinline int gateway_answered(struct __sk_buff *skb, const struct flow_
 		return drop(skb, REASON_NO_ENDPOINT, HOOK_UPLINK_IN);
 	f = &d->flow;
 	begin_outside(f, key, &key->src, &to->address, key->dst.lo);
-	f->translate = !same_addr(&to->address, &key->dst);
+	f->translate = same_addr(&to->address, &key->dst) ? 0 : TRANSLATE;
 	f->policy_ep[RX] = to->endpoint;
 	f->checksum = to->checksum;
 	send_to(f, to->ifindex);

@@ -35,5 +35,9 @@ __noinline int icmp_error_send(struct __sk_buff *skb, const struct packet *p, co
 		a.type = ICMPV6_UNREACHABLE;
 		a.code = ICMPV6_PROHIBITED;
 	}
+	if (reason == REASON_NO_BACKEND || reason == REASON_NO_SERVICE) {
+		a.type = ICMPV6_UNREACHABLE;
+		a.code = ICMPV6_PORT;
+	}
 	return icmp_error_build(skb, f->key.device, &a);
 }

@@ -48,8 +48,8 @@ struct {
 struct tenant {
 	__u32 ids[MAX_TENANT_IDS]; /* 0: end of the list */
 	__u32 clear;		   /* 1: containers see plaintext addresses, nothing is translated */
-	__u32 zero;
-	struct addr gateway; /* this node's alias, as containers see it under the key of the id */
+	__u32 services;		   /* number of its prefix for services; 0: it has none */
+	struct addr gateway;	   /* this node's alias, as containers see it under the key of the id */
 };
 _Static_assert(sizeof(struct tenant) == 40, "no implicit padding");
 

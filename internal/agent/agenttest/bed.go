@@ -8,6 +8,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/agent/services"
 	"pilaster.io/pilaster/internal/egress"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/network"
@@ -37,6 +38,8 @@ type Bed struct {
 	Tenants      *agent.Tenants
 	Networks     map[string]agent.Network
 	Egress       *egress.Addresses
+	Reports      Reports           // of endpoints of services
+	Reporter     services.Reporter // takes them instead of Reports
 	*agent.Core
 }
 
@@ -110,11 +113,16 @@ func (b *Bed) TryReopen() error {
 			Pool: netip.MustParsePrefix("10.71.0.0/16"), Switch: b.EVPN,
 		})
 	}
+	var reporter services.Reporter = &b.Reports
+	if b.Reporter != nil {
+		reporter = b.Reporter
+	}
 	b.Core, err = agent.New(agent.Config{
 		Store: b.Store, Tenants: b.Tenants,
 		Networks: b.Networks, Absent: map[string]string{nimitz.Name: "--some switch", evpn.Name: "--some pool"},
-		Driver: b.Driver, Resolver: b.Orchestrator, Tried: b.Tried, Egress: b.Egress,
-		Plan: address.DefaultPlan(), Node: NodePrefix, Edge: b.Edge, MTUReserve: b.MTUReserve,
+		Driver: b.Driver, Resolver: b.Orchestrator, Tried: b.Tried, Egress: b.Egress, Name: "n1", Zone: "z1",
+		Reporter: reporter,
+		Plan:     address.DefaultPlan(), Node: NodePrefix, Edge: b.Edge, MTUReserve: b.MTUReserve,
 		MaxEndpoints: b.Max, MaxTenantIDs: b.MaxIDs,
 		Now: func() time.Time { return b.Now }, Log: slog.New(slog.DiscardHandler),
 	})

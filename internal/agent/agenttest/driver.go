@@ -33,6 +33,7 @@ var (
 
 // Driver is a fake data path: it records its calls, and fails at the calls in Fail.
 type Driver struct {
+	*Frontends
 	Mu           sync.Mutex
 	Tenants      map[string]tenant.Tenant
 	Devices      map[endpoint.ID]endpoint.Record
@@ -41,7 +42,8 @@ type Driver struct {
 	Fail         map[string]error // by the name of a call
 	Lost         map[string]error // what Restore says of containers
 	During       func(call string, r endpoint.Record)
-	Looked       func([]endpoint.Record) // for their devices
+	Looked       func([]endpoint.Record)       // for their devices
+	Moved        func(was, is endpoint.Record) // by Readdress
 	Health       dpapi.Status
 	SessionTable dpapi.Sessions
 	Used         []dpapi.Entries
@@ -59,7 +61,7 @@ type Driver struct {
 // NewDriver returns an empty, healthy driver.
 func NewDriver() *Driver {
 	return &Driver{
-		Tenants: map[string]tenant.Tenant{}, Devices: map[endpoint.ID]endpoint.Record{},
+		Frontends: NewFrontends(), Tenants: map[string]tenant.Tenant{}, Devices: map[endpoint.ID]endpoint.Record{},
 		Active:   map[endpoint.ID]endpoint.Record{},
 		Policies: map[string]dpapi.TenantPolicies{}, Fail: map[string]error{}, Lost: map[string]error{},
 		Emit: make(chan dpapi.Event), VXLAN: NewSwitch(), Outside: newOutside(), LinkMTU: 1500,
@@ -142,6 +144,9 @@ func (d *Driver) CreateDevice(_ context.Context, r endpoint.Record) (endpoint.De
 func (d *Driver) Readdress(_ context.Context, was, is endpoint.Record) error {
 	if err := d.call("Readdress", is); err != nil {
 		return err
+	}
+	if d.Moved != nil {
+		d.Moved(was, is)
 	}
 	d.Mu.Lock()
 	defer d.Mu.Unlock()

@@ -45,6 +45,7 @@ func endpointToProto(of *networks.Set, r endpoint.Record) *pilasterv1.Endpoint {
 		Pod: r.Pod, State: string(r.State), DeviceKind: r.Device.Kind, HostDevice: r.Device.HostName,
 		ContainerMac: r.Device.ContainerMAC.String(), Mtu: uint32(r.Device.MTU),
 		Created: timestamppb.New(r.Created), CniNetwork: r.CNINetwork, AddressKey: r.AddressKey,
+		NotReady: r.Conditions.NotReady, Terminating: r.Conditions.Terminating,
 	}
 	if e.HostDevice != "" { // otherwise the index is internal to the packet path
 		e.HostIfindex = uint32(r.Device.HostIfindex)

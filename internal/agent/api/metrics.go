@@ -31,6 +31,7 @@ type collector struct {
 	subscriptions, misses                           *prometheus.Desc
 	offloads                                        offloadMetrics
 	egress                                          egressMetrics
+	services                                        serviceMetrics
 }
 
 func newCollector(s *Service) *collector {
@@ -38,6 +39,7 @@ func newCollector(s *Service) *collector {
 		service:  s,
 		offloads: newOffloadMetrics(),
 		egress:   newEgressMetrics(),
+		services: newServiceMetrics(),
 		build: metric(
 			"build_info",
 			"1, labelled with the versions of this agent and of the attached programs.",
@@ -143,6 +145,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.offloads.collect(ch, s)
 	c.egress.collect(ch, s)
 	if core := c.service.core.Load(); core != nil {
+		c.services.collect(ch, core.Core)
 		for _, times := range core.PolicyTimes() {
 			times.Collect(ch)
 		}

@@ -123,6 +123,9 @@ func (s *Service) Why(
 			Rule:    ruleToProto(r.By),
 			Audit:   ruleToProto(r.Audit),
 		}
+		if r.Backend.IsValid() {
+			m.Backend = r.Backend.String()
+		}
 		if r.Access != "" {
 			m.Rule = &pilasterv1.RuleName{Rule: r.Access}
 		}

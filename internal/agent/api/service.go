@@ -403,3 +403,20 @@ func (s *Service) LabelEndpoint(
 	}
 	return connect.NewResponse(&pilasterv1.LabelEndpointResponse{Endpoint: endpointToProto(core.Networks(), r)}), nil
 }
+
+func (s *Service) SetEndpoint(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.SetEndpointRequest],
+) (*connect.Response[pilasterv1.SetEndpointResponse], error) {
+	core, err := s.ready()
+	if err != nil {
+		return nil, err
+	}
+	r, err := core.SetConditions(ctx, req.Msg.Key, agent.ConditionChange{
+		Ready: req.Msg.Ready, Terminating: req.Msg.Terminating,
+	})
+	if err != nil {
+		return nil, toConnect(err)
+	}
+	return connect.NewResponse(&pilasterv1.SetEndpointResponse{Endpoint: endpointToProto(core.Networks(), r)}), nil
+}

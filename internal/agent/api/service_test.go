@@ -170,8 +170,8 @@ func TestPluginAgainstTheAgent(t *testing.T) {
 	a := r.Attachments[0]
 	if len(result.IPs) != 1 || result.IPs[0].Address.String() != a.Address.String()+"/128" ||
 		result.IPs[0].Gateway.String() != "fe80::1" ||
-		len(result.Routes) != 1 ||
-		result.Routes[0].Dst.String() != "fc00::/8" ||
+		len(result.Routes) != 2 ||
+		result.Routes[0].Dst.String() != "fc00::/8" || result.Routes[1].Dst.String() != "fd70:696c:7300::/40" ||
 		result.CNIVersion != "1.1.0" {
 		t.Errorf("result %s", out)
 	}
@@ -320,6 +320,9 @@ func TestStatusTellsAll(t *testing.T) {
 
 func TestExplain(t *testing.T) {
 	b := newServiceBed(t)
+	blue := b.Orchestrator.Tenants["blue"]
+	blue.ServicesNumber = 5
+	b.Orchestrator.Tenants["blue"] = blue
 	b.service.Serve(b.Core, nil)
 	r := b.MustAdd("c1")
 	ask := func(addr string) *pilasterv1.ExplainResponse {
@@ -343,6 +346,11 @@ func TestExplain(t *testing.T) {
 	if e := ask("fd70:696c:6100:9:0:500:100:1"); e.Plaintext == "" || e.Tenant != "" || e.App != nil ||
 		e.Endpoint != nil {
 		t.Errorf("a plaintext of a tenant that is not here: %v", e)
+	}
+	for addr, of := range map[string]string{"fd70:696c:7300:5::1": "blue", "fd70:696c:7300:6::1": ""} {
+		if e := ask(addr); e.Plaintext != "" || e.Tenant != of {
+			t.Errorf("the address of a service, %s: %v, want tenant %q", addr, e, of)
+		}
 	}
 	if _, err := b.client.Explain(t.Context(),
 		connect.NewRequest(&pilasterv1.ExplainRequest{Address: "::ffff:1.2.3.4"})); connect.CodeOf(

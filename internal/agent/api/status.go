@@ -73,6 +73,7 @@ func (s *Service) status(ctx context.Context) *pilasterv1.StatusResponse {
 	addPolicies(r, core.Core)
 	s.addOffloads(r, core.Core)
 	s.addEgress(r, core.Core)
+	addServices(r, core.Core)
 	for _, gateway := range core.Networks().Gateways() {
 		addGateway(r, gateway)
 	}

@@ -45,13 +45,20 @@ func (s *Service) Trace(
 		err = connect.NewError(connect.CodeInvalidArgument,
 			fmt.Errorf("app %d: choose 1 to %d", req.Msg.PeerApp, address.FirstReservedApp-1))
 	}
+	var backend netip.Addr
+	if err == nil && req.Msg.Backend != "" {
+		var one []netip.Addr
+		if one, err = parseAddresses(req.Msg.Backend); err == nil {
+			backend = one[0]
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
 	response, err := t.Trace(ctx, agent.Connection{
 		Source: ends[0], Destination: ends[1], Protocol: uint8(req.Msg.Protocol), Port: uint16(req.Msg.Port),
 		Tenant: req.Msg.Tenant, PeerApp: address.AppID(req.Msg.PeerApp),
-	}, req.Msg.Pre)
+	}, backend, req.Msg.Pre)
 	if err != nil {
 		return nil, toConnect(err)
 	}

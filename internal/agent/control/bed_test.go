@@ -36,6 +36,8 @@ type fakeCluster struct {
 
 	allocate func(*pilasterv1.AllocateRequest) (*pilasterv1.AllocateResponse, error)
 
+	endpoints func(*pilasterv1.PutEndpointsRequest) error
+
 	hosted chan *pilasterv1.FollowRequest
 	events chan *pilasterv1.FollowResponse // nil breaks the stream
 }
@@ -96,6 +98,13 @@ func (c *fakeCluster) Free(
 	req *connect.Request[pilasterv1.FreeRequest],
 ) (*connect.Response[pilasterv1.FreeResponse], error) {
 	return connect.NewResponse(&pilasterv1.FreeResponse{}), c.free(req.Msg)
+}
+
+func (c *fakeCluster) PutEndpoints(
+	_ context.Context,
+	req *connect.Request[pilasterv1.PutEndpointsRequest],
+) (*connect.Response[pilasterv1.PutEndpointsResponse], error) {
+	return connect.NewResponse(&pilasterv1.PutEndpointsResponse{}), c.endpoints(req.Msg)
 }
 
 func (c *fakeCluster) Follow(

@@ -159,7 +159,7 @@ func (c *cluster) boot(dir, name string, driver *agenttest.Driver) *member {
 	if m.Core, err = agent.New(agent.Config{
 		Store: store, Tenants: tenants, Networks: map[string]agent.Network{netpila.Name: own, nimitz.Name: overlay},
 		Driver: driver, Resolver: link, Egress: m.Egress, Plan: membership.Plan, Node: membership.Prefix,
-		MTUReserve: tenant.OffloadOverhead, Log: slog.New(slog.DiscardHandler),
+		Name: name, Reporter: link, MTUReserve: tenant.OffloadOverhead, Log: slog.New(slog.DiscardHandler),
 	}); err != nil {
 		c.t.Fatal(err)
 	}

@@ -81,6 +81,10 @@ func tenantFromProto(t *pilasterv1.Tenant, plan address.Plan) (tenant.Tenant, er
 	if out.Protected, err = tenant.ParsePrefixes(t.GetProtected()); err != nil {
 		return out, fmt.Errorf("tenant %s: protected prefixes: %w", t.GetName(), err)
 	}
+	if out.ServicesNumber = t.GetServicesNumber(); out.ServicesNumber > address.MaxServicesNumber {
+		return out, fmt.Errorf("tenant %s: number %d for services is beyond %d", t.GetName(), out.ServicesNumber,
+			address.MaxServicesNumber)
+	}
 	if err := out.CheckEgress(plan); err != nil {
 		return out, fmt.Errorf("tenant %s: %w; upgrade the agent", t.GetName(), err)
 	}

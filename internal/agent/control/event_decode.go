@@ -33,8 +33,12 @@ func reassemble(begun, next *pilasterv1.FollowResponse) (whole, rest *pilasterv1
 		e.Snapshot.Policies = append(e.Snapshot.Policies, d.GetPolicies()...)
 		e.Snapshot.Overrides = append(e.Snapshot.Overrides, d.GetOverrides()...)
 		e.Snapshot.WholePolicies = append(e.Snapshot.WholePolicies, d.GetWholePolicies()...)
+		e.Snapshot.Services = append(e.Snapshot.Services, d.GetServices()...)
+		e.Snapshot.Slices = append(e.Snapshot.Slices, d.GetSlices()...)
+		e.Snapshot.WholeServices = append(e.Snapshot.WholeServices, d.GetWholeServices()...)
 	}
-	begun.Revision, begun.SpreadMs, begun.WithPolicies = next.Revision, next.SpreadMs, next.WithPolicies
+	begun.Revision, begun.SpreadMs = next.Revision, next.SpreadMs
+	begun.WithPolicies, begun.WithServices = next.WithPolicies, next.WithServices
 	if next.More {
 		return nil, begun
 	}

@@ -20,6 +20,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/networks"
 	"pilaster.io/pilaster/internal/agent/policies"
 	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/services"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/unixrpc"
@@ -27,10 +28,13 @@ import (
 
 // Core is what a link calls on the agent's core.
 type Core interface {
-	// Apply, ApplyPolicies and SetTransit apply an event of the stream.
+	// Apply, ApplyPolicies, SetTransit and ApplyServices apply an event of the stream.
 	Apply(ctx context.Context, states []agent.TenantState, deleted []string) error
 	ApplyPolicies(ctx context.Context, n policies.Update) error
 	SetTransit(ctx context.Context, names []string) error
+	ApplyServices(u services.Update)
+	// Linked is called once a stream has delivered its first event.
+	Linked()
 	// Networks returns the networks of this node, which receive mappings.
 	Networks() *networks.Set
 	// Endpoints returns the records of this node's endpoints.
@@ -336,6 +340,7 @@ func (l *Link) follow(ctx context.Context, core Core, lists *mappingSync) (conne
 		if !connected {
 			connected = true
 			l.hasTried()
+			core.Linked()
 			asking.start(ctx, event.WithSubscriptions, &reports, l.config.Log)
 			l.setFreeRunner(func() { reports.Go(func() { l.retryFrees(ctx, core) }) })
 			l.config.Log.Info("connected to the orchestrator", "url", l.config.URL, "revision", event.Revision)
@@ -387,7 +392,17 @@ func (l *Link) apply(ctx context.Context, core Core, event *pilasterv1.FollowRes
 	if _, err := policiesFromProto(event, time.Now()); err != nil {
 		return fmt.Errorf("an event of the orchestrator is invalid: %w", err)
 	}
-	return errors.Join(err, core.Apply(ctx, states, deleted)) // after an error the next stream repeats the event
+	updates, invalid := servicesFromProto(event)
+	if invalid != nil {
+		return fmt.Errorf("an event of the orchestrator is invalid: %w", invalid)
+	}
+	if err := errors.Join(err, core.Apply(ctx, states, deleted)); err != nil {
+		return err // the next stream repeats the event
+	}
+	for _, u := range updates {
+		core.ApplyServices(u)
+	}
+	return nil
 }
 
 // markApplied records that an event was applied.
@@ -405,6 +420,9 @@ func (l *Link) markApplied(event *pilasterv1.FollowResponse) {
 	if event.Revision > 0 {
 		if !event.WithPolicies {
 			l.config.Tenants.RequestPolicies()
+		}
+		if !event.WithServices {
+			l.config.Tenants.RequestServices()
 		}
 		l.status.Revision = event.Revision
 	}

@@ -57,7 +57,7 @@ func isPolicyOnly(event *pilasterv1.FollowResponse) bool {
 		return false
 	}
 	others := len(d.Mappings) + len(d.EndedMappings)
-	return d.Node == nil && others+len(tenantsOf(d)) == 0 &&
+	return d.Node == nil && others+len(tenantsOf(d)) == 0 && !hasServices(d) &&
 		len(d.Policies)+len(d.EndedPolicies)+len(d.Overrides)+len(d.EndedOverrides)+len(d.WholePolicies) > 0
 }
 
@@ -83,7 +83,8 @@ func (p *policyQueue) handleEvent(ctx context.Context, event *pilasterv1.FollowR
 		return err
 	}
 	e := &queuedEvent{&pilasterv1.FollowResponse{
-		Revision: event.Revision, SpreadMs: event.SpreadMs, WithPolicies: event.WithPolicies, Refusals: event.Refusals,
+		Revision: event.Revision, SpreadMs: event.SpreadMs, WithPolicies: event.WithPolicies,
+		WithServices: event.WithServices, Refusals: event.Refusals,
 	}, len(updates)}
 	p.mu.Lock()
 	defer p.mu.Unlock()

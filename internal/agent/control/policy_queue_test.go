@@ -23,8 +23,8 @@ import (
 	"pilaster.io/pilaster/internal/endpoint"
 )
 
-// An orchestrator of a build without policies raises the node's revision without sending policy changes: the next
-// stream requests all policies.
+// An orchestrator of a build without policies, or without services, raises the node's revision without sending their
+// changes: the next stream requests all of them.
 func TestPoliciesThatWerePassedOver(t *testing.T) {
 	b, core := newLinkBed(t), agenttest.New(t)
 	core.MustAdd("c1")
@@ -62,20 +62,31 @@ func TestPoliciesThatWerePassedOver(t *testing.T) {
 	whole := func() *pilasterv1.FollowResponse {
 		blue := &pilasterv1.Tenant{Name: "blue", Ids: []*pilasterv1.TenantId{{Id: 1, Key: agenttest.BlueKey[:]}}}
 		return &pilasterv1.FollowResponse{
-			WithPolicies: true,
+			WithPolicies: true, WithServices: true,
 			Event: &pilasterv1.FollowResponse_Delta{Delta: &pilasterv1.Delta{
 				Tenants: []*pilasterv1.Tenant{blue}, WholeTenants: []string{"blue"}, WholePolicies: []string{"blue"},
+				WholeServices: []string{"blue"},
 			}},
 		}
 	}
 	handles(5, whole())
 	beginsWith()
-	handles(6, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
+	heartbeat := func(policies, services bool) *pilasterv1.FollowResponse {
+		return &pilasterv1.FollowResponse{
+			WithPolicies: policies, WithServices: services, Event: &pilasterv1.FollowResponse_Heartbeat{},
+		}
+	}
+	handles(6, heartbeat(true, true))
 	beginsWith()
-	handles(7, &pilasterv1.FollowResponse{Event: &pilasterv1.FollowResponse_Heartbeat{}}) // of an older one
-	handles(8, &pilasterv1.FollowResponse{WithPolicies: true, Event: &pilasterv1.FollowResponse_Heartbeat{}})
+	handles(7, heartbeat(false, true)) // of an older one
+	handles(8, heartbeat(true, true))
 	beginsWith("blue")
 	handles(9, whole())
+	beginsWith()
+	handles(10, heartbeat(true, false)) // of a build with policies, without services
+	handles(11, heartbeat(true, true))
+	beginsWith("blue")
+	handles(12, whole())
 	beginsWith()
 }
 
@@ -83,6 +94,7 @@ func policyEvent(revision int64, d *pilasterv1.Delta) *pilasterv1.FollowResponse
 	return &pilasterv1.FollowResponse{
 		Revision:     revision,
 		WithPolicies: true,
+		WithServices: true,
 		Event:        &pilasterv1.FollowResponse_Delta{Delta: d},
 	}
 }
@@ -197,8 +209,9 @@ func TestIsPolicyOnly(t *testing.T) {
 		"whole_policies":  true,
 	}
 	besides := map[protoreflect.Name]bool{
-		"delta": true, "revision": true, "spread_ms": true, "with_policies": true, "with_subscriptions": true,
-		"identifiers": true, // handled before
+		"delta": true, "revision": true, "spread_ms": true, "with_policies": true, "with_services": true,
+		"with_subscriptions": true,
+		"identifiers":        true, // handled before
 	}
 	some := &pilasterv1.Delta{Policies: []*pilasterv1.Policy{{Tenant: "blue"}}}
 	for f := range fieldsOf(&pilasterv1.Delta{}) {

@@ -25,6 +25,7 @@ func (l *Link) report(ctx context.Context, stream nodeStream, a *asker) {
 		WithoutMappings: l.config.WithoutMappings, PulledNetworks: slices.Sorted(maps.Keys(a.pullers)),
 	}
 	l.config.Tenants.Report(first, true)
+	defer stream.CloseRequest() // without it Receive does not return if ctx ends during Send
 	err := stream.Send(first)
 	for err == nil {
 		select {
@@ -41,7 +42,6 @@ func (l *Link) report(ctx context.Context, stream nodeStream, a *asker) {
 				err = a.send(ctx, stream)
 			}
 		case <-ctx.Done():
-			stream.CloseRequest()
 			return
 		}
 	}

@@ -53,6 +53,7 @@ type Options struct {
 	Edge             bool    // this node is an Edge Switch: it runs no containers
 	MTUReserve       int     // bytes by which containers' MTU is smaller than the tunnels allow
 	Rack             string  // of this node, a DNS label; may be empty
+	Zone             string  // of this node, for services that prefer endpoints in it; empty: the rack
 	PacketCPUs       float64 // the node's budget for packets; 0: all CPUs
 	MetricsListen    string  // "host:port"; empty means the unix socket only
 	Version          string
@@ -389,6 +390,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	}
 	core, err := agent.New(agent.Config{
 		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link,
+		Reporter: d.link, Name: d.node.Name(), Zone: cmp.Or(d.Zone, d.Rack),
 		Egress: d.egress, Tried: d.link.Tried(), Edge: d.Edge, MTUReserve: d.MTUReserve,
 		Plan: m.Plan, Node: m.Prefix, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})

@@ -15,9 +15,10 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// isOutside reports whether containers see no container and no node at an address.
+// isOutside reports whether containers see no container, service or node at an address.
 func (t *Tracer) isOutside(a netip.Addr) bool {
-	return a.Is6() && !t.Plan.Private.Contains(a) && !t.Plan.Base.Contains(a)
+	services, _ := t.Plan.ServicePrefix()
+	return a.Is6() && !t.Plan.Private.Contains(a) && !t.Plan.Base.Contains(a) && !services.Contains(a)
 }
 
 // access looks up what a tenant reaches, and describes the entry.

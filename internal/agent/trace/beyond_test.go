@@ -110,7 +110,7 @@ func TestBeyond(t *testing.T) {
 		if c.change != nil {
 			c.change(&b, &of)
 		}
-		got, err := tracer.Trace(t.Context(), of, nil)
+		got, err := tracer.Trace(t.Context(), of, netip.Addr{}, nil)
 		if err != nil || summary(got) != c.want || got.Next != c.next {
 			t.Errorf("%s: %s, next %q, %v; want %s, %q", name, summary(got), got.GetNext(), err, c.want, c.next)
 			continue

@@ -58,6 +58,9 @@ func (r *run) netpilaSender(from, to agent.Explanation) error {
 	if err != nil || !found {
 		return err
 	}
+	if is, err := r.toService(source); is || err != nil {
+		return err
+	}
 	if r.isOutside(r.dst) {
 		return r.leaveCluster(source)
 	}

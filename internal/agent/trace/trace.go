@@ -63,6 +63,7 @@ const (
 type run struct {
 	*Tracer
 	of       agent.Connection
+	backend  netip.Addr             // to trace to, if the destination is a service; zero: the first one
 	pre      *pilasterv1.PreActions // of the frontend from which the packet comes; nil if it does not
 	tables   dpapi.TableNames
 	response *pilasterv1.TraceResponse
@@ -70,13 +71,15 @@ type run struct {
 }
 
 // Trace returns this node's steps for the first packet of a connection, which need not exist. It sends nothing. If the
-// packet comes to this node from a frontend, pre is what that says.
+// packet comes to this node from a frontend, pre is what that says. If the destination is a service, the packet goes to
+// the given backend of it, or if that is zero to the first one.
 func (t *Tracer) Trace(
-	ctx context.Context, of agent.Connection, pre *pilasterv1.PreActions,
+	ctx context.Context, of agent.Connection, backend netip.Addr, pre *pilasterv1.PreActions,
 ) (*pilasterv1.TraceResponse, error) {
 	r := &run{
-		Tracer: t, of: of, pre: pre, tables: t.Path.TableNames(), response: &pilasterv1.TraceResponse{Node: t.Node},
-		src: of.Source, dst: of.Destination,
+		Tracer: t, of: of, backend: backend, pre: pre, tables: t.Path.TableNames(),
+		response: &pilasterv1.TraceResponse{Node: t.Node},
+		src:      of.Source, dst: of.Destination,
 	}
 	from, to := t.Core.Explain(of.Source), t.Core.Explain(of.Destination)
 	var err error

@@ -41,7 +41,7 @@ type tables struct {
 
 func (p *tables) TableNames() dpapi.TableNames {
 	return dpapi.TableNames{Sources: "sources", Locals: "locals", Tenants: "tenants", Keys: "keys", Access: "access",
-		Egress: "egress", Gateways: "gateways"}
+		Egress: "egress", Gateways: "gateways", Services: "services", Backends: "backends"}
 }
 
 func (p *tables) LookupSource(a netip.Addr) (dpapi.SourceEntry, bool, error) {
@@ -234,7 +234,7 @@ func TestTrace(t *testing.T) {
 		of := agent.Connection{Source: b.c1.Attachments[0].Address, Destination: b.c2.Attachments[0].Address,
 			Protocol: policy.TCP, Port: 80}
 		c.change(&b, &of)
-		got, err := tracer.Trace(t.Context(), of, nil)
+		got, err := tracer.Trace(t.Context(), of, netip.Addr{}, nil)
 		if err != nil || summary(got) != c.want {
 			t.Errorf("%s: %s, %v; want %s", name, summary(got), err, c.want)
 		}
@@ -300,7 +300,7 @@ func TestTraceNimitz(t *testing.T) {
 	} {
 		of := agent.Connection{Source: netip.MustParseAddr(c.from), Destination: netip.MustParseAddr(c.to),
 			Protocol: policy.TCP, Port: 80, PeerApp: 1}
-		got, err := tracer.Trace(t.Context(), of, nil)
+		got, err := tracer.Trace(t.Context(), of, netip.Addr{}, nil)
 		if err != nil || summary(got) != c.want {
 			t.Errorf("%s: %s, %v; want %s", name, summary(got), err, c.want)
 		}
@@ -360,7 +360,7 @@ func TestTraceTunnels4(t *testing.T) {
 		of := agent.Connection{Source: netip.MustParseAddr(c.from), Destination: netip.MustParseAddr(c.to),
 			Protocol: policy.TCP, Port: 80, PeerApp: 1}
 		path.hop = ""
-		got, err := tracer.Trace(t.Context(), of, nil)
+		got, err := tracer.Trace(t.Context(), of, netip.Addr{}, nil)
 		if err != nil || summary(got) != c.want || got.Next != c.next || path.hop != c.hop {
 			t.Errorf("%s: %s, next node %q, next hop for %q, %v; want %s, %q, %q", name, summary(got), got.GetNext(),
 				path.hop, err, c.want, c.next, c.hop)

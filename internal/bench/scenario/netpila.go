@@ -28,6 +28,7 @@ type Variant struct {
 	local       bool         // both containers on one node
 	direct      bool         // the tunnel of network nimitz
 	pool        netip.Prefix // of the nodes' IPv4 tunnel addresses
+	cgroup      string       // whose sockets get a backend when they connect to a service
 	rules       int          // rules of a policy whose last one admits the client; 0: the tenant has no policies
 	// Endpoints and Mappings are table sizes; 0 means enough for a pair.
 	Endpoints, Mappings int
@@ -41,27 +42,9 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 		if v.clear {
 			blue.Addressing = tenant.Clear
 		}
-		nodes := w.Nodes[:]
-		if v.local {
-			nodes = []*Node{w.Nodes[0], w.Nodes[0]}
-		}
-		var paths []*datapath.Datapath
-		var ends []*netns.Namespace
-		var last [2]endpoint.Attachment
-		for i, n := range nodes {
-			if len(paths) == 0 || !v.local {
-				d, err := n.startFor(blue, v)
-				if err != nil {
-					return Pair{}, err
-				}
-				paths = append(paths, d)
-			}
-			c, a, err := n.addContainer(paths[len(paths)-1], blue, endpoint.ID(i+1))
-			if err != nil {
-				return Pair{}, err
-			}
-			ends = append(ends, c)
-			last[i] = a
+		pair, paths, last, err := w.pairOf(blue, v)
+		if err != nil {
+			return Pair{}, err
 		}
 		if v.rules > 0 {
 			client, server := last[0].Plaintext, last[1].Plaintext
@@ -73,8 +56,31 @@ func netpila(v Variant) func(*Wire) (Pair, error) {
 				}
 			}
 		}
-		return Pair{Client: ends[0], Server: ends[1], Target: last[1].Address}.on(paths), nil
+		return pair, nil
 	}
+}
+
+// pairOf starts the datapath on the nodes, adds a container of a tenant to each, and pairs them.
+func (w *Wire) pairOf(t tenant.Tenant, v Variant) (p Pair, paths []*datapath.Datapath, last [2]endpoint.Attachment,
+	err error) {
+	nodes := w.Nodes[:]
+	if v.local {
+		nodes = []*Node{w.Nodes[0], w.Nodes[0]}
+	}
+	var ends [2]*netns.Namespace
+	for i, n := range nodes {
+		if len(paths) == 0 || !v.local {
+			d, err := n.startFor(t, v)
+			if err != nil {
+				return p, nil, last, err
+			}
+			paths = append(paths, d)
+		}
+		if ends[i], last[i], err = n.addContainer(paths[len(paths)-1], t, endpoint.ID(i+1)); err != nil {
+			return p, nil, last, err
+		}
+	}
+	return Pair{Client: ends[0], Server: ends[1], Target: last[1].Address}.on(paths), paths, last, nil
 }
 
 // blue is the tenant of the containers on our datapath.
@@ -136,6 +142,13 @@ func (n *Node) addContainer(
 	), []netip.Prefix{
 		routed,
 	}
+	if t.ServicesNumber != 0 {
+		services, err := plan.TenantServices(t.ServicesNumber)
+		if err != nil {
+			return nil, a, err
+		}
+		a.Routes = append(a.Routes, services)
+	}
 	if t.NeedsEgressAddress() {
 		a.Egress = tenant.EgressAddress(n.Prefix, tenant.FirstEgressIndex+address.Index(id))
 	}
@@ -161,7 +174,8 @@ func (n *Node) OpenDatapath(v Variant) (d *datapath.Datapath, err error) {
 			Uplinks: []string{"eth0"}, NodePrefix: n.Prefix, Plan: plan, BPFFS: pins,
 			MaxEndpoints: cmp.Or(v.Endpoints, 16),
 			Device:       v.device, NoCache: v.noCache, DirectTunnel: v.direct, MaxMappings: v.Mappings, VTEP4: v.pool,
-			Log: slog.New(slog.DiscardHandler),
+			CgroupRoot: v.cgroup,
+			Log:        slog.New(slog.DiscardHandler),
 		})
 		return err
 	})

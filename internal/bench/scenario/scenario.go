@@ -41,6 +41,9 @@ func (s Scenario) ID() string { return s.Name }
 type Pair struct {
 	Client, Server *netns.Namespace
 	Target         netip.Addr
+	// Expose makes a server that listens on a port of Target reachable at another address, which the client connects
+	// to. It is nil if the client connects to the server itself.
+	Expose func(port uint16) (netip.AddrPort, error)
 	// Fresh empties the caches of the path, so that the next packet is a first packet. Fresh is nil if the path has no
 	// cache; then a run does the same work on an unused map.
 	Fresh func() error
@@ -167,7 +170,7 @@ func Scenarios() []Scenario {
 			About: "the same on macvlan devices",
 			Build: netpila(Variant{local: true, device: endpoint.Macvlan}),
 		},
-	}, EgressScenarios(), RuleScenarios())
+	}, EgressScenarios(), ServiceScenarios(), RuleScenarios())
 }
 
 // Netpila returns the scenario of our datapath, used as by an agent.

@@ -535,6 +535,52 @@ type PilasterSessionState struct {
 	Nat     uint32
 }
 
+type PilasterSvc struct {
+	_        structs.HostLayout
+	Frontend uint32
+	Set      uint32
+	Count    uint32
+	Affinity uint32
+}
+
+type PilasterSvcBackend struct {
+	_        structs.HostLayout
+	Plain    PilasterAddr
+	Seen     PilasterAddr
+	Port     uint16
+	Draining uint8
+	Zero     uint8
+	Frontend uint32
+}
+
+type PilasterSvcFrontend struct {
+	_       structs.HostLayout
+	Key     PilasterSvcKey
+	Flows   uint64
+	Refused uint64
+}
+
+type PilasterSvcKey struct {
+	_       structs.HostLayout
+	Address PilasterAddr
+	Port    uint16
+	Proto   uint8
+	Zero    [5]uint8
+}
+
+type PilasterSvcMember struct {
+	_     structs.HostLayout
+	Set   uint32
+	Index uint32
+}
+
+type PilasterSvcNetns struct {
+	_        structs.HostLayout
+	Address  PilasterAddr
+	Services uint32
+	Endpoint uint32
+}
+
 type PilasterSweepRequest struct {
 	_        structs.HostLayout
 	Endpoint uint32
@@ -542,11 +588,11 @@ type PilasterSweepRequest struct {
 }
 
 type PilasterTenant struct {
-	_       structs.HostLayout
-	Ids     [4]uint32
-	Clear   uint32
-	Zero    uint32
-	Gateway PilasterAddr
+	_        structs.HostLayout
+	Ids      [4]uint32
+	Clear    uint32
+	Services uint32
+	Gateway  PilasterAddr
 }
 
 type PilasterTranslation struct {
@@ -627,11 +673,22 @@ const (
 	PilasterMapPilOverdicts        = "pil_overdicts"
 	PilasterMapPilPolScratch       = "pil_pol_scratch"
 	PilasterMapPilPortsV1          = "pil_ports_v1"
+	PilasterMapPilServicesV1       = "pil_services_v1"
 	PilasterMapPilSessionCountsV1  = "pil_session_counts_v1"
 	PilasterMapPilSessionTenantsV1 = "pil_session_tenants_v1"
 	PilasterMapPilSessionUsersV1   = "pil_session_users_v1"
 	PilasterMapPilSessionsV1       = "pil_sessions_v1"
 	PilasterMapPilSourcesV2        = "pil_sources_v2"
+	PilasterMapPilSvcV1            = "pil_svc_v1"
+	PilasterMapPilSvcbacksV1       = "pil_svcbacks_v1"
+	PilasterMapPilSvcclientsV1     = "pil_svcclients_v1"
+	PilasterMapPilSvcfrontsV1      = "pil_svcfronts_v1"
+	PilasterMapPilSvcnetnsV1       = "pil_svcnetns_v1"
+	PilasterMapPilSvcpairsV1       = "pil_svcpairs_v1"
+	PilasterMapPilSvcpeersV1       = "pil_svcpeers_v1"
+	PilasterMapPilSvcsetsV1        = "pil_svcsets_v1"
+	PilasterMapPilSvcsocketsV1     = "pil_svcsockets_v1"
+	PilasterMapPilSvcwork          = "pil_svcwork"
 	PilasterMapPilTenantsV2        = "pil_tenants_v2"
 	PilasterMapPilUplinksV1        = "pil_uplinks_v1"
 	PilasterMapPilVerdicts         = "pil_verdicts"
@@ -644,6 +701,7 @@ const (
 	PilasterMapPolPortsV1          = "pol_ports_v1"
 	PilasterMapPolRangesV1         = "pol_ranges_v1"
 	PilasterMapPolSubjectsV1       = "pol_subjects_v1"
+	PilasterProgPilConnect6        = "pil_connect6"
 	PilasterProgPilContainer       = "pil_container"
 	PilasterProgPilEdgeIn          = "pil_edge_in"
 	PilasterProgPilEdgeOut         = "pil_edge_out"
@@ -651,6 +709,7 @@ const (
 	PilasterProgPilEgressIn        = "pil_egress_in"
 	PilasterProgPilEgressOut       = "pil_egress_out"
 	PilasterProgPilGatewayIn       = "pil_gateway_in"
+	PilasterProgPilGetpeername6    = "pil_getpeername6"
 	PilasterProgPilGuardIn         = "pil_guard_in"
 	PilasterProgPilGuardOut        = "pil_guard_out"
 	PilasterProgPilKeepSession     = "pil_keep_session"
@@ -659,6 +718,8 @@ const (
 	PilasterProgPilOffloadIn       = "pil_offload_in"
 	PilasterProgPilOffloadOut      = "pil_offload_out"
 	PilasterProgPilPortIn          = "pil_port_in"
+	PilasterProgPilServiceIn       = "pil_service_in"
+	PilasterProgPilServiceOut      = "pil_service_out"
 	PilasterProgPilSetKey          = "pil_set_key"
 	PilasterProgPilSweep           = "pil_sweep"
 	PilasterProgPilTapped          = "pil_tapped"
@@ -689,6 +750,8 @@ const (
 	PilasterVarPacketMark          = "packet_mark"
 	PilasterVarPrivateMask         = "private_mask"
 	PilasterVarPrivatePrefix       = "private_prefix"
+	PilasterVarServiceMask         = "service_mask"
+	PilasterVarServicePrefix       = "service_prefix"
 	PilasterVarSessionBuckets      = "session_buckets"
 	PilasterVarSessionSeed         = "session_seed"
 	PilasterVarTunnelBits          = "tunnel_bits"
@@ -750,6 +813,7 @@ type PilasterSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PilasterProgramSpecs struct {
+	PilConnect6     *ebpf.ProgramSpec `ebpf:"pil_connect6"`
 	PilContainer    *ebpf.ProgramSpec `ebpf:"pil_container"`
 	PilEdgeIn       *ebpf.ProgramSpec `ebpf:"pil_edge_in"`
 	PilEdgeOut      *ebpf.ProgramSpec `ebpf:"pil_edge_out"`
@@ -757,6 +821,7 @@ type PilasterProgramSpecs struct {
 	PilEgressIn     *ebpf.ProgramSpec `ebpf:"pil_egress_in"`
 	PilEgressOut    *ebpf.ProgramSpec `ebpf:"pil_egress_out"`
 	PilGatewayIn    *ebpf.ProgramSpec `ebpf:"pil_gateway_in"`
+	PilGetpeername6 *ebpf.ProgramSpec `ebpf:"pil_getpeername6"`
 	PilGuardIn      *ebpf.ProgramSpec `ebpf:"pil_guard_in"`
 	PilGuardOut     *ebpf.ProgramSpec `ebpf:"pil_guard_out"`
 	PilKeepSession  *ebpf.ProgramSpec `ebpf:"pil_keep_session"`
@@ -765,6 +830,8 @@ type PilasterProgramSpecs struct {
 	PilOffloadIn    *ebpf.ProgramSpec `ebpf:"pil_offload_in"`
 	PilOffloadOut   *ebpf.ProgramSpec `ebpf:"pil_offload_out"`
 	PilPortIn       *ebpf.ProgramSpec `ebpf:"pil_port_in"`
+	PilServiceIn    *ebpf.ProgramSpec `ebpf:"pil_service_in"`
+	PilServiceOut   *ebpf.ProgramSpec `ebpf:"pil_service_out"`
 	PilSetKey       *ebpf.ProgramSpec `ebpf:"pil_set_key"`
 	PilSweep        *ebpf.ProgramSpec `ebpf:"pil_sweep"`
 	PilTapped       *ebpf.ProgramSpec `ebpf:"pil_tapped"`
@@ -822,11 +889,22 @@ type PilasterMapSpecs struct {
 	PilOverdicts        *ebpf.MapSpec `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.MapSpec `ebpf:"pil_ports_v1"`
+	PilServicesV1       *ebpf.MapSpec `ebpf:"pil_services_v1"`
 	PilSessionCountsV1  *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
 	PilSessionTenantsV1 *ebpf.MapSpec `ebpf:"pil_session_tenants_v1"`
 	PilSessionUsersV1   *ebpf.MapSpec `ebpf:"pil_session_users_v1"`
 	PilSessionsV1       *ebpf.MapSpec `ebpf:"pil_sessions_v1"`
 	PilSourcesV2        *ebpf.MapSpec `ebpf:"pil_sources_v2"`
+	PilSvcV1            *ebpf.MapSpec `ebpf:"pil_svc_v1"`
+	PilSvcbacksV1       *ebpf.MapSpec `ebpf:"pil_svcbacks_v1"`
+	PilSvcclientsV1     *ebpf.MapSpec `ebpf:"pil_svcclients_v1"`
+	PilSvcfrontsV1      *ebpf.MapSpec `ebpf:"pil_svcfronts_v1"`
+	PilSvcnetnsV1       *ebpf.MapSpec `ebpf:"pil_svcnetns_v1"`
+	PilSvcpairsV1       *ebpf.MapSpec `ebpf:"pil_svcpairs_v1"`
+	PilSvcpeersV1       *ebpf.MapSpec `ebpf:"pil_svcpeers_v1"`
+	PilSvcsetsV1        *ebpf.MapSpec `ebpf:"pil_svcsets_v1"`
+	PilSvcsocketsV1     *ebpf.MapSpec `ebpf:"pil_svcsockets_v1"`
+	PilSvcwork          *ebpf.MapSpec `ebpf:"pil_svcwork"`
 	PilTenantsV2        *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
 	PilUplinksV1        *ebpf.MapSpec `ebpf:"pil_uplinks_v1"`
 	PilVerdicts         *ebpf.MapSpec `ebpf:"pil_verdicts"`
@@ -863,6 +941,8 @@ type PilasterVariableSpecs struct {
 	PacketMark         *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask        *ebpf.VariableSpec `ebpf:"private_mask"`
 	PrivatePrefix      *ebpf.VariableSpec `ebpf:"private_prefix"`
+	ServiceMask        *ebpf.VariableSpec `ebpf:"service_mask"`
+	ServicePrefix      *ebpf.VariableSpec `ebpf:"service_prefix"`
 	SessionBuckets     *ebpf.VariableSpec `ebpf:"session_buckets"`
 	SessionSeed        *ebpf.VariableSpec `ebpf:"session_seed"`
 	TunnelBits         *ebpf.VariableSpec `ebpf:"tunnel_bits"`
@@ -941,11 +1021,22 @@ type PilasterMaps struct {
 	PilOverdicts        *ebpf.Map `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.Map `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.Map `ebpf:"pil_ports_v1"`
+	PilServicesV1       *ebpf.Map `ebpf:"pil_services_v1"`
 	PilSessionCountsV1  *ebpf.Map `ebpf:"pil_session_counts_v1"`
 	PilSessionTenantsV1 *ebpf.Map `ebpf:"pil_session_tenants_v1"`
 	PilSessionUsersV1   *ebpf.Map `ebpf:"pil_session_users_v1"`
 	PilSessionsV1       *ebpf.Map `ebpf:"pil_sessions_v1"`
 	PilSourcesV2        *ebpf.Map `ebpf:"pil_sources_v2"`
+	PilSvcV1            *ebpf.Map `ebpf:"pil_svc_v1"`
+	PilSvcbacksV1       *ebpf.Map `ebpf:"pil_svcbacks_v1"`
+	PilSvcclientsV1     *ebpf.Map `ebpf:"pil_svcclients_v1"`
+	PilSvcfrontsV1      *ebpf.Map `ebpf:"pil_svcfronts_v1"`
+	PilSvcnetnsV1       *ebpf.Map `ebpf:"pil_svcnetns_v1"`
+	PilSvcpairsV1       *ebpf.Map `ebpf:"pil_svcpairs_v1"`
+	PilSvcpeersV1       *ebpf.Map `ebpf:"pil_svcpeers_v1"`
+	PilSvcsetsV1        *ebpf.Map `ebpf:"pil_svcsets_v1"`
+	PilSvcsocketsV1     *ebpf.Map `ebpf:"pil_svcsockets_v1"`
+	PilSvcwork          *ebpf.Map `ebpf:"pil_svcwork"`
 	PilTenantsV2        *ebpf.Map `ebpf:"pil_tenants_v2"`
 	PilUplinksV1        *ebpf.Map `ebpf:"pil_uplinks_v1"`
 	PilVerdicts         *ebpf.Map `ebpf:"pil_verdicts"`
@@ -1001,11 +1092,22 @@ func (m *PilasterMaps) Close() error {
 		m.PilOverdicts,
 		m.PilPolScratch,
 		m.PilPortsV1,
+		m.PilServicesV1,
 		m.PilSessionCountsV1,
 		m.PilSessionTenantsV1,
 		m.PilSessionUsersV1,
 		m.PilSessionsV1,
 		m.PilSourcesV2,
+		m.PilSvcV1,
+		m.PilSvcbacksV1,
+		m.PilSvcclientsV1,
+		m.PilSvcfrontsV1,
+		m.PilSvcnetnsV1,
+		m.PilSvcpairsV1,
+		m.PilSvcpeersV1,
+		m.PilSvcsetsV1,
+		m.PilSvcsocketsV1,
+		m.PilSvcwork,
 		m.PilTenantsV2,
 		m.PilUplinksV1,
 		m.PilVerdicts,
@@ -1043,6 +1145,8 @@ type PilasterVariables struct {
 	PacketMark         *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask        *ebpf.Variable `ebpf:"private_mask"`
 	PrivatePrefix      *ebpf.Variable `ebpf:"private_prefix"`
+	ServiceMask        *ebpf.Variable `ebpf:"service_mask"`
+	ServicePrefix      *ebpf.Variable `ebpf:"service_prefix"`
 	SessionBuckets     *ebpf.Variable `ebpf:"session_buckets"`
 	SessionSeed        *ebpf.Variable `ebpf:"session_seed"`
 	TunnelBits         *ebpf.Variable `ebpf:"tunnel_bits"`
@@ -1066,6 +1170,7 @@ type PilasterVariables struct {
 //
 // It can be passed to LoadPilasterObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PilasterPrograms struct {
+	PilConnect6     *ebpf.Program `ebpf:"pil_connect6"`
 	PilContainer    *ebpf.Program `ebpf:"pil_container"`
 	PilEdgeIn       *ebpf.Program `ebpf:"pil_edge_in"`
 	PilEdgeOut      *ebpf.Program `ebpf:"pil_edge_out"`
@@ -1073,6 +1178,7 @@ type PilasterPrograms struct {
 	PilEgressIn     *ebpf.Program `ebpf:"pil_egress_in"`
 	PilEgressOut    *ebpf.Program `ebpf:"pil_egress_out"`
 	PilGatewayIn    *ebpf.Program `ebpf:"pil_gateway_in"`
+	PilGetpeername6 *ebpf.Program `ebpf:"pil_getpeername6"`
 	PilGuardIn      *ebpf.Program `ebpf:"pil_guard_in"`
 	PilGuardOut     *ebpf.Program `ebpf:"pil_guard_out"`
 	PilKeepSession  *ebpf.Program `ebpf:"pil_keep_session"`
@@ -1081,6 +1187,8 @@ type PilasterPrograms struct {
 	PilOffloadIn    *ebpf.Program `ebpf:"pil_offload_in"`
 	PilOffloadOut   *ebpf.Program `ebpf:"pil_offload_out"`
 	PilPortIn       *ebpf.Program `ebpf:"pil_port_in"`
+	PilServiceIn    *ebpf.Program `ebpf:"pil_service_in"`
+	PilServiceOut   *ebpf.Program `ebpf:"pil_service_out"`
 	PilSetKey       *ebpf.Program `ebpf:"pil_set_key"`
 	PilSweep        *ebpf.Program `ebpf:"pil_sweep"`
 	PilTapped       *ebpf.Program `ebpf:"pil_tapped"`
@@ -1097,6 +1205,7 @@ type PilasterPrograms struct {
 
 func (p *PilasterPrograms) Close() error {
 	return _PilasterClose(
+		p.PilConnect6,
 		p.PilContainer,
 		p.PilEdgeIn,
 		p.PilEdgeOut,
@@ -1104,6 +1213,7 @@ func (p *PilasterPrograms) Close() error {
 		p.PilEgressIn,
 		p.PilEgressOut,
 		p.PilGatewayIn,
+		p.PilGetpeername6,
 		p.PilGuardIn,
 		p.PilGuardOut,
 		p.PilKeepSession,
@@ -1112,6 +1222,8 @@ func (p *PilasterPrograms) Close() error {
 		p.PilOffloadIn,
 		p.PilOffloadOut,
 		p.PilPortIn,
+		p.PilServiceIn,
+		p.PilServiceOut,
 		p.PilSetKey,
 		p.PilSweep,
 		p.PilTapped,

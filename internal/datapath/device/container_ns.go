@@ -53,6 +53,17 @@ func NetnsCookie() (uint64, error) {
 	return unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 }
 
+// CookieOf returns the cookie of the network namespace at a path.
+func CookieOf(path string) (cookie uint64, err error) {
+	ns, err := netns.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer ns.Close()
+	err = ns.Do(func() (err error) { cookie, err = NetnsCookie(); return err })
+	return cookie, err
+}
+
 func (in *ContainerNS) Close() error {
 	if in.Handle != nil {
 		in.Handle.Close()

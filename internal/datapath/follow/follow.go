@@ -127,6 +127,7 @@ func (p *Programs) Objects(of bpfobj.PilasterObjects) bpfobj.PilasterObjects {
 	of.PilContainer, of.PilUplinkIn, of.PilUplinkOut = p.PilContainer, p.PilUplinkIn, p.PilUplinkOut
 	of.PilNimitz, of.PilTunnelIn, of.PilTapped = p.PilNimitz, p.PilTunnelIn, p.PilTapped
 	of.PilEgressOut, of.PilEgressIn, of.PilEgressGw = p.PilEgressOut, p.PilEgressIn, p.PilEgressGw
+	of.PilServiceOut, of.PilServiceIn = p.PilServiceOut, p.PilServiceIn
 	of.PilNode = p.PilNode
 	return of
 }
@@ -139,6 +140,7 @@ func (p *Programs) Shared() map[string]*ebpf.Program {
 		bpfobj.PilasterProgPilTunnelIn: p.PilTunnelIn, bpfobj.PilasterProgPilTapped: p.PilTapped,
 		bpfobj.PilasterProgPilEgressOut: p.PilEgressOut, bpfobj.PilasterProgPilEgressIn: p.PilEgressIn,
 		bpfobj.PilasterProgPilEgressGw: p.PilEgressGw, bpfobj.PilasterProgPilNode: p.PilNode,
+		bpfobj.PilasterProgPilServiceOut: p.PilServiceOut, bpfobj.PilasterProgPilServiceIn: p.PilServiceIn,
 	}
 }
 

@@ -101,11 +101,22 @@ const (
 	objectMapPilOverdicts        = "pil_overdicts"
 	objectMapPilPolScratch       = "pil_pol_scratch"
 	objectMapPilPortsV1          = "pil_ports_v1"
+	objectMapPilServicesV1       = "pil_services_v1"
 	objectMapPilSessionCountsV1  = "pil_session_counts_v1"
 	objectMapPilSessionTenantsV1 = "pil_session_tenants_v1"
 	objectMapPilSessionUsersV1   = "pil_session_users_v1"
 	objectMapPilSessionsV1       = "pil_sessions_v1"
 	objectMapPilSourcesV2        = "pil_sources_v2"
+	objectMapPilSvcV1            = "pil_svc_v1"
+	objectMapPilSvcbacksV1       = "pil_svcbacks_v1"
+	objectMapPilSvcclientsV1     = "pil_svcclients_v1"
+	objectMapPilSvcfrontsV1      = "pil_svcfronts_v1"
+	objectMapPilSvcnetnsV1       = "pil_svcnetns_v1"
+	objectMapPilSvcpairsV1       = "pil_svcpairs_v1"
+	objectMapPilSvcpeersV1       = "pil_svcpeers_v1"
+	objectMapPilSvcsetsV1        = "pil_svcsets_v1"
+	objectMapPilSvcsocketsV1     = "pil_svcsockets_v1"
+	objectMapPilSvcwork          = "pil_svcwork"
 	objectMapPilTenantsV2        = "pil_tenants_v2"
 	objectMapPilTrace            = "pil_trace"
 	objectMapPilTraceFrom        = "pil_trace_from"
@@ -129,6 +140,8 @@ const (
 	objectProgPilIlaIn           = "pil_ila_in"
 	objectProgPilNimitz          = "pil_nimitz"
 	objectProgPilNode            = "pil_node"
+	objectProgPilServiceIn       = "pil_service_in"
+	objectProgPilServiceOut      = "pil_service_out"
 	objectProgPilTapped          = "pil_tapped"
 	objectProgPilTunnelIn        = "pil_tunnel_in"
 	objectProgPilUplinkIn        = "pil_uplink_in"
@@ -155,6 +168,8 @@ const (
 	objectVarPacketMark          = "packet_mark"
 	objectVarPrivateMask         = "private_mask"
 	objectVarPrivatePrefix       = "private_prefix"
+	objectVarServiceMask         = "service_mask"
+	objectVarServicePrefix       = "service_prefix"
 	objectVarSessionBuckets      = "session_buckets"
 	objectVarSessionSeed         = "session_seed"
 	objectVarSirPrefix           = "sir_prefix"
@@ -217,18 +232,20 @@ type objectSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectProgramSpecs struct {
-	PilContainer *ebpf.ProgramSpec `ebpf:"pil_container"`
-	PilEgressGw  *ebpf.ProgramSpec `ebpf:"pil_egress_gw"`
-	PilEgressIn  *ebpf.ProgramSpec `ebpf:"pil_egress_in"`
-	PilEgressOut *ebpf.ProgramSpec `ebpf:"pil_egress_out"`
-	PilIla       *ebpf.ProgramSpec `ebpf:"pil_ila"`
-	PilIlaIn     *ebpf.ProgramSpec `ebpf:"pil_ila_in"`
-	PilNimitz    *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
-	PilNode      *ebpf.ProgramSpec `ebpf:"pil_node"`
-	PilTapped    *ebpf.ProgramSpec `ebpf:"pil_tapped"`
-	PilTunnelIn  *ebpf.ProgramSpec `ebpf:"pil_tunnel_in"`
-	PilUplinkIn  *ebpf.ProgramSpec `ebpf:"pil_uplink_in"`
-	PilUplinkOut *ebpf.ProgramSpec `ebpf:"pil_uplink_out"`
+	PilContainer  *ebpf.ProgramSpec `ebpf:"pil_container"`
+	PilEgressGw   *ebpf.ProgramSpec `ebpf:"pil_egress_gw"`
+	PilEgressIn   *ebpf.ProgramSpec `ebpf:"pil_egress_in"`
+	PilEgressOut  *ebpf.ProgramSpec `ebpf:"pil_egress_out"`
+	PilIla        *ebpf.ProgramSpec `ebpf:"pil_ila"`
+	PilIlaIn      *ebpf.ProgramSpec `ebpf:"pil_ila_in"`
+	PilNimitz     *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
+	PilNode       *ebpf.ProgramSpec `ebpf:"pil_node"`
+	PilServiceIn  *ebpf.ProgramSpec `ebpf:"pil_service_in"`
+	PilServiceOut *ebpf.ProgramSpec `ebpf:"pil_service_out"`
+	PilTapped     *ebpf.ProgramSpec `ebpf:"pil_tapped"`
+	PilTunnelIn   *ebpf.ProgramSpec `ebpf:"pil_tunnel_in"`
+	PilUplinkIn   *ebpf.ProgramSpec `ebpf:"pil_uplink_in"`
+	PilUplinkOut  *ebpf.ProgramSpec `ebpf:"pil_uplink_out"`
 }
 
 // objectMapSpecs contains maps before they are loaded into the kernel.
@@ -277,11 +294,22 @@ type objectMapSpecs struct {
 	PilOverdicts        *ebpf.MapSpec `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.MapSpec `ebpf:"pil_ports_v1"`
+	PilServicesV1       *ebpf.MapSpec `ebpf:"pil_services_v1"`
 	PilSessionCountsV1  *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
 	PilSessionTenantsV1 *ebpf.MapSpec `ebpf:"pil_session_tenants_v1"`
 	PilSessionUsersV1   *ebpf.MapSpec `ebpf:"pil_session_users_v1"`
 	PilSessionsV1       *ebpf.MapSpec `ebpf:"pil_sessions_v1"`
 	PilSourcesV2        *ebpf.MapSpec `ebpf:"pil_sources_v2"`
+	PilSvcV1            *ebpf.MapSpec `ebpf:"pil_svc_v1"`
+	PilSvcbacksV1       *ebpf.MapSpec `ebpf:"pil_svcbacks_v1"`
+	PilSvcclientsV1     *ebpf.MapSpec `ebpf:"pil_svcclients_v1"`
+	PilSvcfrontsV1      *ebpf.MapSpec `ebpf:"pil_svcfronts_v1"`
+	PilSvcnetnsV1       *ebpf.MapSpec `ebpf:"pil_svcnetns_v1"`
+	PilSvcpairsV1       *ebpf.MapSpec `ebpf:"pil_svcpairs_v1"`
+	PilSvcpeersV1       *ebpf.MapSpec `ebpf:"pil_svcpeers_v1"`
+	PilSvcsetsV1        *ebpf.MapSpec `ebpf:"pil_svcsets_v1"`
+	PilSvcsocketsV1     *ebpf.MapSpec `ebpf:"pil_svcsockets_v1"`
+	PilSvcwork          *ebpf.MapSpec `ebpf:"pil_svcwork"`
 	PilTenantsV2        *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
 	PilTrace            *ebpf.MapSpec `ebpf:"pil_trace"`
 	PilTraceFrom        *ebpf.MapSpec `ebpf:"pil_trace_from"`
@@ -325,6 +353,8 @@ type objectVariableSpecs struct {
 	PacketMark        *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask       *ebpf.VariableSpec `ebpf:"private_mask"`
 	PrivatePrefix     *ebpf.VariableSpec `ebpf:"private_prefix"`
+	ServiceMask       *ebpf.VariableSpec `ebpf:"service_mask"`
+	ServicePrefix     *ebpf.VariableSpec `ebpf:"service_prefix"`
 	SessionBuckets    *ebpf.VariableSpec `ebpf:"session_buckets"`
 	SessionSeed       *ebpf.VariableSpec `ebpf:"session_seed"`
 	SirPrefix         *ebpf.VariableSpec `ebpf:"sir_prefix"`
@@ -407,11 +437,22 @@ type objectMaps struct {
 	PilOverdicts        *ebpf.Map `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.Map `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.Map `ebpf:"pil_ports_v1"`
+	PilServicesV1       *ebpf.Map `ebpf:"pil_services_v1"`
 	PilSessionCountsV1  *ebpf.Map `ebpf:"pil_session_counts_v1"`
 	PilSessionTenantsV1 *ebpf.Map `ebpf:"pil_session_tenants_v1"`
 	PilSessionUsersV1   *ebpf.Map `ebpf:"pil_session_users_v1"`
 	PilSessionsV1       *ebpf.Map `ebpf:"pil_sessions_v1"`
 	PilSourcesV2        *ebpf.Map `ebpf:"pil_sources_v2"`
+	PilSvcV1            *ebpf.Map `ebpf:"pil_svc_v1"`
+	PilSvcbacksV1       *ebpf.Map `ebpf:"pil_svcbacks_v1"`
+	PilSvcclientsV1     *ebpf.Map `ebpf:"pil_svcclients_v1"`
+	PilSvcfrontsV1      *ebpf.Map `ebpf:"pil_svcfronts_v1"`
+	PilSvcnetnsV1       *ebpf.Map `ebpf:"pil_svcnetns_v1"`
+	PilSvcpairsV1       *ebpf.Map `ebpf:"pil_svcpairs_v1"`
+	PilSvcpeersV1       *ebpf.Map `ebpf:"pil_svcpeers_v1"`
+	PilSvcsetsV1        *ebpf.Map `ebpf:"pil_svcsets_v1"`
+	PilSvcsocketsV1     *ebpf.Map `ebpf:"pil_svcsockets_v1"`
+	PilSvcwork          *ebpf.Map `ebpf:"pil_svcwork"`
 	PilTenantsV2        *ebpf.Map `ebpf:"pil_tenants_v2"`
 	PilTrace            *ebpf.Map `ebpf:"pil_trace"`
 	PilTraceFrom        *ebpf.Map `ebpf:"pil_trace_from"`
@@ -473,11 +514,22 @@ func (m *objectMaps) Close() error {
 		m.PilOverdicts,
 		m.PilPolScratch,
 		m.PilPortsV1,
+		m.PilServicesV1,
 		m.PilSessionCountsV1,
 		m.PilSessionTenantsV1,
 		m.PilSessionUsersV1,
 		m.PilSessionsV1,
 		m.PilSourcesV2,
+		m.PilSvcV1,
+		m.PilSvcbacksV1,
+		m.PilSvcclientsV1,
+		m.PilSvcfrontsV1,
+		m.PilSvcnetnsV1,
+		m.PilSvcpairsV1,
+		m.PilSvcpeersV1,
+		m.PilSvcsetsV1,
+		m.PilSvcsocketsV1,
+		m.PilSvcwork,
 		m.PilTenantsV2,
 		m.PilTrace,
 		m.PilTraceFrom,
@@ -522,6 +574,8 @@ type objectVariables struct {
 	PacketMark        *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask       *ebpf.Variable `ebpf:"private_mask"`
 	PrivatePrefix     *ebpf.Variable `ebpf:"private_prefix"`
+	ServiceMask       *ebpf.Variable `ebpf:"service_mask"`
+	ServicePrefix     *ebpf.Variable `ebpf:"service_prefix"`
 	SessionBuckets    *ebpf.Variable `ebpf:"session_buckets"`
 	SessionSeed       *ebpf.Variable `ebpf:"session_seed"`
 	SirPrefix         *ebpf.Variable `ebpf:"sir_prefix"`
@@ -546,18 +600,20 @@ type objectVariables struct {
 //
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectPrograms struct {
-	PilContainer *ebpf.Program `ebpf:"pil_container"`
-	PilEgressGw  *ebpf.Program `ebpf:"pil_egress_gw"`
-	PilEgressIn  *ebpf.Program `ebpf:"pil_egress_in"`
-	PilEgressOut *ebpf.Program `ebpf:"pil_egress_out"`
-	PilIla       *ebpf.Program `ebpf:"pil_ila"`
-	PilIlaIn     *ebpf.Program `ebpf:"pil_ila_in"`
-	PilNimitz    *ebpf.Program `ebpf:"pil_nimitz"`
-	PilNode      *ebpf.Program `ebpf:"pil_node"`
-	PilTapped    *ebpf.Program `ebpf:"pil_tapped"`
-	PilTunnelIn  *ebpf.Program `ebpf:"pil_tunnel_in"`
-	PilUplinkIn  *ebpf.Program `ebpf:"pil_uplink_in"`
-	PilUplinkOut *ebpf.Program `ebpf:"pil_uplink_out"`
+	PilContainer  *ebpf.Program `ebpf:"pil_container"`
+	PilEgressGw   *ebpf.Program `ebpf:"pil_egress_gw"`
+	PilEgressIn   *ebpf.Program `ebpf:"pil_egress_in"`
+	PilEgressOut  *ebpf.Program `ebpf:"pil_egress_out"`
+	PilIla        *ebpf.Program `ebpf:"pil_ila"`
+	PilIlaIn      *ebpf.Program `ebpf:"pil_ila_in"`
+	PilNimitz     *ebpf.Program `ebpf:"pil_nimitz"`
+	PilNode       *ebpf.Program `ebpf:"pil_node"`
+	PilServiceIn  *ebpf.Program `ebpf:"pil_service_in"`
+	PilServiceOut *ebpf.Program `ebpf:"pil_service_out"`
+	PilTapped     *ebpf.Program `ebpf:"pil_tapped"`
+	PilTunnelIn   *ebpf.Program `ebpf:"pil_tunnel_in"`
+	PilUplinkIn   *ebpf.Program `ebpf:"pil_uplink_in"`
+	PilUplinkOut  *ebpf.Program `ebpf:"pil_uplink_out"`
 }
 
 func (p *objectPrograms) Close() error {
@@ -570,6 +626,8 @@ func (p *objectPrograms) Close() error {
 		p.PilIlaIn,
 		p.PilNimitz,
 		p.PilNode,
+		p.PilServiceIn,
+		p.PilServiceOut,
 		p.PilTapped,
 		p.PilTunnelIn,
 		p.PilUplinkIn,

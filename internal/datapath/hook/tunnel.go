@@ -316,3 +316,9 @@ const (
 
 	UplinkOffloadOut = uint32(4)
 )
+
+// Programs of services, with the values of enum service_program.
+const (
+	programServiceOut = uint32(0)
+	programServiceIn  = uint32(1)
+)

@@ -165,7 +165,7 @@ func (d *Hooks) AttachUplink() error {
 // AttachUplinkPrograms replaces the programs that those of the uplink hand packets of other networks to, where the
 // network has an object file of its own. Without the network its packets are dropped.
 func (d *Hooks) AttachUplinkPrograms() error {
-	if err := d.AttachEgressPrograms(); err != nil {
+	if err := errors.Join(d.AttachEgressPrograms(), d.AttachServicePrograms()); err != nil {
 		return err
 	}
 	for _, index := range []uint32{UplinkILA, UplinkTunnel4} {
@@ -177,6 +177,18 @@ func (d *Hooks) AttachUplinkPrograms() error {
 		}
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("set program %d for packets from the uplink: %w", index, err)
+		}
+	}
+	return nil
+}
+
+// AttachServicePrograms replaces the programs of packets to services.
+func (d *Hooks) AttachServicePrograms() error {
+	for index, p := range map[uint32]*ebpf.Program{
+		programServiceOut: d.Objects.PilServiceOut, programServiceIn: d.Objects.PilServiceIn,
+	} {
+		if err := d.Objects.PilServicesV1.Put(index, p); err != nil {
+			return fmt.Errorf("set program %d of services: %w", index, err)
 		}
 	}
 	return nil
@@ -405,6 +417,9 @@ func (d *Hooks) sweepLinks(hooks []hook) error {
 	pins := map[string]bool{}
 	for _, h := range hooks {
 		pins[h.pin] = true
+	}
+	for _, pin := range cgroupPins {
+		pins[pin] = true
 	}
 	return d.SweepFolder(d.LinksDir(), DetachLink, func(name string) bool { return pins[name] })
 }

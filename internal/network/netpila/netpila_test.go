@@ -84,8 +84,8 @@ func TestPrepareEncrypted(t *testing.T) {
 			address.NewCipher(address.Key{2}).Decrypt(a.Address) != a.Plaintext {
 			t.Fatalf("%v is not %v under the current key in the private prefix", a.Address, a.Plaintext)
 		}
-		if len(a.Routes) != 1 || a.Routes[0] != address.DefaultPlan().Private || a.Gateway.String() != "fe80::1" ||
-			a.Network != Name {
+		routes := []netip.Prefix{address.DefaultPlan().Private, netip.MustParsePrefix("fd70:696c:7300::/40")}
+		if !slices.Equal(a.Routes, routes) || a.Gateway.String() != "fe80::1" || a.Network != Name {
 			t.Fatalf("unexpected attachment %+v", a)
 		}
 		if seen[a.Address] {

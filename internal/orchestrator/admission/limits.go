@@ -85,6 +85,7 @@ var Allowances = map[string]Allowance{
 	pilasterv1connect.NodeServiceFreeProcedure:         {256, 64 << 10, 500},
 	pilasterv1connect.NodeServiceListMappingsProcedure: {16, 64 << 10, 500},
 	pilasterv1connect.NodeServiceReportLoadProcedure:   {4, 8 << 20, 10},
+	pilasterv1connect.NodeServicePutEndpointsProcedure: {16, 2 << 20, 100},
 }
 
 // Each new stream starts with a change of the store. At most beginningAtOnce start at a time, which is enough to keep

@@ -48,6 +48,8 @@ type Cache struct {
 	Loads           map[string]Load                           // by connected node
 	Allocations     allocations
 	Policies        policies
+	Services        services
+	reserved        reservations
 	regions         map[string]region          // other regions, by name
 	edge            string                     // name of the node that is the Edge Switch
 	protected       []string                   // prefixes that only egress rules for them or parts of them allow
@@ -82,6 +84,7 @@ func New(self string, dropped func(reason string)) *Cache {
 		Unreconciled: map[string]bool{},
 		Offloaded:    map[string]int64{},
 		changedNodes: map[string]bool{},
+		reserved:     reservations{pending: map[*reservation]bool{}},
 		Subscribers:  map[string]*Subscriber{},
 		byTenant:     map[string]map[*Subscriber]bool{},
 		byMappings:   map[string]map[*Subscriber]bool{},
@@ -106,7 +109,7 @@ func (m *Cache) Apply(b store.Batch) {
 		m.HostedBy = map[string]map[string]bool{}
 		m.Loads, m.OffloadAuto = map[string]Load{}, false
 		m.transit = map[string]map[string]bool{}
-		m.Allocations, m.Policies = newAllocations(), newPolicies()
+		m.Allocations, m.Policies, m.Services = newAllocations(), newPolicies(), newServices()
 		m.regions, m.edge, m.protected = map[string]region{}, "", nil
 		m.Sessions, m.serving = map[string]store.Session{}, map[string]int{}
 		m.history, m.historyCost, m.compactedRev = nil, 0, b.Revision
@@ -131,6 +134,7 @@ func (m *Cache) Apply(b store.Batch) {
 		}
 	}
 	m.Revision = b.Revision
+	m.reserved.releaseUntil(m.Revision)
 	if !b.Whole {
 		m.broadcast(
 			store.Batch{
@@ -177,7 +181,7 @@ func (m *Cache) broadcast(updates store.Batch) {
 	}
 	all, tenant := common(updates)
 	if all != nil {
-		all.SpreadMs, all.WithPolicies = m.spread(), true
+		all.SpreadMs, all.WithPolicies, all.WithServices = m.spread(), true, true
 	}
 	for f := range to {
 		if all != nil && f.hosted[tenant] && !m.changedNodes[f.Node.Name] {
@@ -217,7 +221,7 @@ func tenantOf(e store.Event) string {
 	case e.EndedMapping != nil:
 		return e.EndedMapping.Tenant
 	}
-	return policyTenantOf(e)
+	return cmp.Or(policyTenantOf(e), serviceTenantOf(e))
 }
 
 func (m *Cache) applyEvent(e store.Event, revision int64) {
@@ -248,6 +252,7 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 		delete(m.Apps, e.DeletedTenant)
 		delete(m.endedApps, e.DeletedTenant)
 		m.Policies.removeAll(e.DeletedTenant)
+		m.Services.removeAll(e.DeletedTenant)
 	case e.App != nil:
 		apps := m.Apps[e.App.Tenant]
 		if apps == nil {
@@ -290,6 +295,14 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 		m.Policies.add(e.Policy)
 	case e.EndedPolicy != nil:
 		m.Policies.remove(e.EndedPolicy, revision)
+	case e.Service != nil:
+		m.Services.add(e.Service)
+	case e.EndedService != nil:
+		m.Services.remove(e.EndedService)
+	case e.Slice != nil:
+		m.Services.addSlice(e.Slice)
+	case e.EndedSlice != nil:
+		m.Services.removeSlice(e.EndedSlice)
 	case e.Region != nil:
 		m.regions[e.Region.Name] = newRegion(e.Region)
 	case e.DeletedRegion != "":

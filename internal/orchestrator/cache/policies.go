@@ -156,11 +156,12 @@ func (f *Subscriber) policy(d *pilasterv1.Delta, e store.Event) bool {
 	return true
 }
 
-// eventCost is what events count towards MaxHistoryCost. A policy may be as large as hundreds of other records.
+// eventCost is what events count towards MaxHistoryCost. A policy or a slice may be as large as hundreds of other
+// records.
 func eventCost(events []store.Event) int {
 	n := len(events)
 	for _, e := range events {
-		n += len(e.Policy.GetDocument()) / 512
+		n += len(e.Policy.GetDocument())/512 + len(e.Slice.GetEndpoints())/8
 	}
 	return n
 }

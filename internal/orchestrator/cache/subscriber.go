@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -155,11 +156,12 @@ func (m *Cache) snapshot(f *Subscriber) *pilasterv1.FollowResponse {
 		Event: &pilasterv1.FollowResponse_Snapshot{Snapshot: &pilasterv1.Snapshot{
 			Node: m.ownRecord(f), Tenants: d.Tenants, Apps: d.Apps,
 			Policies: d.Policies, Overrides: d.Overrides, WholePolicies: d.WholePolicies,
+			Services: d.Services, Slices: d.Slices, WholeServices: d.WholeServices,
 		}},
 	}
 }
 
-// addWhole adds a tenant with its apps, and with its policies if the node hosts it.
+// addWhole adds a tenant with its apps, and with its policies and services if the node hosts it.
 func (m *Cache) addWhole(d *pilasterv1.Delta, tenant string, hosted bool) {
 	if t := m.Tenants[tenant]; t != nil {
 		d.Tenants = append(d.Tenants, t)
@@ -167,6 +169,7 @@ func (m *Cache) addWhole(d *pilasterv1.Delta, tenant string, hosted bool) {
 		d.WholeTenants = append(d.WholeTenants, tenant)
 		if hosted {
 			m.Policies.addWhole(d, tenant)
+			m.Services.addWhole(d, tenant)
 		}
 	}
 }
@@ -211,7 +214,7 @@ func (m *Cache) feed(f *Subscriber, b store.Batch) {
 
 // enqueue completes and queues a message for one stream.
 func (m *Cache) enqueue(f *Subscriber, r *pilasterv1.FollowResponse) {
-	r.SpreadMs, r.WithPolicies, r.WithSubscriptions = m.spread(), true, true
+	r.SpreadMs, r.WithPolicies, r.WithServices, r.WithSubscriptions = m.spread(), true, true, true
 	r.Identifiers = m.identifiers
 	m.queueShared(f, r)
 }
@@ -245,6 +248,7 @@ func (m *Cache) Heartbeat(f *Subscriber) *pilasterv1.FollowResponse {
 		Revision:     m.Revision,
 		SpreadMs:     m.spread(),
 		WithPolicies: true,
+		WithServices: true,
 		Identifiers:  m.identifiers,
 		Event:        &pilasterv1.FollowResponse_Heartbeat{Heartbeat: &pilasterv1.Heartbeat{}},
 	}
@@ -365,7 +369,7 @@ func (f *Subscriber) delta(b store.Batch) (d *pilasterv1.Delta, found bool) {
 		case e.EndedMapping != nil && f.receives(e.EndedMapping):
 			d.EndedMappings = append(d.EndedMappings, e.EndedMapping)
 		default:
-			if !f.policy(d, e) {
+			if !f.policy(d, e) && !f.service(d, e) {
 				continue
 			}
 		}
@@ -376,4 +380,57 @@ func (f *Subscriber) delta(b store.Batch) (d *pilasterv1.Delta, found bool) {
 
 func response(revision int64, d *pilasterv1.Delta) *pilasterv1.FollowResponse {
 	return &pilasterv1.FollowResponse{Revision: revision, Event: &pilasterv1.FollowResponse_Delta{Delta: d}}
+}
+
+// maxQueue is how many messages may be pending for a node; one more ends its stream.
+const maxQueue = 256
+
+// queue has the pending messages of one node. It has its own lock: one change may wake thousands of streams, and these
+// should wait neither for each other nor for the cache.
+type queue struct {
+	mu      sync.Mutex
+	waiting []*pilasterv1.FollowResponse // nil when empty: most queues are empty, and there are many
+	Filled  chan struct{}                // has a token while the queue is not empty
+}
+
+func newQueue() queue { return queue{Filled: make(chan struct{}, 1)} }
+
+// put appends a message, which must not be modified afterwards. It returns false if the queue is full.
+func (q *queue) put(r *pilasterv1.FollowResponse) (fits bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.waiting) == maxQueue {
+		return false
+	}
+	q.waiting = append(q.waiting, r)
+	q.signal()
+	return true
+}
+
+// Next removes and returns the oldest message, nil if there is none.
+func (q *queue) Next() (next *pilasterv1.FollowResponse) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.waiting) == 0 {
+		return nil
+	}
+	if next, q.waiting = q.waiting[0], q.waiting[1:]; len(q.waiting) == 0 {
+		q.waiting = nil
+	} else {
+		q.signal()
+	}
+	return next
+}
+
+func (q *queue) Len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.waiting)
+}
+
+func (q *queue) signal() {
+	select {
+	case q.Filled <- struct{}{}:
+	default:
+	}
 }

@@ -90,6 +90,12 @@ func TestStore(t *testing.T) {
 		"egress prefix":              testEgressPrefix,
 		"nodes beyond egress prefix": testEgressNodes,
 
+		"addresses of services": testServiceAddresses,
+		"many services":         testManyServices,
+		"prefix of services":    testServicePrefix,
+		"endpoints of services": testEndpoints,
+		"events of services":    testServiceEvents,
+
 		"start of offloads":      testStartOffload,
 		"steps of an offload":    testOffloadSteps,
 		"loads":                  testLoads,

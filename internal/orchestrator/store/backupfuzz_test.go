@@ -40,6 +40,8 @@ func FuzzBackup(f *testing.F) {
 		{dirNodes + "n1", `{"name":"n1"}`},
 		{dirNodes + "n2", `{"name":"n2"}`},
 		{dirPublishedMarks + "n2", "16777200"},
+		{keyServicesMark, "3"},
+		{dirServiceMarks + "blue", "4294967290"},
 	}
 	header, err := json.Marshal(
 		BackupHeader{
@@ -104,12 +106,16 @@ func checkRestored(t *testing.T, was, is map[string]string, skip uint64) {
 		t.Fatalf("the offset of revisions is %d, %v; want more than 0", after.From, err)
 	}
 	plan := address.Plan{Base: after.BasePrefix, Private: after.PrivatePrefix}
-	marks := map[string]uint64{keyPrefixMark: plan.Nodes(), keyTenantMark: 1 << 24, keyOffloadMark: 1 << 24}
+	marks := map[string]uint64{keyPrefixMark: plan.Nodes(), keyTenantMark: 1 << 24, keyOffloadMark: 1 << 24,
+		keyServicesMark: 1 << 24}
 	least := map[string]uint64{}
 	for key := range was {
 		if tenant, ok := strings.CutPrefix(key, dirTenants); ok {
 			marks[dirAppMarks+tenant] = 0xff00
 			checkNewer(t, key, was[key], is[key], skip)
+		}
+		if strings.HasPrefix(key, dirServiceMarks) {
+			marks[key], least[key] = 1<<32, 1
 		}
 		if node, ok := strings.CutPrefix(key, dirNodes); ok {
 			mark := dirPublishedMarks + node

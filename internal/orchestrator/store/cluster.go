@@ -43,6 +43,7 @@ type clusterRecord struct {
 	Egress   netip.Prefix   `json:"egressPrefix,omitzero"` // see useEgressPrefix
 
 	Identifiers bool `json:"identifiers,omitempty"` // see reserveIdentifiers
+	Services    bool `json:"services,omitempty"`    // see reserveServices
 }
 
 type gatewayRecord struct {
@@ -315,6 +316,9 @@ func (s *Store) useEgressPrefix(t *txn, r *clusterRecord, wanted netip.Prefix) e
 	if err := plan.Validate(); err != nil {
 		return invalid("%v", err)
 	}
+	if services, err := r.plan().ServicePrefix(); err == nil && services.Overlaps(wanted) {
+		return invalid("%v overlaps %v, which has the addresses of services", wanted, services)
+	}
 	apart := func(what string, is netip.Prefix) error {
 		if !is.Overlaps(wanted) {
 			return nil
@@ -423,8 +427,18 @@ func checkAddress(check func(what string, is netip.Prefix) error, what, text str
 	return check(what, netip.PrefixFrom(a, a.BitLen()))
 }
 
-// notReserved refuses a prefix or an address of something else if it is in the reserved prefix of identifiers.
+// notReserved refuses a prefix or an address of something else if it is in the prefix of services, or in the reserved
+// prefix of identifiers.
 func (s *Store) notReserved(t *txn, what string, is netip.Prefix) error {
+	if services, err := s.cluster.Plan.ServicePrefix(); err == nil && is.Overlaps(services) {
+		return refuse(
+			Refused,
+			"%s %v overlaps %v, which has the addresses of services; nothing was changed: choose another",
+			what,
+			is,
+			services,
+		)
+	}
 	reserved, err := s.cluster.Plan.IdentifierPrefix()
 	if err != nil || !is.Overlaps(reserved) {
 		return nil

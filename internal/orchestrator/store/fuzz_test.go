@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,6 +16,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/fuzzmutate"
+	"pilaster.io/pilaster/internal/service"
 )
 
 // FuzzEvent checks that a key of etcd is refused, ignored, or decoded into one event, which stays equal when encoded
@@ -36,6 +38,9 @@ func FuzzEvent(f *testing.F) {
 		dirHosting + "red/n1":            `{"accepts":[1,2],"holds":[2]}`,
 		dirPolicies + "blue/Kind/shop/w": `{"document":"{}","audit":true,"rules":2}`,
 		dirPolicies + "blue/Kind//web":   `{"document":"{}"}`,
+		dirServices + "blue/shop/web":    `{"address":"fd70:696c:7300:1::1"}`,
+		dirServices + "blue//web":        `{"headless":true}`,
+		dirEndpoints + "blue//web/n1.0":  `{"node":"n1","endpoints":[{"address":"fd70::1"}]}`,
 		root + "something-else":          `x`,
 	} {
 		f.Add(key, []byte(value), fuzzmutate.Nothing, false)
@@ -49,11 +54,11 @@ func FuzzEvent(f *testing.F) {
 		}
 		var b Batch
 		if err := b.decode(raw); err != nil {
-			if !strings.HasPrefix(key, dirNodes) && !strings.HasPrefix(key, dirTenants) &&
-				!strings.HasPrefix(key, dirApps) &&
-				!strings.HasPrefix(key, dirHosting) &&
-				!strings.HasPrefix(key, dirMappings) &&
-				!strings.HasPrefix(key, dirPolicies) {
+			decoded := []string{
+				dirNodes, dirTenants, dirApps, dirAppIDs, dirAppQuarantine, dirHosting, dirMappings, dirPolicies,
+				dirServices, dirEndpoints,
+			}
+			if !slices.ContainsFunc(decoded, func(dir string) bool { return strings.HasPrefix(key, dir) }) {
 				t.Fatalf("%q should be ignored, but the watch fails: %v", key, err)
 			}
 			return
@@ -72,6 +77,9 @@ func FuzzEvent(f *testing.F) {
 			dirSessions: e.Session != nil,
 			dirMappings: e.Mapping != nil || e.EndedMapping != nil,
 			dirPolicies: e.Policy != nil || e.EndedPolicy != nil,
+			dirServices: e.Service != nil || e.EndedService != nil,
+
+			dirEndpoints: e.Slice != nil || e.EndedSlice != nil,
 		} {
 			if is {
 				fields++
@@ -105,6 +113,18 @@ func FuzzEvent(f *testing.F) {
 		case e.Policy != nil, e.EndedPolicy != nil:
 			if p := cmp.Or(e.Policy, e.EndedPolicy); policyKey(p.Tenant, p) != key {
 				t.Fatalf("%q was decoded as policy %v", key, p)
+			}
+			return
+		case e.Service != nil, e.EndedService != nil:
+			if is := cmp.Or(e.Service, e.EndedService); serviceKey(is.Tenant, service.Name{
+				Namespace: is.Namespace, Name: is.Name}) != key {
+				t.Fatalf("%q was decoded as service %v", key, is)
+			}
+			return
+		case e.Slice != nil, e.EndedSlice != nil:
+			is := cmp.Or(e.Slice, e.EndedSlice)
+			if sliceKey(is.Tenant, service.ParseName(is.Service), is.Name) != key {
+				t.Fatalf("%q was decoded as endpoints %v", key, is)
 			}
 			return
 		default:

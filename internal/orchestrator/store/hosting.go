@@ -117,7 +117,9 @@ func (s *Store) recordHosting(
 		if err := s.releaseAll(t, n, tenant); err != nil {
 			return is, err
 		}
-		t.delete(hostingKey(tenant, n.Name))
+		if err := t.endHosting(tenant, n.Name); err != nil {
+			return is, err
+		}
 	}
 	return is, nil
 }
@@ -273,6 +275,21 @@ func (t *txn) hostedBy(node string, shutOut bool) (hosted []string, err error) {
 		}
 	}
 	return hosted, t.fetch(keys...)
+}
+
+// endHosting deletes the endpoints of services that a node has of a tenant, and the hosting record.
+func (t *txn) endHosting(name, node string) error {
+	of := new(pilasterv1.Tenant)
+	if _, err := t.load(dirTenants+name, of); err != nil {
+		return err
+	}
+	if of.ServicesNumber != 0 {
+		if err := t.deleteSlices(name, node); err != nil {
+			return err
+		}
+	}
+	t.delete(hostingKey(name, node)) // last: an interrupted deletion of a node goes on with what it hosts
+	return nil
 }
 
 func hostingKey(tenant, node string) string { return dirHosting + tenant + "/" + node }

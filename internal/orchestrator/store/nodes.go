@@ -398,7 +398,9 @@ func (s *Store) deleteNode(t *txn, name string, force bool) error {
 		if err := s.releaseAll(t, pki.Node{Name: name, UUID: node.Uuid}, tenant); err != nil {
 			return err
 		}
-		t.delete(hostingKey(tenant, name))
+		if err := t.endHosting(tenant, name); err != nil {
+			return err
+		}
 	}
 	t.delete(dirUUIDs + node.Uuid)
 	t.delete(dirNodes + name)

@@ -18,7 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-func service(name, virtual, real string) tenant.UnderlayService {
+func server(name, virtual, real string) tenant.UnderlayService {
 	return tenant.UnderlayService{Name: name, Virtual: netip.MustParseAddr(virtual), Real: netip.MustParseAddr(real)}
 }
 
@@ -93,27 +93,27 @@ func testUnderlayServices(t *testing.T, etcd *clientv3.Client) {
 		reason store.Reason
 		want   string
 	}{
-		{"green", service("storage", "fd09::7", "2001:db8::9"), 0, ""},
-		{"green", service("storage", "fd09::8", "2001:db8::a"), store.Exists, "an underlay service storage already"},
-		{"green", service("db", "fd09::7", "2001:db8::a"), store.Refused, "storage and db of tenant green both have " +
+		{"green", server("storage", "fd09::7", "2001:db8::9"), 0, ""},
+		{"green", server("storage", "fd09::8", "2001:db8::a"), store.Exists, "an underlay service storage already"},
+		{"green", server("db", "fd09::7", "2001:db8::a"), store.Refused, "storage and db of tenant green both have " +
 			"fd09::7"},
-		{"green", service("db", "fd09::8", "2001:db8::9"), store.Refused, "both have 2001:db8::9"},
-		{"green", service("db", "fd12:3456::8", "2001:db8::a"), store.Invalid, "own CIDR"},
-		{"green", service("db", "fd70:696c:6100:1::8", "2001:db8::a"), store.Invalid, "base prefix"},
-		{"green", service("db", "fd09::8", "192.0.2.9"), store.Invalid, "IPv6 alone"},
+		{"green", server("db", "fd09::8", "2001:db8::9"), store.Refused, "both have 2001:db8::9"},
+		{"green", server("db", "fd12:3456::8", "2001:db8::a"), store.Invalid, "own CIDR"},
+		{"green", server("db", "fd70:696c:6100:1::8", "2001:db8::a"), store.Invalid, "base prefix"},
+		{"green", server("db", "fd09::8", "192.0.2.9"), store.Invalid, "IPv6 alone"},
 		// Addresses of a prefix that no node has yet.
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7::1"), store.Invalid,
+		{"green", server("db", "fd09::8", "fd70:696c:6100:7::1"), store.Invalid,
 			"reserved for the node; nothing was changed: use a separate address for the underlay service"},
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7::2"), store.Invalid, "reserved for the node"},
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:1"), store.Invalid,
+		{"green", server("db", "fd09::8", "fd70:696c:6100:7::2"), store.Invalid, "reserved for the node"},
+		{"green", server("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:1"), store.Invalid,
 			"belongs to a node's gateway, and one gateway cannot forward to another; nothing was changed"},
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:2"), store.Invalid, "cannot forward to another"},
-		{"green", service("db", "fd09::8", "fd70:696c:6100:7:0:7ff:0:2"), store.Invalid, "a container's"},
-		{"lime", service("db", "fd09::8", "2001:db8::a"), store.Refused, "no IPv6 CIDR"},
-		{"blue", service("db", "fd09::8", "2001:db8::a"), store.Refused, "on network netpila"},
-		{"red", service("db", "fd09::8", "2001:db8::a"), store.NotFound, `no tenant "red"`},
-		{"Green", service("db", "fd09::8", "2001:db8::a"), store.Invalid, "tenant name"},
-		{"green", service("db", "fd09::8", "2001:db8::a"), 0, ""},
+		{"green", server("db", "fd09::8", "fd70:696c:6100:7:0:ff:0:2"), store.Invalid, "cannot forward to another"},
+		{"green", server("db", "fd09::8", "fd70:696c:6100:7:0:7ff:0:2"), store.Invalid, "a container's"},
+		{"lime", server("db", "fd09::8", "2001:db8::a"), store.Refused, "no IPv6 CIDR"},
+		{"blue", server("db", "fd09::8", "2001:db8::a"), store.Refused, "on network netpila"},
+		{"red", server("db", "fd09::8", "2001:db8::a"), store.NotFound, `no tenant "red"`},
+		{"Green", server("db", "fd09::8", "2001:db8::a"), store.Invalid, "tenant name"},
+		{"green", server("db", "fd09::8", "2001:db8::a"), 0, ""},
 	} {
 		made, err := s.CreateUnderlayService(ctx, c.tenant, c.is)
 		if c.reason != 0 {
@@ -143,7 +143,7 @@ func testUnderlayServices(t *testing.T, etcd *clientv3.Client) {
 		&pilasterv1.UnderlayService{Name: "before", Virtual: "fd09::9", Real: "fd70:696c:6100:7::1"},
 	)
 	putTenant(t, etcd, is)
-	if _, err := s.CreateUnderlayService(ctx, "green", service("storage", "fd09::7", "2001:db8::9")); err != nil {
+	if _, err := s.CreateUnderlayService(ctx, "green", server("storage", "fd09::7", "2001:db8::9")); err != nil {
 		t.Error(err)
 	}
 	if err := s.DeleteUnderlayService(ctx, "green", "storage"); err != nil {
@@ -161,10 +161,10 @@ func testUnderlayServices(t *testing.T, etcd *clientv3.Client) {
 		)
 	}
 	putTenant(t, etcd, is)
-	if _, err := s.CreateUnderlayService(ctx, "green", service("storage", "fd09::7", "2001:db8::9")); err != nil {
+	if _, err := s.CreateUnderlayService(ctx, "green", server("storage", "fd09::7", "2001:db8::9")); err != nil {
 		t.Fatal(err)
 	}
-	_, err := s.CreateUnderlayService(ctx, "green", service("more", "fd09::7", "2001:db8::9"))
+	_, err := s.CreateUnderlayService(ctx, "green", server("more", "fd09::7", "2001:db8::9"))
 	refused(t, err, store.Full, "256 underlay services")
 }
 
@@ -185,7 +185,7 @@ func testEarlierUnderlayServices(t *testing.T, etcd *clientv3.Client) {
 		is[0].Virtual != "fd09::7" || is[0].Real != "2001:db8::9" {
 		t.Errorf("got %v, want underlay service storage", is)
 	}
-	if _, err := s.CreateUnderlayService(ctx, "green", service("db", "fd09::8", "2001:db8::a")); err != nil {
+	if _, err := s.CreateUnderlayService(ctx, "green", server("db", "fd09::8", "2001:db8::a")); err != nil {
 		t.Fatal(err)
 	}
 	resp, err := etcd.Get(ctx, key)

@@ -181,7 +181,7 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 	// Services of a tenant and its CIDRs in other regions must not overlap, whichever exists first.
 	four := east("10.1.128.0/17", "10.6.0.0/16", "10.3.0.0/16", "fd12:9::/48")
 	nimitz(t, s, "t4", "fd12:3456::/48")
-	if _, err := s.CreateUnderlayService(ctx, "t4", service("storage", "fd12:9::7", "2001:db8::9")); err != nil {
+	if _, err := s.CreateUnderlayService(ctx, "t4", server("storage", "fd12:9::7", "2001:db8::9")); err != nil {
 		t.Fatal(err)
 	}
 	refused(
@@ -199,7 +199,7 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 	if err := imports(four, "t1", "t2", "t3", "t4"); err != nil {
 		t.Error(err)
 	}
-	_, err = s.CreateUnderlayService(ctx, "t4", service("storage", "fd09::7", "fd12:9::9"))
+	_, err = s.CreateUnderlayService(ctx, "t4", server("storage", "fd09::7", "fd12:9::9"))
 	refused(
 		t,
 		err,

@@ -154,7 +154,8 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 		end       uint64 // first number beyond the range
 	}{{keyPrefixMark, "node prefixes", c.Plan.Nodes()},
 		{keyTenantMark, "tenant ids", uint64(address.MaxTenantID) + 1},
-		{keyOffloadMark, "ids of offloads", tenant.MaxOffloadID + 1}} {
+		{keyOffloadMark, "ids of offloads", tenant.MaxOffloadID + 1},
+		{keyServicesMark, "numbers of tenants for services", address.MaxServicesNumber + 1}} {
 		if err := raise(records, m.key, skip, m.end); err != nil {
 			return fmt.Errorf(
 				"skipping %d of %d %s: %w; set --skip to the most that can have been allocated since the backup",
@@ -178,7 +179,21 @@ func skipAhead(records map[string]string, skip uint64, from int64) error {
 			}
 		}
 	}
-	return errors.Join(dropReservations(records), raisePublished(records, skip), raiseGateways(records, skip))
+	return errors.Join(dropReservations(records), raisePublished(records, skip), raiseGateways(records, skip),
+		raiseServices(records, skip))
+}
+
+// raiseServices skips addresses of each tenant's services. It is no error if a tenant then has none left.
+func raiseServices(records map[string]string, skip uint64) error {
+	for key := range records {
+		if !strings.HasPrefix(key, dirServiceMarks) {
+			continue
+		}
+		if err := raise(records, key, skip, maxServiceAddress+1); err != nil && !errors.Is(err, errNoneLeft) {
+			return err
+		}
+	}
+	return nil
 }
 
 // dropReservations drops the records of address keys that no container has: their lease is lost.

@@ -34,6 +34,12 @@
 //	regions/NAME             Region: the export of another region
 //	policies/TENANT/KIND/NAMESPACE/NAME
 //	                         Policy: the document, as JSON
+//	services/TENANT/NAMESPACE/NAME
+//	                         Service
+//	service-addresses/TENANT/ADDRESS
+//	                         name of the service with this address
+//	endpoints/TENANT/NAMESPACE/NAME/SLICE
+//	                         EndpointSlice: containers of a node, if SLICE is NODE.k, or fixed ones
 //	sessions/NODE            ids of the orchestrator process, the agent's machine and the stream; with a lease
 //	load/NODE                NodeLoad: what the node reported of its load; with a lease
 //	protected                prefixes that only egress rules for them or parts of them allow, as JSON
@@ -42,7 +48,8 @@
 //	                         deletions
 //	marks/…                  the lowest number never allocated: of prefixes, tenant ids, offloads, and in
 //	                         marks/published/NODE of publications at the node's gateway, and in marks/egress/NODE
-//	                         of its addresses as an egress gateway; the next number in
+//	                         of its addresses as an egress gateway; of tenants for services (marks/services), and
+//	                         in marks/service/TENANT of its services; the next number in
 //	                         a tenant's CIDR (marks/overlay/…), among its apps (marks/app/…), and
 //	                         for its next retirement round (marks/asked-app/…)
 package store
@@ -83,6 +90,11 @@ const (
 	keyEdge          = root + "edge"
 	dirRegions       = root + "regions/"
 	dirPolicies      = root + "policies/"
+	dirServices      = root + "services/"
+	dirEndpoints     = root + "endpoints/"
+	dirServiceClaims = root + "service-addresses/"
+	keyServicesMark  = root + "marks/services"
+	dirServiceMarks  = root + "marks/service/"
 	keyDeletions     = root + "deletions"
 	keyPrefixMark    = root + "marks/prefix"
 	keyTenantMark    = root + "marks/tenant"

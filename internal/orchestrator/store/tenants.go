@@ -189,9 +189,10 @@ func (t *txn) deleteTenant(name string) error {
 	t.deleteAll(dirAppIDs + name + "/")
 	t.delete(dirAppMarks + name)
 	t.delete(dirRoundMarks + name)
+	t.delete(dirServiceMarks + name)
 	for _, dir := range []string{
 		dirAppQuarantine, dirPolicies, dirMappings, dirAllocations, dirAddressKeys, dirQuarantine,
-		dirOverlayMarks,
+		dirOverlayMarks, dirServices, dirServiceClaims, dirEndpoints,
 	} {
 		t.deleteAll(dir + name + "/")
 	}

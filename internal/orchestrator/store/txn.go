@@ -242,26 +242,35 @@ func readingOf(kvs []*mvccpb.KeyValue) reading {
 
 // get returns the value of a key, "" if it does not exist. The commit fails if the key has changed since.
 func (t *txn) get(key string) (string, error) {
+	value, stored, err := t.peek(key)
+	if err == nil && stored {
+		t.compared[key] = true
+	}
+	return value, err
+}
+
+// peek is get of a key that may have changed at the commit. It returns whether the value is the store's, and not one
+// that this change or an earlier one of its batch writes.
+func (t *txn) peek(key string) (value string, stored bool, err error) {
 	if i, ok := t.index[key]; ok {
-		return string(t.writes[i].ValueBytes()), nil
+		return string(t.writes[i].ValueBytes()), false, nil
 	}
 	if t.group != nil {
 		if i, ok := t.group.index[key]; ok {
 			t.readsGroup = true
-			return string(t.group.writes[i].ValueBytes()), nil
+			return string(t.group.writes[i].ValueBytes()), false, nil
 		}
 	}
 	found, known := t.readings[key]
 	if !known {
 		resp, err := t.read(key)
 		if err != nil {
-			return "", err
+			return "", false, err
 		}
 		found = readingOf(resp.Kvs)
 		t.readings[key] = found
 	}
-	t.compared[key] = true
-	return found.value, nil
+	return found.value, true, nil
 }
 
 // load decodes the value of a key into m. It returns false if the key does not exist.

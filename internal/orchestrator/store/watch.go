@@ -43,6 +43,10 @@ type Event struct {
 	DeletedRegion  string
 	Policy         *pilasterv1.Policy
 	EndedPolicy    *pilasterv1.Policy // with tenant, kind, namespace and name only
+	Service        *pilasterv1.Service
+	EndedService   *pilasterv1.Service // with tenant, namespace and name only
+	Slice          *pilasterv1.EndpointSlice
+	EndedSlice     *pilasterv1.EndpointSlice // with tenant, service and name only
 	Load           *pilasterv1.NodeLoad
 	EndedLoad      string          // name of a node
 	OffloadAuto    *bool           // whether offloads start and end by the nodes' loads
@@ -278,6 +282,20 @@ var kinds = []kind{
 			return Event{EndedPolicy: p}, err
 		}
 		return Event{Policy: p}, err
+	}},
+	{dir: dirServices, event: func(_ string, kv *mvccpb.KeyValue, deleted bool) (Event, error) {
+		is, err := decodeService(string(kv.Key), kv.Value)
+		if deleted {
+			return Event{EndedService: is}, err
+		}
+		return Event{Service: is}, err
+	}},
+	{dir: dirEndpoints, event: func(_ string, kv *mvccpb.KeyValue, deleted bool) (Event, error) {
+		is, err := decodeSlice(string(kv.Key), kv.Value)
+		if deleted {
+			return Event{EndedSlice: is}, err
+		}
+		return Event{Slice: is}, err
 	}},
 	{dir: dirSessions, leased: true, event: func(name string, kv *mvccpb.KeyValue, _ bool) (Event, error) {
 		return Event{Session: &NodeSession{name, parseSession(string(kv.Value))}}, nil

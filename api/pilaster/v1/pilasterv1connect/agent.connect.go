@@ -70,6 +70,9 @@ const (
 	// AgentServiceLabelEndpointProcedure is the fully-qualified name of the AgentService's
 	// LabelEndpoint RPC.
 	AgentServiceLabelEndpointProcedure = "/pilaster.v1.AgentService/LabelEndpoint"
+	// AgentServiceSetEndpointProcedure is the fully-qualified name of the AgentService's SetEndpoint
+	// RPC.
+	AgentServiceSetEndpointProcedure = "/pilaster.v1.AgentService/SetEndpoint"
 	// AgentServiceExportSessionsProcedure is the fully-qualified name of the AgentService's
 	// ExportSessions RPC.
 	AgentServiceExportSessionsProcedure = "/pilaster.v1.AgentService/ExportSessions"
@@ -112,6 +115,8 @@ type AgentServiceClient interface {
 	// LabelEndpoint changes the labels of a running container. Its address stays; all nodes apply policies by the new
 	// labels.
 	LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error)
+	// SetEndpoint sets whether services send new connections to a running container.
+	SetEndpoint(context.Context, *connect.Request[v1.SetEndpointRequest]) (*connect.Response[v1.SetEndpointResponse], error)
 	// ExportSessions returns the sessions of an endpoint, which another node's agent can import when its container moves
 	// there.
 	ExportSessions(context.Context, *connect.Request[v1.ExportSessionsRequest]) (*connect.Response[v1.ExportSessionsResponse], error)
@@ -220,6 +225,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("LabelEndpoint")),
 			connect.WithClientOptions(opts...),
 		),
+		setEndpoint: connect.NewClient[v1.SetEndpointRequest, v1.SetEndpointResponse](
+			httpClient,
+			baseURL+AgentServiceSetEndpointProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("SetEndpoint")),
+			connect.WithClientOptions(opts...),
+		),
 		exportSessions: connect.NewClient[v1.ExportSessionsRequest, v1.ExportSessionsResponse](
 			httpClient,
 			baseURL+AgentServiceExportSessionsProcedure,
@@ -269,6 +280,7 @@ type agentServiceClient struct {
 	sendProbe         *connect.Client[v1.SendProbeRequest, v1.SendProbeResponse]
 	listRuleHits      *connect.Client[v1.ListRuleHitsRequest, v1.ListRuleHitsResponse]
 	labelEndpoint     *connect.Client[v1.LabelEndpointRequest, v1.LabelEndpointResponse]
+	setEndpoint       *connect.Client[v1.SetEndpointRequest, v1.SetEndpointResponse]
 	exportSessions    *connect.Client[v1.ExportSessionsRequest, v1.ExportSessionsResponse]
 	importSessions    *connect.Client[v1.ImportSessionsRequest, v1.ImportSessionsResponse]
 	findEgressAddress *connect.Client[v1.FindEgressAddressRequest, v1.FindEgressAddressResponse]
@@ -346,6 +358,11 @@ func (c *agentServiceClient) LabelEndpoint(ctx context.Context, req *connect.Req
 	return c.labelEndpoint.CallUnary(ctx, req)
 }
 
+// SetEndpoint calls pilaster.v1.AgentService.SetEndpoint.
+func (c *agentServiceClient) SetEndpoint(ctx context.Context, req *connect.Request[v1.SetEndpointRequest]) (*connect.Response[v1.SetEndpointResponse], error) {
+	return c.setEndpoint.CallUnary(ctx, req)
+}
+
 // ExportSessions calls pilaster.v1.AgentService.ExportSessions.
 func (c *agentServiceClient) ExportSessions(ctx context.Context, req *connect.Request[v1.ExportSessionsRequest]) (*connect.Response[v1.ExportSessionsResponse], error) {
 	return c.exportSessions.CallUnary(ctx, req)
@@ -397,6 +414,8 @@ type AgentServiceHandler interface {
 	// LabelEndpoint changes the labels of a running container. Its address stays; all nodes apply policies by the new
 	// labels.
 	LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error)
+	// SetEndpoint sets whether services send new connections to a running container.
+	SetEndpoint(context.Context, *connect.Request[v1.SetEndpointRequest]) (*connect.Response[v1.SetEndpointResponse], error)
 	// ExportSessions returns the sessions of an endpoint, which another node's agent can import when its container moves
 	// there.
 	ExportSessions(context.Context, *connect.Request[v1.ExportSessionsRequest]) (*connect.Response[v1.ExportSessionsResponse], error)
@@ -501,6 +520,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("LabelEndpoint")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceSetEndpointHandler := connect.NewUnaryHandler(
+		AgentServiceSetEndpointProcedure,
+		svc.SetEndpoint,
+		connect.WithSchema(agentServiceMethods.ByName("SetEndpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceExportSessionsHandler := connect.NewUnaryHandler(
 		AgentServiceExportSessionsProcedure,
 		svc.ExportSessions,
@@ -561,6 +586,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceListRuleHitsHandler.ServeHTTP(w, r)
 		case AgentServiceLabelEndpointProcedure:
 			agentServiceLabelEndpointHandler.ServeHTTP(w, r)
+		case AgentServiceSetEndpointProcedure:
+			agentServiceSetEndpointHandler.ServeHTTP(w, r)
 		case AgentServiceExportSessionsProcedure:
 			agentServiceExportSessionsHandler.ServeHTTP(w, r)
 		case AgentServiceImportSessionsProcedure:
@@ -634,6 +661,10 @@ func (UnimplementedAgentServiceHandler) ListRuleHits(context.Context, *connect.R
 
 func (UnimplementedAgentServiceHandler) LabelEndpoint(context.Context, *connect.Request[v1.LabelEndpointRequest]) (*connect.Response[v1.LabelEndpointResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.LabelEndpoint is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) SetEndpoint(context.Context, *connect.Request[v1.SetEndpointRequest]) (*connect.Response[v1.SetEndpointResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.AgentService.SetEndpoint is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) ExportSessions(context.Context, *connect.Request[v1.ExportSessionsRequest]) (*connect.Response[v1.ExportSessionsResponse], error) {

@@ -45,6 +45,9 @@ const (
 	NodeServiceResolveProcedure = "/pilaster.v1.NodeService/Resolve"
 	// NodeServiceReportLoadProcedure is the fully-qualified name of the NodeService's ReportLoad RPC.
 	NodeServiceReportLoadProcedure = "/pilaster.v1.NodeService/ReportLoad"
+	// NodeServicePutEndpointsProcedure is the fully-qualified name of the NodeService's PutEndpoints
+	// RPC.
+	NodeServicePutEndpointsProcedure = "/pilaster.v1.NodeService/PutEndpoints"
 	// NodeServiceFollowProcedure is the fully-qualified name of the NodeService's Follow RPC.
 	NodeServiceFollowProcedure = "/pilaster.v1.NodeService/Follow"
 	// NodeServiceAllocateProcedure is the fully-qualified name of the NodeService's Allocate RPC.
@@ -72,6 +75,21 @@ const (
 	// OperatorServiceMigrateTenantProcedure is the fully-qualified name of the OperatorService's
 	// MigrateTenant RPC.
 	OperatorServiceMigrateTenantProcedure = "/pilaster.v1.OperatorService/MigrateTenant"
+	// OperatorServiceCreateServiceProcedure is the fully-qualified name of the OperatorService's
+	// CreateService RPC.
+	OperatorServiceCreateServiceProcedure = "/pilaster.v1.OperatorService/CreateService"
+	// OperatorServiceApplyServicesProcedure is the fully-qualified name of the OperatorService's
+	// ApplyServices RPC.
+	OperatorServiceApplyServicesProcedure = "/pilaster.v1.OperatorService/ApplyServices"
+	// OperatorServiceListServicesProcedure is the fully-qualified name of the OperatorService's
+	// ListServices RPC.
+	OperatorServiceListServicesProcedure = "/pilaster.v1.OperatorService/ListServices"
+	// OperatorServiceGetServiceProcedure is the fully-qualified name of the OperatorService's
+	// GetService RPC.
+	OperatorServiceGetServiceProcedure = "/pilaster.v1.OperatorService/GetService"
+	// OperatorServiceDeleteServiceProcedure is the fully-qualified name of the OperatorService's
+	// DeleteService RPC.
+	OperatorServiceDeleteServiceProcedure = "/pilaster.v1.OperatorService/DeleteService"
 	// OperatorServiceCreateUnderlayServiceProcedure is the fully-qualified name of the
 	// OperatorService's CreateUnderlayService RPC.
 	OperatorServiceCreateUnderlayServiceProcedure = "/pilaster.v1.OperatorService/CreateUnderlayService"
@@ -175,6 +193,8 @@ type NodeServiceClient interface {
 	Resolve(context.Context, *connect.Request[v1.ResolveRequest]) (*connect.Response[v1.ResolveResponse], error)
 	// ReportLoad reports the node's packet load for offloads, and returns when the next report is due.
 	ReportLoad(context.Context, *connect.Request[v1.ReportLoadRequest]) (*connect.Response[v1.ReportLoadResponse], error)
+	// PutEndpoints replaces slices of endpoints of services that this node has written: all, or none.
+	PutEndpoints(context.Context, *connect.Request[v1.PutEndpointsRequest]) (*connect.Response[v1.PutEndpointsResponse], error)
 	// Follow streams the node's own record and the tenants that it hosts or needs for transit (Node.carries), nothing
 	// else.
 	Follow(context.Context) *connect.BidiStreamForClient[v1.FollowRequest, v1.FollowResponse]
@@ -231,6 +251,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("ReportLoad")),
 			connect.WithClientOptions(opts...),
 		),
+		putEndpoints: connect.NewClient[v1.PutEndpointsRequest, v1.PutEndpointsResponse](
+			httpClient,
+			baseURL+NodeServicePutEndpointsProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("PutEndpoints")),
+			connect.WithClientOptions(opts...),
+		),
 		follow: connect.NewClient[v1.FollowRequest, v1.FollowResponse](
 			httpClient,
 			baseURL+NodeServiceFollowProcedure,
@@ -265,6 +291,7 @@ type nodeServiceClient struct {
 	register     *connect.Client[v1.RegisterRequest, v1.RegisterResponse]
 	resolve      *connect.Client[v1.ResolveRequest, v1.ResolveResponse]
 	reportLoad   *connect.Client[v1.ReportLoadRequest, v1.ReportLoadResponse]
+	putEndpoints *connect.Client[v1.PutEndpointsRequest, v1.PutEndpointsResponse]
 	follow       *connect.Client[v1.FollowRequest, v1.FollowResponse]
 	allocate     *connect.Client[v1.AllocateRequest, v1.AllocateResponse]
 	free         *connect.Client[v1.FreeRequest, v1.FreeResponse]
@@ -294,6 +321,11 @@ func (c *nodeServiceClient) Resolve(ctx context.Context, req *connect.Request[v1
 // ReportLoad calls pilaster.v1.NodeService.ReportLoad.
 func (c *nodeServiceClient) ReportLoad(ctx context.Context, req *connect.Request[v1.ReportLoadRequest]) (*connect.Response[v1.ReportLoadResponse], error) {
 	return c.reportLoad.CallUnary(ctx, req)
+}
+
+// PutEndpoints calls pilaster.v1.NodeService.PutEndpoints.
+func (c *nodeServiceClient) PutEndpoints(ctx context.Context, req *connect.Request[v1.PutEndpointsRequest]) (*connect.Response[v1.PutEndpointsResponse], error) {
+	return c.putEndpoints.CallUnary(ctx, req)
 }
 
 // Follow calls pilaster.v1.NodeService.Follow.
@@ -328,6 +360,8 @@ type NodeServiceHandler interface {
 	Resolve(context.Context, *connect.Request[v1.ResolveRequest]) (*connect.Response[v1.ResolveResponse], error)
 	// ReportLoad reports the node's packet load for offloads, and returns when the next report is due.
 	ReportLoad(context.Context, *connect.Request[v1.ReportLoadRequest]) (*connect.Response[v1.ReportLoadResponse], error)
+	// PutEndpoints replaces slices of endpoints of services that this node has written: all, or none.
+	PutEndpoints(context.Context, *connect.Request[v1.PutEndpointsRequest]) (*connect.Response[v1.PutEndpointsResponse], error)
 	// Follow streams the node's own record and the tenants that it hosts or needs for transit (Node.carries), nothing
 	// else.
 	Follow(context.Context, *connect.BidiStream[v1.FollowRequest, v1.FollowResponse]) error
@@ -380,6 +414,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("ReportLoad")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServicePutEndpointsHandler := connect.NewUnaryHandler(
+		NodeServicePutEndpointsProcedure,
+		svc.PutEndpoints,
+		connect.WithSchema(nodeServiceMethods.ByName("PutEndpoints")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceFollowHandler := connect.NewBidiStreamHandler(
 		NodeServiceFollowProcedure,
 		svc.Follow,
@@ -416,6 +456,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceResolveHandler.ServeHTTP(w, r)
 		case NodeServiceReportLoadProcedure:
 			nodeServiceReportLoadHandler.ServeHTTP(w, r)
+		case NodeServicePutEndpointsProcedure:
+			nodeServicePutEndpointsHandler.ServeHTTP(w, r)
 		case NodeServiceFollowProcedure:
 			nodeServiceFollowHandler.ServeHTTP(w, r)
 		case NodeServiceAllocateProcedure:
@@ -453,6 +495,10 @@ func (UnimplementedNodeServiceHandler) ReportLoad(context.Context, *connect.Requ
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.NodeService.ReportLoad is not implemented"))
 }
 
+func (UnimplementedNodeServiceHandler) PutEndpoints(context.Context, *connect.Request[v1.PutEndpointsRequest]) (*connect.Response[v1.PutEndpointsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.NodeService.PutEndpoints is not implemented"))
+}
+
 func (UnimplementedNodeServiceHandler) Follow(context.Context, *connect.BidiStream[v1.FollowRequest, v1.FollowResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.NodeService.Follow is not implemented"))
 }
@@ -481,6 +527,13 @@ type OperatorServiceClient interface {
 	// containers get only those. With finish it removes the old addresses, after all nodes have completed the first step.
 	// Both steps may be repeated.
 	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
+	// CreateService creates a service of a tenant and allocates its address.
+	CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error)
+	// ApplyServices creates or changes services of a tenant with their fixed endpoints: all of them, or none.
+	ApplyServices(context.Context, *connect.Request[v1.ApplyServicesRequest]) (*connect.Response[v1.ApplyServicesResponse], error)
+	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
+	GetService(context.Context, *connect.Request[v1.GetServiceRequest]) (*connect.Response[v1.GetServiceResponse], error)
+	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
 	// CreateUnderlayService creates a virtual address at which containers of a nimitz tenant reach an address on the
 	// underlay.
 	CreateUnderlayService(context.Context, *connect.Request[v1.CreateUnderlayServiceRequest]) (*connect.Response[v1.CreateUnderlayServiceResponse], error)
@@ -576,6 +629,36 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			httpClient,
 			baseURL+OperatorServiceMigrateTenantProcedure,
 			connect.WithSchema(operatorServiceMethods.ByName("MigrateTenant")),
+			connect.WithClientOptions(opts...),
+		),
+		createService: connect.NewClient[v1.CreateServiceRequest, v1.CreateServiceResponse](
+			httpClient,
+			baseURL+OperatorServiceCreateServiceProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("CreateService")),
+			connect.WithClientOptions(opts...),
+		),
+		applyServices: connect.NewClient[v1.ApplyServicesRequest, v1.ApplyServicesResponse](
+			httpClient,
+			baseURL+OperatorServiceApplyServicesProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ApplyServices")),
+			connect.WithClientOptions(opts...),
+		),
+		listServices: connect.NewClient[v1.ListServicesRequest, v1.ListServicesResponse](
+			httpClient,
+			baseURL+OperatorServiceListServicesProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ListServices")),
+			connect.WithClientOptions(opts...),
+		),
+		getService: connect.NewClient[v1.GetServiceRequest, v1.GetServiceResponse](
+			httpClient,
+			baseURL+OperatorServiceGetServiceProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("GetService")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteService: connect.NewClient[v1.DeleteServiceRequest, v1.DeleteServiceResponse](
+			httpClient,
+			baseURL+OperatorServiceDeleteServiceProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("DeleteService")),
 			connect.WithClientOptions(opts...),
 		),
 		createUnderlayService: connect.NewClient[v1.CreateUnderlayServiceRequest, v1.CreateUnderlayServiceResponse](
@@ -769,6 +852,11 @@ type operatorServiceClient struct {
 	deleteTenant          *connect.Client[v1.DeleteTenantRequest, v1.DeleteTenantResponse]
 	rotateKey             *connect.Client[v1.RotateKeyRequest, v1.RotateKeyResponse]
 	migrateTenant         *connect.Client[v1.MigrateTenantRequest, v1.MigrateTenantResponse]
+	createService         *connect.Client[v1.CreateServiceRequest, v1.CreateServiceResponse]
+	applyServices         *connect.Client[v1.ApplyServicesRequest, v1.ApplyServicesResponse]
+	listServices          *connect.Client[v1.ListServicesRequest, v1.ListServicesResponse]
+	getService            *connect.Client[v1.GetServiceRequest, v1.GetServiceResponse]
+	deleteService         *connect.Client[v1.DeleteServiceRequest, v1.DeleteServiceResponse]
 	createUnderlayService *connect.Client[v1.CreateUnderlayServiceRequest, v1.CreateUnderlayServiceResponse]
 	listUnderlayServices  *connect.Client[v1.ListUnderlayServicesRequest, v1.ListUnderlayServicesResponse]
 	deleteUnderlayService *connect.Client[v1.DeleteUnderlayServiceRequest, v1.DeleteUnderlayServiceResponse]
@@ -829,6 +917,31 @@ func (c *operatorServiceClient) RotateKey(ctx context.Context, req *connect.Requ
 // MigrateTenant calls pilaster.v1.OperatorService.MigrateTenant.
 func (c *operatorServiceClient) MigrateTenant(ctx context.Context, req *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error) {
 	return c.migrateTenant.CallUnary(ctx, req)
+}
+
+// CreateService calls pilaster.v1.OperatorService.CreateService.
+func (c *operatorServiceClient) CreateService(ctx context.Context, req *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error) {
+	return c.createService.CallUnary(ctx, req)
+}
+
+// ApplyServices calls pilaster.v1.OperatorService.ApplyServices.
+func (c *operatorServiceClient) ApplyServices(ctx context.Context, req *connect.Request[v1.ApplyServicesRequest]) (*connect.Response[v1.ApplyServicesResponse], error) {
+	return c.applyServices.CallUnary(ctx, req)
+}
+
+// ListServices calls pilaster.v1.OperatorService.ListServices.
+func (c *operatorServiceClient) ListServices(ctx context.Context, req *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error) {
+	return c.listServices.CallUnary(ctx, req)
+}
+
+// GetService calls pilaster.v1.OperatorService.GetService.
+func (c *operatorServiceClient) GetService(ctx context.Context, req *connect.Request[v1.GetServiceRequest]) (*connect.Response[v1.GetServiceResponse], error) {
+	return c.getService.CallUnary(ctx, req)
+}
+
+// DeleteService calls pilaster.v1.OperatorService.DeleteService.
+func (c *operatorServiceClient) DeleteService(ctx context.Context, req *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error) {
+	return c.deleteService.CallUnary(ctx, req)
 }
 
 // CreateUnderlayService calls pilaster.v1.OperatorService.CreateUnderlayService.
@@ -993,6 +1106,13 @@ type OperatorServiceHandler interface {
 	// containers get only those. With finish it removes the old addresses, after all nodes have completed the first step.
 	// Both steps may be repeated.
 	MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error)
+	// CreateService creates a service of a tenant and allocates its address.
+	CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error)
+	// ApplyServices creates or changes services of a tenant with their fixed endpoints: all of them, or none.
+	ApplyServices(context.Context, *connect.Request[v1.ApplyServicesRequest]) (*connect.Response[v1.ApplyServicesResponse], error)
+	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
+	GetService(context.Context, *connect.Request[v1.GetServiceRequest]) (*connect.Response[v1.GetServiceResponse], error)
+	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
 	// CreateUnderlayService creates a virtual address at which containers of a nimitz tenant reach an address on the
 	// underlay.
 	CreateUnderlayService(context.Context, *connect.Request[v1.CreateUnderlayServiceRequest]) (*connect.Response[v1.CreateUnderlayServiceResponse], error)
@@ -1084,6 +1204,36 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		OperatorServiceMigrateTenantProcedure,
 		svc.MigrateTenant,
 		connect.WithSchema(operatorServiceMethods.ByName("MigrateTenant")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceCreateServiceHandler := connect.NewUnaryHandler(
+		OperatorServiceCreateServiceProcedure,
+		svc.CreateService,
+		connect.WithSchema(operatorServiceMethods.ByName("CreateService")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceApplyServicesHandler := connect.NewUnaryHandler(
+		OperatorServiceApplyServicesProcedure,
+		svc.ApplyServices,
+		connect.WithSchema(operatorServiceMethods.ByName("ApplyServices")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceListServicesHandler := connect.NewUnaryHandler(
+		OperatorServiceListServicesProcedure,
+		svc.ListServices,
+		connect.WithSchema(operatorServiceMethods.ByName("ListServices")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceGetServiceHandler := connect.NewUnaryHandler(
+		OperatorServiceGetServiceProcedure,
+		svc.GetService,
+		connect.WithSchema(operatorServiceMethods.ByName("GetService")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceDeleteServiceHandler := connect.NewUnaryHandler(
+		OperatorServiceDeleteServiceProcedure,
+		svc.DeleteService,
+		connect.WithSchema(operatorServiceMethods.ByName("DeleteService")),
 		connect.WithHandlerOptions(opts...),
 	)
 	operatorServiceCreateUnderlayServiceHandler := connect.NewUnaryHandler(
@@ -1280,6 +1430,16 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServiceRotateKeyHandler.ServeHTTP(w, r)
 		case OperatorServiceMigrateTenantProcedure:
 			operatorServiceMigrateTenantHandler.ServeHTTP(w, r)
+		case OperatorServiceCreateServiceProcedure:
+			operatorServiceCreateServiceHandler.ServeHTTP(w, r)
+		case OperatorServiceApplyServicesProcedure:
+			operatorServiceApplyServicesHandler.ServeHTTP(w, r)
+		case OperatorServiceListServicesProcedure:
+			operatorServiceListServicesHandler.ServeHTTP(w, r)
+		case OperatorServiceGetServiceProcedure:
+			operatorServiceGetServiceHandler.ServeHTTP(w, r)
+		case OperatorServiceDeleteServiceProcedure:
+			operatorServiceDeleteServiceHandler.ServeHTTP(w, r)
 		case OperatorServiceCreateUnderlayServiceProcedure:
 			operatorServiceCreateUnderlayServiceHandler.ServeHTTP(w, r)
 		case OperatorServiceListUnderlayServicesProcedure:
@@ -1371,6 +1531,26 @@ func (UnimplementedOperatorServiceHandler) RotateKey(context.Context, *connect.R
 
 func (UnimplementedOperatorServiceHandler) MigrateTenant(context.Context, *connect.Request[v1.MigrateTenantRequest]) (*connect.Response[v1.MigrateTenantResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.MigrateTenant is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) CreateService(context.Context, *connect.Request[v1.CreateServiceRequest]) (*connect.Response[v1.CreateServiceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.CreateService is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ApplyServices(context.Context, *connect.Request[v1.ApplyServicesRequest]) (*connect.Response[v1.ApplyServicesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ApplyServices is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ListServices is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) GetService(context.Context, *connect.Request[v1.GetServiceRequest]) (*connect.Response[v1.GetServiceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.GetService is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.DeleteService is not implemented"))
 }
 
 func (UnimplementedOperatorServiceHandler) CreateUnderlayService(context.Context, *connect.Request[v1.CreateUnderlayServiceRequest]) (*connect.Response[v1.CreateUnderlayServiceResponse], error) {

@@ -42,11 +42,19 @@ const (
 	objectMapPilOverdicts        = "pil_overdicts"
 	objectMapPilPolScratch       = "pil_pol_scratch"
 	objectMapPilPortsV1          = "pil_ports_v1"
+	objectMapPilServicesV1       = "pil_services_v1"
 	objectMapPilSessionCountsV1  = "pil_session_counts_v1"
 	objectMapPilSessionTenantsV1 = "pil_session_tenants_v1"
 	objectMapPilSessionUsersV1   = "pil_session_users_v1"
 	objectMapPilSessionsV1       = "pil_sessions_v1"
 	objectMapPilSourcesV2        = "pil_sources_v2"
+	objectMapPilSvcV1            = "pil_svc_v1"
+	objectMapPilSvcbacksV1       = "pil_svcbacks_v1"
+	objectMapPilSvcclientsV1     = "pil_svcclients_v1"
+	objectMapPilSvcfrontsV1      = "pil_svcfronts_v1"
+	objectMapPilSvcpairsV1       = "pil_svcpairs_v1"
+	objectMapPilSvcpeersV1       = "pil_svcpeers_v1"
+	objectMapPilSvcsetsV1        = "pil_svcsets_v1"
 	objectMapPilTenantsV2        = "pil_tenants_v2"
 	objectMapPilTrace            = "pil_trace"
 	objectMapPilTraceFrom        = "pil_trace_from"
@@ -84,6 +92,8 @@ const (
 	objectVarPacketMark          = "packet_mark"
 	objectVarPrivateMask         = "private_mask"
 	objectVarPrivatePrefix       = "private_prefix"
+	objectVarServiceMask         = "service_mask"
+	objectVarServicePrefix       = "service_prefix"
 	objectVarSessionBuckets      = "session_buckets"
 	objectVarSessionSeed         = "session_seed"
 	objectVarTunnelBits          = "tunnel_bits"
@@ -177,11 +187,19 @@ type objectMapSpecs struct {
 	PilOverdicts        *ebpf.MapSpec `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.MapSpec `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.MapSpec `ebpf:"pil_ports_v1"`
+	PilServicesV1       *ebpf.MapSpec `ebpf:"pil_services_v1"`
 	PilSessionCountsV1  *ebpf.MapSpec `ebpf:"pil_session_counts_v1"`
 	PilSessionTenantsV1 *ebpf.MapSpec `ebpf:"pil_session_tenants_v1"`
 	PilSessionUsersV1   *ebpf.MapSpec `ebpf:"pil_session_users_v1"`
 	PilSessionsV1       *ebpf.MapSpec `ebpf:"pil_sessions_v1"`
 	PilSourcesV2        *ebpf.MapSpec `ebpf:"pil_sources_v2"`
+	PilSvcV1            *ebpf.MapSpec `ebpf:"pil_svc_v1"`
+	PilSvcbacksV1       *ebpf.MapSpec `ebpf:"pil_svcbacks_v1"`
+	PilSvcclientsV1     *ebpf.MapSpec `ebpf:"pil_svcclients_v1"`
+	PilSvcfrontsV1      *ebpf.MapSpec `ebpf:"pil_svcfronts_v1"`
+	PilSvcpairsV1       *ebpf.MapSpec `ebpf:"pil_svcpairs_v1"`
+	PilSvcpeersV1       *ebpf.MapSpec `ebpf:"pil_svcpeers_v1"`
+	PilSvcsetsV1        *ebpf.MapSpec `ebpf:"pil_svcsets_v1"`
 	PilTenantsV2        *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
 	PilTrace            *ebpf.MapSpec `ebpf:"pil_trace"`
 	PilTraceFrom        *ebpf.MapSpec `ebpf:"pil_trace_from"`
@@ -223,6 +241,8 @@ type objectVariableSpecs struct {
 	PacketMark        *ebpf.VariableSpec `ebpf:"packet_mark"`
 	PrivateMask       *ebpf.VariableSpec `ebpf:"private_mask"`
 	PrivatePrefix     *ebpf.VariableSpec `ebpf:"private_prefix"`
+	ServiceMask       *ebpf.VariableSpec `ebpf:"service_mask"`
+	ServicePrefix     *ebpf.VariableSpec `ebpf:"service_prefix"`
 	SessionBuckets    *ebpf.VariableSpec `ebpf:"session_buckets"`
 	SessionSeed       *ebpf.VariableSpec `ebpf:"session_seed"`
 	TunnelBits        *ebpf.VariableSpec `ebpf:"tunnel_bits"`
@@ -286,11 +306,19 @@ type objectMaps struct {
 	PilOverdicts        *ebpf.Map `ebpf:"pil_overdicts"`
 	PilPolScratch       *ebpf.Map `ebpf:"pil_pol_scratch"`
 	PilPortsV1          *ebpf.Map `ebpf:"pil_ports_v1"`
+	PilServicesV1       *ebpf.Map `ebpf:"pil_services_v1"`
 	PilSessionCountsV1  *ebpf.Map `ebpf:"pil_session_counts_v1"`
 	PilSessionTenantsV1 *ebpf.Map `ebpf:"pil_session_tenants_v1"`
 	PilSessionUsersV1   *ebpf.Map `ebpf:"pil_session_users_v1"`
 	PilSessionsV1       *ebpf.Map `ebpf:"pil_sessions_v1"`
 	PilSourcesV2        *ebpf.Map `ebpf:"pil_sources_v2"`
+	PilSvcV1            *ebpf.Map `ebpf:"pil_svc_v1"`
+	PilSvcbacksV1       *ebpf.Map `ebpf:"pil_svcbacks_v1"`
+	PilSvcclientsV1     *ebpf.Map `ebpf:"pil_svcclients_v1"`
+	PilSvcfrontsV1      *ebpf.Map `ebpf:"pil_svcfronts_v1"`
+	PilSvcpairsV1       *ebpf.Map `ebpf:"pil_svcpairs_v1"`
+	PilSvcpeersV1       *ebpf.Map `ebpf:"pil_svcpeers_v1"`
+	PilSvcsetsV1        *ebpf.Map `ebpf:"pil_svcsets_v1"`
 	PilTenantsV2        *ebpf.Map `ebpf:"pil_tenants_v2"`
 	PilTrace            *ebpf.Map `ebpf:"pil_trace"`
 	PilTraceFrom        *ebpf.Map `ebpf:"pil_trace_from"`
@@ -336,11 +364,19 @@ func (m *objectMaps) Close() error {
 		m.PilOverdicts,
 		m.PilPolScratch,
 		m.PilPortsV1,
+		m.PilServicesV1,
 		m.PilSessionCountsV1,
 		m.PilSessionTenantsV1,
 		m.PilSessionUsersV1,
 		m.PilSessionsV1,
 		m.PilSourcesV2,
+		m.PilSvcV1,
+		m.PilSvcbacksV1,
+		m.PilSvcclientsV1,
+		m.PilSvcfrontsV1,
+		m.PilSvcpairsV1,
+		m.PilSvcpeersV1,
+		m.PilSvcsetsV1,
 		m.PilTenantsV2,
 		m.PilTrace,
 		m.PilTraceFrom,
@@ -383,6 +419,8 @@ type objectVariables struct {
 	PacketMark        *ebpf.Variable `ebpf:"packet_mark"`
 	PrivateMask       *ebpf.Variable `ebpf:"private_mask"`
 	PrivatePrefix     *ebpf.Variable `ebpf:"private_prefix"`
+	ServiceMask       *ebpf.Variable `ebpf:"service_mask"`
+	ServicePrefix     *ebpf.Variable `ebpf:"service_prefix"`
 	SessionBuckets    *ebpf.Variable `ebpf:"session_buckets"`
 	SessionSeed       *ebpf.Variable `ebpf:"session_seed"`
 	TunnelBits        *ebpf.Variable `ebpf:"tunnel_bits"`

@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Packets of containers to services, and answers to them. container.h and forward.h tail-call these programs, so
+ * packets between containers pay nothing. All of it happens on the client's node: what leaves it is a packet to the
+ * backend. */
+#pragma once
+#include "hooks/container.h"
+#include "net/netpila/service_sock.h"
+#include "net/netpila/tcp_reset.h"
+
+/* read_service_flow reads the flow of a packet of a client; with answer, that of a packet to a client. It returns 0 or
+ * a reason. Of a later fragment the ports are 0. */
+static __always_inline int read_service_flow(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key,
+					     bool answer, struct svc_flow *f)
+{
+	__be16 ports[2] = {};
+
+	__builtin_memset(f, 0, sizeof(*f));
+	f->client = answer ? key->dst : key->src;
+	f->peer = answer ? key->src : key->dst;
+	f->proto = p->proto;
+	f->dir = answer ? RX : TX;
+	if (!p->l4)
+		return 0;
+	if (bpf_skb_load_bytes(skb, p->l4, ports, sizeof(ports)))
+		return REASON_MALFORMED;
+	f->client_port = answer ? ports[1] : ports[0];
+	f->peer_port = answer ? ports[0] : ports[1];
+	if (p->proto == NEXTHDR_TCP)
+		bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &f->flags, sizeof(f->flags));
+	return 0;
+}
+
+static __always_inline void set_end(struct svc_end *e, const struct addr *address, __be16 port)
+{
+	e->address = *address;
+	e->port = port;
+}
+
+/* write_end replaces an end of a packet: its source, or its destination. It returns 0 or a reason. */
+static __noinline int write_end(struct __sk_buff *skb, const struct packet *p, bool source, const struct svc_end *was,
+				const struct svc_end *is)
+{
+	struct nat_key old = {};
+	struct nat_entry new = {};
+	struct addr a;
+
+	if (!p->l4) {
+		a = is->address;
+		return bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src) + (source ? 0 : sizeof(a)), &a, sizeof(a),
+					   BPF_F_RECOMPUTE_CSUM)
+			       ? REASON_MALFORMED
+			       : 0;
+	}
+	old.local = was->address;
+	old.local_port = was->port;
+	new.address = is->address;
+	new.port = is->port;
+	return nat_write(skb, p, !source, &old, &new);
+}
+
+/* usable_backend returns a backend of the service of a packet; NULL if it is gone. A new connection does not go to one
+ * that drains. */
+static __always_inline struct svc_backend *usable_backend(const struct svc_work *w, __u32 number)
+{
+	struct svc_backend *b = svc_backend_of(number);
+
+	if (b && b->frontend != w->service.frontend)
+		return NULL;
+	return b && b->draining && opens_connection(&w->flow) ? NULL : b;
+}
+
+/* end_session closes the session of a TCP connection, so that its port is free for a new one. */
+static __noinline void end_session(struct svc_work *w)
+{
+	w->translated = w->flow;
+	w->translated.flags = TCP_RST;
+	svc_session(&w->translated, 0, 0);
+}
+
+/* fragment_backend finds the backend of a later fragment, which the first one has chosen. It returns 0 or the reason.
+ */
+static __always_inline int fragment_backend(struct svc_work *w, const struct packet *p)
+{
+	struct svc_backend *b = svc_backend_of(svc_fragment(&w->flow, p->fragment, 0));
+	struct svc_frontend *front = b ? bpf_map_lookup_elem(&pil_svcfronts_v1, &b->frontend) : NULL;
+
+	if (!front || !same_addr(&front->key.address, &w->flow.peer))
+		return REASON_FRAGMENT_UNKNOWN;
+	w->backend = *b;
+	return 0;
+}
+
+/* service_backend finds the backend of a packet to a service: that of its session, or for a new one a random one. It
+ * returns 0 or the reason. */
+static __noinline int service_backend(struct svc_work *w, const struct packet *p)
+{
+	struct svc_backend *b;
+	__u32 candidate;
+	__u64 nat;
+
+	if (!p->l4)
+		return fragment_backend(w, p);
+	__builtin_memset(&w->service_key, 0, sizeof(w->service_key));
+	w->service_key.address = w->flow.peer;
+	w->service_key.port = w->flow.peer_port;
+	w->service_key.proto = w->flow.proto;
+	candidate = svc_choose(&w->service_key, &w->flow.client, &w->service);
+	/* Without a candidate, a packet makes and changes no session unless its backend still takes it. */
+	nat = candidate ? svc_session(&w->flow, candidate, 0) : svc_peek(&w->flow);
+	if (candidate && svc_refusal(nat))
+		return svc_refusal(nat);
+	b = usable_backend(w, nat);
+	if (!candidate && b)
+		svc_session(&w->flow, nat, 0);
+	if (nat && !b) {
+		__u32 gone = w->flow.proto == NEXTHDR_TCP ? 0 : nat;
+
+		if (!gone)
+			end_session(w);
+		if (!gone && !opens_connection(&w->flow))
+			candidate = 0;
+		nat = candidate ? svc_session(&w->flow, candidate, gone) : 0;
+		b = usable_backend(w, nat);
+	}
+	if (!b) {
+		svc_count(w->service.frontend, true);
+		return w->service.frontend ? REASON_NO_BACKEND : REASON_NO_SERVICE;
+	}
+	w->backend = *b;
+	if (nat & SVC_NEW) {
+		svc_count(b->frontend, false);
+		if (w->service.affinity)
+			svc_keep_affinity(&w->service, &w->flow.client, nat);
+	}
+	svc_cache();
+	if (p->parts & HAS_FRAGMENT)
+		svc_fragment(&w->flow, p->fragment, nat);
+	return 0;
+}
+
+/* keep_answers makes or updates the session by which the answers of a backend are recognised. It returns 0 or a reason.
+ */
+static __noinline int keep_answers(struct svc_work *w, const struct addr *peer)
+{
+	__u32 number;
+	__u64 nat;
+
+	w->translated = w->flow;
+	w->translated.peer = *peer;
+	keep_service_pair(&w->flow.client, peer);
+	w->translated.peer_port = w->backend.port;
+	nat = svc_session(&w->translated, w->backend.frontend, 0);
+	if (svc_refusal(nat) || (__u32)nat == w->backend.frontend)
+		return svc_refusal(nat);
+	/* The session is of another service with the same backend, which may be gone. */
+	if (w->flow.proto == NEXTHDR_TCP) {
+		number = nat;
+		if (bpf_map_lookup_elem(&pil_svcfronts_v1, &number) || !opens_connection(&w->flow))
+			return REASON_NO_BACKEND; /* the client uses this port for both: answers would be ambiguous
+						   */
+		w->translated.flags = TCP_RST;
+		svc_session(&w->translated, 0, 0);
+		w->translated.flags = w->flow.flags;
+		nat = 0;
+	}
+	return svc_refusal(svc_session(&w->translated, w->backend.frontend, nat));
+}
+
+/* to_itself delivers a packet of a container to the container itself. */
+static __always_inline int to_itself(struct __sk_buff *skb, __u32 device)
+{
+	struct eth_ip6 *h = eth_ip6_of(skb);
+
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	mac_of(device, h->eth.h_dest);
+	__builtin_memcpy(h->eth.h_source, gateway_mac, ETH_ALEN);
+	bpf_skb_change_type(skb, PACKET_HOST);
+	skb->mark = 0;
+	skb->tstamp = 0;
+	return to_container(skb, device, on_way_in(skb, device), false);
+}
+
+/* hairpin translates a packet to a container that is its own backend. The source becomes an alias, so that the answer
+ * comes back here. */
+static __noinline int hairpin(struct __sk_buff *skb, const struct packet *p, struct svc_work *w)
+{
+	struct svc_flow *f = &w->flow;
+	int why;
+
+	set_end(&w->client, &f->client, f->client_port);
+	set_end(&w->front, &f->peer, f->peer_port);
+	set_end(&w->back, &w->backend.seen, w->backend.port);
+	set_end(&w->alias, &f->peer, f->client_port);
+	w->alias.address.lo = 0;
+	why = p->l4 ? keep_answers(w, &w->alias.address) : 0;
+	if (!why)
+		why = write_end(skb, p, false, &w->front, &w->back);
+	return why ? why : write_end(skb, p, true, &w->client, &w->alias);
+}
+
+/* hairpin_answer turns a container's answer to its alias into one of the service. */
+static __noinline int hairpin_answer(struct __sk_buff *skb, const struct packet *p, struct svc_work *w)
+{
+	struct svc_flow *f = &w->flow, *t = &w->translated;
+	struct svc_frontend *front;
+	__u32 number;
+	int why;
+
+	/* The container is both ends: its answer comes from the port of the backend and goes to that of the client. */
+	*t = *f;
+	t->client_port = f->peer_port;
+	t->peer_port = f->client_port;
+	t->dir = RX;
+	number = p->l4 ? svc_session(t, 0, 0) : svc_fragment(t, p->fragment, 0);
+	front = bpf_map_lookup_elem(&pil_svcfronts_v1, &number);
+	if (!front)
+		return REASON_NO_SESSION;
+	if (p->l4 && p->parts & HAS_FRAGMENT)
+		svc_fragment(t, p->fragment, number);
+	set_end(&w->back, &f->client, f->client_port);
+	set_end(&w->alias, &f->peer, f->peer_port);
+	set_end(&w->client, &f->client, f->peer_port);
+	set_end(&w->front, &front->key.address, front->key.port);
+	t->peer = w->front.address;
+	t->peer_port = w->front.port;
+	if (p->l4)
+		svc_session(t, 0, 0);
+	why = write_end(skb, p, true, &w->back, &w->front);
+	return why ? why : write_end(skb, p, false, &w->alias, &w->client);
+}
+
+/* service_refuse drops a packet to a service and sends the client an error about it. */
+static __always_inline int service_refuse(struct __sk_buff *skb, const struct packet *p, struct svc_work *w,
+					  const struct addr *plain, int why)
+{
+	struct flow *f = &w->refused;
+
+	if (!p->l4 || (why != REASON_NO_BACKEND && why != REASON_NO_SERVICE))
+		return drop(skb, why, HOOK_CONTAINER);
+	if (w->flow.proto == NEXTHDR_TCP)
+		return tcp_reset(skb, p, w->key.device, why);
+	f->key = w->key;
+	f->src = *plain;
+	return icmp_error_send(skb, p, f, why);
+}
+
+/* service_route fills the slot of a flow to a backend as from_container_slow does. It returns 0 or a reason. */
+static __noinline int service_route(struct __sk_buff *skb, const struct packet *p, struct svc_work *w, struct flow *f)
+{
+	struct miss m;
+	int why;
+
+	why = identify(&w->key, &m);
+	if (why)
+		return why;
+	begin_flow(f, &w->key, &m, &w->backend.plain);
+	return w->backend.plain.hi == own_node ? route_here(f, &m) : route_away(skb, p, f, &m, &w->next_hop);
+}
+
+/* service_slow translates a packet that the cache of verdicts does not have. It returns 0 or a reason. To the container
+ * itself, it sets itself. */
+static __noinline int service_slow(struct __sk_buff *skb, const struct packet *p, struct svc_work *w, struct miss *m,
+				   bool *itself)
+{
+	int why;
+
+	w->flow.endpoint = m->from->endpoint;
+	w->flow.tenant = m->from->tenant_id;
+	if (!m->own->services || services_number(&w->flow.peer) != m->own->services)
+		return REASON_NO_SERVICE;
+	if (is_hairpin_alias(&w->flow.peer)) {
+		*itself = true;
+		return hairpin_answer(skb, p, w);
+	}
+	why = service_backend(w, p);
+	if (why)
+		return why;
+	if (same_addr(&w->backend.seen, &w->flow.client)) {
+		*itself = true;
+		return hairpin(skb, p, w);
+	}
+	return p->l4 ? keep_answers(w, &w->backend.seen) : 0;
+}
+
+/* service_forward sends a packet to the backend in w, by the flow of packets that the client sends to it itself. */
+static __always_inline int service_forward(struct __sk_buff *skb, const struct packet *p, struct svc_work *w)
+{
+	enum flow_egress egress = EGRESS_LOCAL;
+	struct addr *hop = NULL;
+	struct eth_ip6 *h;
+	struct flow *f;
+	int why;
+
+	set_end(&w->front, &w->flow.peer, w->flow.peer_port);
+	set_end(&w->back, &w->backend.seen, w->backend.port);
+	w->key.dst = w->backend.seen;
+	f = flow_slot(&w->key);
+	if (!f)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	if (flow_matches(f, &w->key) && (f->egress == EGRESS_LOCAL || f->expires > bpf_jiffies64())) {
+		if (f->egress != EGRESS_LOCAL)
+			egress = EGRESS_UPLINK;
+	} else {
+		why = service_route(skb, p, w, f);
+		if (why && why != REASON_TOO_BIG)
+			return drop(skb, why, HOOK_CONTAINER);
+		if (why || f->egress != EGRESS_LOCAL)
+			egress = EGRESS_NEIGHBOUR;
+		if (!why && f->egress == EGRESS_UPLINK)
+			hop = &w->next_hop;
+	}
+	h = eth_ip6_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	/* An error quotes the packet as the client has sent it. */
+	if (leaves_node(egress) && h->hop_limit <= 1)
+		return icmp_error_send(skb, p, f, REASON_HOP_LIMIT);
+	if (leaves_node(egress) && skb->len - ETH_HLEN > f->mtu && wire_length(skb, p) > f->mtu)
+		return icmp_error_send(skb, p, f, REASON_TOO_BIG);
+	why = write_end(skb, p, false, &w->front, &w->back);
+	h = eth_ip6_of(skb);
+	if (why || !h)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	asm volatile("" : "+r"(hop)); /* the verifier must see the check on the pointer, not on what it follows from */
+	return forward(skb, h, p, f, egress, hop, HOOK_CONTAINER);
+}
+
+/* service_out translates a container's packet to a service, and sends it as one to the backend. */
+static __always_inline int service_out(struct __sk_buff *skb)
+{
+	struct svc_work *w = svc_work();
+	struct svc_backend *b = NULL;
+	struct packet p = {};
+	bool itself = false;
+	struct miss m = {};
+	int why;
+
+	if (!w)
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+	w->key.generation = generation();
+	w->key.device = device_of(skb);
+	w->key.zero = 0;
+	why = read_from_container(skb, &w->key, &p);
+	if (!why && p.proto != NEXTHDR_TCP && p.proto != NEXTHDR_UDP)
+		why = REASON_SERVICE_PROTOCOL;
+	if (!why)
+		why = read_service_flow(skb, &p, &w->key, false, &w->flow);
+	if (why)
+		return drop(skb, why, HOOK_CONTAINER);
+	if (p.l4 && !(p.parts & HAS_FRAGMENT))
+		b = svc_backend_of(svc_cached(&w->flow));
+	if (b && !same_addr(&b->seen, &w->flow.client)) {
+		w->backend = *b;
+		return service_forward(skb, &p, w);
+	}
+	why = identify(&w->key, &m);
+	if (why)
+		return drop(skb, why, HOOK_CONTAINER);
+	why = service_slow(skb, &p, w, &m, &itself);
+	if (why)
+		return service_refuse(skb, &p, w, &m.from->plain, why);
+	return itself ? to_itself(skb, w->key.device) : service_forward(skb, &p, w);
+}
+
+/* service_of_answer finds the service that a packet to a client is an answer of. It returns false if it is of none. */
+static __noinline bool service_of_answer(struct svc_work *w, const struct packet *p)
+{
+	struct svc_flow *t = &w->translated;
+	struct svc_frontend *front;
+	__u32 number = 0;
+	bool known;
+
+	if (!p->l4)
+		number = svc_fragment(&w->flow, p->fragment, 0);
+	else if (!(p->parts & HAS_FRAGMENT))
+		number = svc_cached(&w->flow);
+	front = bpf_map_lookup_elem(&pil_svcfronts_v1, &number);
+	known = front || !p->l4;
+	if (!known) {
+		number = svc_session(&w->flow, 0, 0);
+		front = bpf_map_lookup_elem(&pil_svcfronts_v1, &number);
+	}
+	if (!front)
+		return false;
+	set_end(&w->front, &front->key.address, front->key.port);
+	if (known)
+		return true;
+	svc_cache();
+	keep_service_pair(&w->flow.client, &w->flow.peer);
+	/* The session of the service sees that the backend has answered. */
+	*t = w->flow;
+	t->peer = w->front.address;
+	t->peer_port = w->front.port;
+	svc_session(t, 0, 0);
+	if (p->parts & HAS_FRAGMENT)
+		svc_fragment(&w->flow, p->fragment, number);
+	return true;
+}
+
+/* service_quote makes an ICMPv6 error about a packet to a backend one about a packet to the service, so that the
+ * client's socket gets it. It returns 0 or a reason. */
+static __noinline int service_quote(struct __sk_buff *skb, const struct packet *p, struct svc_work *w)
+{
+	struct packet q = {.l4 = p->l4 + ICMPV6_HLEN + IPV6_HLEN, .end = p->end};
+	__u32 to = p->l4 + QUOTED_ADDRESSES + sizeof(struct addr), difference, number;
+	struct svc_flow *f = &w->flow;
+	struct svc_frontend *front;
+	__be16 ports[2] = {};
+
+	if (bpf_skb_load_bytes(skb, p->l4 + ICMPV6_HLEN + 6, &q.proto, sizeof(q.proto)) || find_transport(skb, &q) ||
+	    !q.l4 || (q.proto != NEXTHDR_TCP && q.proto != NEXTHDR_UDP) || q.l4 + sizeof(ports) > q.end ||
+	    bpf_skb_load_bytes(skb, q.l4, ports, sizeof(ports)) ||
+	    bpf_skb_load_bytes(skb, to, &f->peer, sizeof(f->peer)))
+		return 0;
+	f->client = w->key.dst;
+	f->proto = q.proto;
+	f->client_port = ports[0];
+	f->peer_port = ports[1];
+	number = svc_peek(f);
+	front = bpf_map_lookup_elem(&pil_svcfronts_v1, &number);
+	if (!front)
+		return 0;
+	set_end(&w->front, &front->key.address, front->key.port);
+	difference = csum_diff_addr(&f->peer, &w->front.address);
+	if (same_addr(&w->key.src, &f->peer)) {
+		if (fix_checksum(skb, p, difference) ||
+		    bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), &w->front.address, sizeof(struct addr), 0))
+			return REASON_MALFORMED;
+	}
+	if (bpf_skb_store_bytes(skb, to, &w->front.address, sizeof(struct addr), 0) ||
+	    bpf_skb_store_bytes(skb, q.l4 + 2, &w->front.port, sizeof(w->front.port), 0))
+		return REASON_MALFORMED;
+	return translate_quoted_checksum(skb, p, csum_add(difference, csum_add((__u16)~ports[1], w->front.port)));
+}
+
+/* service_in gives an answer of a backend the source of the service, and delivers it. A packet of no service stays as
+ * it is. Policy has accepted it; addresses and MACs are those that the client sees. */
+static __always_inline int service_in(struct __sk_buff *skb)
+{
+	bool from_uplink = skb->ifindex == skb->ingress_ifindex && is_uplink(skb->ifindex);
+	enum hook hook = from_uplink ? HOOK_UPLINK_IN : HOOK_CONTAINER;
+	struct svc_work *w = svc_work();
+	bool is_service, translated;
+	struct packet p = {};
+	struct eth_ip6 *h;
+	struct ep_src *to;
+	__u32 device;
+	int why;
+
+	h = eth_ip6_of(skb);
+	if (!h || !w)
+		return drop(skb, REASON_MALFORMED, hook);
+	device = from_uplink ? skb->ifindex : device_of(skb);
+	w->key.src = *src_of(h);
+	w->key.dst = *dst_of(h);
+	why = parse(skb, h, &p);
+	is_service = p.proto == NEXTHDR_TCP || p.proto == NEXTHDR_UDP;
+	if (!why && is_service)
+		why = read_service_flow(skb, &p, &w->key, true, &w->flow);
+	if (why)
+		return drop(skb, why, hook);
+	to = bpf_map_lookup_elem(&pil_sources_v2, &w->key.dst);
+	if (!to)
+		return drop(skb, REASON_NO_ENDPOINT, hook);
+	w->flow.endpoint = to->endpoint;
+	w->flow.tenant = to->tenant_id;
+	translated = is_service && service_of_answer(w, &p);
+	if (translated) {
+		set_end(&w->back, &w->key.src, w->flow.peer_port);
+		why = write_end(skb, &p, true, &w->back, &w->front);
+	} else if (is_error(&p)) {
+		why = service_quote(skb, &p, w);
+	}
+	if (why)
+		return drop(skb, why, hook);
+	skb->mark = 0;
+	skb->tstamp = 0;
+	return to_container(skb, to->ifindex, on_way_in(skb, device), from_uplink);
+}

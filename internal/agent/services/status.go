@@ -1,0 +1,88 @@
+package services
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/humanize"
+	"pilaster.io/pilaster/internal/service"
+)
+
+// Status is the state of services on this node.
+type Status struct {
+	Services  int // of hosted tenants
+	Endpoints int // of them, on all nodes
+	Own       int // of these, on this node
+	Counts    []Count
+	Problems  []string
+}
+
+// Count is what clients on this node have done with a port of a service.
+type Count struct {
+	Tenant  string
+	Service service.Name
+	dpapi.FrontendKey
+	dpapi.ServiceCounts
+}
+
+// Status returns the state of services, with counts if wanted.
+func (m *Manager) Status(counts bool) (s Status) {
+	var counted map[dpapi.FrontendKey]dpapi.ServiceCounts
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, t := range m.tenants {
+		s.Services += len(t.services)
+	}
+	if counts && s.Services > 0 {
+		var err error
+		if counted, err = m.config.Driver.ServiceCounts(); err != nil {
+			s.Problems = append(s.Problems, "reading the counters of services failed: "+err.Error())
+		}
+	}
+	for name, t := range m.tenants {
+		for of := range t.services {
+			for _, slice := range t.slicesOf(of, m.config.Node) {
+				s.Endpoints += len(slice.Endpoints)
+			}
+		}
+		for _, slice := range t.own {
+			s.Own += len(slice.Endpoints)
+		}
+		for of, frontends := range t.written {
+			for key := range frontends {
+				if n, ok := counted[key]; ok {
+					s.Counts = append(s.Counts, Count{name, of, key, n})
+				}
+			}
+		}
+		s.Problems = append(s.Problems, t.problems(name)...)
+	}
+	slices.Sort(s.Problems)
+	slices.SortFunc(s.Counts, func(a, b Count) int {
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Service.String(), b.Service.String()),
+			a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	return s
+}
+
+// problems describes what is not in the packet path, or not known to the orchestrator, of a tenant's services.
+func (t *tenantServices) problems(name string) (all []string) {
+	if t.err != nil {
+		all = append(all, fmt.Sprintf("services of tenant %s are not in the packet path as they should be: %v\n  some "+
+			"have their former endpoints, or none; delete services, or move containers of tenants with services to "+
+			"other nodes; retrying", name, t.err))
+	}
+	for of, n := range t.unknown {
+		all = append(all, fmt.Sprintf("service %s of tenant %s: %s under tenant ids that this node does not have get "+
+			"no connections from here", of, name, humanize.Of(n, "endpoint", "endpoints")))
+	}
+	for of, a := range t.reported {
+		if a.err != nil && same(a.slice, t.own[of]) {
+			all = append(all, fmt.Sprintf("the endpoints of service %s of tenant %s on this node are not known to "+
+				"other nodes: %v", of.Service, name, a.err))
+		}
+	}
+	return all
+}

@@ -1,0 +1,584 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/choice"
+	"pilaster.io/pilaster/internal/service"
+	"pilaster.io/pilaster/internal/tenant"
+)
+
+// fixedSlice is the name of the slice with the endpoints of `service create --endpoint`.
+const fixedSlice = "fixed"
+
+// distributions are the values of --distribution.
+var distributions = map[string]service.Distribution{
+	"anywhere": service.Anywhere, "same-zone": service.PreferSameZone, "same-node": service.PreferSameNode,
+}
+
+// serviceView is a service as JSON.
+type serviceView struct {
+	Tenant          string            `json:"tenant"`
+	Namespace       string            `json:"namespace,omitempty"`
+	Name            string            `json:"name"`
+	Address         string            `json:"address,omitempty"` // none if headless
+	Headless        bool              `json:"headless,omitempty"`
+	Ports           []servicePortView `json:"ports"`
+	Selector        map[string]string `json:"selector,omitempty"`
+	AffinitySeconds int64             `json:"affinitySeconds,omitempty"`
+	PublishNotReady bool              `json:"publishNotReady,omitempty"`
+	Distribution    string            `json:"distribution,omitempty"`
+	Created         time.Time         `json:"created"`
+
+	Action    string         `json:"action,omitempty"` // of apply: created, configured, unchanged
+	DryRun    bool           `json:"dryRun,omitempty"`
+	Counts    *serviceCounts `json:"endpointCounts,omitempty"` // of list and describe
+	Endpoints []endpointOf   `json:"endpoints,omitzero"`       // of describe
+	Nodes     []string       `json:"nodes,omitzero"`           // of describe: those that host the tenant
+}
+
+type servicePortView struct {
+	Name     string `json:"name,omitempty"`
+	Protocol string `json:"protocol"`
+	Port     uint16 `json:"port"`
+	Target   uint16 `json:"targetPort"`
+}
+
+type serviceCounts struct {
+	Ready uint32 `json:"ready"`
+	All   uint32 `json:"all"`
+}
+
+// endpointOf is an endpoint of a service as JSON.
+type endpointOf struct {
+	Address string `json:"address"` // plaintext
+	Name    string `json:"name,omitempty"`
+	Node    string `json:"node,omitempty"` // that reports it; none for fixed endpoints
+	Zone    string `json:"zone,omitempty"`
+	State   string `json:"state"` // "ready", "draining" or "excluded"
+	Why     string `json:"why,omitempty"`
+}
+
+func viewService(m *pilasterv1.Service) (serviceView, error) {
+	is, err := service.FromProto(m)
+	if err != nil {
+		return serviceView{}, err
+	}
+	v := serviceView{
+		Tenant: is.Tenant, Namespace: is.Namespace, Name: is.Name.Name, Address: m.GetAddress(), Headless: is.Headless,
+		Ports: []servicePortView{}, Selector: is.Selector, AffinitySeconds: int64(is.Affinity / time.Second),
+		PublishNotReady: is.PublishNotReady, Distribution: string(is.Distribution), Created: is.Created,
+	}
+	for _, p := range is.Ports {
+		v.Ports = append(v.Ports, servicePortView{p.Name, p.Protocol.String(), p.Port, p.Target})
+	}
+	return v, nil
+}
+
+func (v serviceView) called() string {
+	return service.Name{Namespace: v.Namespace, Name: v.Name}.String()
+}
+
+func (v serviceView) at() string {
+	if v.Headless {
+		return "headless"
+	}
+	return v.Address
+}
+
+// ports formats the ports: "http 80/TCP to 8080, 53/UDP".
+func (v serviceView) ports() string {
+	var all []string
+	for _, p := range v.Ports {
+		text := strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.Name, p.Port, p.Protocol))
+		if p.Target != p.Port {
+			text += fmt.Sprintf(" to %d", p.Target)
+		}
+		all = append(all, text)
+	}
+	if len(all) == 0 {
+		return "-"
+	}
+	return strings.Join(all, ", ")
+}
+
+// states returns the endpoints that clients at a place get, and those that they do not.
+func states(is service.Service, all []service.Slice, node, zone string) (views []endpointOf) {
+	views = []endpointOf{}
+	add := func(p service.Placed, state string) {
+		views = append(views, endpointOf{p.Address.String(), p.Name, p.Node, p.Zone, state, p.Why})
+	}
+	c := service.Select(is, all, node, zone)
+	for _, p := range c.Active {
+		if p.Terminating {
+			p.Why = "terminating, and no other is ready"
+		}
+		add(p, "ready")
+	}
+	for _, p := range c.Draining {
+		add(p, choose(p.Terminating, "draining", "excluded"))
+	}
+	for _, p := range c.Excluded {
+		add(p, "excluded")
+	}
+	return views
+}
+
+func newServiceCommand(env Env) *cobra.Command {
+	networks := tenant.NetworksWith(tenant.Services)
+	cmd := &cobra.Command{
+		Use:   "service",
+		Short: "Give many containers of network " + networks + " one stable address",
+		Long: `Give many containers of network ` + networks + ` one stable address.
+
+Containers of a tenant reach its services at addresses that never change, also when keys rotate; other
+tenants do not reach them. A connection to a service goes to one of its endpoints: the containers that a
+selector selects, or fixed ones. The words are those of Kubernetes, and "apply" reads its documents.`,
+		Example: "  pilaster service create web --tenant blue --port 80:8080 --select app=web\n" +
+			"  pilaster service describe web --tenant blue",
+		Args: cobra.NoArgs,
+	}
+	cmd.AddCommand(newServiceCreate(env), newServiceApply(env), newServiceList(env), newServiceDescribe(env),
+		newServiceDelete(env))
+	return cmd
+}
+
+// serviceFlags are the flags of service create.
+type serviceFlags struct {
+	namespace, address, distribution string
+	ports, selectors, endpoints      []string
+	affinity                         time.Duration
+	publishNotReady, headless        bool
+}
+
+func newServiceCreate(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var f serviceFlags
+	var of string
+	cmd := &cobra.Command{
+		Use:   "create NAME",
+		Short: "Create a service",
+		Long: `Create a service. Its endpoints are the containers of the tenant that have all labels of --select, in the
+same namespace; without --namespace, those that have no namespace. --endpoint adds fixed ones.
+
+With --affinity, a client keeps its endpoint for this long after its last connection. With --distribution,
+clients get endpoints on their own node, or in its zone, if any of these is ready. A headless service has no
+address: it only keeps the list of its endpoints.`,
+		Example: "  pilaster service create web --tenant blue --port 80:8080 --select app=web\n" +
+			"  pilaster service create dns --tenant blue --port dns:53/udp --port dns-tcp:53 --select app=dns " +
+			"--affinity 3h\n" +
+			"  pilaster service create db --tenant blue --namespace shop --port 5432 " +
+			"--endpoint fc12:3456:789a::1",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			is, fixed, err := f.service(of, args[0])
+			if err != nil {
+				return err
+			}
+			resp, err := socket.client().CreateService(cmd.Context(), connect.NewRequest(
+				&pilasterv1.CreateServiceRequest{Service: is.Proto(), Endpoints: fixed.Proto()}))
+			if err != nil {
+				return err
+			}
+			v, err := viewService(resp.Msg.Service)
+			if err != nil {
+				return err
+			}
+			return out.print(env.Stdout, v, func(w io.Writer) {
+				if v.Headless {
+					fmt.Fprintf(w, "headless service %s of tenant %s created\n", v.called(), v.Tenant)
+					return
+				}
+				fmt.Fprintf(w, "service %s of tenant %s created: its containers reach it at %s, %s\n", v.called(),
+					v.Tenant, v.Address, v.ports())
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	ofTenant(cmd, &of, &socket)
+	f.bind(cmd)
+	return cmd
+}
+
+func (f *serviceFlags) bind(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.namespace, "namespace", "", "namespace of the service and of its containers")
+	flags.StringArrayVar(&f.ports, "port", nil, "port as [NAME:]PORT[:TARGET][/udp], with TARGET the port of the "+
+		"containers (default PORT); may be repeated")
+	flags.StringSliceVar(&f.selectors, "select", nil, "labels of containers, as KEY=VALUE; may be repeated")
+	flags.StringSliceVar(&f.endpoints, "endpoint", nil, "address of a container that is a fixed endpoint; may be "+
+		"repeated")
+	flags.DurationVar(&f.affinity, "affinity", 0, "how long a client keeps its endpoint, at most 24h; 0 for no "+
+		"affinity")
+	flags.BoolVar(&f.publishNotReady, "publish-not-ready", false, "use containers that are not ready, too")
+	flags.BoolVar(&f.headless, "headless", false, "no address")
+	flags.StringVar(&f.address, "address", "", "address of the service (default the tenant's next one)")
+	for _, name := range []string{"namespace", "port", "select", "endpoint", "affinity", "address"} {
+		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
+	}
+	choice.Bind(cmd, &f.distribution, "distribution", "which endpoints clients get first: anywhere, same-zone or "+
+		"same-node", []string{"anywhere", "same-zone", "same-node"})
+}
+
+// ofTenant binds the flag --tenant, which must be set.
+func ofTenant(cmd *cobra.Command, to *string, socket *orchestratorSocket) {
+	namedFlag(cmd, to, "tenant", "tenant of the service", socket.tenants)
+	_ = cmd.MarkFlagRequired("tenant")
+}
+
+func (f *serviceFlags) service(of, name string) (is service.Service, fixed service.Slice, err error) {
+	is = service.Service{
+		Tenant: of, Name: service.ParseName(name), Affinity: f.affinity, PublishNotReady: f.publishNotReady,
+		Distribution: distributions[f.distribution], Headless: f.headless,
+	}
+	if f.namespace != "" {
+		if is.Namespace != "" {
+			return is, fixed, usage("%s has a namespace already: leave --namespace out", name)
+		}
+		is.Namespace = f.namespace
+	}
+	if is.Selector, err = tenant.ParseLabels(strings.Join(f.selectors, ",")); err != nil {
+		return is, fixed, usage("--select: %w", err)
+	}
+	for _, text := range f.ports {
+		p, err := parsePort(text)
+		if err != nil {
+			return is, fixed, usage("--port %q: %w", text, err)
+		}
+		if p.Name == "" && len(f.ports) > 1 {
+			p.Name = fmt.Sprintf("%s-%d", strings.ToLower(p.Protocol.String()), p.Port)
+		}
+		is.Ports = append(is.Ports, p)
+	}
+	if f.address != "" {
+		if is.Address, err = serviceAddress("--address", f.address); err != nil {
+			return is, fixed, err
+		}
+	}
+	fixed = service.Slice{Tenant: of, Service: is.Name, Name: fixedSlice}
+	for _, text := range f.endpoints {
+		a, err := serviceAddress("--endpoint", text)
+		if err != nil {
+			return is, fixed, err
+		}
+		fixed.Endpoints = append(fixed.Endpoints, service.Endpoint{Address: a})
+	}
+	if err := is.Check(); err != nil {
+		return is, fixed, usage("%w; nothing was changed", err)
+	}
+	return is, fixed, nil
+}
+
+func serviceAddress(flag, text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(text)
+	if err != nil || !a.Is6() || a.Is4In6() {
+		return a, usage("%s %q is not an IPv6 address", flag, text)
+	}
+	return a, nil
+}
+
+// parsePort parses [NAME:]PORT[:TARGET][/PROTOCOL].
+func parsePort(text string) (p service.Port, err error) {
+	text, protocol, _ := strings.Cut(text, "/")
+	if p.Protocol, err = service.ParseProtocol(strings.ToUpper(protocol)); err != nil {
+		return p, err
+	}
+	words := strings.Split(text, ":")
+	if _, err := strconv.Atoi(words[0]); err != nil && len(words) > 1 {
+		p.Name, words = words[0], words[1:]
+	}
+	if len(words) > 2 {
+		return p, fmt.Errorf("write [NAME:]PORT[:TARGET][/udp], as in http:80:8080")
+	}
+	for i, to := range []*uint16{&p.Port, &p.Target}[:len(words)] {
+		n, err := strconv.ParseUint(words[i], 10, 16)
+		if err != nil || n == 0 {
+			return p, fmt.Errorf("%q is not a port: ports are 1 to 65535", words[i])
+		}
+		*to = uint16(n)
+	}
+	if len(words) == 1 {
+		p.Target = p.Port
+	}
+	return p, nil
+}
+
+func newServiceApply(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var files documentFiles
+	var of string
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use:   "apply",
+		Short: "Create or change services: all in the files, or none",
+		Long: `Create or change services: all in the files, or none. The documents are those of Kubernetes: Service
+of v1, and EndpointSlice of discovery.k8s.io/v1 for fixed endpoints. Fields that have no effect here are
+refused. Services that are not in the files stay. An EndpointSlice without endpoints is deleted.
+
+The address of a service and whether it is headless cannot change. A document without a namespace describes
+a service of containers that have none.`,
+		Example: "  pilaster service apply -f web.yaml --tenant blue\n" +
+			"  pilaster service apply -f web.yaml --tenant blue --dry-run",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			req, err := readServices(env, files.names)
+			if err != nil {
+				return err
+			}
+			req.Tenant, req.DryRun = of, dryRun
+			resp, err := socket.client().ApplyServices(cmd.Context(), connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			views := []serviceView{}
+			for _, a := range resp.Msg.Services {
+				v, err := viewService(a.Service)
+				if err != nil {
+					return err
+				}
+				v.Action, v.DryRun = a.Action, dryRun
+				views = append(views, v)
+			}
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				for _, v := range views {
+					fmt.Fprintf(w, "service %s %s%s\n", v.called(), v.Action, choose(dryRun, " (dry run)", ""))
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	files.bind(
+		cmd,
+		"file with services in YAML or JSON; \"---\" lines separate documents; - is standard input; may be repeated",
+	)
+	_ = cmd.MarkFlagRequired("filename")
+	ofTenant(cmd, &of, &socket)
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would change, and change nothing")
+	return cmd
+}
+
+// readServices reads the documents of files.
+func readServices(env Env, files []string) (*pilasterv1.ApplyServicesRequest, error) {
+	req := new(pilasterv1.ApplyServicesRequest)
+	for _, file := range files {
+		text, err := readFile(env, file)
+		if err != nil {
+			return nil, err
+		}
+		services, all, err := service.ParseManifests(text)
+		if err != nil {
+			return nil, usage("%s: %w; nothing was changed", file, err)
+		}
+		for _, is := range services {
+			req.Services = append(req.Services, is.Proto())
+		}
+		for _, is := range all {
+			req.Slices = append(req.Slices, is.Proto())
+		}
+	}
+	return req, nil
+}
+
+func newServiceList(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var of string
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "Show services with the number of their endpoints",
+		Example: "  pilaster service list\n  pilaster service list --tenant blue -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			resp, err := socket.client().ListServices(cmd.Context(),
+				connect.NewRequest(&pilasterv1.ListServicesRequest{Tenant: of}))
+			if err != nil {
+				return err
+			}
+			views := []serviceView{}
+			for _, s := range resp.Msg.Services {
+				v, err := viewService(s.Service)
+				if err != nil {
+					return err
+				}
+				v.Counts = &serviceCounts{s.Ready, s.Endpoints}
+				views = append(views, v)
+			}
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				fmt.Fprintln(w, "TENANT\tNAME\tADDRESS\tPORTS\tREADY")
+				for _, v := range views {
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d/%d\n", v.Tenant, v.called(), v.at(), v.ports(), v.Counts.Ready,
+						v.Counts.All)
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	namedFlag(cmd, &of, "tenant", "only services of this tenant", socket.tenants)
+	return cmd
+}
+
+func newServiceDescribe(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var of, node string
+	cmd := &cobra.Command{
+		Use:   "describe NAME",
+		Short: "Show a service, and why endpoints get connections or do not",
+		Long: `Show a service, and why endpoints get connections or do not. NAME is NAMESPACE/NAME for a service of a
+namespace. A ready endpoint gets new connections. A draining one gets none, but its TCP connections go on
+until it is gone. With --node, the states are those for clients on this node.`,
+		Example: "  pilaster service describe web --tenant blue\n" +
+			"  pilaster service describe shop/web --tenant blue --node n1",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			v, err := socket.describeService(cmd.Context(), of, args[0], node)
+			if err != nil {
+				return err
+			}
+			return out.print(env.Stdout, v, func(w io.Writer) { printService(w, v) })
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	ofTenant(cmd, &of, &socket)
+	namedFlag(cmd, &node, "node", "node of the clients", socket.nodes)
+	cmd.ValidArgsFunction = names(func(ctx context.Context) ([]string, error) { return socket.services(ctx, of) })
+	return cmd
+}
+
+func (s *orchestratorSocket) describeService(ctx context.Context, of, name, node string) (v serviceView, err error) {
+	resp, err := s.client().GetService(ctx, connect.NewRequest(&pilasterv1.GetServiceRequest{Tenant: of, Name: name}))
+	if err != nil {
+		return v, err
+	}
+	if v, err = viewService(resp.Msg.Service); err != nil {
+		return v, err
+	}
+	is, err := service.FromProto(resp.Msg.Service)
+	if err != nil {
+		return v, err
+	}
+	var all []service.Slice
+	for _, m := range resp.Msg.Slices {
+		slice, err := service.SliceFromProto(m)
+		if err != nil {
+			return v, err
+		}
+		all = append(all, slice)
+	}
+	zone := ""
+	if node != "" {
+		at, err := s.client().GetNode(ctx, connect.NewRequest(&pilasterv1.GetNodeRequest{Name: node}))
+		if err != nil {
+			return v, err
+		}
+		zone = zoneOf(node, at.Msg.Node.Rack, all)
+	}
+	ready, endpoints := service.Ready(is, all)
+	v.Counts = &serviceCounts{uint32(ready), uint32(endpoints)}
+	v.Endpoints, v.Nodes = states(is, all, node, zone), append([]string{}, resp.Msg.Nodes...)
+	return v, nil
+}
+
+// zoneOf returns the zone of a node as its agent reports it, or else its rack.
+func zoneOf(node, rack string, all []service.Slice) string {
+	for _, slice := range all {
+		if slice.Node == node && slice.Zone != "" {
+			return slice.Zone
+		}
+	}
+	return rack
+}
+
+func printService(w io.Writer, v serviceView) {
+	row := func(name, value string) {
+		if value != "" {
+			fmt.Fprintf(w, "%s\t%s\n", name, value)
+		}
+	}
+	row("service", v.called())
+	row("tenant", v.Tenant)
+	row("address", v.at())
+	row("ports", v.ports())
+	var labels []string
+	for _, key := range slices.Sorted(maps.Keys(v.Selector)) {
+		labels = append(labels, key+"="+v.Selector[key])
+	}
+	row("selector", strings.Join(labels, ","))
+	if v.AffinitySeconds > 0 {
+		row("affinity", fmt.Sprint("ClientIP, ", time.Duration(v.AffinitySeconds)*time.Second))
+	}
+	if v.PublishNotReady {
+		row("publishes", "endpoints that are not ready, too")
+	}
+	row("distribution", v.Distribution)
+	row("created", v.Created.Format(time.RFC3339))
+	row("nodes", strings.Join(v.Nodes, ", "))
+	row("endpoints", fmt.Sprintf("%d of %d ready", v.Counts.Ready, v.Counts.All))
+	if len(v.Endpoints) == 0 {
+		return
+	}
+	fmt.Fprint(w, "\nENDPOINT\tNAME\tNODE\tZONE\tSTATE\tWHY\n")
+	for _, e := range v.Endpoints {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", e.Address, cmp.Or(e.Name, "-"), cmp.Or(e.Node, "-"),
+			cmp.Or(e.Zone, "-"), e.State, cmp.Or(e.Why, "-"))
+	}
+}
+
+func (s *orchestratorSocket) services(ctx context.Context, of string) (all []string, err error) {
+	resp, err := s.client().ListServices(ctx, connect.NewRequest(&pilasterv1.ListServicesRequest{Tenant: of}))
+	if err == nil {
+		for _, is := range resp.Msg.Services {
+			all = append(all, service.Name{Namespace: is.Service.Namespace, Name: is.Service.Name}.String())
+		}
+	}
+	return all, err
+}
+
+func newServiceDelete(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	var of string
+	cmd := &cobra.Command{
+		Use:     "delete NAME",
+		Short:   "Delete a service; its address is not used again",
+		Example: "  pilaster service delete web --tenant blue\n  pilaster service delete shop/web --tenant blue",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := socket.client().DeleteService(cmd.Context(), connect.NewRequest(
+				&pilasterv1.DeleteServiceRequest{Tenant: of, Name: args[0]})); err != nil {
+				return err
+			}
+			deleted := struct {
+				Tenant string `json:"tenant"`
+				Name   string `json:"name"`
+			}{of, args[0]}
+			return out.print(env.Stdout, deleted, func(w io.Writer) {
+				fmt.Fprintf(w, "service %s of tenant %s deleted\n", args[0], of)
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	ofTenant(cmd, &of, &socket)
+	cmd.ValidArgsFunction = names(func(ctx context.Context) ([]string, error) { return socket.services(ctx, of) })
+	return cmd
+}

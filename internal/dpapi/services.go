@@ -1,0 +1,50 @@
+package dpapi
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Services fills and reads the tables of services. A node has those of the tenants that it hosts.
+type Services interface {
+	// PutServices creates or replaces frontends. New flows choose among the new backends at once. Flows of backends
+	// that are in neither list choose anew (UDP), or are reset (TCP). After an error, which names the full table, the
+	// frontends that are not written yet stay as they were.
+	PutServices(frontends []Frontend) error
+	// DeleteServices deletes frontends; packets to them are answered with an error.
+	DeleteServices(keys []FrontendKey) error
+	// KeepServices deletes the frontends in a prefix that are not listed. An agent calls it once it knows all services
+	// of a tenant, whose prefix it is; until then those that an earlier process wrote stay.
+	KeepServices(prefix netip.Prefix, keys []FrontendKey) error
+	// LookupService reads a frontend from the kernel; false if there is none.
+	LookupService(key FrontendKey) (Frontend, bool, error)
+	// ServiceCounts returns what clients on this node have done since the tables were made.
+	ServiceCounts() (map[FrontendKey]ServiceCounts, error)
+}
+
+// FrontendKey is a port of a service.
+type FrontendKey struct {
+	Address  netip.AddrPort
+	Protocol uint8
+}
+
+// Frontend is a port of a service with the endpoints that clients on this node get.
+type Frontend struct {
+	FrontendKey
+	Affinity time.Duration // 0: none
+	Backends []Backend     // of new flows
+	Draining []Backend     // get no new flows; TCP connections go on
+}
+
+// Backend is a port of an endpoint.
+type Backend struct {
+	Plain netip.Addr // plaintext address
+	Seen  netip.Addr // as containers of the tenant see it
+	Port  uint16
+}
+
+// ServiceCounts counts new flows.
+type ServiceCounts struct {
+	Flows   uint64 // that got a backend
+	Refused uint64 // packets without one: the service had no endpoints
+}

@@ -1,0 +1,111 @@
+package service
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Choice says which endpoints of a service the clients at one place get.
+type Choice struct {
+	Active   []Placed // get new connections
+	Draining []Placed // get none, but TCP connections go on
+	Excluded []Placed // have no connections
+}
+
+// Placed is an endpoint with the place where it is.
+type Placed struct {
+	Endpoint
+	Node, Zone string
+	Why        string // it gets no new connections; empty for active ones
+}
+
+// Reasons why an endpoint gets no new connections.
+const (
+	WhyUnreachable = "its node does not answer"
+	WhyNotReady    = "not ready"
+	WhyTerminating = "terminating"
+	WhyOtherNode   = "on another node"
+	WhyOtherZone   = "in another zone"
+	WhyTwice       = "in another slice, too"
+)
+
+// Select applies the rules of Kubernetes. An endpoint is ready if its node answers, if it is not terminating, and if it
+// is ready itself or the service publishes those that are not. If none is ready, terminating ones serve that are ready
+// otherwise. Of these, only those on the client's node or in its zone are active, if the service prefers them and there
+// are any. The order is that of the slices.
+func Select(s Service, all []Slice, node, zone string) (c Choice) {
+	var ready, terminating []Placed
+	seen := map[netip.Addr]bool{}
+	for _, slice := range all {
+		for _, e := range slice.Endpoints {
+			p, serves := Placed{Endpoint: e, Node: slice.Node, Zone: slice.Zone}, !e.NotReady || s.PublishNotReady
+			switch {
+			case seen[e.Address]:
+				c.exclude(p, WhyTwice)
+			case slice.Unreachable:
+				c.exclude(p, WhyUnreachable)
+			case !serves && e.Terminating:
+				c.drain(p, WhyTerminating)
+			case !serves:
+				c.drain(p, WhyNotReady)
+			case e.Terminating:
+				terminating = append(terminating, p)
+			default:
+				ready = append(ready, p)
+			}
+			seen[e.Address] = true
+		}
+	}
+	if len(ready) == 0 {
+		ready, terminating = terminating, nil
+	}
+	for _, p := range terminating {
+		c.drain(p, WhyTerminating)
+	}
+	near, why := s.Distribution.near(node, zone)
+	if !slices.ContainsFunc(ready, near) {
+		c.Active = ready
+		return c
+	}
+	for _, p := range ready {
+		if near(p) {
+			c.Active = append(c.Active, p)
+		} else {
+			c.drain(p, why)
+		}
+	}
+	return c
+}
+
+func (c *Choice) drain(p Placed, why string) {
+	p.Why = why
+	c.Draining = append(c.Draining, p)
+}
+
+func (c *Choice) exclude(p Placed, why string) {
+	p.Why = why
+	c.Excluded = append(c.Excluded, p)
+}
+
+// near returns which endpoints a distribution prefers for clients at a place, and why it does not prefer the others.
+func (d Distribution) near(node, zone string) (near func(Placed) bool, why string) {
+	switch {
+	case d == PreferSameNode && node != "":
+		return func(p Placed) bool { return p.Node == node }, WhyOtherNode
+	case d == PreferSameZone && zone != "":
+		return func(p Placed) bool { return p.Zone == zone }, WhyOtherZone
+	}
+	return func(Placed) bool { return false }, ""
+}
+
+// Ready counts the endpoints that are ready for clients anywhere, and all endpoints.
+func Ready(s Service, all []Slice) (ready, endpoints int) {
+	s.Distribution = Anywhere
+	c := Select(s, all, "", "")
+	for _, p := range c.Active {
+		if !p.Terminating {
+			ready++
+		}
+	}
+	return ready, len(c.Active) + len(c.Draining) + len(c.Excluded)
+}
