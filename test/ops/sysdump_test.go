@@ -350,7 +350,8 @@ func documented(t *testing.T, pages ...[]byte) {
 		"pilaster_offload_messages_total counter", "pilaster_offload_lost_frontends gauge",
 		"pilaster_offload_probe_age_seconds gauge", "pilaster_packet_load gauge",
 		"pilaster_egress_addresses gauge", "pilaster_egress_gateway_used gauge",
-		"pilaster_egress_probe_age_seconds gauge",                                       // no tenant may leave
+		"pilaster_egress_probe_age_seconds gauge",                                        // no tenant may leave
+		"pilaster_service_flows_total counter", "pilaster_service_refused_total counter", // no services
 		"pilaster_mapping_subscriptions gauge", "pilaster_mapping_misses_total counter", // no node pulls
 	} {
 		says[later] = says[later] || shown[later]
