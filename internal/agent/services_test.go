@@ -258,8 +258,7 @@ func TestEndpointsThatMigrate(t *testing.T) {
 		}
 		return nil
 	})
-	awaitServices(b)
-	b.movesAll()
+	b.movesAll() // Run may have done so already
 	awaitServices(b, "c1", "c2")
 	b.step(2)
 	b.movesAll()
