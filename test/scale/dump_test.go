@@ -114,8 +114,8 @@ func (s *state) addPins(dir string) (pinned map[ebpf.MapID]bool, err error) {
 		pinned[id] = true
 		s.elements["size of map "+name] = fmt.Sprintf("%v, %d × (%d + %d) bytes", m.Type(), m.MaxEntries(), m.KeySize(),
 			m.ValueSize())
-		if m.Type() == ebpf.RingBuf {
-			return nil // an event queue, which its reader drains
+		if m.Type() == ebpf.RingBuf || m.Type() == ebpf.SkStorage {
+			return nil // an event queue, which its reader drains; elements that belong to sockets
 		}
 		return eachElement(m, func(key, value []byte) {
 			s.elements["map "+name+" "+hex.EncodeToString(key)] = hex.EncodeToString(value)

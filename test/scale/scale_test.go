@@ -78,13 +78,14 @@ func TestPeers(t *testing.T) {
 	}
 	alone.same(t, dump(ctx, t, l, hub), "every peer has two containers")
 
-	// Check the comparison itself: a further container on this node must add three entries, a device and a route.
+	// Check the comparison itself: a further container on this node must add four entries, a device and a route.
 	if err := l.AddContainer(ctx, on(hub, 3)); err != nil {
 		t.Fatal(err)
 	}
 	more := dump(ctx, t, l, hub)
 	for kind, want := range map[string]int{
-		"map pil_sources": 1, "map pil_locals": 1, "map pil_macs": 1, "map ": 3,
+		"map pil_sources": 1, "map pil_locals": 1, "map pil_macs": 1, "map pil_svcnetns": 1,
+		"map ":    4,
 		"device ": 1, "address ": 0, "route ": 1, "rule ": 0,
 		"neighbour ": 0,
 	} {
