@@ -77,7 +77,7 @@ type Datapath struct {
 	portUsers portUsers
 
 	knownTenantIDs sync.Map // tenant ids that this process wrote; they stay without an endpoint
-	clients        sync.Map // cookies of the namespaces of endpoints, by endpoint
+	clients        *servicemap.Clients
 }
 
 var (
@@ -226,7 +226,7 @@ func newDatapath(c Config) *Datapath {
 		deviceReason: reason,
 		networkMaps:  map[string]*ebpf.Map{}, networkConstants: map[string][]byte{},
 	}
-	d.Tables = servicemap.New(hostLink, d.InvalidateFlows)
+	d.Tables, d.clients = servicemap.New(hostLink, d.InvalidateFlows), servicemap.NewClients(hostLink)
 	return d
 }
 

@@ -117,7 +117,7 @@ func (d netpilaMaps) PutTenant(_ context.Context, t tenant.Tenant) error {
 	}
 	err = d.Egress.Put(t)
 	if known && was.Services != value.Services {
-		err = errors.Join(err, d.setClients(t))
+		err = errors.Join(err, d.clients.SetTenant(t))
 	}
 	return errors.Join(err, d.InvalidateFlows())
 }
@@ -199,15 +199,11 @@ func (d netpilaMaps) writeEntries(r endpoint.Record) error {
 	return d.writeClient(r)
 }
 
-// writeClient makes an endpoint known as a client of services, by the cookie of its namespace. Without that entry its
-// packets to services are translated, so a namespace that cannot be read is no error.
+// writeClient makes an endpoint known as a client of services. A namespace that cannot be read is no error: the packets
+// of the endpoint are then translated.
 func (d *Datapath) writeClient(r endpoint.Record) error {
 	if d.config.CgroupRoot == "" || len(r.Attachments) == 0 {
 		return nil
-	}
-	t, _, err := bpfobj.Lookup[bpfobj.PilasterTenant](d.Objects.PilTenantsV2, uint32(r.TenantID))
-	if err != nil {
-		return err
 	}
 	cookie, err := device.CookieOf(r.Netns)
 	if err != nil {
@@ -215,44 +211,7 @@ func (d *Datapath) writeClient(r endpoint.Record) error {
 			"error", err)
 		return nil
 	}
-	d.clients.Store(r.ID, cookie)
-	return d.Objects.PilSvcnetnsV1.Put(cookie, bpfobj.PilasterSvcNetns{
-		Address: bpfobj.ToAddr(r.Attachments[0].Address), Services: t.Services, Endpoint: uint32(r.ID),
-	})
-}
-
-// deleteClient removes what writeClient has written. The entry of a namespace with two endpoints is the one of the
-// endpoint that was activated last, and stays until that one is removed.
-func (d *Datapath) deleteClient(id endpoint.ID) error {
-	cookie, known := d.clients.LoadAndDelete(id)
-	if !known {
-		return nil
-	}
-	v, found, err := bpfobj.Lookup[bpfobj.PilasterSvcNetns](d.Objects.PilSvcnetnsV1, cookie)
-	if err == nil && found && v.Endpoint == uint32(id) {
-		err = d.Objects.PilSvcnetnsV1.Delete(cookie)
-	}
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("endpoint %d: remove it as a client of services: %w", id, err)
-	}
-	return nil
-}
-
-// setClients gives the endpoints of a tenant the number of its services.
-func (d *Datapath) setClients(t tenant.Tenant) error {
-	if d.config.CgroupRoot == "" {
-		return nil
-	}
-	return bpfobj.ForEachEntry(d.Objects.PilSvcnetnsV1, func(cookie uint64, v bpfobj.PilasterSvcNetns) {
-		source, found, err := d.LookupSource(v.Address.Addr())
-		if err != nil || !found || t.Of(source.TenantID).ID == 0 || v.Services == t.ServicesNumber {
-			return
-		}
-		v.Services = t.ServicesNumber
-		if err := d.Objects.PilSvcnetnsV1.Update(cookie, v, ebpf.UpdateExist); err != nil {
-			d.Log.Warn("a client of services keeps the packet path", "endpoint", v.Endpoint, "error", err)
-		}
-	})
+	return d.clients.Put(r.ID, r.TenantID, r.Attachments[0].Address, cookie)
 }
 
 func epDstEntry(r endpoint.Record, a endpoint.Attachment) bpfobj.PilasterEpDst {
@@ -283,7 +242,7 @@ func (d netpilaMaps) Deactivate(_ context.Context, r endpoint.Record) error {
 			return fmt.Errorf("endpoint %d: remove its entry: %w", r.ID, err)
 		}
 	}
-	if err := errors.Join(d.Egress.Deactivate(r), d.deleteClient(r.ID)); err != nil {
+	if err := errors.Join(d.Egress.Deactivate(r), d.clients.Delete(r.ID)); err != nil {
 		return err
 	}
 	return d.InvalidateFlows()
@@ -314,23 +273,12 @@ func (d netpilaMaps) Repair(_ context.Context, recorded, found []endpoint.Record
 		bpfobj.DeleteOthers(d.Objects.PilTenantsV2, ids),
 		bpfobj.DeleteOthers(d.Objects.PilKeysV1, ids),
 		d.Egress.Repair(found, ids),
-		bpfobj.DeleteOthers(d.Objects.PilSvcnetnsV1, d.clientCookies(found)),
+		d.clients.Keep(found),
 	)
 	if err != nil {
 		return err
 	}
 	return d.InvalidateFlows()
-}
-
-// clientCookies returns the cookies of the namespaces of endpoints.
-func (d *Datapath) clientCookies(found []endpoint.Record) map[uint64]bool {
-	all := map[uint64]bool{}
-	for _, r := range found {
-		if cookie, known := d.clients.Load(r.ID); known {
-			all[cookie.(uint64)] = true
-		}
-	}
-	return all
 }
 
 // addSiblingIDs adds the other ids of the tenants that own the given ones.

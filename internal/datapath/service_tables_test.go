@@ -84,6 +84,6 @@ func TestServiceClientsOfOneNamespace(t *testing.T) {
 	expect(second.ID, "two endpoints")
 	must(t, m.Deactivate(t.Context(), c.record))
 	expect(second.ID, "without the first")
-	must(t, m.deleteClient(second.ID))
+	must(t, m.clients.Delete(second.ID))
 	expect(0, "without both")
 }

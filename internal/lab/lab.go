@@ -28,6 +28,7 @@ type Options struct {
 	OrchestratorArgs []string              // additional arguments of the orchestrator
 	AgentArgs        []string              // additional arguments of every agent
 	External         *ExternalOrchestrator // orchestrator outside the lab; nil means that the lab starts its own
+	WithoutCgroups   bool                  // the agents are of a build without --cgroup-root
 	Progress         func(string)          // called at each step; may be nil
 }
 
@@ -54,6 +55,7 @@ type state struct {
 	Binary           string            `json:"binary"`
 	OrchestratorArgs []string          `json:"orchestratorArgs,omitempty"`
 	AgentArgs        []string          `json:"agentArgs,omitempty"`
+	WithoutCgroups   bool              `json:"withoutCgroups,omitempty"`
 	Nodes            []nodeState       `json:"nodes"`
 	Containers       []ContainerStatus `json:"containers"`
 }

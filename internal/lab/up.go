@@ -70,7 +70,10 @@ func Up(ctx context.Context, spec Spec, o Options) (*Lab, error) {
 		progress = func(string) {}
 	}
 	l := newLab(f)
-	l.state = state{Spec: spec, Binary: binary, OrchestratorArgs: o.OrchestratorArgs, AgentArgs: o.AgentArgs}
+	l.state = state{
+		Spec: spec, Binary: binary, OrchestratorArgs: o.OrchestratorArgs, AgentArgs: o.AgentArgs,
+		WithoutCgroups: o.WithoutCgroups,
+	}
 	if err := l.up(ctx, o.External, progress); err != nil {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTime)
 		defer cancel()
@@ -275,6 +278,9 @@ func (l *Lab) agentProcess(node string) Process {
 	if l.state.Spec.Uplinks > 1 {
 		arguments = append([]string{"--uplink", SecondUplink}, arguments...)
 	}
+	if !l.state.WithoutCgroups {
+		arguments = append([]string{"--cgroup-root", l.folder.cgroup(node)}, arguments...)
+	}
 	if rack := l.state.Spec.Racks[node]; rack != "" {
 		arguments = append([]string{"--rack", rack}, arguments...)
 	}
@@ -290,7 +296,6 @@ func (l *Lab) agentProcess(node string) Process {
 			l.folder.token(region.Name),
 			"--uplink", Uplink, "--node-name", node, "--run-dir", l.folder.nodeRun(node),
 			"--state-dir", l.folder.nodeState(node), "--bpffs", l.folder.nodeBPF(node),
-			"--cgroup-root", l.folder.cgroup(node),
 		}, arguments...),
 	}
 }

@@ -41,7 +41,7 @@ func New(t testing.TB, spec lab.Spec, options ...func(*lab.Options)) *lab.Lab {
 	}
 	spec.Name = cmp.Or(spec.Name, Name(t))
 	spec.Device = cmp.Or(spec.Device, Device())
-	o := lab.Options{Binary: Binary(t)}
+	o := lab.Options{Binary: Binary(t), WithoutCgroups: OtherIsRelease() && !otherKnows(t, "--cgroup-root")}
 	for _, set := range options {
 		set(&o)
 	}

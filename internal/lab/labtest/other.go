@@ -60,6 +60,16 @@ func OtherBinary(t testing.TB) string {
 // OtherIsRelease reports whether OtherBinary is a given binary of another release.
 func OtherIsRelease() bool { return os.Getenv(givenOther) != "" }
 
+// otherKnows reports whether the agent of the given release has a flag.
+func otherKnows(t testing.TB, flag string) bool {
+	t.Helper()
+	help, err := exec.Command(os.Getenv(givenOther), "agent", "--help").Output()
+	if err != nil {
+		t.Fatalf("%s: %v", givenOther, err)
+	}
+	return strings.Contains(string(help), flag)
+}
+
 // IsOther reports whether an agent's version is the version of OtherBinary's build.
 func IsOther(reported string) bool {
 	if OtherIsRelease() {
