@@ -1,13 +1,10 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,114 +24,6 @@ const fixedSlice = "fixed"
 // distributions are the values of --distribution.
 var distributions = map[string]service.Distribution{
 	"anywhere": service.Anywhere, "same-zone": service.PreferSameZone, "same-node": service.PreferSameNode,
-}
-
-// serviceView is a service as JSON.
-type serviceView struct {
-	Tenant          string            `json:"tenant"`
-	Namespace       string            `json:"namespace,omitempty"`
-	Name            string            `json:"name"`
-	Address         string            `json:"address,omitempty"` // none if headless
-	Headless        bool              `json:"headless,omitempty"`
-	Ports           []servicePortView `json:"ports"`
-	Selector        map[string]string `json:"selector,omitempty"`
-	AffinitySeconds int64             `json:"affinitySeconds,omitempty"`
-	PublishNotReady bool              `json:"publishNotReady,omitempty"`
-	Distribution    string            `json:"distribution,omitempty"`
-	Created         time.Time         `json:"created"`
-
-	Action    string         `json:"action,omitempty"` // of apply: created, configured, unchanged
-	DryRun    bool           `json:"dryRun,omitempty"`
-	Counts    *serviceCounts `json:"endpointCounts,omitempty"` // of list and describe
-	Endpoints []endpointOf   `json:"endpoints,omitzero"`       // of describe
-	Nodes     []string       `json:"nodes,omitzero"`           // of describe: those that host the tenant
-}
-
-type servicePortView struct {
-	Name     string `json:"name,omitempty"`
-	Protocol string `json:"protocol"`
-	Port     uint16 `json:"port"`
-	Target   uint16 `json:"targetPort"`
-}
-
-type serviceCounts struct {
-	Ready uint32 `json:"ready"`
-	All   uint32 `json:"all"`
-}
-
-// endpointOf is an endpoint of a service as JSON.
-type endpointOf struct {
-	Address string `json:"address"` // plaintext
-	Name    string `json:"name,omitempty"`
-	Node    string `json:"node,omitempty"` // that reports it; none for fixed endpoints
-	Zone    string `json:"zone,omitempty"`
-	State   string `json:"state"` // "ready", "draining" or "excluded"
-	Why     string `json:"why,omitempty"`
-}
-
-func viewService(m *pilasterv1.Service) (serviceView, error) {
-	is, err := service.FromProto(m)
-	if err != nil {
-		return serviceView{}, err
-	}
-	v := serviceView{
-		Tenant: is.Tenant, Namespace: is.Namespace, Name: is.Name.Name, Address: m.GetAddress(), Headless: is.Headless,
-		Ports: []servicePortView{}, Selector: is.Selector, AffinitySeconds: int64(is.Affinity / time.Second),
-		PublishNotReady: is.PublishNotReady, Distribution: string(is.Distribution), Created: is.Created,
-	}
-	for _, p := range is.Ports {
-		v.Ports = append(v.Ports, servicePortView{p.Name, p.Protocol.String(), p.Port, p.Target})
-	}
-	return v, nil
-}
-
-func (v serviceView) called() string {
-	return service.Name{Namespace: v.Namespace, Name: v.Name}.String()
-}
-
-func (v serviceView) at() string {
-	if v.Headless {
-		return "headless"
-	}
-	return v.Address
-}
-
-// ports formats the ports: "http 80/TCP to 8080, 53/UDP".
-func (v serviceView) ports() string {
-	var all []string
-	for _, p := range v.Ports {
-		text := strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.Name, p.Port, p.Protocol))
-		if p.Target != p.Port {
-			text += fmt.Sprintf(" to %d", p.Target)
-		}
-		all = append(all, text)
-	}
-	if len(all) == 0 {
-		return "-"
-	}
-	return strings.Join(all, ", ")
-}
-
-// states returns the endpoints that clients at a place get, and those that they do not.
-func states(is service.Service, all []service.Slice, node, zone string) (views []endpointOf) {
-	views = []endpointOf{}
-	add := func(p service.Placed, state string) {
-		views = append(views, endpointOf{p.Address.String(), p.Name, p.Node, p.Zone, state, p.Why})
-	}
-	c := service.Select(is, all, node, zone)
-	for _, p := range c.Active {
-		if p.Terminating {
-			p.Why = "terminating, and no other is ready"
-		}
-		add(p, "ready")
-	}
-	for _, p := range c.Draining {
-		add(p, choose(p.Terminating, "draining", "excluded"))
-	}
-	for _, p := range c.Excluded {
-		add(p, "excluded")
-	}
-	return views
 }
 
 func newServiceCommand(env Env) *cobra.Command {
@@ -496,51 +385,6 @@ func (s *orchestratorSocket) describeService(ctx context.Context, of, name, node
 	v.Counts = &serviceCounts{uint32(ready), uint32(endpoints)}
 	v.Endpoints, v.Nodes = states(is, all, node, zone), append([]string{}, resp.Msg.Nodes...)
 	return v, nil
-}
-
-// zoneOf returns the zone of a node as its agent reports it, or else its rack.
-func zoneOf(node, rack string, all []service.Slice) string {
-	for _, slice := range all {
-		if slice.Node == node && slice.Zone != "" {
-			return slice.Zone
-		}
-	}
-	return rack
-}
-
-func printService(w io.Writer, v serviceView) {
-	row := func(name, value string) {
-		if value != "" {
-			fmt.Fprintf(w, "%s\t%s\n", name, value)
-		}
-	}
-	row("service", v.called())
-	row("tenant", v.Tenant)
-	row("address", v.at())
-	row("ports", v.ports())
-	var labels []string
-	for _, key := range slices.Sorted(maps.Keys(v.Selector)) {
-		labels = append(labels, key+"="+v.Selector[key])
-	}
-	row("selector", strings.Join(labels, ","))
-	if v.AffinitySeconds > 0 {
-		row("affinity", fmt.Sprint("ClientIP, ", time.Duration(v.AffinitySeconds)*time.Second))
-	}
-	if v.PublishNotReady {
-		row("publishes", "endpoints that are not ready, too")
-	}
-	row("distribution", v.Distribution)
-	row("created", v.Created.Format(time.RFC3339))
-	row("nodes", strings.Join(v.Nodes, ", "))
-	row("endpoints", fmt.Sprintf("%d of %d ready", v.Counts.Ready, v.Counts.All))
-	if len(v.Endpoints) == 0 {
-		return
-	}
-	fmt.Fprint(w, "\nENDPOINT\tNAME\tNODE\tZONE\tSTATE\tWHY\n")
-	for _, e := range v.Endpoints {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", e.Address, cmp.Or(e.Name, "-"), cmp.Or(e.Node, "-"),
-			cmp.Or(e.Zone, "-"), e.State, cmp.Or(e.Why, "-"))
-	}
 }
 
 func (s *orchestratorSocket) services(ctx context.Context, of string) (all []string, err error) {
