@@ -165,4 +165,3 @@ func printService(w io.Writer, v serviceView) {
 			cmp.Or(e.Zone, "-"), e.State, cmp.Or(e.Why, "-"))
 	}
 }
-
