@@ -83,7 +83,7 @@ struct {
 struct svc_backend {
 	struct addr plain, seen; /* its plaintext address, and the one that containers of the tenant see */
 	__be16 port;
-	__u8 draining; /* 1: it is in no set; its TCP connections go on */
+	__u8 draining; /* 1: it is in no set; its flows go on */
 	__u8 zero;
 	__u32 frontend;
 };
