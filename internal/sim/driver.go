@@ -18,7 +18,8 @@ import (
 // uplinkMTU is the MTU of every node's uplink, in bytes.
 const uplinkMTU = 1500
 
-// driver replaces the kernel datapath: it records which endpoints have devices, and never fails.
+// driver replaces the kernel datapath: it records which endpoints have devices, the ports of policies and the backends
+// of services, and never fails.
 type driver struct {
 	names    *deviceNames
 	mu       sync.Mutex
@@ -26,6 +27,8 @@ type driver struct {
 	attached bitset                     // those with a program attached
 	ports    map[string]map[uint16]bool // ports that the tenant's rules name, by tenant
 	enforced enforced
+
+	serviceTables
 }
 
 var _ dpapi.Driver = (*driver)(nil)
@@ -108,15 +111,6 @@ func (d *driver) LookupPolicy(dpapi.PolicyQuery) (dpapi.PolicyVerdict, error) {
 }
 func (d *driver) LookupAccess(address.TenantID, netip.Addr) (found dpapi.AccessEntry, ok bool, err error) {
 	return found, false, errors.New("the simulated packet path has no egress rules")
-}
-func (d *driver) PutServices([]dpapi.Frontend) error                   { return nil }
-func (d *driver) DeleteServices([]dpapi.FrontendKey) error             { return nil }
-func (d *driver) KeepServices(netip.Prefix, []dpapi.FrontendKey) error { return nil }
-func (d *driver) LookupService(dpapi.FrontendKey) (f dpapi.Frontend, ok bool, err error) {
-	return f, false, errors.New("the simulated packet path has no services")
-}
-func (d *driver) ServiceCounts() (map[dpapi.FrontendKey]dpapi.ServiceCounts, error) {
-	return nil, nil
 }
 func (d *driver) RuleHits() (map[uint32]uint64, error) { return nil, nil }
 func (d *driver) Sessions() (dpapi.Sessions, error)    { return dpapi.Sessions{}, nil }

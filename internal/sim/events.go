@@ -108,6 +108,11 @@ func (w *world) play(ctx context.Context, s step) error {
 		}
 	case ChangePolicy:
 		err = w.changePolicy(ctx, s.Times)
+	case ChangeEndpoint:
+		err = w.changeEndpoints(ctx, s.Event)
+	}
+	if err == nil && s.setUp && w.scenario.Services > 0 {
+		err = w.createServices(ctx)
 	}
 	if err == nil && w.scenario.asks() {
 		if err = w.await(ctx, nodes, since); err == nil {

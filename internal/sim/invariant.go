@@ -96,6 +96,7 @@ func (w *world) check(ctx context.Context) ([]string, error) {
 		var central violations
 		err := w.checkKnown(ctx, &central, has)
 		w.checkPolicies(&central)
+		w.checkServices(&central)
 		if tenant.NetworkHas(w.scenario.Network, tenant.Mappings) {
 			w.checkMappings(&central)
 		}

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"sync"
 	"time"
 
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
@@ -45,7 +47,7 @@ type node struct {
 	link     *control.Link
 	core     *agent.Core
 	stop     context.CancelFunc // of the agent; nil while none runs
-	done     chan struct{}      // closed when the agent's link has ended
+	done     chan struct{}      // closed when the agent has ended
 }
 
 // container is a container of the node's runtime.
@@ -103,7 +105,7 @@ func (n *node) boot(ctx context.Context, w *world) error {
 	if err := n.open(ctx, w); err != nil {
 		return err
 	}
-	n.follow()
+	n.follow(w)
 	return nil
 }
 
@@ -142,8 +144,8 @@ func (n *node) open(ctx context.Context, w *world) error {
 	}
 	if n.core, err = agent.New(agent.Config{
 		Store: n.store, Tenants: tenants, Networks: networks,
-		Driver: n.driver, Resolver: n.link, Plan: m.Plan, Node: m.Prefix, MTUReserve: tenant.OffloadOverhead,
-		Log: w.agentLog,
+		Driver: n.driver, Resolver: n.link, Reporter: n.link, Plan: m.Plan, Name: n.name, Node: m.Prefix,
+		MTUReserve: tenant.OffloadOverhead, Log: w.agentLog,
 	}); err != nil {
 		return err
 	}
@@ -171,12 +173,19 @@ func (n *node) networks(w *world, m state.Membership) (map[string]agent.Network,
 	return map[string]agent.Network{name: n.received}, nil
 }
 
-func (n *node) follow() {
+// follow starts what runs until the agent ends. The manager of services runs only if there are services: it takes
+// 10 KiB of each node.
+func (n *node) follow(w *world) {
 	ctx, stop := context.WithCancel(n.as(context.Background()))
 	done, link, core := make(chan struct{}), n.link, n.core
 	n.stop, n.done = stop, done
 	go func() {
 		defer close(done)
+		var working sync.WaitGroup
+		defer working.Wait()
+		if w.scenario.Services > 0 {
+			working.Go(func() { core.Run(ctx) })
+		}
 		link.Run(ctx, core)
 	}()
 }
@@ -239,11 +248,12 @@ func (n *node) containerID() string {
 }
 
 // remove deletes the endpoint of the oldest container.
-func (n *node) remove(ctx context.Context) error {
-	c := n.running[0]
-	if err := n.core.Delete(n.as(ctx), c.id, containerInterface); err != nil {
+func (n *node) remove(ctx context.Context) error { return n.removeAt(ctx, 0) }
+
+func (n *node) removeAt(ctx context.Context, i int) error {
+	if err := n.core.Delete(n.as(ctx), n.running[i].id, containerInterface); err != nil {
 		return fmt.Errorf("node %s: %w", n.name, err)
 	}
-	n.running = n.running[1:]
+	n.running = slices.Delete(n.running, i, i+1)
 	return nil
 }

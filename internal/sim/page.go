@@ -69,17 +69,8 @@ func (s Stage) section() plot.Section {
 			humanize.Of(s.Nodes, "node", "nodes"), s.Ready)
 	}
 	var lines []*plot.Lines
-	if p := s.Policies; p != nil && p.Changes > 0 {
-		about += fmt.Sprintf(
-			" A policy was changed %d times: %d nodes that host its tenant received %d to %d messages each, "+
-				"and the %d others %d in total.",
-			p.Changes,
-			p.Hosts,
-			p.Least,
-			p.Most,
-			p.Others,
-			p.ToOthers,
-		)
+	if p := s.changes(); p != nil && p.Changes > 0 {
+		about += p.about()
 		lines = append(lines, p.lines())
 	}
 	lines = append(lines,

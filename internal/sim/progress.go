@@ -98,13 +98,14 @@ func (l *latencies) note(d time.Duration) {
 	l.all = append(l.all, d)
 }
 
-// take returns count, median and 99th percentile in milliseconds, and resets the collection.
+// take returns count, median, 99th percentile and maximum in milliseconds, and resets the collection.
 func (l *latencies) take() (q Quantiles) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	slices.Sort(l.all)
 	if q.N = len(l.all); q.N > 0 {
 		q.Median, q.P99 = milliseconds(l.all[q.N/2]), milliseconds(l.all[q.N*99/100])
+		q.Max = milliseconds(l.all[q.N-1])
 	}
 	l.all = nil
 	return q

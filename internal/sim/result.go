@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -30,28 +31,29 @@ func (r *Result) Pass() bool { return r.Error == "" && len(r.Violations)+len(r.E
 
 // Stage is the cost of one event.
 type Stage struct {
-	Event      string    `json:"event"`
-	Unfinished bool      `json:"unfinished,omitempty"` // the run ended during the event; the figures cover only the part that was done
-	Nodes      int       `json:"nodes"`                // afterwards
-	Containers int       `json:"containers"`           // afterwards
-	About      int       `json:"about"`                // nodes that the event affected
-	Acted      float64   `json:"actedSeconds"`
-	Ready      float64   `json:"readySeconds"` // until every node followed the orchestrator again
-	CPU        float64   `json:"cpuSeconds"`
-	Counts     Counts    `json:"messages"`          // with heartbeats
-	Total      Count     `json:"total"`             // without heartbeats
-	Queries    *Queries  `json:"queries,omitempty"` // for mappings; nil if there were none
-	Adds       Quantiles `json:"addMilliseconds"`
-	Policies   *Policies `json:"policies,omitempty"` // nil if no policy was changed
-	Retried    int64     `json:"addsRetried"`        // ADDs that the agent refused temporarily, and the runtime retried
-	Heap       int64     `json:"heapBytes"`          // live, at the end of the event
-	Stacks     int64     `json:"stackBytes"`         // of goroutines
-	Goroutines int       `json:"goroutines"`
-	Resident   int64     `json:"residentBytes"`
-	Store      int64     `json:"storeBytes"`   // etcd's file
-	Syncs      int64     `json:"syncs"`        // of etcd's write-ahead log
-	Written    int64     `json:"filesWritten"` // by agents, to their in-memory disks
-	Samples    []Sample  `json:"samples"`      // taken during the event
+	Event      string       `json:"event"`
+	Unfinished bool         `json:"unfinished,omitempty"` // the run ended during the event; the figures cover only the part that was done
+	Nodes      int          `json:"nodes"`                // afterwards
+	Containers int          `json:"containers"`           // afterwards
+	About      int          `json:"about"`                // nodes that the event affected
+	Acted      float64      `json:"actedSeconds"`
+	Ready      float64      `json:"readySeconds"` // until every node followed the orchestrator again
+	CPU        float64      `json:"cpuSeconds"`
+	Counts     Counts       `json:"messages"`          // with heartbeats
+	Total      Count        `json:"total"`             // without heartbeats
+	Queries    *Queries     `json:"queries,omitempty"` // for mappings; nil if there were none
+	Adds       Quantiles    `json:"addMilliseconds"`
+	Policies   *Propagation `json:"policies,omitempty"`  // nil if no policy was changed
+	Endpoints  *Propagation `json:"endpoints,omitempty"` // of services; nil if none was changed
+	Retried    int64        `json:"addsRetried"`         // ADDs that the agent refused temporarily, and the runtime retried
+	Heap       int64        `json:"heapBytes"`           // live, at the end of the event
+	Stacks     int64        `json:"stackBytes"`          // of goroutines
+	Goroutines int          `json:"goroutines"`
+	Resident   int64        `json:"residentBytes"`
+	Store      int64        `json:"storeBytes"`   // etcd's file
+	Syncs      int64        `json:"syncs"`        // of etcd's write-ahead log
+	Written    int64        `json:"filesWritten"` // by agents, to their in-memory disks
+	Samples    []Sample     `json:"samples"`      // taken during the event
 }
 
 // Quantiles of durations, in milliseconds.
@@ -59,6 +61,7 @@ type Quantiles struct {
 	N      int     `json:"n"`
 	Median float64 `json:"median"`
 	P99    float64 `json:"p99"`
+	Max    float64 `json:"max"`
 }
 
 // Entries counts the entries of one table on the nodes.
@@ -81,11 +84,16 @@ func (e Event) String() string {
 	switch {
 	case counted[e.Do]:
 		return fmt.Sprintf("%s %v", e.Do, e.By)
-	case e.Do == ChangePolicy:
+	case e.PerSecond > 0:
+		return fmt.Sprintf("%s %d times, %d a second", e.Do, e.Times, e.PerSecond)
+	case e.Times > 0:
 		return fmt.Sprintf("%s %d times", e.Do, e.Times)
 	}
 	return e.Do
 }
+
+// changes returns the result of the event's changes; nil if it had none.
+func (s Stage) changes() *Propagation { return cmp.Or(s.Policies, s.Endpoints) }
 
 // Text writes the result for people, with columns separated by tabs.
 func (r *Result) Text(w io.Writer) {
@@ -153,7 +161,7 @@ func (s Stage) kinds(w io.Writer) {
 			q.Refused,
 		)
 	}
-	s.Policies.text(w)
+	s.changes().text(w)
 	for _, kind := range s.Counts.kinds() {
 		fmt.Fprintf(w, "  %s\t%d\t%d bytes\n", kind, s.Counts[kind].Messages, s.Counts[kind].Bytes)
 	}

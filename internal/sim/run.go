@@ -157,7 +157,7 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 		if failed != nil {
 			return failed
 		}
-		if p := stage.Policies; p != nil {
+		if p := stage.changes(); p != nil {
 			for _, e := range p.exceeded(s.Within, stage.Counts[deltas].Messages) {
 				r.Exceeded = append(r.Exceeded, stage.Event+": "+e)
 			}
@@ -199,7 +199,7 @@ func (w *world) playAll(ctx context.Context, r *Result, o Options) error {
 		if err != nil {
 			return err
 		}
-		for _, v := range append(stage.Policies.violated(), violated...) {
+		for _, v := range append(stage.changes().violated(), violated...) {
 			r.Violations = append(r.Violations, "after "+stage.Event+": "+v)
 		}
 		if len(r.Violations) > 0 {
@@ -236,7 +236,7 @@ type stage struct {
 	syncs  int64
 	files  int64
 
-	changes *changes // policy changes; nil for none
+	changes *changes // of policies or endpoints; nil for none
 }
 
 const (
@@ -288,8 +288,10 @@ func (s *stage) end(w *world) (Stage, error) {
 		Goroutines: runtime.NumGoroutine(), Resident: status("VmRSS"), Store: int64(valueOf(etcdBytes)),
 		Syncs: int64(valueOf(etcdSyncs)) - s.syncs, Written: w.written.files.Load() - s.files,
 	}
-	if s.changes != nil {
-		now.Policies = s.changes.policies()
+	if c := s.changes; c != nil && c.of == policyChanges {
+		now.Policies = c.propagation()
+	} else if c != nil {
+		now.Endpoints = c.propagation()
 	}
 	now.Total, now.Queries = now.Counts.total(), now.Counts.queries(now.Acted)
 	delete(now.Counts, throttled)
@@ -335,7 +337,8 @@ var (
 		"its etcd, which waits for the disk of --data-dir at every change, unless that is a tmpfs, which has no " +
 			"disk to wait for",
 		"the encoding of every message, by protobuf and Connect's framing",
-		"of each agent the core, the link to the orchestrator and the allocation of addresses",
+		"of each agent the core, the link to the orchestrator, the allocation of addresses and, if the scenario has " +
+			"services, their manager",
 	}
 	isNotReal = []string{
 		"TLS, HTTP/2 and TCP between agents and orchestrator: calls are passed within the process, and the caller is " +

@@ -13,6 +13,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/service"
 	"pilaster.io/pilaster/internal/specfile"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -29,6 +30,7 @@ type Scenario struct {
 	MappingsBy        string            `yaml:"mappingsBy"        json:"mappingsBy,omitempty"`  // on a network with mappings: how nodes receive them; empty means by stream
 	ActivePeers       int               `yaml:"activePeers"       json:"activePeers,omitempty"` // mappings that each node subscribes to; 0: it receives all
 	Tenants           int               `yaml:"tenants"           json:"tenants"`               // 0 means 1; containers are assigned to them in turn
+	Services          int               `yaml:"services"          json:"services,omitempty"`    // of each tenant; each selects all containers of it
 	Nodes             int               `yaml:"nodes"             json:"nodes"`
 	ContainersPerNode int               `yaml:"containersPerNode" json:"containersPerNode"`
 	AtOnce            int               `yaml:"atOnce"            json:"atOnce"`   // nodes that an event handles concurrently; 0 means 512
@@ -43,7 +45,8 @@ type Event struct {
 	By     Amount        `yaml:"by"     json:"by,omitzero"` // number of nodes
 	Within time.Duration `yaml:"within" json:"within,omitzero"`
 
-	Times     int  `yaml:"times"     json:"times,omitempty"`     // number of policy changes of change-policy; 0 means 100
+	Times     int  `yaml:"times"     json:"times,omitempty"`     // number of changes of change-policy and change-endpoint; 0 means 100
+	PerSecond int  `yaml:"perSecond" json:"perSecond,omitempty"` // changes of change-endpoint that begin in a second; 0: each after the former is in force
 	ListFirst bool `yaml:"listFirst" json:"listFirst,omitempty"` // for grow with mappings: all new nodes list the mappings before one gets a subnet
 }
 
@@ -72,6 +75,7 @@ const (
 	Reconnect           = "reconnect"            // all streams are cut
 	RestartOrchestrator = "restart-orchestrator" // the orchestrator restarts, and all agents follow it again
 	ChangePolicy        = "change-policy"        // a policy of the first tenant changes repeatedly
+	ChangeEndpoint      = "change-endpoint"      // endpoints of the first tenant's services change repeatedly
 )
 
 // counted holds whether an event needs a number of nodes.
@@ -83,7 +87,11 @@ var counted = map[string]bool{
 	Reconnect:           false,
 	RestartOrchestrator: false,
 	ChangePolicy:        false,
+	ChangeEndpoint:      false,
 }
+
+// repeated reports whether an event consists of changes of the first tenant.
+func (e Event) repeated() bool { return e.Do == ChangePolicy || e.Do == ChangeEndpoint }
 
 // Amount is a number of nodes, or a percentage of the existing nodes.
 type Amount struct {
@@ -161,6 +169,7 @@ const (
 	maxNodes   = 1_000_000
 	maxTenants = 1_000
 	maxTimes   = 10_000
+	maxRate    = 1_000 // changes a second
 )
 
 // Read reads a scenario's YAML file. The file's name is the default name of the scenario.
@@ -196,12 +205,14 @@ func Parse(file string, b []byte) (Scenario, error) {
 func (s Scenario) zeros() map[string]bool {
 	all := map[string]bool{
 		"$.activePeers": s.ActivePeers == 0, "$.tenants": s.Tenants == 0, "$.atOnce": s.AtOnce == 0,
+		"$.services":    s.Services == 0,
 		"$.limits.time": s.Limits.Time == 0, "$.limits.memory": s.Limits.Memory == 0,
 		"$.limits.messages": s.Limits.Messages == 0,
 	}
 	for i, e := range s.Events {
 		all[fmt.Sprintf("$.events[%d].within", i)] = e.Within == 0
 		all[fmt.Sprintf("$.events[%d].times", i)] = e.Times == 0
+		all[fmt.Sprintf("$.events[%d].perSecond", i)] = e.PerSecond == 0
 	}
 	return all
 }
@@ -226,7 +237,7 @@ func (s Scenario) Filled(name string) Scenario {
 	s.AtOnce = cmp.Or(s.AtOnce, 512)
 	s.Events = slices.Clone(s.Events)
 	for i, e := range s.Events {
-		if e.Do == ChangePolicy {
+		if e.repeated() {
 			s.Events[i].Times = cmp.Or(e.Times, 100)
 		}
 	}
@@ -262,6 +273,7 @@ func (s Scenario) Validate() error {
 		between("activePeers", s.ActivePeers, 0, maxNodes),
 		between("atOnce", s.AtOnce, 1, maxNodes),
 		between("listRate", s.ListRate, 0, maxNodes),
+		between("services", s.Services, 0, service.MaxServices/max(s.Tenants, 1)),
 		positive("$.limits.time", s.Limits.Time),
 	); err != nil {
 		return err
@@ -272,6 +284,9 @@ func (s Scenario) Validate() error {
 	if s.ActivePeers > 0 && !tenant.NetworkHas(s.Network, tenant.Identifiers) {
 		return wrong("$.activePeers", "activePeers is for network %s; on %s nodes do not subscribe to mappings",
 			tenant.NetworksWith(tenant.Identifiers), s.Network)
+	}
+	if s.Services > 0 && !tenant.NetworkHas(s.Network, tenant.Services) {
+		return wrong("$.services", "services is for network %s", tenant.NetworksWith(tenant.Services))
 	}
 	with, without := tenant.NetworksWith(tenant.OwnCIDRs), tenant.NetworksWithout(tenant.OwnCIDRs)
 	switch on, known := tenant.TraitsOf(s.Network); {
@@ -322,7 +337,7 @@ func (s Scenario) Validate() error {
 			return wrong("$.cidr", "%v", err)
 		}
 	}
-	nodes := s.Nodes
+	nodes, most := s.Nodes, s.Nodes
 	for i, e := range s.Events {
 		at := fmt.Sprintf("$.events[%d]", i)
 		needs, known := counted[e.Do]
@@ -340,12 +355,18 @@ func (s Scenario) Validate() error {
 				Grow,
 				tenant.NetworksWith(tenant.Mappings),
 			)
-		case e.Times != 0 && e.Do != ChangePolicy:
-			return wrong(at+".times", "times is for event %s", ChangePolicy)
-		case e.Do == ChangePolicy && (e.Times < 1 || e.Times > maxTimes):
+		case e.Times != 0 && !e.repeated():
+			return wrong(at+".times", "times is for event %s or %s", ChangePolicy, ChangeEndpoint)
+		case e.repeated() && (e.Times < 1 || e.Times > maxTimes):
 			return wrong(at+".times", "times %d: use 1 to %d", e.Times, maxTimes)
-		case e.Do == ChangePolicy && s.ContainersPerNode == 0:
-			return wrong(at+".do", "event %s needs nodes with containers: set containersPerNode", ChangePolicy)
+		case e.repeated() && s.ContainersPerNode == 0:
+			return wrong(at+".do", "event %s needs nodes with containers: set containersPerNode", e.Do)
+		case e.PerSecond != 0 && e.Do != ChangeEndpoint:
+			return wrong(at+".perSecond", "perSecond is for event %s", ChangeEndpoint)
+		case e.PerSecond < 0 || e.PerSecond > maxRate:
+			return wrong(at+".perSecond", "perSecond %d: use 1 to %d, or omit it", e.PerSecond, maxRate)
+		case e.Do == ChangeEndpoint && s.Services == 0:
+			return wrong(at+".do", "event %s needs services: set services", e.Do)
 		case needs && e.By.of(nodes) < 1:
 			return wrong(at+".by", "event %v: %v of %d nodes is less than one node", e, e.By, nodes)
 		}
@@ -364,6 +385,12 @@ func (s Scenario) Validate() error {
 		case needs && n > nodes:
 			return wrong(at+".by", "event %v: %d of %d nodes: there are too few", e, n, nodes)
 		}
+		most = max(most, nodes)
+	}
+	// Events may add spare containers.
+	if n := (most*s.ContainersPerNode + spareContainers) * s.Services; n > service.MaxEndpoints {
+		return wrong("$.services", "services %d: %d endpoints for up to %d nodes: the maximum of a cluster is %d",
+			s.Services, n, most, service.MaxEndpoints)
 	}
 	return nil
 }

@@ -77,14 +77,29 @@ func TestParseRefuses(t *testing.T) {
 		"nodes: 5\nnetwork: nimitz\ncidr: 10.0": "f.yaml:3: cidr 10.0: use a range of " +
 			"addresses, such as 10.0.0.0/16",
 		"nodes: 5\nnetwork: nimitz\nnodeBits: 4": "f.yaml: ",
-		"nodes: 5\nevents:\n- {do: nothing}": `f.yaml:3: event "nothing": use change-policy, crash, ` +
-			`grow, reconnect, restart-job, restart-orchestrator, shrink`,
+		"nodes: 5\nevents:\n- {do: nothing}": `f.yaml:3: event "nothing": use change-endpoint, change-policy, ` +
+			`crash, grow, reconnect, restart-job, restart-orchestrator, shrink`,
 		"nodes: 5\nevents:\n- {do: change-policy}": "f.yaml:3: event change-policy needs " +
 			"nodes with containers",
 		"nodes: 5\nevents:\n- {do: change-policy, times: -1}": "f.yaml:3: times -1: use 1 to 10000",
 		"nodes: 5\nevents:\n- {do: change-policy, times: 0}": "f.yaml:3: times: use more than 0, or " +
 			"omit it",
-		"nodes: 5\nevents:\n- {do: crash, by: 1, times: 2}": "f.yaml:3: times is for event change-policy",
+		"nodes: 5\nevents:\n- {do: crash, by: 1, times: 2}": "f.yaml:3: times is for event change-policy " +
+			"or change-endpoint",
+		"nodes: 5\ncontainersPerNode: 1\nevents:\n- {do: change-endpoint}": "f.yaml:4: event change-endpoint needs " +
+			"services: set services",
+		"nodes: 5\nservices: 1\nevents:\n- {do: change-endpoint}": "f.yaml:4: event change-endpoint needs nodes " +
+			"with containers",
+		"nodes: 5\nevents:\n- {do: reconnect, perSecond: 2}": "f.yaml:3: perSecond is for event change-endpoint",
+		"nodes: 5\ncontainersPerNode: 1\nservices: 1\nevents:\n- {do: change-endpoint, perSecond: 2000}": "f.yaml:5" +
+			": perSecond 2000: use 1 to 1000",
+		"nodes: 5\ncontainersPerNode: 1\nservices: 1\nevents:\n- {do: change-endpoint, perSecond: 0}": "f.yaml:5" +
+			": perSecond: use more than 0, or omit it",
+		"nodes: 5\nservices: 0":                  "f.yaml:2: services: use more than 0, or omit it",
+		"nodes: 5\ntenants: 100\nservices: 101":  "f.yaml:3: services 101: use 0 to 100",
+		"nodes: 5\nnetwork: nimitz\nservices: 1": "f.yaml:3: services is for network netpila",
+		"nodes: 5\ncontainersPerNode: 3\nservices: 5000": "f.yaml:3: services 5000: 125000 endpoints for up to 5 " +
+			"nodes: the maximum of a cluster is 100000",
 		"nodes: 5\nevents:\n- {do: grow}": "f.yaml:3: event grow needs a number of " +
 			"nodes",
 		"nodes: 5\nevents:\n- {do: reconnect, by: 1}": "f.yaml:3: event reconnect affects all " +
@@ -113,7 +128,7 @@ func TestParseRefuses(t *testing.T) {
 		"nodes: 5\nnetwork: nimitz\nnodeBits: 24\nnoNodeCIDRs: true": "f.yaml:3: nodeBits needs nodes with " +
 			"subnets",
 		"nodes: 5\nnetwork: nimitz\nevents: [{do: crash, by: 1, bye: 1}]": `f.yaml:3: unknown key "bye": ` +
-			`the keys here are do, by, within, times, listFirst`,
+			`the keys here are do, by, within, times, perSecond, listFirst`,
 		"nodes: &n 20.5":           "f.yaml:1: nodes 20.5: use a whole number",
 		"nodes: .inf":              "f.yaml:1: nodes .inf: use a whole number",
 		"nodes: 5\nnoNodeCIDRs: 1": "f.yaml:2: noNodeCIDRs 1: use true or false",

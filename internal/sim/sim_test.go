@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"pilaster.io/pilaster/internal/dpapi"
 )
 
 func TestMain(m *testing.M) {
@@ -169,8 +172,8 @@ func TestChangePolicy(t *testing.T) {
 			}
 			var shown, page strings.Builder
 			r.Text(&shown)
-			if want := fmt.Sprintf("messages for 20 changes: 20 to 20 to each of these nodes, 0 to the %d others "+
-				"together", nodes/2); !strings.Contains(
+			if want := fmt.Sprintf("a second: 20 to 20 to each of these nodes, 0 to the %d others together",
+				nodes/2); !strings.Contains(
 				shown.String(),
 				want,
 			) {
@@ -196,18 +199,126 @@ func TestChangePolicyLate(t *testing.T) {
 // TestChangePolicyOtherNodes: a run fails if a node that does not host the tenant receives a message, or if a hosting
 // node receives more than one message per change.
 func TestChangePolicyOtherNodes(t *testing.T) {
-	for name, p := range map[string]Policies{
-		"to other nodes":        {Changes: 3, Hosts: 2, Least: 3, Most: 3, Others: 1, ToOthers: 1},
-		"twice":                 {Changes: 3, Hosts: 2, Least: 3, Most: 4},
-		"sent and not yet read": {Changes: 3, Hosts: 2, Least: 3, Most: 3, Others: 1},
+	for name, p := range map[string]Propagation{
+		"to other nodes":        {of: policyChanges, Changes: 3, Hosts: 2, Least: 3, Most: 3, Others: 1, ToOthers: 1},
+		"twice":                 {of: policyChanges, Changes: 3, Hosts: 2, Least: 3, Most: 4},
+		"sent and not yet read": {of: policyChanges, Changes: 3, Hosts: 2, Least: 3, Most: 3, Others: 1},
 	} {
 		if len(append(p.violated(), p.exceeded(0, 7)...)) == 0 {
 			t.Errorf("%s: no violation and no exceeded limit for %+v", name, p)
 		}
 	}
-	p := Policies{Changes: 3, Hosts: 2, Least: 3, Most: 3, Others: 1}
+	p := Propagation{of: policyChanges, Changes: 3, Hosts: 2, Least: 3, Most: 3, Others: 1}
 	if found := append(p.violated(), p.exceeded(time.Nanosecond, 6)...); len(found) != 0 {
 		t.Errorf("unexpected findings for %+v: %q", p, found)
+	}
+}
+
+// TestChangeEndpoint: each change of an endpoint costs at most one message to each node that hosts the tenant, and
+// reaches the packet paths of all of them; other nodes receive nothing. Nodes that join later, restart, or get other
+// containers have the services of the tenants that they host, with all ready endpoints, and no others.
+func TestChangeEndpoint(t *testing.T) {
+	t.Parallel()
+	r := play(t, `{nodes: 30, containersPerNode: 2, tenants: 5, services: 3, events: [
+		{do: change-endpoint, times: 21, within: 10s}, {do: grow, by: 4}, {do: crash, by: 4},
+		{do: restart-job, by: 10}, {do: reconnect}, {do: shrink, by: 3},
+		{do: change-endpoint, times: 60, perSecond: 100, within: 10s}]}`)
+	for i, times := range map[int]int{1: 21, 7: 60} {
+		s, p := r.Stages[i], r.Stages[i].Endpoints
+		if p == nil || s.Policies != nil {
+			t.Fatalf("%s has results %+v", s.Event, s)
+		}
+		if p.Hosts == 0 || p.Hosts+p.Others != s.Nodes || p.Others == 0 || p.Changes != times ||
+			p.Node.N != p.Hosts*times || p.Last.N != times || p.ToOthers != 0 {
+			t.Errorf("unexpected result of %s: %+v", s.Event, *p)
+		}
+		if p.Node.Median <= 0 || p.Node.P99 < p.Node.Median || p.Node.Max < p.Node.P99 || p.Last.Max != p.Node.Max {
+			t.Errorf("%s took %+v on each node, and %+v until the last node", s.Event, p.Node, p.Last)
+		}
+		if n := s.Counts["PutEndpoints in"].Messages; n != int64(times) {
+			t.Errorf("%d reports for %d changes", n, times)
+		}
+	}
+	// One after the other, changes cannot be merged: each is a message of its own.
+	if p := r.Stages[1].Endpoints; p.Hosts != 12 || p.Least != 21 || p.Most != 21 {
+		t.Errorf("unexpected messages: %+v", *p)
+	}
+	if p := r.Stages[7].Endpoints; p.Least == 0 || p.PerSecond > 150 {
+		t.Errorf("unexpected messages, or rate: %+v", *p)
+	}
+	var shown, page strings.Builder
+	r.Text(&shown)
+	if want := "a second: 21 to 21 to each of these nodes, 0 to the 18 others together"; !strings.Contains(
+		shown.String(), want) {
+		t.Errorf("%q is not in\n%s", want, shown.String())
+	}
+	if err := r.Page(&page, time.Now()); err != nil || strings.Count(page.String(), "on the last node") != 2 {
+		t.Errorf("%v: the page lacks one of the two lines", err)
+	}
+}
+
+// TestChangeEndpointLate: the limit is that of 99 of 100 changes on the last node.
+func TestChangeEndpointLate(t *testing.T) {
+	p := Propagation{of: endpointChanges, Changes: 3, Hosts: 2, Last: Quantiles{Median: 1, P99: 3}}
+	if found := p.exceeded(2*time.Millisecond, 6); len(found) != 1 ||
+		!strings.Contains(found[0], "on the last node within 3 ms in 99 of 100 cases; the limit is 2ms") {
+		t.Errorf("got exceeded limits %q", found)
+	}
+	if found := p.exceeded(3*time.Millisecond, 6); len(found) != 0 {
+		t.Errorf("unexpected exceeded limits %q", found)
+	}
+}
+
+// TestTurn: every node changes in turn, and changes back before the next ones.
+func TestTurn(t *testing.T) {
+	for hosts, want := range map[int][]int{
+		1: {0, 0, 0}, 2: {0, 0, 1, 1, 0}, 3: {0, 0, 1, 1, 2, 2, 0}, 5: {0, 1, 0, 1, 2, 3, 2, 3, 4, 0, 4, 0, 1},
+	} {
+		var at []int
+		for i := range want {
+			n, _ := turn(i, hosts)
+			at = append(at, n)
+		}
+		if !slices.Equal(at, want) {
+			t.Errorf("of %d nodes, %v change, want %v", hosts, at, want)
+		}
+	}
+}
+
+// TestServicesWhereTenantIsNot: checkServices finds packet paths with other services, or other endpoints, than those of
+// the containers.
+func TestServicesWhereTenantIsNot(t *testing.T) {
+	ours := dpapi.FrontendKey{Address: netip.MustParseAddrPort("[fd00::1]:80"), Protocol: 6}
+	theirs := dpapi.FrontendKey{Address: netip.MustParseAddrPort("[fd00:0:0:1::1]:80"), Protocol: 6}
+	one, two := dpapi.Backend{Plain: netip.MustParseAddr("fd00::11"), Port: targetPort},
+		dpapi.Backend{Plain: netip.MustParseAddr("fd00::12"), Port: targetPort}
+	w := &world{
+		scenario: Scenario{Services: 1},
+		services: map[string][]dpapi.FrontendKey{"t1": {ours}, "t2": {theirs}},
+	}
+	has := map[string]*backends{"t1": {active: []dpapi.Backend{one}, draining: []dpapi.Backend{two}}}
+	for name, c := range map[string]struct {
+		key              dpapi.FrontendKey
+		active, draining []dpapi.Backend
+		violated         bool
+	}{
+		"right":                {ours, []dpapi.Backend{one}, []dpapi.Backend{two}, false},
+		"one too many":         {ours, []dpapi.Backend{one, two}, nil, true},
+		"none":                 {ours, nil, nil, true},
+		"a service of another": {theirs, nil, nil, true},
+	} {
+		n := &node{driver: &driver{}, running: []container{{tenant: "t1"}}}
+		n.driver.PutServices([]dpapi.Frontend{{FrontendKey: c.key, Backends: c.active, Draining: c.draining}})
+		var v violations
+		w.checkServicesOf(&v, n, has)
+		if (len(v.seen) != 0) != c.violated {
+			t.Errorf("%s: violations %q", name, v.list())
+		}
+		n.running = nil
+		v = violations{}
+		if w.checkServicesOf(&v, n, has); len(v.list()) != 1 {
+			t.Errorf("%s, on a node without the tenant: violations %q", name, v.list())
+		}
 	}
 }
 

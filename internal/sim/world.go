@@ -26,6 +26,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/statefile"
@@ -48,10 +49,11 @@ type world struct {
 	warnings *warnings
 	written  *written
 
-	uplink  []netip.Addr
-	netns   string
-	labels  map[string]string
-	tenants []string
+	uplink   []netip.Addr
+	netns    string
+	labels   map[string]string
+	tenants  []string
+	services map[string][]dpapi.FrontendKey // by tenant
 
 	nodes     []*node
 	followers int          // simulated nodes that follow the orchestrator; 0 means all
@@ -80,7 +82,7 @@ func newWorld(s Scenario, dir string, log *slog.Logger) *world {
 			netip.MustParseAddr("2001:db8::2"),
 		}, netns: "/run/netns/sim", labels: map[string]string{"app": "job"},
 		keeps: map[int]bool{}, devices: new(deviceNames), numbers: newNumbers(), progress: new(progress),
-		adds: new(latencies),
+		adds: new(latencies), services: map[string][]dpapi.FrontendKey{},
 	}
 	w.agentLog = slog.New(w.warnings)
 	w.clients = pilasterv1connect.NewNodeServiceClient(f, w.url, connect.WithInterceptors(streamInterceptor{inTime}))
@@ -101,6 +103,23 @@ func (w *world) open(ctx context.Context) error {
 		w.tenants = append(w.tenants, name)
 	}
 	return nil
+}
+
+// Probe adds real nodes to a simulated cluster.
+type Probe interface {
+	// Join is called once, after the orchestrator has the tenants and before the first node joins.
+	Join(context.Context, Cluster) error
+	// After is called after each stage, when no more messages are in transit.
+	After(context.Context, Stage) error
+}
+
+// Cluster is what a probe joins.
+type Cluster struct {
+	Orchestrator *orchestrator.Server
+	Socket       string // of the operator API
+	Token        string // path of the file with the join token
+	Tenants      []string
+	Labels       map[string]string // of every container
 }
 
 func (w *world) cluster() Cluster {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// fault is a planted fault in the allocation or distribution of addresses. A small simulation must detect it as a
-// violated invariant.
+// fault is a planted fault in the allocation or distribution of addresses, or in the distribution of endpoints of
+// services. A small simulation must detect it.
 type fault struct {
 	name           string
 	file, old, new string
@@ -52,6 +52,28 @@ func faults() []fault {
 		{"subnets kept", "internal/orchestrator/store/hosting.go",
 			"if err := s.releaseAll(t, n, tenant); err != nil {\n\t\t\treturn is, err\n\t\t}\n", "",
 			"TestTenantsMove", "a node lacks mappings of a tenant", false},
+		{
+			"endpoint changes not sent", "internal/orchestrator/cache/cache.go",
+			"m.queueShared(f, all)\n",
+			`if s := all.GetDelta().GetSlices(); len(s) == 0 || !s[0].Endpoints[0].NotReady || f.Node.Name != "n4" {
+				m.queueShared(f, all)
+			}
+`,
+			"TestChangeEndpoint", "did not reach node n4", false,
+		},
+		{
+			"endpoint changes sent to all nodes", "internal/orchestrator/cache/cache.go",
+			`	for f := range to {
+		if all != nil && f.hosted[tenant] &&`,
+			`	leaks := len(all.GetDelta().GetSlices()) > 0
+	for _, f := range m.Subscribers {
+		to[f] = to[f] || leaks
+	}
+	maps.DeleteFunc(to, func(_ *Subscriber, is bool) bool { return !is })
+	for f := range to {
+		if all != nil && (leaks || f.hosted[tenant]) &&`,
+			"TestChangeEndpoint", "that do not host the tenant with changes of endpoints", false,
+		},
 	}
 }
 
