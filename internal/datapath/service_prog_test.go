@@ -218,6 +218,35 @@ func TestServicePackets(t *testing.T) {
 		reason: "src-not-own"})
 }
 
+// TestServiceSpoofedClients: a container sends with its own address only, also if the caches have the flow that it
+// claims. So no backend answers a victim, and no victim gets an answer that its service has not sent.
+func TestServiceSpoofedClients(t *testing.T) {
+	b := newServiceBench(t)
+	for range 2 { // the second one is in the cache
+		b.sends(t, "a datagram", question, b.toFar(udp(5000, atPort)))
+		b.arrives(t, progCase{name: "its answer", frame: b.fromFar(udp(atPort, 5000)),
+			out: b.toClient(udp(farPort, 5000))})
+	}
+	b.sends(t, "a datagram to this node", udp(5000, nearPort), b.toNear(udp(5000, atPort)))
+	for _, c := range []struct {
+		name string
+		sent packet.Packet
+	}{
+		{"another client's flow", b.sent(b.address, udp(5000, nearPort))},
+		{"another client's flow, from the cache", b.sent(b.address, question)},
+		{"another client", b.sent(b.address, udp(5001, farPort))},
+		{"a client on another node", between(sees(b.b3.Addr()), b.address, question)},
+		{"a client of another tenant", between(b.r1.seen(), b.address, question)},
+		{"a client of another tenant, to its service", between(b.r1.seen(), b.reds, question)},
+		{"the service, to its client", between(b.address, b.b1.seen(), udp(farPort, 5000))},
+		{"the service, to itself", between(b.address, b.address, question)},
+		{"a container that is its own client", between(b.alias, b.b1.seen(), udp(5000, atPort))},
+		{"a container that is its own client, to a service", between(b.alias, b.address, question)},
+	} {
+		b.fromContainer2(t, progCase{name: c.name, frame: b.frame(c.sent), reason: "src-not-own"})
+	}
+}
+
 // TestServiceRoutes: a backend's node may have no route, and the route may be narrow.
 func TestServiceRoutes(t *testing.T) {
 	b := newServiceBench(t)

@@ -300,6 +300,43 @@ func services() []mutation {
 			cases: []string{"1,501 bytes", "1,501 bytes and a hop limit of 1"},
 		},
 		{
+			name: "clients whose flows are cached",
+			old: `why = identify(&w->key, &m);
+	if (why)
+		return why;
+	begin_flow(`,
+			new: `m.from = bpf_map_lookup_elem(&pil_sources_v2, &w->key.src);
+	m.own = m.from ? bpf_map_lookup_elem(&pil_tenants_v2, &m.from->tenant_id) : NULL;
+	why = m.own ? 0 : REASON_SRC_NOT_OWN;
+	if (why)
+		return why;
+	begin_flow(`,
+			test:  "TestServiceSpoofedClients",
+			cases: []string{"another client's flow, from the cache"},
+		},
+		{
+			name: "tenant that a session counts for",
+			old:  "key->tenant = f->tenant;",
+			new:  "key->tenant = 0;",
+			test: "TestServiceFloods",
+			cases: []string{
+				"connections of another tenant", "datagrams of another tenant",
+				"datagrams with answers of another tenant", "half-open connections of another tenant",
+				"connections of another container",
+			},
+		},
+		{
+			name: "container that a session counts for",
+			old:  "key->endpoint = f->endpoint;",
+			new:  "key->endpoint = 0;",
+			test: "TestServiceFloods",
+			cases: []string{
+				"connections of another tenant", "datagrams of another tenant",
+				"datagrams with answers of another tenant", "half-open connections of another tenant",
+				"connections of another container",
+			},
+		},
+		{
 			name: "hop limit of packets to services",
 			old: `if (leaves_node(egress) && h->hop_limit <= 1)
 		return icmp_error_send(skb, p, f, REASON_HOP_LIMIT);`,

@@ -38,6 +38,7 @@ type stream struct {
 	ended    <-chan error // result of the sender
 
 	sent  []time.Time // times by number; only the sender uses it until it has ended
+	flows int         // used as sent
 	noise uint64      // datagrams to an address without a container, one per flow; used as sent
 
 	mu       sync.Mutex
@@ -82,6 +83,7 @@ func (s *stream) send(ctx context.Context, address netip.Addr) error {
 			if err := unix.Sendto(fd, nil, 0, nowhere); err != nil {
 				return fmt.Errorf("datagram to an address without a container: %w", err)
 			}
+			s.flows++
 			s.noise++
 		}
 		if err := labtest.SendNumbered(fd, len(s.sent), to); err != nil {
@@ -140,8 +142,7 @@ func (s *stream) finish(t *testing.T, start time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t.Logf("%s to %s: %d datagrams sent, %d received, %d flows, %.0f/s", s.from, s.to, n, s.distinct,
-		(n+perFlow-1)/perFlow,
-		float64(n)/s.sent[n-1].Sub(s.sent[0]).Seconds())
+		s.flows, float64(n)/s.sent[n-1].Sub(s.sent[0]).Seconds())
 	var wrong []string
 	for number := range max(n, len(s.received)) {
 		times := 0

@@ -34,8 +34,8 @@ const givenOther = "PILASTER_TEST_OTHER"
 // OtherBinary returns the path of a pilaster binary of another build, with its pilaster-cni in the same folder: the one
 // that PILASTER_TEST_OTHER names, or one built from this tree with changes that a later release could have. The build
 // from this tree has other programs, another name for most pinned maps, and other layouts of entries. Both builds share
-// the tables of sessions, of gateways' connections and of mappings: a release that changes their layout must convert
-// them.
+// the tables of sessions, of gateways' connections, of services and of mappings: a release that changes their layout
+// must convert them.
 func OtherBinary(t testing.TB) string {
 	t.Helper()
 	if given := os.Getenv(givenOther); given != "" {
@@ -59,6 +59,12 @@ func OtherBinary(t testing.TB) string {
 
 // OtherIsRelease reports whether OtherBinary is a given binary of another release.
 func OtherIsRelease() bool { return os.Getenv(givenOther) != "" }
+
+// OtherHasServices reports whether OtherBinary's build has services.
+func OtherHasServices(t testing.TB) bool {
+	t.Helper()
+	return !OtherIsRelease() || otherKnows(t, "--cgroup-root")
+}
 
 // otherKnows reports whether the agent of the given release has a flag.
 func otherKnows(t testing.TB, flag string) bool {
@@ -236,10 +242,11 @@ var (
 	mapInC  = regexp.MustCompile(`\b((?:pil|nim|pol)_[a-z_]+)_v\d+\b`)
 	mapInGo = regexp.MustCompile(`((?:Pil|Nim|Pol)[A-Z][A-Za-z]*)V\d+\b`)
 	pinInGo = regexp.MustCompile(`"((?:pil|nim|pol)_[a-z_]+)_v\d+"`)
-	// Both builds share the session tables, the connections of egress gateways, and the mappings to other nodes, which
-	// no record on the node has.
+	// Both builds share the session tables, the connections of egress gateways, services with the numbers that sessions
+	// have, and the mappings to other nodes, which no record on the node has.
 	kept = regexp.MustCompile(
-		`^(pil_sessions?_|PilSessions?[A-Z]|pil_gwnat_|PilGwnatV|nim_fo(rward|reign)_|NimFo(rward|reign)V)`)
+		`^(pil_sessions?_|PilSessions?[A-Z]|pil_gwnat_|PilGwnatV|pil_svc[a-z]*_|PilSvc[a-z]*V|` +
+			`nim_fo(rward|reign)_|NimFo(rward|reign)V)`)
 	entries = regexp.MustCompile(`(?m)^struct (ep_src|ep_dst|tenant) \{\n`)
 	sizes   = regexp.MustCompile(`(sizeof\(struct (?:ep_src|ep_dst|tenant)\) == )(\d+)`)
 	// Every layout of drop_state begins with the packet counter.
