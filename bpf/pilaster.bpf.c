@@ -7,8 +7,7 @@
 
 #include "hooks/container.h"
 #include "hooks/uplink.h"
-#include "net/netpila/gateway_stages.h"
-#include "net/netpila/service_stages.h"
+#include "net/netpila/exposed_stages.h"
 #include "net/nimitz/gateway.h"
 #include "net/nimitz/offload_nsh.h"
 #include "net/nimitz/ovs_port.h"
@@ -145,6 +144,24 @@ SEC("tc")
 int pil_service_in(struct __sk_buff *skb)
 {
 	return service_in(skb);
+}
+
+SEC("tc")
+int pil_exposed_in(struct __sk_buff *skb)
+{
+	return exposed_in(skb);
+}
+
+SEC("tc")
+int pil_exposed_tun(struct __sk_buff *skb)
+{
+	return exposed_tunnel(skb);
+}
+
+SEC("tc")
+int pil_exposed_out(struct __sk_buff *skb)
+{
+	return exposed_out(skb);
 }
 
 SEC("cgroup/connect6")

@@ -9,8 +9,7 @@
 #include "hooks/node.h"
 #include "hooks/traced.h"
 #include "hooks/uplink.h"
-#include "net/netpila/gateway_stages.h"
-#include "net/netpila/service_stages.h"
+#include "net/netpila/exposed_stages.h"
 #include "net/ila/stages.h"
 #include "net/nimitz/ovs_port.h"
 #include "net/nimitz/stages.h"
@@ -137,6 +136,30 @@ SEC("tc")
 int pil_service_in(struct __sk_buff *skb)
 {
 	return trace_leave(skb, service_in(skb));
+}
+
+SEC("tc")
+int pil_exposed_in(struct __sk_buff *skb)
+{
+	if (!trace_state_of(skb))
+		trace_enter(skb, HOOK_UPLINK_IN);
+	return trace_leave(skb, exposed_in(skb));
+}
+
+SEC("tc")
+int pil_exposed_tun(struct __sk_buff *skb)
+{
+	if (!trace_state_of(skb))
+		trace_enter(skb, HOOK_UPLINK_IN);
+	return trace_leave(skb, exposed_tunnel(skb));
+}
+
+SEC("tc")
+int pil_exposed_out(struct __sk_buff *skb)
+{
+	if (!trace_state_of(skb))
+		trace_enter(skb, HOOK_CONTAINER);
+	return trace_leave(skb, exposed_out(skb));
 }
 
 SEC("tc")

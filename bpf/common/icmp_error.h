@@ -37,10 +37,17 @@ struct {
 	__uint(max_entries, ICMP_ERROR_SLOTS);
 } pil_icmp_rate SEC(".maps");
 
-static __always_inline bool icmp_error_allowed(__u32 device)
+/* The same for errors to hosts outside, by what the error is about: a tenant, or an address. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, ICMP_ERROR_SLOTS);
+} pil_icmp_orate SEC(".maps");
+
+static __always_inline bool pace_allows(__u64 *pace)
 {
-	__u32 slot = device % ICMP_ERROR_SLOTS;
-	__u64 *pace = bpf_map_lookup_elem(&pil_icmp_rate, &slot), now = bpf_ktime_get_ns(), due;
+	__u64 now = bpf_ktime_get_ns(), due;
 
 	if (!pace)
 		return false;
@@ -49,6 +56,21 @@ static __always_inline bool icmp_error_allowed(__u32 device)
 		return false;
 	*pace = due + ICMP_ERROR_INTERVAL;
 	return true;
+}
+
+static __always_inline bool icmp_error_allowed(__u32 device)
+{
+	__u32 slot = device % ICMP_ERROR_SLOTS;
+
+	return pace_allows(bpf_map_lookup_elem(&pil_icmp_rate, &slot));
+}
+
+static __always_inline bool outside_error_allowed(__u32 about)
+{
+	__u32 slot = about * 0x9e3779b1 >> 22;
+
+	_Static_assert(ICMP_ERROR_SLOTS == 1 << 10, "the slot is the top 10 bits");
+	return pace_allows(bpf_map_lookup_elem(&pil_icmp_orate, &slot));
 }
 
 #define SUM_CHUNK 64

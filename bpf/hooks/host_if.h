@@ -7,7 +7,7 @@
 #include "common/border.h"
 #include "common/event.h"
 #include "common/tunnel.h"
-#include "net/netpila/gateway_table.h"
+#include "net/netpila/exposed_table.h"
 #include "net/nimitz/tables.h"
 
 static __always_inline bool is_vtep(const struct addr *a)
@@ -77,7 +77,7 @@ static __always_inline int check_host_if(struct __sk_buff *skb, bool inward, __u
 	src = f.src;
 	dst = f.dst;
 	why = inward ? check_inward(&src, &dst) : check_outward(&src, &dst);
-	if (!why && !inward && is_gateway_source(&src))
+	if (!why && !inward && (is_gateway_source(&src) || is_exposed_source(&src)))
 		why = REASON_HOST_CLAIMS_TENANT;
 	if (!why && is_tunnel(skb, &src, &dst, f.nexthdr))
 		why = inward ? REASON_PEER_UNKNOWN : REASON_TUNNEL_FORGED;

@@ -134,8 +134,8 @@ static __always_inline bool is_accepted(struct __sk_buff *skb)
 
 		return cookie == node_cookie || (its && its->ifindex == (ON_UPLINK | cookie));
 	}
-	if (src.hi != own_node)
-		return cookie == node_cookie && bpf_map_lookup_elem(&pil_gwnat_v1, &src);
+	if (src.hi != own_node || src.lo == NODE_HOST)
+		return cookie == node_cookie && (is_gateway_source(&src) || is_exposed_address(&src));
 	own = bpf_map_lookup_elem(&pil_locals_v1, &src.lo);
 	return own && (own->ifindex == (ON_UPLINK | cookie) || cookie == node_cookie);
 }
@@ -177,7 +177,7 @@ static __always_inline int to_fabric(struct __sk_buff *skb)
 	dst = *dst_of(h);
 	nexthdr = h->nexthdr;
 	why = check_outward(&src, &dst);
-	if (!why && is_gateway_source(&src))
+	if (!why && (is_gateway_source(&src) || is_exposed_source(&src)))
 		why = REASON_HOST_CLAIMS_TENANT;
 	if (!why && !is_own_tunnel(skb) && is_tunnel(skb, &src, &dst, nexthdr))
 		why = REASON_TUNNEL_FORGED;

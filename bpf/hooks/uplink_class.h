@@ -6,7 +6,7 @@
 #include "common/event.h"
 #include "common/packet4.h"
 #include "common/tunnel.h"
-#include "net/netpila/gateway_table.h"
+#include "net/netpila/exposed_table.h"
 
 enum uplink_action {
 	CLASS_END = 0,	   /* no further class */
@@ -91,6 +91,10 @@ static __always_inline int classify(struct __sk_buff *skb, const struct addr *ds
 	/* A gateway's address may be any that the fabric routes here. */
 	if (bpf_map_lookup_elem(&pil_gwnat_v1, dst)) {
 		bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);
+	}
+	if (is_exposed_address(dst)) {
+		bpf_tail_call(skb, &pil_services_v1, EXPOSED_IN);
 		return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);
 	}
 	return TCX_NEXT;

@@ -62,7 +62,9 @@ struct pkt_info {
 	__u8 error;   /* 1: an ICMP error about a packet of the session */
 	__u8 pickup;  /* 1: an unknown session may be older than the tenant's policies */
 	__u8 outside; /* 1: the peer is outside of the cluster and opens no sessions */
-	__u8 zero[2];
+	__u8 ingress; /* 1: the peer is outside; answers go back by the node of the translation for what the peer opens
+		       */
+	__u8 zero;
 };
 
 struct ct_result {
@@ -158,6 +160,8 @@ static __always_inline struct ct_result action(const struct pkt_info *m, const s
 		if (m->outside && state->nat && state->nat == pre->nats[RX] &&
 		    !(m->proto == NEXTHDR_TCP && state->seen & ESTABLISHED))
 			o.state.nat = pre->nats[TX]; /* no answer has come by the old one, or the peer does not care */
+		if (m->ingress)
+			o.state.nat = pre->nats[RX];
 	}
 	o.state.version = STATE_VERSION;
 	o.state.proto = m->proto;

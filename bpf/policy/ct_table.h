@@ -16,6 +16,11 @@ struct session_key {
 	__u8 zero[2];
 };
 
+/* Sessions that are not those of policies have a kind in their key: of services, and of exposed ports. */
+#define session_kind	zero[1]
+#define SESSION_SERVICE 1
+#define SESSION_EXPOSED 2
+
 struct session {
 	struct session_key key;
 	struct session_state state;
@@ -229,6 +234,22 @@ static __always_inline __u32 get_state(struct ct_ctx *t, const struct session_bu
 			t->entry = i;
 	}
 	return t->entry;
+}
+
+/* ct_read_bucket looks for a session in a bucket and reads its state. */
+__noinline int ct_read_bucket(struct ct_ctx *t, __u32 bucket)
+{
+	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
+	__u32 at, used = 0;
+
+	if (!b || !t)
+		return false;
+	bpf_spin_lock(&b->lock);
+	at = get_state(t, b, &used);
+	if (at < BUCKET_ENTRIES)
+		t->result.state = b->entries[at].state;
+	bpf_spin_unlock(&b->lock);
+	return at < BUCKET_ENTRIES;
 }
 
 /* put_state stores the new state of a session in its entry of a locked bucket. */

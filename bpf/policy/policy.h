@@ -18,7 +18,14 @@ enum enforce_mode {
 	ENFORCE_ASK,	 /* the rules of both ends, which another node looks up: POLICY_ASK */
 	ENFORCE_CARRIED, /* pol_scratch.carried, which another node has looked up */
 	ENFORCE_OUTSIDE, /* the end's own rules; the peer is outside of the cluster and opens no sessions */
+	ENFORCE_EXPOSED, /* the end's own rules; the peer is outside and has opened the session, to an exposed port */
 };
+
+static __always_inline bool is_outside(enum enforce_mode mode)
+{
+	return mode == ENFORCE_OUTSIDE || mode == ENFORCE_EXPOSED;
+}
+
 #define ICMPV6_ECHO_REQUEST 128
 #define POLICY_ASK	    -1
 #define APPS_REMOTE	    0xffffffff
@@ -148,7 +155,7 @@ static __noinline void policy_lookup_session(struct pol_scratch *d)
 	e->local_port = key->local_port;
 	e->remote_port = key->remote_port;
 	e->proto = key->proto;
-	if (d->mode == ENFORCE_BY_ADDR || d->mode == ENFORCE_OUTSIDE) {
+	if (d->mode == ENFORCE_BY_ADDR || is_outside(d->mode)) {
 		e->local_app = current_app(&e->local, app_id(&e->local));
 		/* Only an address of the cluster contains an app. A node is outside of the tenant, too. */
 		e->remote_app = claims_app(&e->remote) ? current_app(&e->remote, app_id(&e->remote)) : APP_OUTSIDE;
@@ -156,6 +163,10 @@ static __noinline void policy_lookup_session(struct pol_scratch *d)
 		if (d->mode == ENFORCE_OUTSIDE) {
 			d->pre.verdicts[RX] = DENY;
 			d->pre.rules[RX] = d->pre.audits[RX] = 0;
+		}
+		if (d->mode == ENFORCE_EXPOSED) {
+			d->pre.verdicts[TX] = DENY;
+			d->pre.rules[TX] = d->pre.audits[TX] = 0;
 		}
 		return;
 	}
@@ -326,6 +337,7 @@ static __noinline int ct_parse(struct __sk_buff *skb, const struct packet *p, st
 	m->proto = p->proto;
 	m->flags = m->error = m->pickup = 0;
 	m->outside = d->mode == ENFORCE_OUTSIDE;
+	m->ingress = d->mode == ENFORCE_EXPOSED && m->dir == RX;
 	if (p->ip4 ? is_error4(p) : is_error(p)) {
 		int quoted = read_quoted_ports(skb, p, d, ports);
 
@@ -388,8 +400,8 @@ static __always_inline int policy_slow(struct __sk_buff *skb, const struct packe
 	return ct_verdict(v, d, rule);
 }
 
-/* policy_check returns 0 if the packet may pass, or POLICY_ASK; else it drops the packet. outside: the mode is
- * ENFORCE_OUTSIDE. */
+/* policy_check returns 0 if the packet may pass, or POLICY_ASK; else it drops the packet. outside: is_outside of the
+ * mode. */
 static __always_inline int policy_check(struct __sk_buff *skb, const struct packet *p, struct pol_scratch *d,
 					__u32 hook, bool outside)
 {
@@ -409,7 +421,9 @@ static __always_inline int policy_check(struct __sk_buff *skb, const struct pack
 /* An end of a packet whose endpoint is on this node: the addresses as the endpoint's session has them. */
 struct policy_end {
 	const struct addr *local, *remote;
-	__be32 *nat;  /* for ENFORCE_OUTSIDE: translation for a new session, and then that of the session; or NULL */
+	/* With a peer outside: translation for a new session, and then that of the session; or NULL. Of ENFORCE_EXPOSED
+	 * the ingress node: answers go back by the one that the last packet came by. */
+	__be32 *nat;
 	__be32 avoid; /* translation that only established TCP sessions keep; 0: none */
 	__u32 endpoint, tenant, apps, dir;
 };
@@ -426,7 +440,9 @@ static __always_inline int enforce_end(struct __sk_buff *skb, const struct packe
 	int why;
 
 	v = policy_fast_hit(skb, p, sizeof(struct eth_ip6), end->local, end->remote, end->endpoint, end->apps, end->dir,
-			    mode == ENFORCE_OUTSIDE);
+			    is_outside(mode));
+	if (v && mode == ENFORCE_EXPOSED && end->dir == RX && end->nat && *end->nat != v->nat)
+		v = NULL; /* by another ingress node */
 	if (v) {
 		trace_policy_hit(skb, end->endpoint, end->dir);
 		if (end->nat)
@@ -436,21 +452,22 @@ static __always_inline int enforce_end(struct __sk_buff *skb, const struct packe
 	d = bpf_map_lookup_elem(&pil_pol_scratch, &zero);
 	if (!d)
 		return TC_ACT_SHOT;
-	if (mode == ENFORCE_OUTSIDE) {
+	if (is_outside(mode)) {
 		d->nat = end->nat ? *end->nat : 0;
-		d->avoid = end->avoid;
+		d->avoid = mode == ENFORCE_EXPOSED ? d->nat : end->avoid;
 	}
 	key = &d->ct.key;
 	key->local = *end->local;
 	key->remote = *end->remote;
 	key->endpoint = end->endpoint;
 	key->tenant = end->tenant;
-	key->dir = key->zero[0] = key->zero[1] = 0;
+	key->dir = key->zero[0] = 0;
+	key->session_kind = mode == ENFORCE_EXPOSED ? SESSION_EXPOSED : 0;
 	d->ct.pkt.dir = end->dir;
 	d->mode = mode;
 	d->apps = end->apps;
-	why = policy_check(skb, p, d, hook, mode == ENFORCE_OUTSIDE);
-	if (!why && mode == ENFORCE_OUTSIDE && d->fresh.until && same_session(&d->fresh.key, &d->ct.key) &&
+	why = policy_check(skb, p, d, hook, is_outside(mode));
+	if (!why && is_outside(mode) && d->fresh.until && same_session(&d->fresh.key, &d->ct.key) &&
 	    !outside_verdict(&d->ct.key.local, &d->ct.key.remote, ports_of(&d->ct.key)))
 		keep_outside_verdict(&d->fresh);
 	if (!why && end->nat && d->ct.result.state.version)

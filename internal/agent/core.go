@@ -73,14 +73,15 @@ type Core struct {
 
 // Config has the parts and limits of a Core.
 type Config struct {
-	Store    *endpoint.Store
-	Tenants  *Tenants
-	Networks map[string]Network // by name
-	Absent   map[string]string  // by name of a network that this node lacks: the option that enables it
-	Driver   dpapi.Driver
-	Resolver Resolver
-	Reporter services.Reporter // of endpoints of services; nil: they are not reported
-	Egress   *egress.Addresses // those that the networks allocate
+	Store     *endpoint.Store
+	Tenants   *Tenants
+	Networks  map[string]Network // by name
+	Absent    map[string]string  // by name of a network that this node lacks: the option that enables it
+	Driver    dpapi.Driver
+	Resolver  Resolver
+	Reporter  services.Reporter                  // of endpoints of services; nil: they are not reported
+	Addresses func() (services.Addresses, error) // of this node; nil: it exposes nothing
+	Egress    *egress.Addresses                  // those that the networks allocate
 	// closed after the first contact with the orchestrator, or a bounded time without one; nil: do not wait
 	Tried        <-chan struct{}
 	Plan         address.Plan
@@ -116,7 +117,7 @@ func New(c Config) (*Core, error) {
 	})
 	core.services = services.New(services.Config{
 		Node: c.Name, Zone: c.Zone, Plan: c.Plan, Tenants: c.Tenants, Endpoints: core.created, Driver: c.Driver,
-		Reporter: c.Reporter, Log: c.Log,
+		Reporter: c.Reporter, Addresses: c.Addresses, Log: c.Log,
 	})
 	c.Tenants.usedApps = core.usedApps
 	c.Tenants.maxIDs = cmp.Or(c.MaxTenantIDs, dpapi.DefaultMaxTenantIDs)

@@ -24,7 +24,7 @@ import (
 
 // sameEgress reports whether endpoints of a tenant need the same in two states of it.
 func sameEgress(a, b tenant.Tenant) bool {
-	return a.MayLeave() == b.MayLeave() && a.NeedsEgressAddress() == b.NeedsEgressAddress()
+	return a.NeedsDefaultRoute() == b.NeedsDefaultRoute() && a.NeedsEgressAddress() == b.NeedsEgressAddress()
 }
 
 // needsSettling reports whether an endpoint has to get or lose a default route or an egress address.

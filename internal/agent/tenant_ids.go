@@ -71,7 +71,7 @@ func (k *TenantState) MergeIDs(newer TenantState, used func(address.TenantID) bo
 	k.Tenant.UnderlayServices, k.Tenant.Publications = update.UnderlayServices, update.Publications
 	k.Tenant.Regions, k.Tenant.Offloads = update.Regions, update.Offloads
 	k.Tenant.Egress, k.Tenant.Nodes, k.Tenant.Protected = update.Egress, update.Nodes, update.Protected
-	k.Tenant.ServicesNumber = update.ServicesNumber
+	k.Tenant.ServicesNumber, k.Tenant.Exposed = update.ServicesNumber, update.Exposed
 	return nil
 }
 

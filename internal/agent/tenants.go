@@ -125,6 +125,7 @@ type tenantFile struct {
 	Protected []netip.Prefix `json:"protected,omitempty"`
 
 	ServicesNumber uint32 `json:"servicesNumber,omitempty"`
+	Exposed        bool   `json:"exposed,omitempty"`
 }
 
 type egressFile struct {
@@ -279,6 +280,7 @@ func (f tenantFile) hosted() (*hosted, error) {
 	if h.Tenant.ServicesNumber = f.ServicesNumber; f.ServicesNumber > address.MaxServicesNumber {
 		return nil, fmt.Errorf("number %d for services is beyond %d", f.ServicesNumber, address.MaxServicesNumber)
 	}
+	h.Tenant.Exposed = f.Exposed
 	if !slices.Contains([]tenant.Addressing{tenant.Encrypted, tenant.Clear, tenant.Own}, f.Addressing) {
 		return nil, fmt.Errorf("addressing %q is unknown", f.Addressing)
 	}
@@ -356,7 +358,7 @@ func (t *Tenants) write(h *hosted) error {
 		f.Egress = append(f.Egress, newEgressFile(r))
 	}
 	f.Nodes, f.Protected = h.Tenant.Nodes, h.Tenant.Protected
-	f.ServicesNumber = h.Tenant.ServicesNumber
+	f.ServicesNumber, f.Exposed = h.Tenant.ServicesNumber, h.Tenant.Exposed
 	f.Carried = t.transit[f.Name]
 	f.Subnets = h.subnets
 	for _, id := range h.Tenant.IDs {

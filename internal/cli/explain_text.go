@@ -170,6 +170,8 @@ func (e explanation) egressName() string {
 	switch {
 	case e.Address == tenant.EgressTunnel(e.Node.Prefix):
 		return "the node's end of tunnels from and to egress gateways"
+	case e.Address == tenant.ExposedTunnel(e.Node.Prefix):
+		return "the node's end of tunnels for exposed ports of services"
 	case *e.Index < tenant.FirstEgressIndex:
 		return "address of an egress gateway" + of
 	case e.Endpoint != nil:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -96,8 +97,8 @@ func newLabCommand(env Env) *cobra.Command {
 			return names(labs)(c, nil, typed)
 		},
 	)
-	c.AddCommand(newLabUp(env, &flags), newLabDown(env, &flags), newLabStatus(env, &flags),
-		newLabExec(env, &flags), newLabMove(env, &flags), newLabPing(env, &flags), newLabTrace(env, &flags),
+	c.AddCommand(newLabUp(env, &flags), newLabDown(env, &flags), newLabStatus(env, &flags), newLabExec(env, &flags),
+		newLabMove(env, &flags), newLabRoute(env, &flags), newLabPing(env, &flags), newLabTrace(env, &flags),
 		newLabSupervise(env), newLabHold(), newLabOVS())
 	return c
 }
@@ -350,6 +351,31 @@ is the lab's own binary, and environment variables point it to the lab's daemons
 				return &exitError{code: status}
 			}
 			return err
+		},
+	}
+}
+
+func newLabRoute(env Env, flags *labFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:               "route ADDRESS NODE",
+		Short:             "Have the fabric route an address to a node, such as an external address of a service",
+		Example:           "  pilaster lab route 2001:db8:7::9 n1",
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: flags.offer(2, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).NodeNames),
+		RunE: func(c *cobra.Command, args []string) error {
+			to, err := netip.ParseAddr(args[0])
+			if err != nil || !to.Is6() || to.Is4In6() {
+				return usage("%q is not an IPv6 address", args[0])
+			}
+			l, err := flags.open()
+			if err != nil {
+				return err
+			}
+			if err := l.Route(to, args[1]); err != nil {
+				return err
+			}
+			fmt.Fprintf(env.Stdout, "%v is routed to %s\n", to, args[1])
+			return nil
 		},
 	}
 }

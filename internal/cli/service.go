@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -20,6 +21,9 @@ import (
 
 // fixedSlice is the name of the slice with the endpoints of `service create --endpoint`.
 const fixedSlice = "fixed"
+
+// trafficPolicies are the values of --traffic-policy.
+var trafficPolicies = map[string]service.TrafficPolicy{"cluster": service.Cluster, "local": service.Local}
 
 // distributions are the values of --distribution.
 var distributions = map[string]service.Distribution{
@@ -41,7 +45,7 @@ selector selects, or fixed ones. The words are those of Kubernetes, and "apply" 
 		Args: cobra.NoArgs,
 	}
 	cmd.AddCommand(newServiceCreate(env), newServiceApply(env), newServiceList(env), newServiceDescribe(env),
-		newServiceDelete(env))
+		newServiceDelete(env), newServicePool(env))
 	return cmd
 }
 
@@ -51,6 +55,11 @@ type serviceFlags struct {
 	ports, selectors, endpoints      []string
 	affinity                         time.Duration
 	publishNotReady, headless        bool
+
+	externalIPs, fixedNodePorts []string
+	nodePorts, loadBalancer     bool
+	loadBalancerIP              string
+	trafficPolicy               string
 }
 
 func newServiceCreate(env Env) *cobra.Command {
@@ -66,12 +75,20 @@ same namespace; without --namespace, those that have no namespace. --endpoint ad
 
 With --affinity, a client keeps its endpoint for this long after its last connection. With --distribution,
 clients get endpoints on their own node, or in its zone, if any of these is ready. A headless service has no
-address: it only keeps the list of its endpoints.`,
+address: it only keeps the list of its endpoints.
+
+Hosts outside of the cluster reach the service at addresses of --external-ip, which the fabric must route to
+nodes that host the tenant, and with --node-ports at the addresses of these nodes. With --load-balancer the
+service gets an external address from the pools of "pilaster service pool". With --traffic-policy local they
+get endpoints on the node that their connection comes in by.`,
 		Example: "  pilaster service create web --tenant blue --port 80:8080 --select app=web\n" +
 			"  pilaster service create dns --tenant blue --port dns:53/udp --port dns-tcp:53 --select app=dns " +
 			"--affinity 3h\n" +
 			"  pilaster service create db --tenant blue --namespace shop --port 5432 " +
-			"--endpoint fc12:3456:789a::1",
+			"--endpoint fc12:3456:789a::1\n" +
+			"  pilaster service create shop --tenant blue --port 443:8443 --select app=shop " +
+			"--external-ip 2001:db8:7::9 --node-port 443=30443\n" +
+			"  pilaster service create mail --tenant blue --port 25 --select app=mail --load-balancer",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			is, fixed, err := f.service(of, args[0])
@@ -94,6 +111,9 @@ address: it only keeps the list of its endpoints.`,
 				}
 				fmt.Fprintf(w, "service %s of tenant %s created: its containers reach it at %s, %s\n", v.called(),
 					v.Tenant, v.Address, v.ports())
+				if at := v.exposed(); at != "" {
+					fmt.Fprintf(w, "hosts outside of the cluster reach it at %s\n", at)
+				}
 			})
 		},
 	}
@@ -117,11 +137,26 @@ func (f *serviceFlags) bind(cmd *cobra.Command) {
 	flags.BoolVar(&f.publishNotReady, "publish-not-ready", false, "use containers that are not ready, too")
 	flags.BoolVar(&f.headless, "headless", false, "no address")
 	flags.StringVar(&f.address, "address", "", "address of the service (default the tenant's next one)")
-	for _, name := range []string{"namespace", "port", "select", "endpoint", "affinity", "address"} {
+	flags.StringSliceVar(&f.externalIPs, "external-ip", nil, "address at which hosts outside of the cluster reach it; "+
+		"may be repeated")
+	flags.BoolVar(&f.nodePorts, "node-ports", false, "let hosts outside of the cluster reach each port at a port of "+
+		"the nodes that host the tenant")
+	flags.StringSliceVar(&f.fixedNodePorts, "node-port", nil, "node port of a port, as NAME=NODEPORT or "+
+		"PORT=NODEPORT, 30000 to 32767 (default a free one); implies --node-ports; may be repeated")
+	flags.BoolVar(&f.loadBalancer, "load-balancer", false, "let hosts outside of the cluster reach it at an address "+
+		"of the pools, which stays the same")
+	flags.StringVar(&f.loadBalancerIP, "load-balancer-ip", "", "load-balancer address, one of a pool (default a free "+
+		"one); implies --load-balancer")
+	for _, name := range []string{
+		"load-balancer-ip", "namespace", "port", "select", "endpoint", "affinity", "address", "external-ip",
+		"node-port",
+	} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
 	choice.Bind(cmd, &f.distribution, "distribution", "which endpoints clients get first: anywhere, same-zone or "+
 		"same-node", []string{"anywhere", "same-zone", "same-node"})
+	choice.Bind(cmd, &f.trafficPolicy, "traffic-policy", "which endpoints hosts outside of the cluster get: those in "+
+		"the cluster, or local ones, on the node that their connection comes in by", []string{"cluster", "local"})
 }
 
 // ofTenant binds the flag --tenant, which must be set.
@@ -134,6 +169,8 @@ func (f *serviceFlags) service(of, name string) (is service.Service, fixed servi
 	is = service.Service{
 		Tenant: of, Name: service.ParseName(name), Affinity: f.affinity, PublishNotReady: f.publishNotReady,
 		Distribution: distributions[f.distribution], Headless: f.headless,
+		NodePorts: f.nodePorts || len(f.fixedNodePorts) > 0, TrafficPolicy: trafficPolicies[f.trafficPolicy],
+		LoadBalancer: f.loadBalancer || f.loadBalancerIP != "",
 	}
 	if f.namespace != "" {
 		if is.Namespace != "" {
@@ -154,6 +191,9 @@ func (f *serviceFlags) service(of, name string) (is service.Service, fixed servi
 		}
 		is.Ports = append(is.Ports, p)
 	}
+	if err := f.expose(&is); err != nil {
+		return is, fixed, err
+	}
 	if f.address != "" {
 		if is.Address, err = serviceAddress("--address", f.address); err != nil {
 			return is, fixed, err
@@ -171,6 +211,40 @@ func (f *serviceFlags) service(of, name string) (is service.Service, fixed servi
 		return is, fixed, usage("%w; nothing was changed", err)
 	}
 	return is, fixed, nil
+}
+
+// expose sets the addresses for hosts outside and the numbers of node ports.
+func (f *serviceFlags) expose(is *service.Service) (err error) {
+	if f.loadBalancerIP != "" {
+		if is.LoadBalancerIP, err = serviceAddress("--load-balancer-ip", f.loadBalancerIP); err != nil {
+			return err
+		}
+	}
+	for _, text := range f.externalIPs {
+		a, err := serviceAddress("--external-ip", text)
+		if err != nil {
+			return err
+		}
+		is.ExternalIPs = append(is.ExternalIPs, a)
+	}
+	for _, text := range f.fixedNodePorts {
+		name, number, _ := strings.Cut(text, "=")
+		n, err := strconv.ParseUint(number, 10, 16)
+		if err != nil || n < service.FirstNodePort || n > service.LastNodePort {
+			return usage("--node-port %q: write NAME=NODEPORT or PORT=NODEPORT, with a node port of %d to %d", text,
+				service.FirstNodePort, service.LastNodePort)
+		}
+		found := false
+		for i, p := range is.Ports { // a number is that of TCP and of UDP
+			if p.Name == name && name != "" || strconv.Itoa(int(p.Port)) == name {
+				is.Ports[i].NodePort, found = uint16(n), true
+			}
+		}
+		if !found {
+			return usage("--node-port %q: no --port has name or number %q", text, name)
+		}
+	}
+	return nil
 }
 
 func serviceAddress(flag, text string) (netip.Addr, error) {
@@ -220,8 +294,9 @@ func newServiceApply(env Env) *cobra.Command {
 of v1, and EndpointSlice of discovery.k8s.io/v1 for fixed endpoints. Fields that have no effect here are
 refused. Services that are not in the files stay. An EndpointSlice without endpoints is deleted.
 
-The address of a service and whether it is headless cannot change. A document without a namespace describes
-a service of containers that have none.`,
+The address of a service and whether it is headless cannot change. What hosts outside reach can; a port
+whose nodePort is not in the file keeps the one that it has, and so does a service of type LoadBalancer
+without loadBalancerIP. A document without a namespace describes a service of containers that have none.`,
 		Example: "  pilaster service apply -f web.yaml --tenant blue\n" +
 			"  pilaster service apply -f web.yaml --tenant blue --dry-run",
 		Args: cobra.NoArgs,
@@ -310,10 +385,10 @@ func newServiceList(env Env) *cobra.Command {
 				views = append(views, v)
 			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
-				fmt.Fprintln(w, "TENANT\tNAME\tADDRESS\tPORTS\tREADY")
+				fmt.Fprintln(w, "TENANT\tNAME\tADDRESS\tPORTS\tEXPOSED\tREADY")
 				for _, v := range views {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d/%d\n", v.Tenant, v.called(), v.at(), v.ports(), v.Counts.Ready,
-						v.Counts.All)
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d/%d\n", v.Tenant, v.called(), v.at(), v.ports(),
+						cmp.Or(v.exposed(), "-"), v.Counts.Ready, v.Counts.All)
 				}
 			})
 		},
@@ -424,5 +499,114 @@ func newServiceDelete(env Env) *cobra.Command {
 	out.bind(cmd)
 	ofTenant(cmd, &of, &socket)
 	cmd.ValidArgsFunction = names(func(ctx context.Context) ([]string, error) { return socket.services(ctx, of) })
+	return cmd
+}
+
+// servicePoolView is a pool of load-balancer addresses as JSON.
+type servicePoolView struct {
+	Prefix    string `json:"prefix"`
+	Allocated uint64 `json:"allocated"` // addresses that services have
+}
+
+func viewServicePools(pools []*pilasterv1.ServicePool) []servicePoolView {
+	views := []servicePoolView{}
+	for _, p := range pools {
+		views = append(views, servicePoolView{p.Prefix, p.Allocated})
+	}
+	return views
+}
+
+func newServicePool(env Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "pool",
+		Short: "Set the pools of load-balancer addresses",
+		Long: `Set the pools of load-balancer addresses: prefixes of /64 to /128, at most 16 in a cluster. A service
+with --load-balancer, or of type LoadBalancer, gets an address of a pool. The fabric must route the pools to nodes that
+host the tenants; the cluster does not announce them.`,
+		Example: "  pilaster service pool add 2001:db8:8::/112\n  pilaster service pool list",
+		Args:    cobra.NoArgs,
+	}
+	add := newServicePoolChange(env, "add", "Add pools", "added",
+		func(p []string) *pilasterv1.ChangeServicePoolsRequest {
+			return &pilasterv1.ChangeServicePoolsRequest{Add: p}
+		})
+	remove := newServicePoolChange(env, "remove", "Remove pools of which no service has a load-balancer address",
+		"removed", func(p []string) *pilasterv1.ChangeServicePoolsRequest {
+			return &pilasterv1.ChangeServicePoolsRequest{Remove: p}
+		})
+	cmd.AddCommand(add, remove, newServicePoolList(env))
+	return cmd
+}
+
+func newServicePoolChange(
+	env Env,
+	verb, short, done string,
+	request func([]string) *pilasterv1.ChangeServicePoolsRequest,
+) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	cmd := &cobra.Command{
+		Use:     verb + " PREFIX...",
+		Short:   short,
+		Example: "  pilaster service pool " + verb + " 2001:db8:8::/112",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkPrefixes("PREFIX", args); err != nil {
+				return err
+			}
+			resp, err := socket.client().ChangeServicePools(cmd.Context(), connect.NewRequest(request(args)))
+			if err != nil {
+				return err
+			}
+			return out.print(env.Stdout, viewServicePools(resp.Msg.Pools), func(w io.Writer) {
+				fmt.Fprintf(w, "%s: %s\n", strings.Join(args, ", "), done)
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
+	if verb == "remove" {
+		cmd.ValidArgsFunction = names(socket.servicePools)
+	}
+	return cmd
+}
+
+func (s *orchestratorSocket) servicePools(ctx context.Context) (all []string, err error) {
+	resp, err := s.client().ListServicePools(ctx, connect.NewRequest(&pilasterv1.ListServicePoolsRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range resp.Msg.Pools {
+		all = append(all, p.Prefix)
+	}
+	return all, nil
+}
+
+func newServicePoolList(env Env) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "Show pools with the number of addresses that services have",
+		Example: "  pilaster service pool list",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			resp, err := socket.client().ListServicePools(cmd.Context(),
+				connect.NewRequest(&pilasterv1.ListServicePoolsRequest{}))
+			if err != nil {
+				return err
+			}
+			views := viewServicePools(resp.Msg.Pools)
+			return out.print(env.Stdout, views, func(w io.Writer) {
+				fmt.Fprintln(w, "POOL\tALLOCATED")
+				for _, v := range views {
+					fmt.Fprintf(w, "%s\t%d\n", v.Prefix, v.Allocated)
+				}
+			})
+		},
+	}
+	socket.bind(cmd)
+	out.bind(cmd)
 	return cmd
 }

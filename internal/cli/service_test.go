@@ -32,7 +32,7 @@ func TestServices(t *testing.T) {
 	v := ask[serviceView](t, "service", "create", "shop/web", "--tenant", "blue", "--port", "80",
 		"--address", "fd70:696c:7300:1::9")
 	want := serviceView{Tenant: "blue", Namespace: "shop", Name: "web", Address: "fd70:696c:7300:1::9",
-		Ports: []servicePortView{{"", "TCP", 80, 80}}, Created: v.Created}
+		Ports: []servicePortView{{"", "TCP", 80, 80, 0}}, Created: v.Created}
 	if !reflect.DeepEqual(v, want) || time.Since(v.Created) > time.Hour {
 		t.Errorf("service create: %+v, want %+v", v, want)
 	}
@@ -58,6 +58,15 @@ func TestServices(t *testing.T) {
 		{ExitUsage, "cannot be the address of a container", "service create new --tenant blue --port 80 --endpoint " +
 			"2001:db8::1"},
 		{ExitUsage, "none of the tenant's", "service create new --tenant blue --port 80 --address 2001:db8::1"},
+		{ExitUsage, `--external-ip "x" is not an IPv6`, "service create new --tenant blue --port 80 --external-ip x"},
+		{ExitUsage, "write NAME=NODEPORT", "service create new --tenant blue --port 80 --node-port 30080"},
+		{ExitUsage, "of 30000 to 32767", "service create new --tenant blue --port 80 --node-port 80=8080"},
+		{ExitUsage, `no --port has name or number "81"`, "service create new --tenant blue --port 80 --node-port " +
+			"81=30080"},
+		{ExitUsage, "--traffic-policy", "service create new --tenant blue --port 80 --traffic-policy near"},
+		{ExitUsage, "policy Local is for hosts outside", "service create new --tenant blue --port 80 " +
+			"--traffic-policy local"},
+		{ExitUsage, "is in fc00::/8", "service create new --tenant blue --port 80 --external-ip fc00::9"},
 		{ExitFailed, "has service web already", strings.Join(create, " ")},
 		{ExitFailed, "on network nimitz, and only tenants of network netpila", "service create web --tenant green " +
 			"--port 80"},
@@ -85,10 +94,11 @@ func TestServices(t *testing.T) {
 			t.Fatal("the endpoints of a node do not appear")
 		}
 	}
-	prints(t, "TENANT   NAME       ADDRESS               PORTS                                READY\n"+
-		"blue     web        fd70:696c:7300:1::1   http 80/TCP to 8080, udp-53 53/UDP   1/2\n"+
-		"blue     shop/db    headless              -                                    1/1\n"+
-		"blue     shop/web   fd70:696c:7300:1::9   80/TCP                               0/0\n", "service", "list")
+	prints(t, "TENANT   NAME       ADDRESS               PORTS                                EXPOSED   READY\n"+
+		"blue     web        fd70:696c:7300:1::1   http 80/TCP to 8080, udp-53 53/UDP   -         1/2\n"+
+		"blue     shop/db    headless              -                                    -         1/1\n"+
+		"blue     shop/web   fd70:696c:7300:1::9   80/TCP                               -         0/0\n",
+		"service", "list")
 	r := command(t, "service", "describe", "web", "--tenant", "blue")
 	for _, line := range []string{
 		"selector       app=web,tier=front\n", "affinity       ClientIP, 3h0m0s\n", "distribution   PreferSameNode\n",
@@ -185,15 +195,86 @@ endpoints: [{addresses: ["fd70:696c:6100:1:0:100:100:9"]}]
 	if len(v) != 1 || v[0].Action != "configured" || v[0].Ports[0].Target != 8081 {
 		t.Errorf("service apply: %+v", v)
 	}
-	refused(t, ExitUsage, db+`: document 1: Service db: unknown field "spec.externalIPs"`, "service", "apply",
+	refused(t, ExitUsage, db+`: document 1: Service db: unknown field "spec.externalName"`, "service", "apply",
 		"--tenant", "blue", "-f", web, "-f", write("db.yaml", `{apiVersion: v1, kind: Service, metadata: {name: db},
-  spec: {externalIPs: []}}`))
+  spec: {externalName: a.example}}`))
 	refused(t, ExitUsage, "service shop/web is there twice", "service", "apply", "--tenant", "blue", "-f", web, "-f",
 		web)
 	is := ask[serviceView](t, "service", "describe", "db", "--tenant", "blue")
 	if e := is.Endpoints; len(e) != 1 || e[0].Address != "fd70:696c:6100:1:0:100:100:9" || e[0].Node != "" {
 		t.Errorf("service describe: %+v", is)
 	}
+}
+
+// TestExposedService: hosts outside reach a service at external addresses and node ports.
+func TestExposedService(t *testing.T) {
+	startOrchestrator(t)
+	command(t, "tenant", "create", "blue")
+	prints(t, "service dns of tenant blue created: its containers reach it at fd70:696c:7300:1::1, tcp-53 53/TCP, "+
+		"udp-53 53/UDP, web 80/TCP to 8080\nhosts outside of the cluster reach it at [2001:db8:7::9]:53/TCP, "+
+		"[2001:db8:7::9]:53/UDP, [2001:db8:7::9]:80/TCP, node port 30053/TCP, node port 30053/UDP, "+
+		"node port 30080/TCP, policy Local\n", "service", "create", "dns", "--tenant", "blue", "--port", "53", "--port",
+		"53/udp", "--port", "web:80:8080", "--external-ip", "2001:db8:7::9", "--node-port", "53=30053", "--node-port",
+		"web=30080", "--traffic-policy", "local")
+	v := ask[serviceView](t, "service", "create", "web", "--tenant", "blue", "--port", "80", "--node-ports")
+	if v.Ports[0].NodePort < service.FirstNodePort || v.TrafficPolicy != "Cluster" || v.ExternalIPs != nil {
+		t.Errorf("service create: %+v", v)
+	}
+	if r := command(t, "service", "describe", "dns", "--tenant", "blue"); !strings.Contains(r.stdout,
+		"exposed     [2001:db8:7::9]:53/TCP, [2001:db8:7::9]:53/UDP, ") {
+		t.Errorf("service describe: %s", r.stdout)
+	}
+	file := filepath.Join(t.TempDir(), "web.yaml")
+	text := `{apiVersion: v1, kind: Service, metadata: {name: dns}, spec: {externalIPs: ["2001:db8:7::a"], ` +
+		`ports: [{port: 53}]}}`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all := ask[[]serviceView](t, "service", "apply", "--tenant", "blue", "-f", file)
+	if len(all) != 1 || all[0].Action != "configured" || all[0].exposed() != "[2001:db8:7::a]:53/TCP, policy Cluster" {
+		t.Errorf("service apply: %+v", all)
+	}
+}
+
+// TestLoadBalancer: a service gets an address of a pool, and keeps it.
+func TestLoadBalancer(t *testing.T) {
+	startOrchestrator(t)
+	command(t, "tenant", "create", "blue")
+	create := []string{"service", "create", "web", "--tenant", "blue", "--port", "80", "--load-balancer"}
+	refused(t, ExitFailed, "add one with `pilaster service pool add PREFIX`", create...)
+	refused(t, ExitUsage, `"2001:db8:8::1" is an address`, "service", "pool", "add", "2001:db8:8::1")
+	prints(t, "2001:db8:8::7/128, 2001:db8:9::/112: added\n", "service", "pool", "add", "2001:db8:8::7/128",
+		"2001:db8:9::/112")
+	prints(t, "service web of tenant blue created: its containers reach it at fd70:696c:7300:1::1, 80/TCP\n"+
+		"hosts outside of the cluster reach it at [2001:db8:8::7]:80/TCP, policy Cluster\n", create...)
+	refused(t, ExitUsage, "is in no pool", "service", "create", "dns", "--tenant", "blue", "--port", "53",
+		"--load-balancer-ip", "2001:db8:7::7")
+	v := ask[serviceView](t, "service", "create", "dns", "--tenant", "blue", "--port", "53", "--load-balancer-ip",
+		"2001:db8:9::7", "--node-ports")
+	if v.LoadBalancerIP != "2001:db8:9::7" || v.Ports[0].NodePort == 0 {
+		t.Errorf("service create: %+v", v)
+	}
+	if r := command(t, "service", "describe", "web", "--tenant", "blue"); !strings.Contains(r.stdout,
+		"exposed     [2001:db8:8::7]:80/TCP, policy Cluster\n") {
+		t.Errorf("service describe: %s", r.stdout)
+	}
+	prints(t, "POOL                ALLOCATED\n2001:db8:8::7/128   1\n2001:db8:9::/112    1\n",
+		"service", "pool", "list")
+	refused(t, ExitFailed, "service web of tenant blue (2001:db8:8::7)",
+		"service", "pool", "remove", "2001:db8:8::7/128")
+	file := filepath.Join(t.TempDir(), "web.yaml")
+	text := `{apiVersion: v1, kind: Service, metadata: {name: web}, spec: {type: TYPE, ports: [{port: 81}]}}`
+	for _, kind := range []string{"LoadBalancer", "ClusterIP"} {
+		if err := os.WriteFile(file, []byte(strings.ReplaceAll(text, "TYPE", kind)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		all := ask[[]serviceView](t, "service", "apply", "--tenant", "blue", "-f", file)
+		want := choose(kind == "LoadBalancer", "[2001:db8:8::7]:81/TCP, policy Cluster", "")
+		if len(all) != 1 || all[0].exposed() != want {
+			t.Errorf("service apply: %+v, want %q", all, want)
+		}
+	}
+	prints(t, "2001:db8:8::7/128: removed\n", "service", "pool", "remove", "2001:db8:8::7/128")
 }
 
 func TestParsePort(t *testing.T) {

@@ -25,6 +25,9 @@ type serviceView struct {
 	AffinitySeconds int64             `json:"affinitySeconds,omitempty"`
 	PublishNotReady bool              `json:"publishNotReady,omitempty"`
 	Distribution    string            `json:"distribution,omitempty"`
+	ExternalIPs     []string          `json:"externalIPs,omitempty"`
+	LoadBalancerIP  string            `json:"loadBalancerIP,omitempty"` // none without a load balancer
+	TrafficPolicy   string            `json:"trafficPolicy,omitempty"`  // of hosts outside: "Cluster" or "Local"
 	Created         time.Time         `json:"created"`
 
 	Action    string         `json:"action,omitempty"` // of apply: created, configured, unchanged
@@ -39,6 +42,7 @@ type servicePortView struct {
 	Protocol string `json:"protocol"`
 	Port     uint16 `json:"port"`
 	Target   uint16 `json:"targetPort"`
+	NodePort uint16 `json:"nodePort,omitempty"`
 }
 
 type serviceCounts struct {
@@ -67,7 +71,11 @@ func viewService(m *pilasterv1.Service) (serviceView, error) {
 		PublishNotReady: is.PublishNotReady, Distribution: string(is.Distribution), Created: is.Created,
 	}
 	for _, p := range is.Ports {
-		v.Ports = append(v.Ports, servicePortView{p.Name, p.Protocol.String(), p.Port, p.Target})
+		v.Ports = append(v.Ports, servicePortView{p.Name, p.Protocol.String(), p.Port, p.Target, p.NodePort})
+	}
+	if is.IsExposed() {
+		v.ExternalIPs, v.TrafficPolicy = m.GetExternalIps(), is.TrafficPolicy.String()
+		v.LoadBalancerIP = m.GetLoadBalancerIp()
 	}
 	return v, nil
 }
@@ -97,6 +105,30 @@ func (v serviceView) ports() string {
 		return "-"
 	}
 	return strings.Join(all, ", ")
+}
+
+// exposed formats where hosts outside of the cluster reach a service, "" if nowhere:
+// "[2001:db8:7::9]:80/TCP, node port 30080/TCP, policy Cluster".
+func (v serviceView) exposed() string {
+	var all []string
+	at := v.ExternalIPs
+	if v.LoadBalancerIP != "" && !slices.Contains(at, v.LoadBalancerIP) {
+		at = append([]string{v.LoadBalancerIP}, at...)
+	}
+	for _, a := range at {
+		for _, p := range v.Ports {
+			all = append(all, fmt.Sprintf("[%s]:%d/%s", a, p.Port, p.Protocol))
+		}
+	}
+	for _, p := range v.Ports {
+		if p.NodePort != 0 {
+			all = append(all, fmt.Sprintf("node port %d/%s", p.NodePort, p.Protocol))
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return strings.Join(append(all, "policy "+v.TrafficPolicy), ", ")
 }
 
 // states returns the endpoints that clients at a place get, and those that they do not.
@@ -141,6 +173,7 @@ func printService(w io.Writer, v serviceView) {
 	row("tenant", v.Tenant)
 	row("address", v.at())
 	row("ports", v.ports())
+	row("exposed", v.exposed())
 	var labels []string
 	for _, key := range slices.Sorted(maps.Keys(v.Selector)) {
 		labels = append(labels, key+"="+v.Selector[key])

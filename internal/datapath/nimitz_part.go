@@ -122,11 +122,15 @@ func (d *Datapath) uplinkClasses() (classes [uplinkClasses]bpfobj.PilasterUplink
 		Action: classProgram, Program: hook.ProgramEgressIn,
 	})
 	if d.egressPrefix() != d.config.NodePrefix {
-		tunnel := bpfobj.ToAddr(tenant.EgressTunnel(d.config.NodePrefix))
-		all = append(all, bpfobj.PilasterUplinkClass{
-			Hi: tunnel.Hi, HiMask: math.MaxUint64, Lo: tunnel.Lo, LoMask: math.MaxUint64,
-			Action: classProgram, Program: hook.ProgramEgressGateway,
-		})
+		for _, end := range []netip.Addr{
+			tenant.EgressTunnel(d.config.NodePrefix), tenant.ExposedTunnel(d.config.NodePrefix),
+		} {
+			tunnel := bpfobj.ToAddr(end)
+			all = append(all, bpfobj.PilasterUplinkClass{
+				Hi: tunnel.Hi, HiMask: math.MaxUint64, Lo: tunnel.Lo, LoMask: math.MaxUint64,
+				Action: classProgram, Program: hook.ProgramEgressIn,
+			})
+		}
 	}
 	if locator, ok := d.locator(); ok {
 		to := bpfobj.ToAddr(locator.Addr())

@@ -13,8 +13,9 @@ type Services interface {
 	PutServices(frontends []Frontend) error
 	// DeleteServices deletes frontends; packets to them are answered with an error.
 	DeleteServices(keys []FrontendKey) error
-	// KeepServices deletes the frontends in a prefix that are not listed. An agent calls it once it knows all services
-	// of a tenant, whose prefix it is; until then those that an earlier process wrote stay.
+	// KeepServices deletes the frontends of a tenant that are not listed: those in the prefix of its services, and the
+	// exposed ones with the number in that prefix. An agent calls it once it knows all services of the tenant; until
+	// then those that an earlier process wrote stay.
 	KeepServices(prefix netip.Prefix, keys []FrontendKey) error
 	// LookupService reads a frontend from the kernel; false if there is none.
 	LookupService(key FrontendKey) (Frontend, bool, error)
@@ -28,12 +29,19 @@ type FrontendKey struct {
 	Protocol uint8
 }
 
-// Frontend is a port of a service with the endpoints that clients on this node get.
+// Frontend is a port of a service with the endpoints that its clients get.
 type Frontend struct {
 	FrontendKey
-	Affinity time.Duration // 0: none
+	Exposed  Exposed       // zero: containers of the tenant are its clients
+	Affinity time.Duration // 0: none; of exposed ports any other value: the client's address chooses the backend
 	Backends []Backend     // of new flows
 	Draining []Backend     // get no new flows; TCP connections go on
+}
+
+// Exposed says that hosts outside of the cluster reach a frontend.
+type Exposed struct {
+	Services uint32 // number of the tenant for services; 0: not exposed
+	Node     bool   // the address is one of the node, whose other ports stay those of its processes
 }
 
 // Backend is a port of an endpoint.

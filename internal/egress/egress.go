@@ -197,7 +197,7 @@ func (a *Addresses) Settle(t tenant.Tenant, r endpoint.Record, at endpoint.Attac
 	at.Routes = slices.DeleteFunc(slices.Clone(at.Routes), func(p netip.Prefix) bool {
 		return p == endpoint.DefaultRoute
 	})
-	if t.MayLeave() {
+	if t.NeedsDefaultRoute() {
 		at.Routes = append(at.Routes, endpoint.DefaultRoute)
 	}
 	switch {
@@ -221,7 +221,7 @@ func (a *Addresses) Settled(t tenant.Tenant, at endpoint.Attachment) bool {
 	if !tenant.NetworkHas(at.Network, tenant.Egress) {
 		return true
 	}
-	return slices.Contains(at.Routes, endpoint.DefaultRoute) == t.MayLeave() &&
+	return slices.Contains(at.Routes, endpoint.DefaultRoute) == t.NeedsDefaultRoute() &&
 		at.Egress.IsValid() == t.NeedsEgressAddress() &&
 		(!at.Egress.IsValid() || a != nil && a.node.Contains(at.Egress))
 }

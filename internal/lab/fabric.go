@@ -213,6 +213,34 @@ func (r *fabric) route(name string, prefix netip.Prefix, via netip.Addr) error {
 	return errors.Join(r.allowSource(name, prefix), r.reportNoRoute(name, prefix))
 }
 
+// Route makes the fabric route an address to a node, which may then send with it. It replaces a route to another node.
+func (l *Lab) Route(to netip.Addr, node string) error {
+	prefix, err := l.Prefix(node)
+	if err != nil {
+		return err
+	}
+	r, err := openFabric(l.folder)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	via := netip.Addr{}
+	if number, _ := l.state.Spec.secondLink(node); l.state.Spec.Uplinks > 1 {
+		via = farSide(number)
+	} else {
+		filter := &netlink.Route{Dst: ipNet(prefix)}
+		routes, err := r.handle.RouteListFiltered(unix.AF_INET6, filter, netlink.RT_FILTER_DST)
+		if err != nil {
+			return fmt.Errorf("route of node %s: %w", node, err)
+		}
+		if len(routes) == 0 {
+			return fmt.Errorf("the fabric has no route to node %s; it has been removed", node)
+		}
+		via, _ = netip.AddrFromSlice(routes[0].Gw)
+	}
+	return r.route(l.RouterLink(node), netip.PrefixFrom(to, to.BitLen()), via)
+}
+
 // route4 adds the route to a node's IPv4 tunnel address, and the rules for packets from the node: other IPv4 sources
 // are refused.
 func (r *fabric) route4(name string, prefix netip.Prefix, via netip.Addr) error {

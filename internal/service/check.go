@@ -59,6 +59,9 @@ func (s Service) check() error {
 	if err := s.checkPorts(); err != nil {
 		return err
 	}
+	if err := s.checkExposed(); err != nil {
+		return err
+	}
 	for key := range s.Selector {
 		if strings.HasPrefix(key, tenant.NamespaceKey) {
 			return fmt.Errorf("selector: a service selects containers of its own namespace, and not by %.80q", key)
@@ -87,6 +90,73 @@ func (s Service) checkPorts() error {
 			return fmt.Errorf("it has %s twice", what)
 		}
 		names[p.Name], ports[what] = true, true
+	}
+	return nil
+}
+
+// checkExposed checks what hosts outside of the cluster reach. Whether addresses and node ports are free is not
+// checked.
+func (s Service) checkExposed() error {
+	switch {
+	case s.TrafficPolicy != Cluster && s.TrafficPolicy != Local:
+		return fmt.Errorf("traffic policy %.80q: use %v or %v", string(s.TrafficPolicy), Cluster, Local)
+	case s.Headless && s.IsExposed():
+		return fmt.Errorf("it is headless, so hosts outside of the cluster cannot reach it: leave external " +
+			"addresses, node ports and the load balancer out, or give it an address")
+	case s.TrafficPolicy == Local && !s.IsExposed():
+		return fmt.Errorf("traffic policy %v is for hosts outside of the cluster: give it an external address, node "+
+			"ports or a load balancer, or leave the policy out", s.TrafficPolicy)
+	case s.LoadBalancerIP.IsValid() && !s.LoadBalancer:
+		return fmt.Errorf("it has load-balancer address %v and no load balancer: give it one (type LoadBalancer), or "+
+			"leave the address out", s.LoadBalancerIP)
+	case s.LoadBalancerIP.IsValid() && !isOutside(s.LoadBalancerIP):
+		return fmt.Errorf("load-balancer address %v is not a global unicast IPv6 address", s.LoadBalancerIP)
+	case len(s.ExternalIPs) > MaxExternalIPs:
+		return fmt.Errorf("it has %d external addresses, and the maximum is %d", len(s.ExternalIPs), MaxExternalIPs)
+	}
+	for i, a := range s.ExternalIPs {
+		if !isOutside(a) {
+			return fmt.Errorf("external address %v is not a global unicast IPv6 address", a)
+		}
+		if slices.Contains(s.ExternalIPs[:i], a) {
+			return fmt.Errorf("it has external address %v twice", a)
+		}
+	}
+	taken := map[string]bool{}
+	for _, p := range s.Ports {
+		what := fmt.Sprintf("%d/%s", p.NodePort, p.Protocol)
+		switch {
+		case p.NodePort == 0:
+			continue
+		case !s.NodePorts:
+			return fmt.Errorf("port %d/%s has node port %d, and the service has no node ports: give it node ports "+
+				"(type NodePort), or leave the number out", p.Port, p.Protocol, p.NodePort)
+		case p.NodePort < FirstNodePort || p.NodePort > LastNodePort:
+			return fmt.Errorf("port %d/%s with node port %d: node ports are %d to %d", p.Port, p.Protocol, p.NodePort,
+				FirstNodePort, LastNodePort)
+		case taken[what]:
+			return fmt.Errorf("it has node port %s twice", what)
+		}
+		taken[what] = true
+	}
+	return nil
+}
+
+// isOutside reports whether hosts outside of the cluster can have a route to an address.
+func isOutside(a netip.Addr) bool {
+	return a.Is6() && !a.Is4In6() && a.Zone() == "" && a.IsGlobalUnicast()
+}
+
+// CheckPool refuses what is no pool of load-balancer addresses.
+func CheckPool(p netip.Prefix) error {
+	const shortest = 64
+	switch {
+	case !p.IsValid() || !isOutside(p.Addr()):
+		return fmt.Errorf("pool %v is not a prefix of global unicast IPv6 addresses", p)
+	case p.Bits() < shortest:
+		return fmt.Errorf("pool %v: pools are /%d to /128", p, shortest)
+	case p != p.Masked():
+		return fmt.Errorf("pool %v has host bits set: write %v", p, p.Masked())
 	}
 	return nil
 }

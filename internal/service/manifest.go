@@ -105,6 +105,12 @@ type serviceSpec struct {
 	SessionAffinityConfig    *affinitySpec     `json:"sessionAffinityConfig"`
 	PublishNotReadyAddresses bool              `json:"publishNotReadyAddresses"`
 	TrafficDistribution      string            `json:"trafficDistribution"`
+	ExternalIPs              []string          `json:"externalIPs"`
+	ExternalTrafficPolicy    string            `json:"externalTrafficPolicy"`
+	LoadBalancerIP           string            `json:"loadBalancerIP"`
+
+	// Without it only a nodePort in the document asks for node ports, unlike in Kubernetes.
+	AllocateLoadBalancerNodePorts *bool `json:"allocateLoadBalancerNodePorts"`
 
 	// A Kubernetes cluster adds these. They must have its defaults for IPv6.
 	ClusterIPs            []string `json:"clusterIPs"`
@@ -118,6 +124,7 @@ type portSpec struct {
 	Protocol   string          `json:"protocol"`
 	Port       int64           `json:"port"`
 	TargetPort json.RawMessage `json:"targetPort"`
+	NodePort   int64           `json:"nodePort"`
 }
 
 type affinitySpec struct {
@@ -127,8 +134,10 @@ type affinitySpec struct {
 }
 
 const (
-	headless = "None"
-	clientIP = "ClientIP"
+	headless     = "None"
+	clientIP     = "ClientIP"
+	nodePort     = "NodePort"
+	loadBalancer = "LoadBalancer"
 )
 
 func (d serviceDocument) service() (s Service, wrong field.ErrorList) {
@@ -138,13 +147,17 @@ func (d serviceDocument) service() (s Service, wrong field.ErrorList) {
 		Selector:        spec.Selector,
 		PublishNotReady: spec.PublishNotReadyAddresses,
 		Headless:        spec.ClusterIP == headless,
+		NodePorts:       spec.Type == nodePort,
+		TrafficPolicy:   ParseTrafficPolicy(spec.ExternalTrafficPolicy),
+		LoadBalancer:    spec.Type == loadBalancer,
 	}
 	choose := func(name, value string, valid ...string) {
 		if value != "" && !slices.Contains(valid, value) {
 			wrong = append(wrong, field.NotSupported(path.Child(name), value, valid))
 		}
 	}
-	choose("type", spec.Type, "ClusterIP")
+	choose("type", spec.Type, "ClusterIP", nodePort, loadBalancer)
+	choose("externalTrafficPolicy", spec.ExternalTrafficPolicy, Cluster.String(), Local.String())
 	choose("sessionAffinity", spec.SessionAffinity, headless, clientIP)
 	choose("ipFamilyPolicy", spec.IPFamilyPolicy, "SingleStack")
 	choose("internalTrafficPolicy", spec.InternalTrafficPolicy, "Cluster")
@@ -160,11 +173,19 @@ func (d serviceDocument) service() (s Service, wrong field.ErrorList) {
 			wrong = append(wrong, field.Invalid(path.Child("clusterIP"), a, "must be an IPv6 address or None"))
 		}
 	}
+	for i, text := range spec.ExternalIPs {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			wrong = append(wrong, field.Invalid(path.Child("externalIPs").Index(i), text, "must be an IPv6 address"))
+		}
+		s.ExternalIPs = append(s.ExternalIPs, a)
+	}
 	for i, p := range spec.Ports {
 		port, more := p.port(path.Child("ports").Index(i))
 		s.Ports, wrong = append(s.Ports, port), append(wrong, more...)
 	}
-	var more field.ErrorList
+	more := spec.loadBalancer(path, &s)
+	wrong = append(wrong, more...)
 	s.Affinity, more = spec.affinity(path)
 	wrong = append(wrong, more...)
 	switch d := spec.TrafficDistribution; d {
@@ -176,6 +197,33 @@ func (d serviceDocument) service() (s Service, wrong field.ErrorList) {
 		choose("trafficDistribution", d, string(PreferSameZone), string(PreferSameNode), "PreferClose")
 	}
 	return s, wrong
+}
+
+// loadBalancer sets the load-balancer address, and whether a load balancer also has node ports.
+func (spec serviceSpec) loadBalancer(path *field.Path, s *Service) (wrong field.ErrorList) {
+	ports := spec.AllocateLoadBalancerNodePorts
+	if !s.LoadBalancer {
+		if spec.LoadBalancerIP != "" {
+			wrong = append(wrong, field.Forbidden(path.Child("loadBalancerIP"), "only with type LoadBalancer"))
+		}
+		if ports != nil {
+			wrong = append(wrong, field.Forbidden(path.Child("allocateLoadBalancerNodePorts"),
+				"only with type LoadBalancer"))
+		}
+		return wrong
+	}
+	if text := spec.LoadBalancerIP; text != "" {
+		var err error
+		if s.LoadBalancerIP, err = netip.ParseAddr(text); err != nil {
+			wrong = append(wrong, field.Invalid(path.Child("loadBalancerIP"), text, "must be an IPv6 address"))
+		}
+	}
+	if ports != nil {
+		s.NodePorts = *ports
+	} else {
+		s.NodePorts = slices.ContainsFunc(s.Ports, func(p Port) bool { return p.NodePort != 0 })
+	}
+	return wrong
 }
 
 func (p portSpec) port(path *field.Path) (port Port, wrong field.ErrorList) {
@@ -196,6 +244,11 @@ func (p portSpec) port(path *field.Path) (port Port, wrong field.ErrorList) {
 				"not supported"))
 		}
 	}
+	if p.NodePort < 0 || p.NodePort > 65535 { // 0 is none; Check knows the range
+		wrong = append(wrong, field.Invalid(path.Child("nodePort"), p.NodePort,
+			fmt.Sprintf("must be between %d and %d", FirstNodePort, LastNodePort)))
+	}
+	port.NodePort = uint16(p.NodePort)
 	var err error
 	if port.Protocol, err = ParseProtocol(p.Protocol); err != nil {
 		wrong = append(wrong, field.NotSupported(path.Child("protocol"), p.Protocol, []string{"TCP", "UDP"}))

@@ -24,7 +24,9 @@ metadata:
   annotations: {x: y}
   uid: abc
 spec:
-  type: ClusterIP
+  type: NodePort
+  externalIPs: ["2001:db8:7::9"]
+  externalTrafficPolicy: Local
   clusterIP: "fd70:696c:7300:1::5"
   clusterIPs: ["fd70:696c:7300:1::5"]
   ipFamilies: [IPv6]
@@ -36,7 +38,7 @@ spec:
   publishNotReadyAddresses: true
   trafficDistribution: PreferClose
   ports:
-  - {name: http, port: 80, targetPort: 8080}
+  - {name: http, port: 80, targetPort: 8080, nodePort: 30080}
   - {name: dns, protocol: UDP, port: 53}
 status: {loadBalancer: {}}
 ---
@@ -46,7 +48,7 @@ items:
 - apiVersion: v1
   kind: Service
   metadata: {name: db}
-  spec: {clusterIP: None, sessionAffinity: None, trafficDistribution: PreferSameNode}
+  spec: {clusterIP: None, externalTrafficPolicy: Cluster, sessionAffinity: None, trafficDistribution: PreferSameNode}
 - apiVersion: discovery.k8s.io/v1
   kind: EndpointSlice
   metadata: {name: db-1, labels: {kubernetes.io/service-name: db}}
@@ -70,9 +72,10 @@ func TestParseManifests(t *testing.T) {
 	wantServices := []Service{
 		{
 			Name: Name{"shop", "web"}, Address: netip.MustParseAddr("fd70:696c:7300:1::5"),
-			Ports:    []Port{{"http", TCP, 80, 8080}, {"dns", UDP, 53, 53}},
+			Ports:    []Port{{"http", TCP, 80, 8080, 30080}, {"dns", UDP, 53, 53, 0}},
 			Selector: map[string]string{"app": "web"}, Affinity: time.Minute, PublishNotReady: true,
-			Distribution: PreferSameZone,
+			Distribution: PreferSameZone, NodePorts: true, TrafficPolicy: Local,
+			ExternalIPs: []netip.Addr{netip.MustParseAddr("2001:db8:7::9")},
 		},
 		{Name: Name{"", "db"}, Headless: true, Distribution: PreferSameNode},
 	}
@@ -86,20 +89,50 @@ func TestParseManifests(t *testing.T) {
 	}
 }
 
+// TestLoadBalancerManifests: a load balancer has node ports only if the document asks for them.
+func TestLoadBalancerManifests(t *testing.T) {
+	for text, want := range map[string]Service{
+		"ports: [{port: 80}]": {},
+		`ports: [{port: 80}], loadBalancerIP: "2001:db8:8::7"`: {
+			LoadBalancerIP: netip.MustParseAddr("2001:db8:8::7"),
+		},
+		"ports: [{port: 80, nodePort: 30080}]":                      {NodePorts: true},
+		"ports: [{port: 80}], allocateLoadBalancerNodePorts: true":  {NodePorts: true},
+		"ports: [{port: 80}], allocateLoadBalancerNodePorts: false": {},
+	} {
+		all, _, err := ParseManifests([]byte("{apiVersion: v1, kind: Service, metadata: {name: web}, spec: " +
+			"{type: LoadBalancer, " + text + "}}"))
+		if err != nil || !all[0].LoadBalancer || all[0].LoadBalancerIP != want.LoadBalancerIP ||
+			all[0].NodePorts != want.NodePorts {
+			t.Errorf("%s: %+v, %v", text, all, err)
+		}
+	}
+}
+
 func TestRefusedManifests(t *testing.T) {
 	const spec, slice = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: ",
 		"apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n" +
 			"metadata: {name: a, labels: {kubernetes.io/service-name: web}}\n"
 	for text, says := range map[string]string{
-		"":                                                           "no service in it",
-		"# nothing\n":                                                "no service in it",
-		spec + "{ports: [{port: 80}\n":                               "document 1: ",
-		"apiVersion: v1\nkind: Pod\n":                                `document 1: kind "Pod" of apiVersion "v1"`,
-		"apiVersion: v1beta1\nkind: Service\n":                       `apiVersion "v1beta1": write kind Service of v1`,
-		spec + "{ports: [{port: 80}], x: 1}":                         `document 1: Service web: unknown field "spec.x"`,
-		spec + "{externalName: a.example}":                           `unknown field "spec.externalName"`,
-		spec + "{ports: [{port: 80, nodePort: 30080}]}":              `unknown field "spec.ports[0].nodePort"`,
-		spec + "{type: NodePort, ports: [{port: 80}]}":               `spec.type: Unsupported value: "NodePort"`,
+		"":                                                        "no service in it",
+		"# nothing\n":                                             "no service in it",
+		spec + "{ports: [{port: 80}\n":                            "document 1: ",
+		"apiVersion: v1\nkind: Pod\n":                             `document 1: kind "Pod" of apiVersion "v1"`,
+		"apiVersion: v1beta1\nkind: Service\n":                    `apiVersion "v1beta1": write kind Service of v1`,
+		spec + "{ports: [{port: 80}], x: 1}":                      `document 1: Service web: unknown field "spec.x"`,
+		spec + "{externalName: a.example}":                        `unknown field "spec.externalName"`,
+		spec + "{ports: [{port: 80, nodePort: 30080}]}":           "port 80/TCP has node port 30080, and the",
+		spec + "{ports: [{port: 80, nodePort: 65536}]}":           "spec.ports[0].nodePort: Invalid value: 65536",
+		spec + "{type: ExternalName, ports: [{port: 80}]}":        `spec.type: Unsupported value: "ExternalName"`,
+		spec + "{ports: [{port: 80}], loadBalancerIP: 'fd12::1'}": "spec.loadBalancerIP: Forbidden",
+		spec + "{type: LoadBalancer, ports: [{port: 80}], loadBalancerIP: x}": "spec.loadBalancerIP: Invalid value",
+		spec + "{type: LoadBalancer, ports: [{port: 80, nodePort: 30080}], " +
+			"allocateLoadBalancerNodePorts: false}": "port 80/TCP has node port 30080, and the",
+		spec + "{ports: [{port: 80}], " +
+			"allocateLoadBalancerNodePorts: true}": "only with type LoadBalancer",
+		spec + "{ports: [{port: 80}], externalIPs: [a]}":             "spec.externalIPs[0]: Invalid value",
+		spec + "{ports: [{port: 80}], externalIPs: [10.0.0.1]}":      "external address 10.0.0.1 is not a global",
+		spec + "{ports: [{port: 80}], externalTrafficPolicy: Near}":  "spec.externalTrafficPolicy: Unsupported value",
 		spec + "{ports: [{port: 0}]}":                                "spec.ports[0].port: Invalid value: 0",
 		spec + "{ports: [{port: 65536}]}":                            "spec.ports[0].port: Invalid value: 65536",
 		spec + `{ports: [{port: "80"}]}`:                             "spec.ports.port: a string is not valid here",
@@ -136,7 +169,11 @@ func TestRefusedManifests(t *testing.T) {
 const goodService = `{"apiVersion":"v1","kind":"Service","metadata":{"name":"web","namespace":"shop"},"spec":` +
 	`{"selector":{"app":"web"},"sessionAffinity":"ClientIP","sessionAffinityConfig":{"clientIP":` +
 	`{"timeoutSeconds":1}},"ports":[{"name":"a","port":80,"targetPort":8080},{"name":"b","port":53,` +
-	`"protocol":"UDP"}]}}`
+	`"protocol":"UDP","nodePort":30053}],"type":"NodePort","externalIPs":["2001:db8:7::9"],` +
+	`"externalTrafficPolicy":"Local"}}`
+
+const goodBalancer = `{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},"spec":{"type":"LoadBalancer",` +
+	`"loadBalancerIP":"2001:db8:8::7","allocateLoadBalancerNodePorts":true,"ports":[{"port":80}]}}`
 
 const goodSlice = `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"a","labels":` +
 	`{"kubernetes.io/service-name":"web"}},"addressType":"IPv6","endpoints":[{"addresses":["fd70::1"],` +
@@ -145,7 +182,7 @@ const goodSlice = `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","m
 // FuzzManifests: what is accepted is valid, survives the way through protobuf messages, and has the affinity that the
 // document wants.
 func FuzzManifests(f *testing.F) {
-	for _, text := range []string{goodService, goodSlice, goodManifests} {
+	for _, text := range []string{goodService, goodBalancer, goodSlice, goodManifests} {
 		f.Add([]byte(text), fuzzmutate.Nothing)
 	}
 	f.Fuzz(func(t *testing.T, text, script []byte) {

@@ -20,6 +20,9 @@ func FromProto(m *pilasterv1.Service) (s Service, err error) {
 		PublishNotReady: m.GetPublishNotReady(),
 		Distribution:    Distribution(m.GetDistribution()),
 		Headless:        m.GetHeadless(),
+		NodePorts:       m.GetNodePorts(),
+		TrafficPolicy:   ParseTrafficPolicy(m.GetTrafficPolicy()),
+		LoadBalancer:    m.GetLoadBalancer(),
 	}
 	if m.GetCreated() != nil {
 		s.Created = m.Created.AsTime()
@@ -27,6 +30,18 @@ func FromProto(m *pilasterv1.Service) (s Service, err error) {
 	if m.GetAddress() != "" {
 		if s.Address, err = netip.ParseAddr(m.Address); err != nil {
 			return s, fmt.Errorf("service %.300s: %.80q is not an address", s.Name, m.Address)
+		}
+	}
+	for _, text := range m.GetExternalIps() {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return s, fmt.Errorf("service %.300s: external address %.80q is not an address", s.Name, text)
+		}
+		s.ExternalIPs = append(s.ExternalIPs, a)
+	}
+	if text := m.GetLoadBalancerIp(); text != "" {
+		if s.LoadBalancerIP, err = netip.ParseAddr(text); err != nil {
+			return s, fmt.Errorf("service %.300s: load-balancer address %.80q is not an address", s.Name, text)
 		}
 	}
 	for _, p := range m.GetPorts() {
@@ -44,7 +59,13 @@ func portFromProto(m *pilasterv1.ServicePort) (p Port, err error) {
 	if m.GetPort() > most || m.GetTarget() > most {
 		return p, fmt.Errorf("port %d with target %d: ports are 1 to %d", m.GetPort(), m.GetTarget(), most)
 	}
-	p = Port{Name: m.GetName(), Port: uint16(m.GetPort()), Target: uint16(m.GetTarget())}
+	if m.GetNodePort() > most {
+		return p, fmt.Errorf("port %d with node port %d: node ports are %d to %d", m.GetPort(), m.GetNodePort(),
+			FirstNodePort, LastNodePort)
+	}
+	p = Port{
+		Name: m.GetName(), Port: uint16(m.GetPort()), Target: uint16(m.GetTarget()), NodePort: uint16(m.GetNodePort()),
+	}
 	if p.Target == 0 {
 		p.Target = p.Port
 	}
@@ -72,6 +93,9 @@ func (s Service) Proto() *pilasterv1.Service {
 		PublishNotReady: s.PublishNotReady,
 		Distribution:    string(s.Distribution),
 		Headless:        s.Headless,
+		NodePorts:       s.NodePorts,
+		TrafficPolicy:   string(s.TrafficPolicy),
+		LoadBalancer:    s.LoadBalancer,
 	}
 	if !s.Created.IsZero() {
 		m.Created = timestamppb.New(s.Created)
@@ -79,9 +103,16 @@ func (s Service) Proto() *pilasterv1.Service {
 	if s.Address.IsValid() {
 		m.Address = s.Address.String()
 	}
+	for _, a := range s.ExternalIPs {
+		m.ExternalIps = append(m.ExternalIps, a.String())
+	}
+	if s.LoadBalancerIP.IsValid() {
+		m.LoadBalancerIp = s.LoadBalancerIP.String()
+	}
 	for _, p := range s.Ports {
 		m.Ports = append(m.Ports, &pilasterv1.ServicePort{
 			Name: p.Name, Protocol: p.Protocol.String(), Port: uint32(p.Port), Target: uint32(p.Target),
+			NodePort: uint32(p.NodePort),
 		})
 	}
 	return m

@@ -77,6 +77,17 @@ func Select(s Service, all []Slice, node, zone string) (c Choice) {
 	return c
 }
 
+// SelectExposed returns the endpoints that hosts outside of the cluster get whose connections come in by a node. The
+// distribution has no effect on them. With policy Local the endpoints are those of the node's own slices, so a
+// terminating one serves if none that is ready is on this node. Fixed endpoints are on no node.
+func SelectExposed(s Service, all []Slice, node string) Choice {
+	s.Distribution = Anywhere
+	if s.TrafficPolicy == Local {
+		all = slices.DeleteFunc(slices.Clone(all), func(of Slice) bool { return of.Node != node })
+	}
+	return Select(s, all, "", "")
+}
+
 func (c *Choice) drain(p Placed, why string) {
 	p.Why = why
 	c.Draining = append(c.Draining, p)

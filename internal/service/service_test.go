@@ -93,12 +93,40 @@ func TestSelect(t *testing.T) {
 	}
 }
 
+// TestSelectExposed: the distribution has no effect on hosts outside. With policy Local they get what is on the node.
+func TestSelectExposed(t *testing.T) {
+	for _, c := range []struct {
+		policy           TrafficPolicy
+		slices           []string
+		active, draining string
+	}{
+		{Cluster, []string{"n1/z1 1", "n2/z2 2", "/ 3"}, "1, 2, 3", ""},
+		{Cluster, []string{"n1/z1 1!", "n2/z2 2"}, "2", "1 terminating"},
+		{Local, []string{"/ 1 3", "n1/z1 1 4!", "n2/z2 2 5!"}, "1", "4 terminating"},
+		{Local, []string{"n1/z1 1! 4-", "n2/z2 2"}, "1", "4 not ready"},
+		{Local, []string{"n2/z2 2"}, "", ""},
+	} {
+		var all []Slice
+		for _, words := range c.slices {
+			all = append(all, sliceOf(words))
+		}
+		got := SelectExposed(Service{Distribution: PreferSameNode, TrafficPolicy: c.policy}, all, "n1")
+		if text(got.Active) != c.active || text(got.Draining) != c.draining {
+			t.Errorf("%v, %v: active %s; draining %s\nwant %s; %s", c.policy, c.slices, text(got.Active),
+				text(got.Draining), c.active, c.draining)
+		}
+	}
+}
+
 // web is a valid service.
 func web() Service {
 	return Service{
 		Name: Name{"shop", "web"}, Address: netip.MustParseAddr("fd70:696c:7300:1::1"),
-		Ports: []Port{{"http", TCP, 80, 8080}, {"dns", UDP, 80, 53}}, Selector: map[string]string{"app": "web"},
-		Affinity: time.Hour, Distribution: PreferSameZone,
+		Ports:    []Port{{"http", TCP, 80, 8080, 30080}, {"dns", UDP, 80, 53, 30080}},
+		Selector: map[string]string{"app": "web"}, Affinity: time.Hour, Distribution: PreferSameZone,
+		ExternalIPs: []netip.Addr{netip.MustParseAddr("2001:db8:7::9"), netip.MustParseAddr("fd12::9")},
+		NodePorts:   true, TrafficPolicy: Local, LoadBalancer: true,
+		LoadBalancerIP: netip.MustParseAddr("2001:db8:8::7"),
 	}
 }
 
@@ -108,7 +136,7 @@ func TestCheck(t *testing.T) {
 	}
 	many := make([]Port, MaxPorts+1)
 	for i := range many {
-		many[i] = Port{fmt.Sprint("p", i), TCP, uint16(i + 1), 1}
+		many[i] = Port{fmt.Sprint("p", i), TCP, uint16(i + 1), 1, 0}
 	}
 	for says, change := range map[string]func(*Service){
 		`service name "Web"`:            func(s *Service) { s.Name.Name = "Web" },
@@ -130,6 +158,26 @@ func TestCheck(t *testing.T) {
 		"has port 80/TCP twice":         func(s *Service) { s.Ports[1].Protocol = TCP },
 		"its own namespace":             func(s *Service) { s.Selector["io.kubernetes.pod.namespace"] = "x" },
 		`label key "a b"`:               func(s *Service) { s.Selector["a b"] = "x" },
+		`traffic policy "Near"`:         func(s *Service) { s.TrafficPolicy = "Near" },
+		"so hosts outside of the cluster cannot": func(s *Service) {
+			s.Headless, s.Address = true, netip.Addr{}
+		},
+		"policy Local is for hosts outside": func(s *Service) {
+			s.ExternalIPs, s.NodePorts, s.Ports = nil, false, []Port{{"", TCP, 80, 80, 0}}
+			s.LoadBalancer, s.LoadBalancerIP = false, netip.Addr{}
+		},
+		"has 9 external addresses":      func(s *Service) { s.ExternalIPs = make([]netip.Addr, MaxExternalIPs+1) },
+		"fd12::9 twice":                 func(s *Service) { s.ExternalIPs[0] = s.ExternalIPs[1] },
+		"192.0.2.1 is not a global":     func(s *Service) { s.ExternalIPs[0] = netip.MustParseAddr("192.0.2.1") },
+		"fe80::1 is not a global":       func(s *Service) { s.ExternalIPs[0] = netip.MustParseAddr("fe80::1") },
+		"ff0e::1 is not a global":       func(s *Service) { s.ExternalIPs[0] = netip.MustParseAddr("ff0e::1") },
+		"fe80::1%eth0 is not a global":  func(s *Service) { s.ExternalIPs[0] = netip.MustParseAddr("fe80::1%eth0") },
+		"2001:db8:8::7 and no load":     func(s *Service) { s.LoadBalancer = false },
+		"load-balancer address ff0e::1": func(s *Service) { s.LoadBalancerIP = netip.MustParseAddr("ff0e::1") },
+		"the service has no node ports": func(s *Service) { s.NodePorts = false },
+		"with node port 29999: node":    func(s *Service) { s.Ports[0].NodePort = FirstNodePort - 1 },
+		"with node port 32768: node":    func(s *Service) { s.Ports[0].NodePort = LastNodePort + 1 },
+		"has node port 30080/TCP twice": func(s *Service) { s.Ports[1] = Port{"dns", TCP, 53, 53, 30080} },
 	} {
 		s := web()
 		if change(&s); s.Check() == nil || !strings.Contains(s.Check().Error(), says) {
@@ -174,6 +222,36 @@ func TestCheckSlice(t *testing.T) {
 	}
 }
 
+func TestCheckPool(t *testing.T) {
+	for text, says := range map[string]string{
+		"2001:db8::/64": "", "2001:db8::7/128": "", "2001:db8::/63": "pools are /64 to /128", "10.0.0.0/24": "no",
+		"2001:db8::1/112": "write 2001:db8::/112", "ff0e::/64": "is not a prefix", "::ffff:10.0.0.0/120": "is not",
+	} {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := CheckPool(p); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %s", text, err, says)
+		}
+	}
+	if CheckPool(netip.Prefix{}) == nil {
+		t.Error("no prefix was accepted")
+	}
+}
+
+// TestOutside: an address counts once.
+func TestOutside(t *testing.T) {
+	s := web()
+	if got := fmt.Sprint(s.Outside()); got != "[2001:db8:8::7 2001:db8:7::9 fd12::9]" {
+		t.Error(got)
+	}
+	s.LoadBalancerIP = s.ExternalIPs[1]
+	if got := fmt.Sprint(s.Outside()); got != "[2001:db8:7::9 fd12::9]" {
+		t.Error(got)
+	}
+}
+
 func TestProto(t *testing.T) {
 	s := web()
 	s.Tenant, s.Created, s.PublishNotReady = "blue", time.Unix(1, 0).UTC(), true
@@ -187,7 +265,7 @@ func TestProto(t *testing.T) {
 	}
 	m := s.Proto()
 	m.Ports[0].Target, m.Ports[0].Protocol = 0, ""
-	if got, err := FromProto(m); err != nil || got.Ports[0] != (Port{"http", TCP, 80, 80}) {
+	if got, err := FromProto(m); err != nil || got.Ports[0] != (Port{"http", TCP, 80, 80, 30080}) {
 		t.Errorf("defaults of a port: %+v, %v", got.Ports, err)
 	}
 	for _, n := range []Name{{"", "web"}, {"shop", "web"}} {
@@ -199,7 +277,19 @@ func TestProto(t *testing.T) {
 	if _, err := FromProto(m); err == nil {
 		t.Error("port 65616 was accepted")
 	}
-	m.Ports[0].Port, m.Address = 80, "x"
+	m.Ports[0].Port, m.Ports[0].NodePort = 80, 1<<16+30080
+	if _, err := FromProto(m); err == nil {
+		t.Error("node port 95616 was accepted")
+	}
+	m.Ports[0].NodePort, m.ExternalIps = 0, []string{"x"}
+	if _, err := FromProto(m); err == nil {
+		t.Error("external address x was accepted")
+	}
+	m.ExternalIps, m.LoadBalancerIp = nil, "x"
+	if _, err := FromProto(m); err == nil {
+		t.Error("load-balancer address x was accepted")
+	}
+	m.LoadBalancerIp, m.Address = "", "x"
 	if _, err := FromProto(m); err == nil {
 		t.Error("address x was accepted")
 	}

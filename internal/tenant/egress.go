@@ -18,9 +18,10 @@ const (
 
 // Indexes of egress addresses of a node.
 const (
-	egressTunnelIndex address.Index = 1       // EgressTunnel
-	FirstGatewayIndex address.Index = 16      // addresses that the orchestrator allocates for gateways
-	FirstEgressIndex  address.Index = 1 << 16 // addresses of containers, up to address.MaxIndex
+	egressTunnelIndex  address.Index = 1       // EgressTunnel
+	exposedTunnelIndex address.Index = 2       // ExposedTunnel
+	FirstGatewayIndex  address.Index = 16      // addresses that the orchestrator allocates for gateways
+	FirstEgressIndex   address.Index = 1 << 16 // addresses of containers, up to address.MaxIndex
 )
 
 // EgressRule says whether containers of a tenant may send to hosts outside of the cluster. Of the rules whose prefix
@@ -104,10 +105,18 @@ func NodeOfEgress(plan address.Plan, a netip.Addr) (netip.Prefix, bool) {
 // from the node's prefix.
 func EgressTunnel(node netip.Prefix) netip.Addr { return EgressAddress(node, egressTunnelIndex) }
 
+// ExposedTunnel is the address at which a node receives packets of exposed ports of services in IPv6 tunnels. It
+// follows from the node's prefix.
+func ExposedTunnel(node netip.Prefix) netip.Addr { return EgressAddress(node, exposedTunnelIndex) }
+
 // MayLeave reports whether containers of the tenant may send to hosts outside.
 func (t Tenant) MayLeave() bool {
 	return slices.ContainsFunc(t.Egress, func(r EgressRule) bool { return r.Allow })
 }
+
+// NeedsDefaultRoute reports whether containers of the tenant send to hosts outside: packets of their own, or answers to
+// clients of exposed services.
+func (t Tenant) NeedsDefaultRoute() bool { return t.Exposed || t.MayLeave() }
 
 // NeedsEgressAddress reports whether containers of the tenant need egress addresses of their own.
 func (t Tenant) NeedsEgressAddress() bool {

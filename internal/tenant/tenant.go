@@ -56,6 +56,7 @@ type Tenant struct {
 	Protected []netip.Prefix // prefixes of the cluster that only rules for them or parts of them allow
 
 	ServicesNumber uint32 // of the /64 of its services (address.Plan.TenantServices); 0: it has had none
+	Exposed        bool   // hosts outside reach a service of it, or have reached one
 }
 
 // Equal compares all fields.
@@ -69,7 +70,8 @@ func (t Tenant) Equal(other Tenant) bool {
 		slices.EqualFunc(t.Offloads, other.Offloads, Offload.Equal) &&
 		slices.EqualFunc(t.Regions, other.Regions, Region.Equal) &&
 		slices.EqualFunc(t.Egress, other.Egress, EgressRule.Equal) && slices.Equal(t.Nodes, other.Nodes) &&
-		slices.Equal(t.Protected, other.Protected) && t.ServicesNumber == other.ServicesNumber
+		slices.Equal(t.Protected, other.Protected) && t.ServicesNumber == other.ServicesNumber &&
+		t.Exposed == other.Exposed
 }
 
 // MaxIDs is how many ids a tenant may have at a time; the packet path tries all of them.

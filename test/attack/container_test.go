@@ -69,8 +69,9 @@ func (b *bed) testEveryReason(t *testing.T) {
 	// Only with egress rules: TestEgressAttacks, and the tests of gateways in internal/datapath.
 	except = append(except, dropreason.EgressDenied, dropreason.NoSession, dropreason.NoEgressAddress,
 		dropreason.GatewayFull, dropreason.GatewayProtocol)
-	// only with services; TestService… of internal/datapath has these packets
-	except = append(except, dropreason.NoService, dropreason.NoBackend, dropreason.ServiceProtocol)
+	// only with services; TestService… and TestExposed… of internal/datapath have these packets
+	except = append(except, dropreason.NoService, dropreason.NoBackend, dropreason.ServiceProtocol,
+		dropreason.ExposedSource)
 	// Only among members of an offload: TestFrontendMessages and TestFrontendDrops of internal/datapath.
 	except = append(except, dropreason.NshMalformed, dropreason.NshUnknown, dropreason.NshForged, dropreason.NshStale,
 		dropreason.NshSegments, dropreason.NoFrontend)

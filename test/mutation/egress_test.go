@@ -155,8 +155,9 @@ func egress() []mutation {
 			cases: []string{"1,461 bytes by a gateway"},
 		},
 		{
-			name:  "program of this node's gateway",
-			old:   "return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);",
+			name: "program of this node's gateway",
+			old: `bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);`,
 			new:   "return TCX_NEXT;",
 			test:  "TestEgressWithoutPrograms",
 			cases: []string{"by this node, without a program"},
@@ -233,9 +234,11 @@ func egress() []mutation {
 			cases: []string{"a router's error"},
 		},
 		{
-			name:  "program of gateways",
-			old:   "return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);",
-			new:   "return TCX_NEXT;",
+			name: "program of gateways",
+			old: `bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);`,
+			new: `bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
+		return TCX_NEXT;`,
 			test:  "TestEgressWithoutPrograms",
 			cases: []string{"to the gateway, without a program"},
 		},
@@ -248,13 +251,15 @@ func gatewayAddresses() []mutation {
 	return []mutation{
 		{
 			name:  "gateways' addresses, by the uplink",
-			old:   "if (!why && is_gateway_source(&src))\n\t\twhy = REASON_HOST_CLAIMS_TENANT;",
+			old:   "if (!why && (is_gateway_source(&src) || is_exposed_source(&src)))\n",
+			new:   "if (!why && is_exposed_source(&src))\n",
 			test:  test,
 			cases: []string{"a process with a gateway's address"},
 		},
 		{
 			name:  "gateways' addresses, by other interfaces",
-			old:   "if (!why && !inward && is_gateway_source(&src))\n\t\twhy = REASON_HOST_CLAIMS_TENANT;",
+			old:   "!inward && (is_gateway_source(&src) || is_exposed_source(&src))",
+			new:   "!inward && is_exposed_source(&src)",
 			test:  test,
 			cases: []string{"a process with a gateway's address, by another interface"},
 		},
@@ -330,8 +335,8 @@ func egressSessions() []mutation {
 		},
 		{
 			name: "verdicts of packets without a session",
-			old:  "if (!why && mode == ENFORCE_OUTSIDE && d->fresh.until && same_session",
-			new:  "if (mode == ENFORCE_OUTSIDE && same_session",
+			old:  "if (!why && is_outside(mode) && d->fresh.until && same_session",
+			new:  "if (is_outside(mode) && same_session",
 			test: "TestNoSessionTakesNoSlot",
 			cases: []string{
 				"from many hosts to an egress address", "in the tunnel, to many ports",
@@ -448,16 +453,17 @@ func gateway() []mutation {
 		},
 		{
 			name:  "count of long packets",
-			old:   "drop(skb, REASON_TOO_BIG, HOOK_UPLINK_IN);\n\th = eth_ip6_of(skb);",
+			old:   "drop(skb, reason, HOOK_UPLINK_IN);\n\th = eth_ip6_of(skb);",
 			new:   "h = eth_ip6_of(skb);",
 			test:  back,
 			cases: []string{"1,461 bytes"},
 		},
 		{
 			name: "long packets",
-			old:  "if (skb->len - ETH_HLEN > hop->mtu - TUNNEL_HLEN && wire_length(skb, &p) > hop->mtu - TUNNEL_HLEN)",
-			new:  "if (0)",
-			test: back, cases: []string{"1,461 bytes"},
+			old: `if (skb->len - ETH_HLEN > hop->mtu - TUNNEL_HLEN && wire_length(skb, &p) > hop->mtu - TUNNEL_HLEN)
+		return error_outside(skb, &p, hop->mtu - TUNNEL_HLEN, tenant_id(&d->entry.address), REASON_TOO_BIG);`,
+			test:  back,
+			cases: []string{"1,461 bytes"},
 		},
 		{
 			name:  "quotes of packets of others",

@@ -82,6 +82,9 @@ func table(t *testing.T) map[string][]mutation {
 	add(services(), "net/netpila/service_stages.h", "net/netpila/service.h", "net/netpila/service_table.h",
 		"net/netpila/tcp_reset.h", "net/netpila/icmp.h", "net/netpila/forward.h", "net/netpila/gateway_nat.h",
 		"hooks/container.h", "hooks/uplink.h")
+	add(exposed(), "net/netpila/exposed_stages.h", "net/netpila/exposed.h", "net/netpila/exposed_table.h",
+		"net/netpila/policy.h", "net/netpila/egress_stages.h", "policy/policy.h", "policy/ct.h", "policy/ct_table.h",
+		"hooks/uplink_class.h", "hooks/uplink.h", "hooks/host_if.h")
 	add(hostIf(), "hooks/host_if.h", "common/border.h", "common/address.h")
 	add(macvlanBackstop(), "hooks/macvlan_backstop.h")
 	add(node(), "hooks/node.h", "net/netpila/resolve.h")

@@ -92,7 +92,7 @@ func unreachable() map[string]map[string]string {
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: again,
 			`BPF_F_RECOMPUTE_CSUM))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: within,
-			`if (egress_pull(skb))
+			`if (ip6ip6_pull(skb))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: "a packet with both headers can lose the outer one",
 			`if (!h)
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
@@ -152,6 +152,42 @@ func unreachable() map[string]map[string]string {
 			       ? REASON_MALFORMED`: within,
 			`if (f->translate & TRANSLATE && write_addresses(skb, h, p, f))
 		return drop(skb, REASON_MALFORMED, hook);`: within,
+		},
+		"net/netpila/exposed_stages.h": {
+			`if (!connections || !d || !s)
+		return REASON_NO_BACKEND;`: verifier,
+			"return bpf_map_update_elem(connections, &d->back, &d->entry, BPF_ANY) ? REASON_GATEWAY_FULL : 0;": "" +
+				"a full LRU table evicts an entry",
+			`if (!p || !d || !w)
+		return REASON_MALFORMED;`: verifier,
+			"if (why == REASON_NO_BACKEND) {": "only if the agent replaces the table between two lookups",
+			`if (!connections)
+		return REASON_NO_SERVICE;`: "only if the tenant's last exposed port ends after the caller has found it",
+			`if (!h || !p || !d)
+		return REASON_MALFORMED;`: again,
+			`if (!h || !d || !w)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: "the program of the uplink has read the headers",
+			`if (!h || !key || !d)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: again,
+			`if (bpf_skb_load_bytes(skb, p.l4, ports, sizeof(ports)))
+			return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: within,
+			`h = eth_ip6_of(skb);
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
+	return forward_allowed`: again,
+			`if (!h || !d)
+		return drop(skb, REASON_MALFORMED, hook);`: again,
+			`struct addr ends[2];
+	__u64 node;
+
+	if (!h)
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: "the program of the uplink has read the headers",
+			`if (ip6ip6_pull(skb))
+		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: "a packet with both headers can lose the outer one",
+			"return drop(skb, why ? why : REASON_MALFORMED, HOOK_CONTAINER);": "is_exposed_answer has read the same " +
+				"packet, and found its source",
+			`if (f->translate && write_addresses(skb, h, &p, f))
+		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: within,
 		},
 		"net/netpila/service_stages.h": {
 			`if (bpf_skb_load_bytes(skb, p->l4, ports, sizeof(ports)))

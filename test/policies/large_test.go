@@ -133,7 +133,7 @@ func agentFile(ctx context.Context, t *testing.T, l *lab.Lab, name string) strin
 	return string(b)
 }
 
-// peak checks the maximum memory of the agent so far. Mapped files do not count: they are the program's own pages in the
+// peak checks the maximum memory of the agent so far. Mapped files do not count: they are the program's pages in the
 // page cache, which the kernel can drop. How many it maps at a page fault depends on the state of the page cache: the
 // same program had 12 MiB more in its first run after the build than in later ones.
 func peak(ctx context.Context, t *testing.T, l *lab.Lab, when string, limited bool) {

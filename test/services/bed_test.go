@@ -49,6 +49,10 @@ var web = []string{"w1", "w2", "w3"}
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
+	return startBed(t, labSpec())
+}
+
+func labSpec() lab.Spec {
 	spec := lab.Spec{
 		Nodes: []string{"n1", "n2", "n3"}, Device: labtest.Device(),
 		Tenants: []lab.Tenant{{Name: shop}},
@@ -61,6 +65,11 @@ func newBed(t *testing.T) *bed {
 			Name: name, Node: fmt.Sprint("n", i+1), Tenant: shop, Labels: map[string]string{"app": "web"},
 		})
 	}
+	return spec
+}
+
+func startBed(t *testing.T, spec lab.Spec) *bed {
+	t.Helper()
 	b := &bed{Lab: labtest.New(t, spec), T: t}
 	for _, name := range web {
 		b.serve(name)
@@ -69,7 +78,7 @@ func newBed(t *testing.T) *bed {
 }
 
 // create makes a service of the web servers.
-func (b *bed) create(s *pilasterv1.Service) {
+func (b *bed) create(s *pilasterv1.Service) *pilasterv1.Service {
 	b.Helper()
 	s.Tenant = shop
 	if s.Selector == nil {
@@ -82,6 +91,7 @@ func (b *bed) create(s *pilasterv1.Service) {
 	at, err := netip.ParseAddr(made.Msg.Service.Address)
 	must(b.T, err)
 	b.to = netip.AddrPortFrom(at, servicePort)
+	return made.Msg.Service
 }
 
 // serve runs a server in a container, which answers each connection with the container's name and then echoes.

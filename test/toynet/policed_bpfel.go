@@ -91,7 +91,8 @@ type PolicedPolScratch struct {
 			Error   uint8
 			Pickup  uint8
 			Outside uint8
-			Zero    [2]uint8
+			Ingress uint8
+			Zero    uint8
 		}
 		Result struct {
 			_     structs.HostLayout

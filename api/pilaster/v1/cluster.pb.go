@@ -475,6 +475,7 @@ type Tenant struct {
 	NodePrefixes   []string      `protobuf:"bytes,16,rep,name=node_prefixes,json=nodePrefixes,proto3" json:"node_prefixes,omitempty"`        // the nodes that its containers reach and are reached by; likewise
 	Protected      []string      `protobuf:"bytes,17,rep,name=protected,proto3" json:"protected,omitempty"`                                  // the cluster's protected prefixes; derived, never stored
 	ServicesNumber uint32        `protobuf:"varint,18,opt,name=services_number,json=servicesNumber,proto3" json:"services_number,omitempty"` // 24 bits: that of its prefix for services; 0: it has had no service
+	Exposed        bool          `protobuf:"varint,19,opt,name=exposed,proto3" json:"exposed,omitempty"`                                     // hosts outside reach a service of it, or have reached one
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -633,6 +634,13 @@ func (x *Tenant) GetServicesNumber() uint32 {
 		return x.ServicesNumber
 	}
 	return 0
+}
+
+func (x *Tenant) GetExposed() bool {
+	if x != nil {
+		return x.Exposed
+	}
+	return false
 }
 
 // EgressRule says whether containers of a tenant may send to hosts outside of the cluster. The rule with the longest
@@ -2380,7 +2388,7 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\bTenantId\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12#\n" +
-	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\x93\x06\n" +
+	"\ronly_accepted\x18\x03 \x01(\bR\fonlyAccepted\"\xad\x06\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\n" +
@@ -2402,7 +2410,8 @@ const file_pilaster_v1_cluster_proto_rawDesc = "" +
 	"\x06egress\x18\x0f \x03(\v2\x17.pilaster.v1.EgressRuleR\x06egress\x12#\n" +
 	"\rnode_prefixes\x18\x10 \x03(\tR\fnodePrefixes\x12\x1c\n" +
 	"\tprotected\x18\x11 \x03(\tR\tprotected\x12'\n" +
-	"\x0fservices_number\x18\x12 \x01(\rR\x0eservicesNumber\"j\n" +
+	"\x0fservices_number\x18\x12 \x01(\rR\x0eservicesNumber\x12\x18\n" +
+	"\aexposed\x18\x13 \x01(\bR\aexposed\"j\n" +
 	"\n" +
 	"EgressRule\x12\x0e\n" +
 	"\x02to\x18\x01 \x01(\tR\x02to\x12\x14\n" +

@@ -6161,7 +6161,7 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x06Follow\x12\x1a.pilaster.v1.FollowRequest\x1a\x1b.pilaster.v1.FollowResponse(\x010\x01\x12G\n" +
 	"\bAllocate\x12\x1c.pilaster.v1.AllocateRequest\x1a\x1d.pilaster.v1.AllocateResponse\x12;\n" +
 	"\x04Free\x12\x18.pilaster.v1.FreeRequest\x1a\x19.pilaster.v1.FreeResponse\x12S\n" +
-	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\x97\x1c\n" +
+	"\fListMappings\x12 .pilaster.v1.ListMappingsRequest\x1a!.pilaster.v1.ListMappingsResponse2\xdf\x1d\n" +
 	"\x0fOperatorService\x12S\n" +
 	"\fCreateTenant\x12 .pilaster.v1.CreateTenantRequest\x1a!.pilaster.v1.CreateTenantResponse\x12J\n" +
 	"\tGetTenant\x12\x1d.pilaster.v1.GetTenantRequest\x1a\x1e.pilaster.v1.GetTenantResponse\x12P\n" +
@@ -6174,7 +6174,9 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\fListServices\x12 .pilaster.v1.ListServicesRequest\x1a!.pilaster.v1.ListServicesResponse\x12M\n" +
 	"\n" +
 	"GetService\x12\x1e.pilaster.v1.GetServiceRequest\x1a\x1f.pilaster.v1.GetServiceResponse\x12V\n" +
-	"\rDeleteService\x12!.pilaster.v1.DeleteServiceRequest\x1a\".pilaster.v1.DeleteServiceResponse\x12n\n" +
+	"\rDeleteService\x12!.pilaster.v1.DeleteServiceRequest\x1a\".pilaster.v1.DeleteServiceResponse\x12e\n" +
+	"\x12ChangeServicePools\x12&.pilaster.v1.ChangeServicePoolsRequest\x1a'.pilaster.v1.ChangeServicePoolsResponse\x12_\n" +
+	"\x10ListServicePools\x12$.pilaster.v1.ListServicePoolsRequest\x1a%.pilaster.v1.ListServicePoolsResponse\x12n\n" +
 	"\x15CreateUnderlayService\x12).pilaster.v1.CreateUnderlayServiceRequest\x1a*.pilaster.v1.CreateUnderlayServiceResponse\x12k\n" +
 	"\x14ListUnderlayServices\x12(.pilaster.v1.ListUnderlayServicesRequest\x1a).pilaster.v1.ListUnderlayServicesResponse\x12n\n" +
 	"\x15DeleteUnderlayService\x12).pilaster.v1.DeleteUnderlayServiceRequest\x1a*.pilaster.v1.DeleteUnderlayServiceResponse\x12b\n" +
@@ -6352,12 +6354,16 @@ var file_pilaster_v1_orchestrator_proto_goTypes = []any{
 	(*ListServicesRequest)(nil),           // 127: pilaster.v1.ListServicesRequest
 	(*GetServiceRequest)(nil),             // 128: pilaster.v1.GetServiceRequest
 	(*DeleteServiceRequest)(nil),          // 129: pilaster.v1.DeleteServiceRequest
-	(*PutEndpointsResponse)(nil),          // 130: pilaster.v1.PutEndpointsResponse
-	(*CreateServiceResponse)(nil),         // 131: pilaster.v1.CreateServiceResponse
-	(*ApplyServicesResponse)(nil),         // 132: pilaster.v1.ApplyServicesResponse
-	(*ListServicesResponse)(nil),          // 133: pilaster.v1.ListServicesResponse
-	(*GetServiceResponse)(nil),            // 134: pilaster.v1.GetServiceResponse
-	(*DeleteServiceResponse)(nil),         // 135: pilaster.v1.DeleteServiceResponse
+	(*ChangeServicePoolsRequest)(nil),     // 130: pilaster.v1.ChangeServicePoolsRequest
+	(*ListServicePoolsRequest)(nil),       // 131: pilaster.v1.ListServicePoolsRequest
+	(*PutEndpointsResponse)(nil),          // 132: pilaster.v1.PutEndpointsResponse
+	(*CreateServiceResponse)(nil),         // 133: pilaster.v1.CreateServiceResponse
+	(*ApplyServicesResponse)(nil),         // 134: pilaster.v1.ApplyServicesResponse
+	(*ListServicesResponse)(nil),          // 135: pilaster.v1.ListServicesResponse
+	(*GetServiceResponse)(nil),            // 136: pilaster.v1.GetServiceResponse
+	(*DeleteServiceResponse)(nil),         // 137: pilaster.v1.DeleteServiceResponse
+	(*ChangeServicePoolsResponse)(nil),    // 138: pilaster.v1.ChangeServicePoolsResponse
+	(*ListServicePoolsResponse)(nil),      // 139: pilaster.v1.ListServicePoolsResponse
 }
 var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	104, // 0: pilaster.v1.ListMappingsResponse.mappings:type_name -> pilaster.v1.Mapping
@@ -6467,89 +6473,93 @@ var file_pilaster_v1_orchestrator_proto_depIdxs = []int32{
 	127, // 104: pilaster.v1.OperatorService.ListServices:input_type -> pilaster.v1.ListServicesRequest
 	128, // 105: pilaster.v1.OperatorService.GetService:input_type -> pilaster.v1.GetServiceRequest
 	129, // 106: pilaster.v1.OperatorService.DeleteService:input_type -> pilaster.v1.DeleteServiceRequest
-	49,  // 107: pilaster.v1.OperatorService.CreateUnderlayService:input_type -> pilaster.v1.CreateUnderlayServiceRequest
-	51,  // 108: pilaster.v1.OperatorService.ListUnderlayServices:input_type -> pilaster.v1.ListUnderlayServicesRequest
-	53,  // 109: pilaster.v1.OperatorService.DeleteUnderlayService:input_type -> pilaster.v1.DeleteUnderlayServiceRequest
-	55,  // 110: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
-	57,  // 111: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
-	59,  // 112: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
-	61,  // 113: pilaster.v1.OperatorService.StartOffload:input_type -> pilaster.v1.StartOffloadRequest
-	63,  // 114: pilaster.v1.OperatorService.ListOffloads:input_type -> pilaster.v1.ListOffloadsRequest
-	68,  // 115: pilaster.v1.OperatorService.StopOffload:input_type -> pilaster.v1.StopOffloadRequest
-	66,  // 116: pilaster.v1.OperatorService.SetOffloadAuto:input_type -> pilaster.v1.SetOffloadAutoRequest
-	73,  // 117: pilaster.v1.OperatorService.SetEgressRule:input_type -> pilaster.v1.SetEgressRuleRequest
-	75,  // 118: pilaster.v1.OperatorService.DeleteEgressRule:input_type -> pilaster.v1.DeleteEgressRuleRequest
-	77,  // 119: pilaster.v1.OperatorService.ListEgressRules:input_type -> pilaster.v1.ListEgressRulesRequest
-	80,  // 120: pilaster.v1.OperatorService.SetTenantNodes:input_type -> pilaster.v1.SetTenantNodesRequest
-	82,  // 121: pilaster.v1.OperatorService.ChangeProtected:input_type -> pilaster.v1.ChangeProtectedRequest
-	84,  // 122: pilaster.v1.OperatorService.ListProtected:input_type -> pilaster.v1.ListProtectedRequest
-	86,  // 123: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
-	89,  // 124: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
-	91,  // 125: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
-	93,  // 126: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
-	95,  // 127: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
-	97,  // 128: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
-	99,  // 129: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
-	101, // 130: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
-	33,  // 131: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
-	35,  // 132: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
-	25,  // 133: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
-	27,  // 134: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
-	29,  // 135: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
-	31,  // 136: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
-	8,   // 137: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
-	10,  // 138: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
-	13,  // 139: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
-	17,  // 140: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
-	15,  // 141: pilaster.v1.NodeService.ReportLoad:output_type -> pilaster.v1.ReportLoadResponse
-	130, // 142: pilaster.v1.NodeService.PutEndpoints:output_type -> pilaster.v1.PutEndpointsResponse
-	20,  // 143: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
-	2,   // 144: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
-	4,   // 145: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
-	6,   // 146: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
-	38,  // 147: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
-	40,  // 148: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
-	42,  // 149: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
-	46,  // 150: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
-	48,  // 151: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
-	44,  // 152: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
-	131, // 153: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
-	132, // 154: pilaster.v1.OperatorService.ApplyServices:output_type -> pilaster.v1.ApplyServicesResponse
-	133, // 155: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
-	134, // 156: pilaster.v1.OperatorService.GetService:output_type -> pilaster.v1.GetServiceResponse
-	135, // 157: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
-	50,  // 158: pilaster.v1.OperatorService.CreateUnderlayService:output_type -> pilaster.v1.CreateUnderlayServiceResponse
-	52,  // 159: pilaster.v1.OperatorService.ListUnderlayServices:output_type -> pilaster.v1.ListUnderlayServicesResponse
-	54,  // 160: pilaster.v1.OperatorService.DeleteUnderlayService:output_type -> pilaster.v1.DeleteUnderlayServiceResponse
-	56,  // 161: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
-	58,  // 162: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
-	60,  // 163: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
-	62,  // 164: pilaster.v1.OperatorService.StartOffload:output_type -> pilaster.v1.StartOffloadResponse
-	64,  // 165: pilaster.v1.OperatorService.ListOffloads:output_type -> pilaster.v1.ListOffloadsResponse
-	69,  // 166: pilaster.v1.OperatorService.StopOffload:output_type -> pilaster.v1.StopOffloadResponse
-	67,  // 167: pilaster.v1.OperatorService.SetOffloadAuto:output_type -> pilaster.v1.SetOffloadAutoResponse
-	74,  // 168: pilaster.v1.OperatorService.SetEgressRule:output_type -> pilaster.v1.SetEgressRuleResponse
-	76,  // 169: pilaster.v1.OperatorService.DeleteEgressRule:output_type -> pilaster.v1.DeleteEgressRuleResponse
-	78,  // 170: pilaster.v1.OperatorService.ListEgressRules:output_type -> pilaster.v1.ListEgressRulesResponse
-	81,  // 171: pilaster.v1.OperatorService.SetTenantNodes:output_type -> pilaster.v1.SetTenantNodesResponse
-	83,  // 172: pilaster.v1.OperatorService.ChangeProtected:output_type -> pilaster.v1.ChangeProtectedResponse
-	85,  // 173: pilaster.v1.OperatorService.ListProtected:output_type -> pilaster.v1.ListProtectedResponse
-	87,  // 174: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
-	90,  // 175: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
-	92,  // 176: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
-	94,  // 177: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
-	96,  // 178: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
-	98,  // 179: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
-	100, // 180: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
-	102, // 181: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
-	34,  // 182: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
-	36,  // 183: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
-	26,  // 184: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
-	28,  // 185: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
-	30,  // 186: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
-	32,  // 187: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
-	137, // [137:188] is the sub-list for method output_type
-	86,  // [86:137] is the sub-list for method input_type
+	130, // 107: pilaster.v1.OperatorService.ChangeServicePools:input_type -> pilaster.v1.ChangeServicePoolsRequest
+	131, // 108: pilaster.v1.OperatorService.ListServicePools:input_type -> pilaster.v1.ListServicePoolsRequest
+	49,  // 109: pilaster.v1.OperatorService.CreateUnderlayService:input_type -> pilaster.v1.CreateUnderlayServiceRequest
+	51,  // 110: pilaster.v1.OperatorService.ListUnderlayServices:input_type -> pilaster.v1.ListUnderlayServicesRequest
+	53,  // 111: pilaster.v1.OperatorService.DeleteUnderlayService:input_type -> pilaster.v1.DeleteUnderlayServiceRequest
+	55,  // 112: pilaster.v1.OperatorService.CreatePublication:input_type -> pilaster.v1.CreatePublicationRequest
+	57,  // 113: pilaster.v1.OperatorService.ListPublications:input_type -> pilaster.v1.ListPublicationsRequest
+	59,  // 114: pilaster.v1.OperatorService.DeletePublication:input_type -> pilaster.v1.DeletePublicationRequest
+	61,  // 115: pilaster.v1.OperatorService.StartOffload:input_type -> pilaster.v1.StartOffloadRequest
+	63,  // 116: pilaster.v1.OperatorService.ListOffloads:input_type -> pilaster.v1.ListOffloadsRequest
+	68,  // 117: pilaster.v1.OperatorService.StopOffload:input_type -> pilaster.v1.StopOffloadRequest
+	66,  // 118: pilaster.v1.OperatorService.SetOffloadAuto:input_type -> pilaster.v1.SetOffloadAutoRequest
+	73,  // 119: pilaster.v1.OperatorService.SetEgressRule:input_type -> pilaster.v1.SetEgressRuleRequest
+	75,  // 120: pilaster.v1.OperatorService.DeleteEgressRule:input_type -> pilaster.v1.DeleteEgressRuleRequest
+	77,  // 121: pilaster.v1.OperatorService.ListEgressRules:input_type -> pilaster.v1.ListEgressRulesRequest
+	80,  // 122: pilaster.v1.OperatorService.SetTenantNodes:input_type -> pilaster.v1.SetTenantNodesRequest
+	82,  // 123: pilaster.v1.OperatorService.ChangeProtected:input_type -> pilaster.v1.ChangeProtectedRequest
+	84,  // 124: pilaster.v1.OperatorService.ListProtected:input_type -> pilaster.v1.ListProtectedRequest
+	86,  // 125: pilaster.v1.OperatorService.ApplyPolicies:input_type -> pilaster.v1.ApplyPoliciesRequest
+	89,  // 126: pilaster.v1.OperatorService.ListPolicies:input_type -> pilaster.v1.ListPoliciesRequest
+	91,  // 127: pilaster.v1.OperatorService.GetPolicy:input_type -> pilaster.v1.GetPolicyRequest
+	93,  // 128: pilaster.v1.OperatorService.DeletePolicies:input_type -> pilaster.v1.DeletePoliciesRequest
+	95,  // 129: pilaster.v1.OperatorService.GetNode:input_type -> pilaster.v1.GetNodeRequest
+	97,  // 130: pilaster.v1.OperatorService.ListNodes:input_type -> pilaster.v1.ListNodesRequest
+	99,  // 131: pilaster.v1.OperatorService.DeleteNode:input_type -> pilaster.v1.DeleteNodeRequest
+	101, // 132: pilaster.v1.OperatorService.ClusterStatus:input_type -> pilaster.v1.ClusterStatusRequest
+	33,  // 133: pilaster.v1.OperatorService.GetToken:input_type -> pilaster.v1.GetTokenRequest
+	35,  // 134: pilaster.v1.OperatorService.RotateToken:input_type -> pilaster.v1.RotateTokenRequest
+	25,  // 135: pilaster.v1.OperatorService.ExportRegion:input_type -> pilaster.v1.ExportRegionRequest
+	27,  // 136: pilaster.v1.OperatorService.ImportRegion:input_type -> pilaster.v1.ImportRegionRequest
+	29,  // 137: pilaster.v1.OperatorService.ListRegions:input_type -> pilaster.v1.ListRegionsRequest
+	31,  // 138: pilaster.v1.OperatorService.DeleteRegion:input_type -> pilaster.v1.DeleteRegionRequest
+	8,   // 139: pilaster.v1.NodeService.Join:output_type -> pilaster.v1.JoinResponse
+	10,  // 140: pilaster.v1.NodeService.Renew:output_type -> pilaster.v1.RenewResponse
+	13,  // 141: pilaster.v1.NodeService.Register:output_type -> pilaster.v1.RegisterResponse
+	17,  // 142: pilaster.v1.NodeService.Resolve:output_type -> pilaster.v1.ResolveResponse
+	15,  // 143: pilaster.v1.NodeService.ReportLoad:output_type -> pilaster.v1.ReportLoadResponse
+	132, // 144: pilaster.v1.NodeService.PutEndpoints:output_type -> pilaster.v1.PutEndpointsResponse
+	20,  // 145: pilaster.v1.NodeService.Follow:output_type -> pilaster.v1.FollowResponse
+	2,   // 146: pilaster.v1.NodeService.Allocate:output_type -> pilaster.v1.AllocateResponse
+	4,   // 147: pilaster.v1.NodeService.Free:output_type -> pilaster.v1.FreeResponse
+	6,   // 148: pilaster.v1.NodeService.ListMappings:output_type -> pilaster.v1.ListMappingsResponse
+	38,  // 149: pilaster.v1.OperatorService.CreateTenant:output_type -> pilaster.v1.CreateTenantResponse
+	40,  // 150: pilaster.v1.OperatorService.GetTenant:output_type -> pilaster.v1.GetTenantResponse
+	42,  // 151: pilaster.v1.OperatorService.ListTenants:output_type -> pilaster.v1.ListTenantsResponse
+	46,  // 152: pilaster.v1.OperatorService.DeleteTenant:output_type -> pilaster.v1.DeleteTenantResponse
+	48,  // 153: pilaster.v1.OperatorService.RotateKey:output_type -> pilaster.v1.RotateKeyResponse
+	44,  // 154: pilaster.v1.OperatorService.MigrateTenant:output_type -> pilaster.v1.MigrateTenantResponse
+	133, // 155: pilaster.v1.OperatorService.CreateService:output_type -> pilaster.v1.CreateServiceResponse
+	134, // 156: pilaster.v1.OperatorService.ApplyServices:output_type -> pilaster.v1.ApplyServicesResponse
+	135, // 157: pilaster.v1.OperatorService.ListServices:output_type -> pilaster.v1.ListServicesResponse
+	136, // 158: pilaster.v1.OperatorService.GetService:output_type -> pilaster.v1.GetServiceResponse
+	137, // 159: pilaster.v1.OperatorService.DeleteService:output_type -> pilaster.v1.DeleteServiceResponse
+	138, // 160: pilaster.v1.OperatorService.ChangeServicePools:output_type -> pilaster.v1.ChangeServicePoolsResponse
+	139, // 161: pilaster.v1.OperatorService.ListServicePools:output_type -> pilaster.v1.ListServicePoolsResponse
+	50,  // 162: pilaster.v1.OperatorService.CreateUnderlayService:output_type -> pilaster.v1.CreateUnderlayServiceResponse
+	52,  // 163: pilaster.v1.OperatorService.ListUnderlayServices:output_type -> pilaster.v1.ListUnderlayServicesResponse
+	54,  // 164: pilaster.v1.OperatorService.DeleteUnderlayService:output_type -> pilaster.v1.DeleteUnderlayServiceResponse
+	56,  // 165: pilaster.v1.OperatorService.CreatePublication:output_type -> pilaster.v1.CreatePublicationResponse
+	58,  // 166: pilaster.v1.OperatorService.ListPublications:output_type -> pilaster.v1.ListPublicationsResponse
+	60,  // 167: pilaster.v1.OperatorService.DeletePublication:output_type -> pilaster.v1.DeletePublicationResponse
+	62,  // 168: pilaster.v1.OperatorService.StartOffload:output_type -> pilaster.v1.StartOffloadResponse
+	64,  // 169: pilaster.v1.OperatorService.ListOffloads:output_type -> pilaster.v1.ListOffloadsResponse
+	69,  // 170: pilaster.v1.OperatorService.StopOffload:output_type -> pilaster.v1.StopOffloadResponse
+	67,  // 171: pilaster.v1.OperatorService.SetOffloadAuto:output_type -> pilaster.v1.SetOffloadAutoResponse
+	74,  // 172: pilaster.v1.OperatorService.SetEgressRule:output_type -> pilaster.v1.SetEgressRuleResponse
+	76,  // 173: pilaster.v1.OperatorService.DeleteEgressRule:output_type -> pilaster.v1.DeleteEgressRuleResponse
+	78,  // 174: pilaster.v1.OperatorService.ListEgressRules:output_type -> pilaster.v1.ListEgressRulesResponse
+	81,  // 175: pilaster.v1.OperatorService.SetTenantNodes:output_type -> pilaster.v1.SetTenantNodesResponse
+	83,  // 176: pilaster.v1.OperatorService.ChangeProtected:output_type -> pilaster.v1.ChangeProtectedResponse
+	85,  // 177: pilaster.v1.OperatorService.ListProtected:output_type -> pilaster.v1.ListProtectedResponse
+	87,  // 178: pilaster.v1.OperatorService.ApplyPolicies:output_type -> pilaster.v1.ApplyPoliciesResponse
+	90,  // 179: pilaster.v1.OperatorService.ListPolicies:output_type -> pilaster.v1.ListPoliciesResponse
+	92,  // 180: pilaster.v1.OperatorService.GetPolicy:output_type -> pilaster.v1.GetPolicyResponse
+	94,  // 181: pilaster.v1.OperatorService.DeletePolicies:output_type -> pilaster.v1.DeletePoliciesResponse
+	96,  // 182: pilaster.v1.OperatorService.GetNode:output_type -> pilaster.v1.GetNodeResponse
+	98,  // 183: pilaster.v1.OperatorService.ListNodes:output_type -> pilaster.v1.ListNodesResponse
+	100, // 184: pilaster.v1.OperatorService.DeleteNode:output_type -> pilaster.v1.DeleteNodeResponse
+	102, // 185: pilaster.v1.OperatorService.ClusterStatus:output_type -> pilaster.v1.ClusterStatusResponse
+	34,  // 186: pilaster.v1.OperatorService.GetToken:output_type -> pilaster.v1.GetTokenResponse
+	36,  // 187: pilaster.v1.OperatorService.RotateToken:output_type -> pilaster.v1.RotateTokenResponse
+	26,  // 188: pilaster.v1.OperatorService.ExportRegion:output_type -> pilaster.v1.ExportRegionResponse
+	28,  // 189: pilaster.v1.OperatorService.ImportRegion:output_type -> pilaster.v1.ImportRegionResponse
+	30,  // 190: pilaster.v1.OperatorService.ListRegions:output_type -> pilaster.v1.ListRegionsResponse
+	32,  // 191: pilaster.v1.OperatorService.DeleteRegion:output_type -> pilaster.v1.DeleteRegionResponse
+	139, // [139:192] is the sub-list for method output_type
+	86,  // [86:139] is the sub-list for method input_type
 	86,  // [86:86] is the sub-list for extension type_name
 	86,  // [86:86] is the sub-list for extension extendee
 	0,   // [0:86] is the sub-list for field type_name

@@ -38,6 +38,11 @@ type Service struct {
 	Distribution    string                 `protobuf:"bytes,9,opt,name=distribution,proto3" json:"distribution,omitempty"`                                                                   // "", "PreferSameZone" or "PreferSameNode"
 	Headless        bool                   `protobuf:"varint,10,opt,name=headless,proto3" json:"headless,omitempty"`
 	Created         *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=created,proto3" json:"created,omitempty"`
+	ExternalIps     []string               `protobuf:"bytes,12,rep,name=external_ips,json=externalIps,proto3" json:"external_ips,omitempty"`            // "2001:db8:7::9": more addresses, for hosts outside of the cluster; at most 8
+	TrafficPolicy   string                 `protobuf:"bytes,13,opt,name=traffic_policy,json=trafficPolicy,proto3" json:"traffic_policy,omitempty"`      // "" ("Cluster"): these hosts get endpoints on all nodes; or "Local"
+	NodePorts       bool                   `protobuf:"varint,14,opt,name=node_ports,json=nodePorts,proto3" json:"node_ports,omitempty"`                 // each port has a node port
+	LoadBalancer    bool                   `protobuf:"varint,15,opt,name=load_balancer,json=loadBalancer,proto3" json:"load_balancer,omitempty"`        // it has an address of a pool, for hosts outside of the cluster
+	LoadBalancerIp  string                 `protobuf:"bytes,16,opt,name=load_balancer_ip,json=loadBalancerIp,proto3" json:"load_balancer_ip,omitempty"` // "2001:db8:8::7"; empty in a request: any that is free, or the one that it has
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -149,12 +154,48 @@ func (x *Service) GetCreated() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Service) GetExternalIps() []string {
+	if x != nil {
+		return x.ExternalIps
+	}
+	return nil
+}
+
+func (x *Service) GetTrafficPolicy() string {
+	if x != nil {
+		return x.TrafficPolicy
+	}
+	return ""
+}
+
+func (x *Service) GetNodePorts() bool {
+	if x != nil {
+		return x.NodePorts
+	}
+	return false
+}
+
+func (x *Service) GetLoadBalancer() bool {
+	if x != nil {
+		return x.LoadBalancer
+	}
+	return false
+}
+
+func (x *Service) GetLoadBalancerIp() string {
+	if x != nil {
+		return x.LoadBalancerIp
+	}
+	return ""
+}
+
 type ServicePort struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Protocol      string                 `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"` // "TCP" or "UDP"
-	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`        // 1..65535
-	Target        uint32                 `protobuf:"varint,4,opt,name=target,proto3" json:"target,omitempty"`    // port of the endpoints; 0: the same
+	Protocol      string                 `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"`                  // "TCP" or "UDP"
+	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`                         // 1..65535
+	Target        uint32                 `protobuf:"varint,4,opt,name=target,proto3" json:"target,omitempty"`                     // port of the endpoints; 0: the same
+	NodePort      uint32                 `protobuf:"varint,5,opt,name=node_port,json=nodePort,proto3" json:"node_port,omitempty"` // 30000..32767; 0: none, or, in a request with node_ports, any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -213,6 +254,13 @@ func (x *ServicePort) GetPort() uint32 {
 func (x *ServicePort) GetTarget() uint32 {
 	if x != nil {
 		return x.Target
+	}
+	return 0
+}
+
+func (x *ServicePort) GetNodePort() uint32 {
+	if x != nil {
+		return x.NodePort
 	}
 	return 0
 }
@@ -1067,11 +1115,240 @@ func (*DeleteServiceResponse) Descriptor() ([]byte, []int) {
 	return file_pilaster_v1_service_proto_rawDescGZIP(), []int{17}
 }
 
+// ServicePool has addresses for services with load_balancer.
+type ServicePool struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Prefix        string                 `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`        // "2001:db8:8::/112"
+	Allocated     uint64                 `protobuf:"varint,2,opt,name=allocated,proto3" json:"allocated,omitempty"` // addresses that services have
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServicePool) Reset() {
+	*x = ServicePool{}
+	mi := &file_pilaster_v1_service_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServicePool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServicePool) ProtoMessage() {}
+
+func (x *ServicePool) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_service_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServicePool.ProtoReflect.Descriptor instead.
+func (*ServicePool) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_service_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ServicePool) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *ServicePool) GetAllocated() uint64 {
+	if x != nil {
+		return x.Allocated
+	}
+	return 0
+}
+
+type ChangeServicePoolsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Add           []string               `protobuf:"bytes,1,rep,name=add,proto3" json:"add,omitempty"`       // prefixes of /64 to /128; a cluster has at most 16
+	Remove        []string               `protobuf:"bytes,2,rep,name=remove,proto3" json:"remove,omitempty"` // without allocated addresses
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeServicePoolsRequest) Reset() {
+	*x = ChangeServicePoolsRequest{}
+	mi := &file_pilaster_v1_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeServicePoolsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeServicePoolsRequest) ProtoMessage() {}
+
+func (x *ChangeServicePoolsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeServicePoolsRequest.ProtoReflect.Descriptor instead.
+func (*ChangeServicePoolsRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_service_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ChangeServicePoolsRequest) GetAdd() []string {
+	if x != nil {
+		return x.Add
+	}
+	return nil
+}
+
+func (x *ChangeServicePoolsRequest) GetRemove() []string {
+	if x != nil {
+		return x.Remove
+	}
+	return nil
+}
+
+type ChangeServicePoolsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pools         []*ServicePool         `protobuf:"bytes,1,rep,name=pools,proto3" json:"pools,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeServicePoolsResponse) Reset() {
+	*x = ChangeServicePoolsResponse{}
+	mi := &file_pilaster_v1_service_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeServicePoolsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeServicePoolsResponse) ProtoMessage() {}
+
+func (x *ChangeServicePoolsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_service_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeServicePoolsResponse.ProtoReflect.Descriptor instead.
+func (*ChangeServicePoolsResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_service_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ChangeServicePoolsResponse) GetPools() []*ServicePool {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+type ListServicePoolsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicePoolsRequest) Reset() {
+	*x = ListServicePoolsRequest{}
+	mi := &file_pilaster_v1_service_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicePoolsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicePoolsRequest) ProtoMessage() {}
+
+func (x *ListServicePoolsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_service_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicePoolsRequest.ProtoReflect.Descriptor instead.
+func (*ListServicePoolsRequest) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_service_proto_rawDescGZIP(), []int{21}
+}
+
+type ListServicePoolsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pools         []*ServicePool         `protobuf:"bytes,1,rep,name=pools,proto3" json:"pools,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicePoolsResponse) Reset() {
+	*x = ListServicePoolsResponse{}
+	mi := &file_pilaster_v1_service_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicePoolsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicePoolsResponse) ProtoMessage() {}
+
+func (x *ListServicePoolsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_service_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicePoolsResponse.ProtoReflect.Descriptor instead.
+func (*ListServicePoolsResponse) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_service_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ListServicePoolsResponse) GetPools() []*ServicePool {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
 var File_pilaster_v1_service_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_service_proto_rawDesc = "" +
 	"\n" +
-	"\x19pilaster/v1/service.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe7\x03\n" +
+	"\x19pilaster/v1/service.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9f\x05\n" +
 	"\aService\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -1084,15 +1361,22 @@ const file_pilaster_v1_service_proto_rawDesc = "" +
 	"\fdistribution\x18\t \x01(\tR\fdistribution\x12\x1a\n" +
 	"\bheadless\x18\n" +
 	" \x01(\bR\bheadless\x124\n" +
-	"\acreated\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x1a;\n" +
+	"\acreated\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12!\n" +
+	"\fexternal_ips\x18\f \x03(\tR\vexternalIps\x12%\n" +
+	"\x0etraffic_policy\x18\r \x01(\tR\rtrafficPolicy\x12\x1d\n" +
+	"\n" +
+	"node_ports\x18\x0e \x01(\bR\tnodePorts\x12#\n" +
+	"\rload_balancer\x18\x0f \x01(\bR\floadBalancer\x12(\n" +
+	"\x10load_balancer_ip\x18\x10 \x01(\tR\x0eloadBalancerIp\x1a;\n" +
 	"\rSelectorEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"i\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x86\x01\n" +
 	"\vServicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12\x16\n" +
-	"\x06target\x18\x04 \x01(\rR\x06target\"\xdb\x01\n" +
+	"\x06target\x18\x04 \x01(\rR\x06target\x12\x1b\n" +
+	"\tnode_port\x18\x05 \x01(\rR\bnodePort\"\xdb\x01\n" +
 	"\rEndpointSlice\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x12\n" +
@@ -1142,7 +1426,18 @@ const file_pilaster_v1_service_proto_rawDesc = "" +
 	"\x14DeleteServiceRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\x17\n" +
-	"\x15DeleteServiceResponseB1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
+	"\x15DeleteServiceResponse\"C\n" +
+	"\vServicePool\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x1c\n" +
+	"\tallocated\x18\x02 \x01(\x04R\tallocated\"E\n" +
+	"\x19ChangeServicePoolsRequest\x12\x10\n" +
+	"\x03add\x18\x01 \x03(\tR\x03add\x12\x16\n" +
+	"\x06remove\x18\x02 \x03(\tR\x06remove\"L\n" +
+	"\x1aChangeServicePoolsResponse\x12.\n" +
+	"\x05pools\x18\x01 \x03(\v2\x18.pilaster.v1.ServicePoolR\x05pools\"\x19\n" +
+	"\x17ListServicePoolsRequest\"J\n" +
+	"\x18ListServicePoolsResponse\x12.\n" +
+	"\x05pools\x18\x01 \x03(\v2\x18.pilaster.v1.ServicePoolR\x05poolsB1Z/pilaster.io/pilaster/api/pilaster/v1;pilasterv1b\x06proto3"
 
 var (
 	file_pilaster_v1_service_proto_rawDescOnce sync.Once
@@ -1156,33 +1451,38 @@ func file_pilaster_v1_service_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_service_proto_rawDescData
 }
 
-var file_pilaster_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_pilaster_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_pilaster_v1_service_proto_goTypes = []any{
-	(*Service)(nil),               // 0: pilaster.v1.Service
-	(*ServicePort)(nil),           // 1: pilaster.v1.ServicePort
-	(*EndpointSlice)(nil),         // 2: pilaster.v1.EndpointSlice
-	(*ServiceEndpoint)(nil),       // 3: pilaster.v1.ServiceEndpoint
-	(*PutEndpointsRequest)(nil),   // 4: pilaster.v1.PutEndpointsRequest
-	(*PutEndpointsResponse)(nil),  // 5: pilaster.v1.PutEndpointsResponse
-	(*CreateServiceRequest)(nil),  // 6: pilaster.v1.CreateServiceRequest
-	(*CreateServiceResponse)(nil), // 7: pilaster.v1.CreateServiceResponse
-	(*ApplyServicesRequest)(nil),  // 8: pilaster.v1.ApplyServicesRequest
-	(*ApplyServicesResponse)(nil), // 9: pilaster.v1.ApplyServicesResponse
-	(*AppliedService)(nil),        // 10: pilaster.v1.AppliedService
-	(*ListServicesRequest)(nil),   // 11: pilaster.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),  // 12: pilaster.v1.ListServicesResponse
-	(*ServiceSummary)(nil),        // 13: pilaster.v1.ServiceSummary
-	(*GetServiceRequest)(nil),     // 14: pilaster.v1.GetServiceRequest
-	(*GetServiceResponse)(nil),    // 15: pilaster.v1.GetServiceResponse
-	(*DeleteServiceRequest)(nil),  // 16: pilaster.v1.DeleteServiceRequest
-	(*DeleteServiceResponse)(nil), // 17: pilaster.v1.DeleteServiceResponse
-	nil,                           // 18: pilaster.v1.Service.SelectorEntry
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
+	(*Service)(nil),                    // 0: pilaster.v1.Service
+	(*ServicePort)(nil),                // 1: pilaster.v1.ServicePort
+	(*EndpointSlice)(nil),              // 2: pilaster.v1.EndpointSlice
+	(*ServiceEndpoint)(nil),            // 3: pilaster.v1.ServiceEndpoint
+	(*PutEndpointsRequest)(nil),        // 4: pilaster.v1.PutEndpointsRequest
+	(*PutEndpointsResponse)(nil),       // 5: pilaster.v1.PutEndpointsResponse
+	(*CreateServiceRequest)(nil),       // 6: pilaster.v1.CreateServiceRequest
+	(*CreateServiceResponse)(nil),      // 7: pilaster.v1.CreateServiceResponse
+	(*ApplyServicesRequest)(nil),       // 8: pilaster.v1.ApplyServicesRequest
+	(*ApplyServicesResponse)(nil),      // 9: pilaster.v1.ApplyServicesResponse
+	(*AppliedService)(nil),             // 10: pilaster.v1.AppliedService
+	(*ListServicesRequest)(nil),        // 11: pilaster.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),       // 12: pilaster.v1.ListServicesResponse
+	(*ServiceSummary)(nil),             // 13: pilaster.v1.ServiceSummary
+	(*GetServiceRequest)(nil),          // 14: pilaster.v1.GetServiceRequest
+	(*GetServiceResponse)(nil),         // 15: pilaster.v1.GetServiceResponse
+	(*DeleteServiceRequest)(nil),       // 16: pilaster.v1.DeleteServiceRequest
+	(*DeleteServiceResponse)(nil),      // 17: pilaster.v1.DeleteServiceResponse
+	(*ServicePool)(nil),                // 18: pilaster.v1.ServicePool
+	(*ChangeServicePoolsRequest)(nil),  // 19: pilaster.v1.ChangeServicePoolsRequest
+	(*ChangeServicePoolsResponse)(nil), // 20: pilaster.v1.ChangeServicePoolsResponse
+	(*ListServicePoolsRequest)(nil),    // 21: pilaster.v1.ListServicePoolsRequest
+	(*ListServicePoolsResponse)(nil),   // 22: pilaster.v1.ListServicePoolsResponse
+	nil,                                // 23: pilaster.v1.Service.SelectorEntry
+	(*timestamppb.Timestamp)(nil),      // 24: google.protobuf.Timestamp
 }
 var file_pilaster_v1_service_proto_depIdxs = []int32{
 	1,  // 0: pilaster.v1.Service.ports:type_name -> pilaster.v1.ServicePort
-	18, // 1: pilaster.v1.Service.selector:type_name -> pilaster.v1.Service.SelectorEntry
-	19, // 2: pilaster.v1.Service.created:type_name -> google.protobuf.Timestamp
+	23, // 1: pilaster.v1.Service.selector:type_name -> pilaster.v1.Service.SelectorEntry
+	24, // 2: pilaster.v1.Service.created:type_name -> google.protobuf.Timestamp
 	3,  // 3: pilaster.v1.EndpointSlice.endpoints:type_name -> pilaster.v1.ServiceEndpoint
 	2,  // 4: pilaster.v1.PutEndpointsRequest.slices:type_name -> pilaster.v1.EndpointSlice
 	0,  // 5: pilaster.v1.CreateServiceRequest.service:type_name -> pilaster.v1.Service
@@ -1196,11 +1496,13 @@ var file_pilaster_v1_service_proto_depIdxs = []int32{
 	0,  // 13: pilaster.v1.ServiceSummary.service:type_name -> pilaster.v1.Service
 	0,  // 14: pilaster.v1.GetServiceResponse.service:type_name -> pilaster.v1.Service
 	2,  // 15: pilaster.v1.GetServiceResponse.slices:type_name -> pilaster.v1.EndpointSlice
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	18, // 16: pilaster.v1.ChangeServicePoolsResponse.pools:type_name -> pilaster.v1.ServicePool
+	18, // 17: pilaster.v1.ListServicePoolsResponse.pools:type_name -> pilaster.v1.ServicePool
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_service_proto_init() }
@@ -1214,7 +1516,7 @@ func file_pilaster_v1_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_service_proto_rawDesc), len(file_pilaster_v1_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

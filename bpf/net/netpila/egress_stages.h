@@ -3,7 +3,7 @@
 #pragma once
 #include "common/icmp_source.h"
 #include "hooks/uplink_class.h"
-#include "net/netpila/gateway.h"
+#include "net/netpila/exposed.h"
 #include "net/netpila/identify.h"
 
 /* egress_forward applies policy, keeps a new flow, and sends the packet as its flow says. */
@@ -132,6 +132,10 @@ static __always_inline int egress_from_container(struct __sk_buff *skb)
 	why = read_from_container(skb, &key, &p);
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
+	if (is_exposed_answer(skb, &p, &key)) {
+		bpf_tail_call(skb, &pil_services_v1, EXPOSED_OUT);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
+	}
 	f = outside_flow(&key);
 	if (!d)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
@@ -206,6 +210,10 @@ static __always_inline int egress_from_fabric(struct __sk_buff *skb)
 	key.dst = *dst_of(h);
 	if (is_egress_tunnel(&key.dst) || bpf_map_lookup_elem(&pil_gwnat_v1, &key.dst)) {
 		bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
+		return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);
+	}
+	if (is_exposed_tunnel(&key.dst)) {
+		bpf_tail_call(skb, &pil_services_v1, EXPOSED_TUNNEL);
 		return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);
 	}
 	why = parse(skb, h, &p);

@@ -69,8 +69,8 @@ struct egress_way {
 struct gateway_scratch {
 	struct flow_key key;
 	struct addr next_hop;
-	struct nat_key out, back;
-	struct nat_entry entry;
+	struct nat_key out, back, other;
+	struct nat_entry entry, own;
 	struct egress_way way;
 	struct icmp6_error error;
 	__u8 zero[6];
@@ -214,9 +214,10 @@ static __always_inline struct flow *tunnel_hop(struct __sk_buff *skb, __u64 node
 	return cached_hop(skb, &src, &dst, device, path);
 }
 
-/* egress_push puts the outer header before a packet. Traffic class and flow label are those of the packet. The size of
- * segments stays, because the packet fits into the tunnel. It returns 0 or a reason. */
-static __noinline int egress_push(struct __sk_buff *skb, __u64 node)
+/* ip6ip6_push puts the outer header before a packet; host is the low half of both its addresses. Traffic class and flow
+ * label are those of the packet. The size of segments stays, because the packet fits into the tunnel. It returns 0 or a
+ * reason. */
+static __noinline int ip6ip6_push(struct __sk_buff *skb, __u64 node, __u64 host)
 {
 	struct eth_ip6 *h = eth_ip6_of(skb), o = {};
 	__u32 length = skb->len - ETH_HLEN;
@@ -230,7 +231,7 @@ static __noinline int egress_push(struct __sk_buff *skb, __u64 node)
 	o.hop_limit = TUNNEL_HOPS;
 	o.src.hi = own_node;
 	o.dst.hi = node;
-	o.src.lo = o.dst.lo = EGRESS_TUNNEL_HOST;
+	o.src.lo = o.dst.lo = host;
 	if (bpf_skb_adjust_room(skb, TUNNEL_HLEN, BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6) ||
 	    bpf_skb_store_bytes(skb, ETH_HLEN, &o.priority_version, IPV6_HLEN, 0))
@@ -238,7 +239,12 @@ static __noinline int egress_push(struct __sk_buff *skb, __u64 node)
 	return 0;
 }
 
-static __always_inline int egress_pull(struct __sk_buff *skb)
+static __always_inline int egress_push(struct __sk_buff *skb, __u64 node)
+{
+	return ip6ip6_push(skb, node, EGRESS_TUNNEL_HOST);
+}
+
+static __always_inline int ip6ip6_pull(struct __sk_buff *skb)
 {
 	return bpf_skb_adjust_room(skb, -TUNNEL_HLEN, BPF_ADJ_ROOM_MAC,
 				   BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_DECAP_L3_IPV6);

@@ -42,7 +42,7 @@ static __noinline int new_connection(void *connections, struct gateway_scratch *
 	if (!connections || !d)
 		return REASON_GATEWAY_FULL;
 	d->entry.address = d->back.local;
-	__builtin_memset(d->entry.zero, 0, sizeof(d->entry.zero));
+	d->entry.seen = d->entry.used = d->entry.backend = 0;
 	for (int i = 0; i < NAT_TRIES; i++) {
 		__u32 port = bpf_ntohs(wanted);
 

@@ -61,16 +61,17 @@ static __always_inline int send_back(struct __sk_buff *skb)
 	return macvlan ? bpf_redirect_neigh(uplinks[0], NULL, 0, 0) : bpf_redirect(skb->ifindex, 0);
 }
 
-/* too_big_outside sends ICMPv6 Packet Too Big to a host outside. */
-static __always_inline int too_big_outside(struct __sk_buff *skb, const struct packet *p, __u32 mtu)
+/* error_outside drops a packet of a host outside and sends the ICMPv6 error about it: Packet Too Big with an MTU, else
+ * that the port is unreachable. about has the rate limit. */
+static __noinline int error_outside(struct __sk_buff *skb, const struct packet *p, __u32 mtu, __u32 about, __u32 reason)
 {
 	struct gateway_scratch *d = gateway_scratch();
 	struct icmp6_error *a;
 	struct eth_ip6 *h;
 
-	drop(skb, REASON_TOO_BIG, HOOK_UPLINK_IN);
+	drop(skb, reason, HOOK_UPLINK_IN);
 	h = eth_ip6_of(skb);
-	if (!d || !h || !icmp_error_wanted(skb, p) || !icmp_error_allowed(tenant_id(&d->entry.address)))
+	if (!d || !h || !p || !icmp_error_wanted(skb, p) || !outside_error_allowed(about))
 		return TC_ACT_SHOT;
 	a = &d->error;
 	__builtin_memset(a, 0, sizeof(*a));
@@ -78,7 +79,8 @@ static __always_inline int too_big_outside(struct __sk_buff *skb, const struct p
 	__builtin_memcpy(a->frame.eth.h_source, h->eth.h_dest, ETH_ALEN);
 	a->frame.src = *dst_of(h);
 	a->frame.dst = *src_of(h);
-	a->type = ICMPV6_TOO_BIG;
+	a->type = mtu ? ICMPV6_TOO_BIG : ICMPV6_UNREACHABLE;
+	a->code = mtu ? 0 : ICMPV6_PORT;
 	a->mtu = bpf_htonl(mtu);
 	return icmp_error_write(skb, a) ? TC_ACT_SHOT : send_back(skb);
 }
@@ -190,7 +192,7 @@ static __noinline int gateway_back(struct __sk_buff *skb, void *connections)
 	if (h->hop_limit <= 1)
 		return drop(skb, REASON_HOP_LIMIT, HOOK_UPLINK_IN);
 	if (skb->len - ETH_HLEN > hop->mtu - TUNNEL_HLEN && wire_length(skb, &p) > hop->mtu - TUNNEL_HLEN)
-		return too_big_outside(skb, &p, hop->mtu - TUNNEL_HLEN);
+		return error_outside(skb, &p, hop->mtu - TUNNEL_HLEN, tenant_id(&d->entry.address), REASON_TOO_BIG);
 	h->hop_limit--;
 	why = is_error(&p) ? nat_write_error(skb, &p, d) : nat_write(skb, &p, true, &d->back, &d->entry);
 	if (!why)
@@ -313,7 +315,7 @@ static __always_inline int from_egress_tunnel(struct __sk_buff *skb, struct eth_
 	}
 	if (skb->vlan_present)
 		bpf_skb_vlan_pop(skb); /* the tag is outside of the frame and belongs to the uplink */
-	if (egress_pull(skb))
+	if (ip6ip6_pull(skb))
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);
 	if (to_outside) {
 		own = bpf_map_lookup_elem(&pil_gwtenants_v1, &tenant);

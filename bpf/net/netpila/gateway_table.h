@@ -15,7 +15,10 @@ struct nat_key {
 struct nat_entry {
 	struct addr address; /* that replaces local */
 	__be16 port;
-	__u8 zero[6];
+	/* Of an exposed port, else 0: */
+	__u8 seen;     /* exposed_seen */
+	__u8 used;     /* when a packet has last used it, see exposed_time */
+	__u32 backend; /* number of the backend */
 };
 _Static_assert(sizeof(struct nat_key) == 40 && sizeof(struct nat_entry) == 24, "no implicit padding");
 const struct nat_key *unused_nat_key __attribute__((unused)); /* keep the types in BTF */

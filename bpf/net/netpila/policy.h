@@ -55,6 +55,26 @@ __noinline int egress_enforce(struct __sk_buff *skb, const struct packet *p, con
 	return enforce_end(skb, p, &end, ENFORCE_OUTSIDE, hook);
 }
 
+/* Verdicts of exposed ports in the cache, apart from those of the container's own connections. */
+#define APPS_EXPOSED 1
+
+/* exposed_enforce is egress_enforce for a packet of a connection to an exposed port. nat is the tag of the ingress node
+ * that a packet to the container came by, and of an answer that of the session. */
+__noinline int exposed_enforce(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 *nat,
+			       __u32 dir)
+{
+	enum hook hook = dir == TX ? HOOK_CONTAINER : HOOK_UPLINK_IN;
+	struct policy_end end;
+	struct addr inside;
+
+	if (!p || !f || !nat)
+		return TC_ACT_SHOT;
+	end = egress_end(f, &inside, dir, hook);
+	end.nat = nat;
+	end.apps = APPS_EXPOSED;
+	return enforce_end(skb, p, &end, ENFORCE_EXPOSED, hook);
+}
+
 /* gateway_enforce is egress_enforce for a container's packet by a gateway. nat is the gateway for a new session, and
  * then that of the packet's session. Only established TCP sessions keep the gateway avoid. */
 __noinline int gateway_enforce(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 *nat,

@@ -6,10 +6,6 @@
 #include "net/netpila/gateway_nat.h"
 #include "net/netpila/service_table.h"
 
-/* Sessions of services have this in their key, so that they are not those of policies. */
-#define session_kind	zero[1]
-#define SESSION_SERVICE 1
-
 /* A flow as its client sees it. */
 struct svc_flow {
 	struct addr client, peer; /* peer: the service or the backend */
@@ -126,22 +122,6 @@ static __always_inline int svc_refusal(__u64 nat)
 	return nat & SVC_FULL ? REASON_SESSION_LIMIT : REASON_NO_SESSION;
 }
 
-/* svc_read_bucket looks for a session in a bucket and reads its state. */
-__noinline int svc_read_bucket(struct ct_ctx *t, __u32 bucket)
-{
-	struct session_bucket *b = bpf_map_lookup_elem(&pil_sessions_v1, &bucket);
-	__u32 at, used = 0;
-
-	if (!b || !t)
-		return false;
-	bpf_spin_lock(&b->lock);
-	at = get_state(t, b, &used);
-	if (at < BUCKET_ENTRIES)
-		t->result.state = b->entries[at].state;
-	bpf_spin_unlock(&b->lock);
-	return at < BUCKET_ENTRIES;
-}
-
 /* svc_peek returns the translation of a session, which it does not change, or 0. */
 static __noinline __u32 svc_peek(const struct svc_flow *f)
 {
@@ -150,7 +130,7 @@ static __noinline __u32 svc_peek(const struct svc_flow *f)
 	if (!d || !f)
 		return 0;
 	svc_session_key(d, f);
-	if (!svc_read_bucket(&d->ct, d->ct.slot.first) && !svc_read_bucket(&d->ct, d->ct.slot.second))
+	if (!ct_read_bucket(&d->ct, d->ct.slot.first) && !ct_read_bucket(&d->ct, d->ct.slot.second))
 		return 0;
 	return d->ct.result.state.nat;
 }

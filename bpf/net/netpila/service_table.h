@@ -39,8 +39,10 @@ struct svc {
 	__u32 set;	/* its backends are (set, 0) to (set, count - 1) */
 	__u32 count;
 	__u32 affinity; /* seconds for which a client keeps its backend; 0: none */
+	__u32 exposed;	/* to hosts outside: the tenant's number for services; else 0 */
+	__u32 zero;
 };
-_Static_assert(sizeof(struct svc_key) == 24 && sizeof(struct svc) == 16, "no implicit padding");
+_Static_assert(sizeof(struct svc_key) == 24 && sizeof(struct svc) == 24, "no implicit padding");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -179,6 +181,9 @@ struct {
 enum service_program {
 	SERVICE_OUT = 0,
 	SERVICE_IN = 1,
+	EXPOSED_IN = 2,	    /* from a client of an exposed port */
+	EXPOSED_TUNNEL = 3, /* between the ingress node and the backend's */
+	EXPOSED_OUT = 4,    /* answers of a backend's container */
 	SERVICE_PROGRAMS,
 };
 

@@ -74,8 +74,11 @@ func (f *Frontends) DeleteServices(keys []dpapi.FrontendKey) error {
 func (f *Frontends) KeepServices(prefix netip.Prefix, keys []dpapi.FrontendKey) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	maps.DeleteFunc(f.has, func(key dpapi.FrontendKey, _ dpapi.Frontend) bool {
-		return prefix.Contains(key.Address.Addr()) && !slices.Contains(keys, key)
+	of := prefix.Addr().As16()
+	number := uint32(of[5])<<16 | uint32(of[6])<<8 | uint32(of[7])
+	maps.DeleteFunc(f.has, func(key dpapi.FrontendKey, is dpapi.Frontend) bool {
+		exposed := is.Exposed.Services != 0 && is.Exposed.Services == number
+		return (prefix.Contains(key.Address.Addr()) || exposed) && !slices.Contains(keys, key)
 	})
 	return f.fail
 }

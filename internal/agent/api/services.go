@@ -7,6 +7,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/agent"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/service"
 )
 
@@ -32,12 +33,14 @@ func newServiceMetrics() serviceMetrics {
 		),
 		flows: metric(
 			"service_flows_total",
-			"New connections and UDP flows of clients on this node that got an endpoint of a service.",
+			"New connections and UDP flows of clients on this node, or from outside by it, that got an endpoint of a "+
+				"service.",
 			port...,
 		),
 		refused: metric(
 			"service_refused_total",
-			"Packets of clients on this node that were refused because a service had no endpoint.",
+			"Packets of clients on this node, or from outside by it, that were refused because a service had no "+
+				"endpoint.",
 			port...,
 		),
 	}
@@ -51,11 +54,16 @@ func (m serviceMetrics) collect(ch chan<- prometheus.Metric, core *agent.Core) {
 	send(m.services, prometheus.GaugeValue, float64(s.Services))
 	send(m.endpoints, prometheus.GaugeValue, float64(s.Own), "here")
 	send(m.endpoints, prometheus.GaugeValue, float64(s.Endpoints-s.Own), "away")
+	sums := map[[4]string]dpapi.ServiceCounts{} // by port: at the service's own address and at others
 	for _, n := range s.Counts {
-		labels := []string{
+		labels := [4]string{
 			n.Tenant, n.Service.String(), service.Protocol(n.Protocol).String(), strconv.Itoa(int(n.Address.Port())),
 		}
-		send(m.flows, prometheus.CounterValue, float64(n.Flows), labels...)
-		send(m.refused, prometheus.CounterValue, float64(n.Refused), labels...)
+		sum := sums[labels]
+		sums[labels] = dpapi.ServiceCounts{Flows: sum.Flows + n.Flows, Refused: sum.Refused + n.Refused}
+	}
+	for labels, n := range sums {
+		send(m.flows, prometheus.CounterValue, float64(n.Flows), labels[:]...)
+		send(m.refused, prometheus.CounterValue, float64(n.Refused), labels[:]...)
 	}
 }

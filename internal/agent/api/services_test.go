@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/services"
 	"pilaster.io/pilaster/internal/dpapi"
@@ -28,10 +29,17 @@ func TestServices(t *testing.T) {
 	if s := b.service.status(t.Context()); s.Services != nil {
 		t.Errorf("without services: %v", s.Services)
 	}
+	blue := b.Orchestrator.Tenants["blue"]
+	blue.ServicesNumber, blue.Changes = 5, blue.Changes+1
+	if err := b.Core.Apply(t.Context(), []agent.TenantState{{Tenant: blue}}, nil); err != nil {
+		t.Fatal(err)
+	}
 	web := service.Service{
 		Tenant: "blue", Name: service.Name{Namespace: "shop", Name: "web"},
 		Address: netip.MustParseAddr("fd70:696c:7300:5::1"),
 		Ports:   []service.Port{{Protocol: service.UDP, Port: 53}},
+		// hosts outside reach it, too
+		ExternalIPs: []netip.Addr{netip.MustParseAddr("2001:db8:7::9")},
 	}
 	fixed := service.Slice{Tenant: "blue", Service: web.Name, Name: "fixed", Endpoints: []service.Endpoint{
 		{Address: r.Attachments[0].Plaintext}, {Address: r.Attachments[0].Plaintext.Next()},
@@ -53,7 +61,9 @@ func TestServices(t *testing.T) {
 	if s := b.service.status(t.Context()).Services; s.GetServices() != 1 || s.Endpoints != 2 || s.Own != 0 {
 		t.Errorf("status %v", s)
 	}
-	b.Driver.Count(key, dpapi.ServiceCounts{Flows: 7, Refused: 2})
+	b.Driver.Count(key, dpapi.ServiceCounts{Flows: 4, Refused: 2})
+	key.Address = netip.MustParseAddrPort("[2001:db8:7::9]:53")
+	b.Driver.Count(key, dpapi.ServiceCounts{Flows: 3})
 	no, yes := false, true
 	for _, step := range []struct {
 		set  *pilasterv1.SetEndpointRequest

@@ -85,6 +85,7 @@ func tenantFromProto(t *pilasterv1.Tenant, plan address.Plan) (tenant.Tenant, er
 		return out, fmt.Errorf("tenant %s: number %d for services is beyond %d", t.GetName(), out.ServicesNumber,
 			address.MaxServicesNumber)
 	}
+	out.Exposed = t.GetExposed()
 	if err := out.CheckEgress(plan); err != nil {
 		return out, fmt.Errorf("tenant %s: %w; upgrade the agent", t.GetName(), err)
 	}

@@ -24,6 +24,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/api"
 	"pilaster.io/pilaster/internal/agent/control"
 	"pilaster.io/pilaster/internal/agent/hostnet"
+	"pilaster.io/pilaster/internal/agent/services"
 	"pilaster.io/pilaster/internal/agent/sharing"
 	"pilaster.io/pilaster/internal/agent/state"
 	"pilaster.io/pilaster/internal/agent/trace"
@@ -107,19 +108,20 @@ func Run(ctx context.Context, o Options) (err error) {
 // daemon has the parts that Run connects.
 type daemon struct {
 	Options
-	lock     *os.File
-	node     *state.Node
-	tenants  *agent.Tenants
-	store    *endpoint.Store
-	egress   *egress.Addresses
-	link     *control.Link
-	service  *api.Service
-	received control.MessageCounter
-	joined   chan *join.Client
-	changed  chan struct{} // receives a value when addresses of this node changed
-	reserved chan struct{} // receives a value when the cluster has reserved a prefix
-	driver   DriverCloser
-	opened   []agent.Network // in that order
+	lock      *os.File
+	node      *state.Node
+	tenants   *agent.Tenants
+	store     *endpoint.Store
+	egress    *egress.Addresses
+	link      *control.Link
+	service   *api.Service
+	received  control.MessageCounter
+	joined    chan *join.Client
+	changed   chan struct{} // receives a value when addresses of this node changed, for its registration
+	readdress chan struct{} // likewise, for node ports
+	reserved  chan struct{} // receives a value when the cluster has reserved a prefix
+	driver    DriverCloser
+	opened    []agent.Network // in that order
 	// one of them has a working gateway; queried once, because a network may wait for its switch
 	gateway bool
 
@@ -134,11 +136,12 @@ func newDaemon(o Options) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{
-		Options:  o,
-		received: control.NewMessageCounter(),
-		joined:   make(chan *join.Client, 1),
-		changed:  make(chan struct{}, 1),
-		reserved: make(chan struct{}, 1),
+		Options:   o,
+		received:  control.NewMessageCounter(),
+		joined:    make(chan *join.Client, 1),
+		changed:   make(chan struct{}, 1),
+		readdress: make(chan struct{}, 1),
+		reserved:  make(chan struct{}, 1),
 	}
 	var err error
 	if d.lock, err = statefile.Lock(o.StateDir); err != nil {
@@ -365,7 +368,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	}
 	m, _ := d.node.Membership()
 	own := make(chan struct{}, 1)
-	overlap := hostnet.NewOverlapWatch(m.Plan.Private, d.changed, own)
+	overlap := hostnet.NewOverlapWatch(m.Plan.Private, d.changed, d.readdress, own)
 	if err := overlap.Check(); err != nil {
 		return err
 	}
@@ -391,7 +394,8 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	core, err := agent.New(agent.Config{
 		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link,
 		Reporter: d.link, Name: d.node.Name(), Zone: cmp.Or(d.Zone, d.Rack),
-		Egress: d.egress, Tried: d.link.Tried(), Edge: d.Edge, MTUReserve: d.MTUReserve,
+		Addresses: func() (services.Addresses, error) { return nodeAddresses(d.Uplinks, m.Prefix) },
+		Egress:    d.egress, Tried: d.link.Tried(), Edge: d.Edge, MTUReserve: d.MTUReserve,
 		Plan: m.Plan, Node: m.Prefix, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
@@ -464,6 +468,16 @@ func (d *daemon) registerAgain(ctx context.Context) {
 	}
 }
 
+// nodeAddresses returns the addresses of this node for exposed services.
+func nodeAddresses(uplinks []string, prefix netip.Prefix) (services.Addresses, error) {
+	own, err := hostnet.OwnAddresses()
+	if err != nil {
+		return services.Addresses{}, err
+	}
+	ports, err := hostnet.NodePortAddresses(uplinks, prefix)
+	return services.Addresses{Own: own, Ports: ports}, err
+}
+
 // supply starts the background tasks.
 func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *agent.Core, overlap *hostnet.OverlapWatch) {
 	g.Go(func() error { d.link.Run(ctx, core); return nil })
@@ -484,6 +498,16 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *agent.Core
 	}
 	d.probeGateways(ctx, g, core)
 	g.Go(func() error { return overlap.Run(ctx, d.Log) })
+	g.Go(func() error {
+		for {
+			select {
+			case <-d.readdress:
+				core.AddressesChanged()
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	})
 	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplinks, core, d.Log) })
 	if d.Steering != nil {
 		g.Go(func() error { return d.Steering(ctx) })

@@ -1,13 +1,16 @@
 package hostnet
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/netns"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // UplinkAddresses returns the next hops for the fabric, best first: those of the first uplink, and of each the
@@ -46,4 +49,20 @@ func uplinkAddresses(uplink string, own netip.Prefix) ([]netip.Addr, error) {
 		}
 	}
 	return append(global, linkLocal...), nil
+}
+
+// NodePortAddresses returns the addresses of this node at which hosts outside of the cluster reach node ports: NODE::1,
+// and those of the uplinks that are not of one link. An uplink that is missing has none.
+func NodePortAddresses(uplinks []string, own netip.Prefix) ([]netip.Addr, error) {
+	var all []netip.Addr
+	for _, name := range uplinks {
+		its, err := uplinkAddresses(name, own)
+		if _, missing := errors.AsType[netlink.LinkNotFoundError](err); err != nil && !missing {
+			return nil, err
+		}
+		all = append(all, its...)
+	}
+	all = slices.DeleteFunc(all, netip.Addr.IsLinkLocalUnicast)
+	slices.SortFunc(all, netip.Addr.Compare)
+	return append([]netip.Addr{tenant.NodeAddress(own)}, slices.Compact(all)...), nil
 }

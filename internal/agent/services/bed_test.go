@@ -15,6 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/agenttest"
 	"pilaster.io/pilaster/internal/agent/services"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/service"
 	"pilaster.io/pilaster/internal/tenant"
@@ -73,6 +74,8 @@ type bed struct {
 	calls   int
 	answer  func([]service.Slice) error // of reports; nil: they succeed
 	silent  bool                        // the stream does not send what was reported
+	ports   []netip.Addr                // of the node, with node ports
+	own     []netip.Addr                // further ones of the node
 }
 
 // run calls test with a running manager, with a clock that advances when all wait.
@@ -80,12 +83,17 @@ func run(t *testing.T, test func(*bed)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bed{
 			t: t, Frontends: agenttest.NewFrontends(), hosted: map[string]tenant.Tenant{"blue": blue},
-			synced: map[string]bool{},
+			synced: map[string]bool{}, ports: []netip.Addr{netip.MustParseAddr("fd70:696c:6100:1::1")},
 		}
 		b.Manager = services.New(services.Config{
 			Node: "n1", Zone: "z1", Plan: address.DefaultPlan(), Tenants: b, Driver: b.Frontends, Reporter: b,
 			Endpoints: func() []endpoint.Record { b.mu.Lock(); defer b.mu.Unlock(); return slices.Clone(b.records) },
-			Log:       slog.New(slog.DiscardHandler),
+			Addresses: func() (services.Addresses, error) {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				return services.Addresses{Own: b.own, Ports: slices.Clone(b.ports)}, nil
+			},
+			Log: slog.New(slog.DiscardHandler),
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
@@ -177,12 +185,16 @@ func (b *bed) apply(u services.Update) {
 }
 
 // check compares the frontends, each as "address:port/protocol affinity: backends; draining", with addresses as
-// containers see them, and ports.
+// containers see them, and ports. Exposed ones have "outside", or "node", and the tenant's number before the colon.
 func (b *bed) check(want ...string) {
 	b.t.Helper()
 	var is []string
 	for key, f := range b.All() {
-		text := fmt.Sprintf("%v/%d %v:", key.Address, key.Protocol, f.Affinity)
+		text := fmt.Sprintf("%v/%d %v", key.Address, key.Protocol, f.Affinity)
+		if f.Exposed != (dpapi.Exposed{}) {
+			text += fmt.Sprint(map[bool]string{false: " outside ", true: " node "}[f.Exposed.Node], f.Exposed.Services)
+		}
+		text += ":"
 		for _, e := range f.Backends {
 			text += fmt.Sprintf(" %s:%d", b.name(e.Plain, e.Seen), e.Port)
 		}

@@ -11,29 +11,72 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// frontends computes what clients on this node get of a service; nothing if it is headless or gone.
+// frontends computes what clients on this node, and hosts outside of the cluster, get of a service; nothing if it is
+// headless or gone.
 func (t *tenantServices) frontends(name service.Name, as *eyes, c Config) map[dpapi.FrontendKey]dpapi.Frontend {
 	delete(t.unknown, name)
 	s, ok := t.services[name]
 	if !ok || !s.Address.IsValid() {
 		return nil
 	}
-	choice := service.Select(s, t.slicesOf(name, c.Node), c.Node, c.Zone)
-	backends, lost := as.backends(choice.Active)
-	leaving, more := as.backends(choice.Draining)
-	if lost+more > 0 {
-		t.unknown[name] = lost + more
+	f := fronts{service: s, all: make(map[dpapi.FrontendKey]dpapi.Frontend, len(s.Ports))}
+	endpoints := t.slicesOf(name, c.Node)
+	if lost := f.choose(service.Select(s, endpoints, c.Node, c.Zone), as); lost > 0 {
+		t.unknown[name] = lost
 	}
-	all := make(map[dpapi.FrontendKey]dpapi.Frontend, len(s.Ports))
 	for _, p := range s.Ports {
-		key := dpapi.FrontendKey{Address: netip.AddrPortFrom(s.Address, p.Port), Protocol: uint8(p.Protocol)}
-		target := cmp.Or(p.Target, p.Port)
-		all[key] = dpapi.Frontend{
-			FrontendKey: key, Affinity: s.Affinity,
-			Backends: atPort(backends, target), Draining: atPort(leaving, target),
+		f.add(s.Address, p.Port, p, dpapi.Exposed{})
+	}
+	if !s.IsExposed() || as.tenant.ServicesNumber == 0 {
+		return f.all
+	}
+	f.choose(service.SelectExposed(s, endpoints, c.Node), as) // some of the above: those that are lost are counted
+	for _, a := range s.Outside() {
+		// The store refuses addresses of uplinks, but a node may have others, or get one later.
+		if slices.Contains(t.addresses.Own, a) {
+			c.Log.Warn("an external address of a service is one of this node's own, so it is not exposed here; use "+
+				"another, or remove it from the node's interface", "service", s.Name, "tenant", s.Tenant, "address", a)
 		}
 	}
-	return all
+	for _, p := range s.Ports {
+		for _, a := range s.Outside() {
+			if !slices.Contains(t.addresses.Own, a) {
+				f.add(a, p.Port, p, dpapi.Exposed{Services: as.tenant.ServicesNumber})
+			}
+		}
+		if !s.NodePorts || p.NodePort == 0 {
+			continue
+		}
+		for _, a := range t.addresses.Ports {
+			f.add(a, p.NodePort, p, dpapi.Exposed{Services: as.tenant.ServicesNumber, Node: true})
+		}
+	}
+	return f.all
+}
+
+// fronts are the frontends of a service, and the endpoints of those that are added next.
+type fronts struct {
+	service           service.Service
+	all               map[dpapi.FrontendKey]dpapi.Frontend
+	backends, leaving []dpapi.Backend
+}
+
+// choose sets the endpoints. It returns how many this node cannot reach.
+func (f *fronts) choose(c service.Choice, as *eyes) int {
+	var lost, more int
+	f.backends, lost = as.backends(c.Active)
+	f.leaving, more = as.backends(c.Draining)
+	return lost + more
+}
+
+// add adds a frontend for a port of the service.
+func (f *fronts) add(a netip.Addr, at uint16, p service.Port, is dpapi.Exposed) {
+	key := dpapi.FrontendKey{Address: netip.AddrPortFrom(a, at), Protocol: uint8(p.Protocol)}
+	target := cmp.Or(p.Target, p.Port)
+	f.all[key] = dpapi.Frontend{
+		FrontendKey: key, Exposed: is, Affinity: f.service.Affinity,
+		Backends: atPort(f.backends, target), Draining: atPort(f.leaving, target),
+	}
 }
 
 func atPort(backends []dpapi.Backend, port uint16) []dpapi.Backend {
@@ -45,8 +88,8 @@ func atPort(backends []dpapi.Backend, port uint16) []dpapi.Backend {
 }
 
 func equal(a, b dpapi.Frontend) bool {
-	return a.FrontendKey == b.FrontendKey && a.Affinity == b.Affinity && slices.Equal(a.Backends, b.Backends) &&
-		slices.Equal(a.Draining, b.Draining)
+	return a.FrontendKey == b.FrontendKey && a.Exposed == b.Exposed && a.Affinity == b.Affinity &&
+		slices.Equal(a.Backends, b.Backends) && slices.Equal(a.Draining, b.Draining)
 }
 
 // eyes translates plaintext addresses to those that containers of a tenant see.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -27,6 +28,13 @@ type Manager struct {
 	records map[string]bool          // tenants whose containers here have changed
 	awaited map[string]chan struct{} // of tenants whose services are to be written; see Expect
 	link    linkState
+
+	readdress bool // the addresses of this node may have changed
+	addresses Addresses
+
+	// exposed has the tenant that wrote each exposed frontend last. An external address or a node port may pass from a
+	// tenant to another: what the former one deletes later must not be the frontend of the new one.
+	exposed map[dpapi.FrontendKey]string
 }
 
 // Config is what a Manager needs of the agent.
@@ -37,8 +45,20 @@ type Config struct {
 	Endpoints  func() []endpoint.Record // on this node, without those that are being created
 	Driver     dpapi.Services
 	Reporter   Reporter // nil: endpoints of this node are not reported
-	Now        func() time.Time
-	Log        *slog.Logger
+	// Addresses returns the addresses of this node; nil: it exposes nothing.
+	Addresses func() (Addresses, error)
+	Now       func() time.Time
+	Log       *slog.Logger
+}
+
+// Addresses are those of a node.
+type Addresses struct {
+	Own   []netip.Addr // all that are valid beyond a link; no service has one of them as an external address here
+	Ports []netip.Addr // at which hosts outside of the cluster reach node ports
+}
+
+func (a Addresses) equal(b Addresses) bool {
+	return slices.Equal(a.Own, b.Own) && slices.Equal(a.Ports, b.Ports)
 }
 
 // Tenants is what a Manager reads and records of the node's tenants.
@@ -58,6 +78,7 @@ func New(c Config) *Manager {
 	return &Manager{
 		config: c, due: make(chan struct{}, 1), tenants: map[string]*tenantServices{}, records: map[string]bool{},
 		awaited: map[string]chan struct{}{}, link: linkState{most: maxSlices},
+		readdress: c.Addresses != nil, exposed: map[dpapi.FrontendKey]string{},
 	}
 }
 
@@ -123,6 +144,37 @@ func (m *Manager) TenantChanged(name string) {
 	}
 }
 
+// AddressesChanged notes that addresses of this node may have changed.
+func (m *Manager) AddressesChanged() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.readdress = m.config.Addresses != nil
+	m.wake()
+}
+
+// findAddresses reads the addresses of this node if they may have changed. After an error the former ones stay until
+// a later pass succeeds.
+func (m *Manager) findAddresses() {
+	m.mu.Lock()
+	due := m.readdress
+	m.readdress = false
+	m.mu.Unlock()
+	if !due {
+		return
+	}
+	addresses, err := m.config.Addresses()
+	if err != nil {
+		m.config.Log.Warn("reading the addresses of this node failed; node ports stay at the former ones", "error", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil {
+		m.readdress = true
+		return
+	}
+	m.addresses = addresses
+}
+
 // Expect makes Await wait for the services of a newly hosted tenant.
 func (m *Manager) Expect(name string) {
 	m.mu.Lock()
@@ -170,6 +222,7 @@ func (m *Manager) Forget(t tenant.Tenant) error {
 	delete(m.tenants, t.Name)
 	delete(m.records, t.Name)
 	m.arrived(t.Name)
+	maps.DeleteFunc(m.exposed, func(_ dpapi.FrontendKey, of string) bool { return of == t.Name })
 	m.config.Tenants.SetServicesSynced(t.Name, false)
 	m.mu.Unlock()
 	prefix, err := m.config.Plan.TenantServices(t.ServicesNumber)
@@ -185,6 +238,7 @@ func (m *Manager) Run(ctx context.Context) {
 	defer reports.Wait()
 	for {
 		m.findOwn()
+		m.findAddresses()
 		next := m.write()
 		if batch, at := m.nextReport(); len(batch) > 0 {
 			reports.Go(func() { m.report(ctx, batch) })
@@ -236,16 +290,22 @@ func (m *Manager) write() (next time.Time) {
 			m.mu.Unlock()
 			continue
 		}
+		t.setAddresses(m.addresses)
 		work := t.work(known, m.config)
 		if work.isEmpty() && t.whole {
 			m.arrived(name)
 		}
-		m.mu.Unlock()
 		if work.isEmpty() {
+			m.mu.Unlock()
 			continue
 		}
+		m.keepOthers(name, &work)
+		m.mu.Unlock()
 		err := work.write(m.config.Driver)
 		m.mu.Lock()
+		if err == nil {
+			m.own(name, work)
+		}
 		t.note(work, err, m.config.Now())
 		m.arrived(name)
 		next = sooner(next, t.retryAt)
@@ -255,6 +315,27 @@ func (m *Manager) write() (next time.Time) {
 		}
 	}
 	return next
+}
+
+// keepOthers takes from the work of a tenant the deletions of exposed frontends that another tenant has meanwhile. The
+// caller holds the lock.
+func (m *Manager) keepOthers(name string, w *work) {
+	w.deletes = slices.DeleteFunc(w.deletes, func(key dpapi.FrontendKey) bool {
+		of, exposed := m.exposed[key]
+		return exposed && of != name
+	})
+}
+
+// own notes which exposed frontends a tenant has in the packet path. The caller holds the lock.
+func (m *Manager) own(name string, w work) {
+	for _, key := range w.deletes {
+		delete(m.exposed, key)
+	}
+	for _, f := range w.puts {
+		if f.Exposed.Services != 0 {
+			m.exposed[f.FrontendKey] = name
+		}
+	}
 }
 
 func (m *Manager) names() []string {

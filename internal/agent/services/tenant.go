@@ -21,6 +21,9 @@ type tenantServices struct {
 	own      map[SliceName]service.Slice               // those of this node, as its containers are
 	reported map[SliceName]attempt
 	ids      []tenant.ID // with which backends were computed
+	number   uint32      // of the tenant for services, with which exposed frontends were computed
+
+	addresses Addresses // of this node; the caller must not change them
 
 	dirty    map[service.Name]bool // their frontends may have changed
 	untidy   bool                  // the packet path may have frontends of services that are gone
@@ -96,6 +99,19 @@ func (t *tenantServices) slicesOf(name service.Name, node string) []service.Slic
 	}
 }
 
+// setAddresses sets the addresses of this node.
+func (t *tenantServices) setAddresses(addresses Addresses) {
+	if t.addresses.equal(addresses) {
+		return
+	}
+	t.addresses = addresses
+	for name, s := range t.services {
+		if s.IsExposed() {
+			t.dirty[name] = true
+		}
+	}
+}
+
 // work is what has to change in the packet path for one tenant.
 type work struct {
 	is      map[service.Name]map[dpapi.FrontendKey]dpapi.Frontend // of the services that are written
@@ -113,11 +129,11 @@ func (t *tenantServices) work(known tenant.Tenant, c Config) work {
 	if !t.whole {
 		return w
 	}
-	if !slices.Equal(t.ids, known.IDs) {
+	if !slices.Equal(t.ids, known.IDs) || t.number != known.ServicesNumber {
 		for name := range t.services {
 			t.dirty[name] = true
 		}
-		t.ids = slices.Clone(known.IDs)
+		t.ids, t.number = slices.Clone(known.IDs), known.ServicesNumber
 	}
 	if len(t.dirty) > 0 {
 		seen := newEyes(known)

@@ -152,7 +152,7 @@ func (n *Node) addContainer(
 	if t.NeedsEgressAddress() {
 		a.Egress = tenant.EgressAddress(n.Prefix, tenant.FirstEgressIndex+address.Index(id))
 	}
-	if t.MayLeave() {
+	if t.NeedsDefaultRoute() {
 		a.Routes = append(a.Routes, endpoint.DefaultRoute)
 	}
 	record := endpoint.Record{

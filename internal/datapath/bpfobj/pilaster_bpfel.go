@@ -289,11 +289,18 @@ type PilasterKeyRequest struct {
 	Error    int32
 }
 
+type PilasterMaglevPart struct {
+	_        structs.HostLayout
+	Backends [256]uint32
+}
+
 type PilasterNatEntry struct {
 	_       structs.HostLayout
 	Address PilasterAddr
 	Port    uint16
-	Zero    [6]uint8
+	Seen    uint8
+	Used    uint8
+	Backend uint32
 }
 
 type PilasterNatKey struct {
@@ -362,7 +369,8 @@ type PilasterPktInfo struct {
 	Error   uint8
 	Pickup  uint8
 	Outside uint8
-	Zero    [2]uint8
+	Ingress uint8
+	Zero    uint8
 }
 
 type PilasterPolTarget struct {
@@ -541,6 +549,8 @@ type PilasterSvc struct {
 	Set      uint32
 	Count    uint32
 	Affinity uint32
+	Exposed  uint32
+	Zero     uint32
 }
 
 type PilasterSvcBackend struct {
@@ -656,6 +666,9 @@ const (
 	PilasterMapPilElocalsV1        = "pil_elocals_v1"
 	PilasterMapPilEsourcesV1       = "pil_esources_v1"
 	PilasterMapPilEventsV2         = "pil_events_v2"
+	PilasterMapPilExconnsV1        = "pil_exconns_v1"
+	PilasterMapPilExposedV1        = "pil_exposed_v1"
+	PilasterMapPilExtargetsV1      = "pil_extargets_v1"
 	PilasterMapPilFlows            = "pil_flows"
 	PilasterMapPilGenerationV1     = "pil_generation_v1"
 	PilasterMapPilGwanswers        = "pil_gwanswers"
@@ -663,10 +676,12 @@ const (
 	PilasterMapPilGwscratch        = "pil_gwscratch"
 	PilasterMapPilGwsilentV1       = "pil_gwsilent_v1"
 	PilasterMapPilGwtenantsV1      = "pil_gwtenants_v1"
+	PilasterMapPilIcmpOrate        = "pil_icmp_orate"
 	PilasterMapPilIcmpRate         = "pil_icmp_rate"
 	PilasterMapPilKeysV1           = "pil_keys_v1"
 	PilasterMapPilLocalsV1         = "pil_locals_v1"
 	PilasterMapPilMacsV1           = "pil_macs_v1"
+	PilasterMapPilMaglevV1         = "pil_maglev_v1"
 	PilasterMapPilNetworksV1       = "pil_networks_v1"
 	PilasterMapPilOflows           = "pil_oflows"
 	PilasterMapPilOhops            = "pil_ohops"
@@ -708,6 +723,9 @@ const (
 	PilasterProgPilEgressGw        = "pil_egress_gw"
 	PilasterProgPilEgressIn        = "pil_egress_in"
 	PilasterProgPilEgressOut       = "pil_egress_out"
+	PilasterProgPilExposedIn       = "pil_exposed_in"
+	PilasterProgPilExposedOut      = "pil_exposed_out"
+	PilasterProgPilExposedTun      = "pil_exposed_tun"
 	PilasterProgPilGatewayIn       = "pil_gateway_in"
 	PilasterProgPilGetpeername6    = "pil_getpeername6"
 	PilasterProgPilGuardIn         = "pil_guard_in"
@@ -820,6 +838,9 @@ type PilasterProgramSpecs struct {
 	PilEgressGw     *ebpf.ProgramSpec `ebpf:"pil_egress_gw"`
 	PilEgressIn     *ebpf.ProgramSpec `ebpf:"pil_egress_in"`
 	PilEgressOut    *ebpf.ProgramSpec `ebpf:"pil_egress_out"`
+	PilExposedIn    *ebpf.ProgramSpec `ebpf:"pil_exposed_in"`
+	PilExposedOut   *ebpf.ProgramSpec `ebpf:"pil_exposed_out"`
+	PilExposedTun   *ebpf.ProgramSpec `ebpf:"pil_exposed_tun"`
 	PilGatewayIn    *ebpf.ProgramSpec `ebpf:"pil_gateway_in"`
 	PilGetpeername6 *ebpf.ProgramSpec `ebpf:"pil_getpeername6"`
 	PilGuardIn      *ebpf.ProgramSpec `ebpf:"pil_guard_in"`
@@ -872,6 +893,9 @@ type PilasterMapSpecs struct {
 	PilElocalsV1        *ebpf.MapSpec `ebpf:"pil_elocals_v1"`
 	PilEsourcesV1       *ebpf.MapSpec `ebpf:"pil_esources_v1"`
 	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
+	PilExconnsV1        *ebpf.MapSpec `ebpf:"pil_exconns_v1"`
+	PilExposedV1        *ebpf.MapSpec `ebpf:"pil_exposed_v1"`
+	PilExtargetsV1      *ebpf.MapSpec `ebpf:"pil_extargets_v1"`
 	PilFlows            *ebpf.MapSpec `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.MapSpec `ebpf:"pil_generation_v1"`
 	PilGwanswers        *ebpf.MapSpec `ebpf:"pil_gwanswers"`
@@ -879,10 +903,12 @@ type PilasterMapSpecs struct {
 	PilGwscratch        *ebpf.MapSpec `ebpf:"pil_gwscratch"`
 	PilGwsilentV1       *ebpf.MapSpec `ebpf:"pil_gwsilent_v1"`
 	PilGwtenantsV1      *ebpf.MapSpec `ebpf:"pil_gwtenants_v1"`
+	PilIcmpOrate        *ebpf.MapSpec `ebpf:"pil_icmp_orate"`
 	PilIcmpRate         *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.MapSpec `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.MapSpec `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.MapSpec `ebpf:"pil_macs_v1"`
+	PilMaglevV1         *ebpf.MapSpec `ebpf:"pil_maglev_v1"`
 	PilNetworksV1       *ebpf.MapSpec `ebpf:"pil_networks_v1"`
 	PilOflows           *ebpf.MapSpec `ebpf:"pil_oflows"`
 	PilOhops            *ebpf.MapSpec `ebpf:"pil_ohops"`
@@ -1004,6 +1030,9 @@ type PilasterMaps struct {
 	PilElocalsV1        *ebpf.Map `ebpf:"pil_elocals_v1"`
 	PilEsourcesV1       *ebpf.Map `ebpf:"pil_esources_v1"`
 	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
+	PilExconnsV1        *ebpf.Map `ebpf:"pil_exconns_v1"`
+	PilExposedV1        *ebpf.Map `ebpf:"pil_exposed_v1"`
+	PilExtargetsV1      *ebpf.Map `ebpf:"pil_extargets_v1"`
 	PilFlows            *ebpf.Map `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.Map `ebpf:"pil_generation_v1"`
 	PilGwanswers        *ebpf.Map `ebpf:"pil_gwanswers"`
@@ -1011,10 +1040,12 @@ type PilasterMaps struct {
 	PilGwscratch        *ebpf.Map `ebpf:"pil_gwscratch"`
 	PilGwsilentV1       *ebpf.Map `ebpf:"pil_gwsilent_v1"`
 	PilGwtenantsV1      *ebpf.Map `ebpf:"pil_gwtenants_v1"`
+	PilIcmpOrate        *ebpf.Map `ebpf:"pil_icmp_orate"`
 	PilIcmpRate         *ebpf.Map `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.Map `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.Map `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.Map `ebpf:"pil_macs_v1"`
+	PilMaglevV1         *ebpf.Map `ebpf:"pil_maglev_v1"`
 	PilNetworksV1       *ebpf.Map `ebpf:"pil_networks_v1"`
 	PilOflows           *ebpf.Map `ebpf:"pil_oflows"`
 	PilOhops            *ebpf.Map `ebpf:"pil_ohops"`
@@ -1075,6 +1106,9 @@ func (m *PilasterMaps) Close() error {
 		m.PilElocalsV1,
 		m.PilEsourcesV1,
 		m.PilEventsV2,
+		m.PilExconnsV1,
+		m.PilExposedV1,
+		m.PilExtargetsV1,
 		m.PilFlows,
 		m.PilGenerationV1,
 		m.PilGwanswers,
@@ -1082,10 +1116,12 @@ func (m *PilasterMaps) Close() error {
 		m.PilGwscratch,
 		m.PilGwsilentV1,
 		m.PilGwtenantsV1,
+		m.PilIcmpOrate,
 		m.PilIcmpRate,
 		m.PilKeysV1,
 		m.PilLocalsV1,
 		m.PilMacsV1,
+		m.PilMaglevV1,
 		m.PilNetworksV1,
 		m.PilOflows,
 		m.PilOhops,
@@ -1177,6 +1213,9 @@ type PilasterPrograms struct {
 	PilEgressGw     *ebpf.Program `ebpf:"pil_egress_gw"`
 	PilEgressIn     *ebpf.Program `ebpf:"pil_egress_in"`
 	PilEgressOut    *ebpf.Program `ebpf:"pil_egress_out"`
+	PilExposedIn    *ebpf.Program `ebpf:"pil_exposed_in"`
+	PilExposedOut   *ebpf.Program `ebpf:"pil_exposed_out"`
+	PilExposedTun   *ebpf.Program `ebpf:"pil_exposed_tun"`
 	PilGatewayIn    *ebpf.Program `ebpf:"pil_gateway_in"`
 	PilGetpeername6 *ebpf.Program `ebpf:"pil_getpeername6"`
 	PilGuardIn      *ebpf.Program `ebpf:"pil_guard_in"`
@@ -1212,6 +1251,9 @@ func (p *PilasterPrograms) Close() error {
 		p.PilEgressGw,
 		p.PilEgressIn,
 		p.PilEgressOut,
+		p.PilExposedIn,
+		p.PilExposedOut,
+		p.PilExposedTun,
 		p.PilGatewayIn,
 		p.PilGetpeername6,
 		p.PilGuardIn,

@@ -254,10 +254,7 @@ func (d *Tables) putGateway(t tenant.Tenant, address netip.Addr) error {
 	var id uint32
 	err := d.objects().PilGwnatV1.Lookup(key, &id)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		connections, err := ebpf.NewMap(&ebpf.MapSpec{
-			Name: "pil_gwconn", Type: ebpf.LRUHash, KeySize: natKeySize, ValueSize: natEntrySize,
-			MaxEntries: gatewayEntries,
-		})
+		connections, err := bpfobj.NewConnections()
 		if err != nil {
 			return fmt.Errorf("make the table of connections of gateway %v: %w", address, err)
 		}
@@ -326,13 +323,6 @@ func (d *Tables) sweepGateways() error {
 	}
 	return bpfobj.DeleteOthers(d.objects().PilGwnatV1, used)
 }
-
-// Sizes of nat_key and nat_entry, and entries of a gateway's table: two a connection.
-const (
-	natKeySize     = 40
-	natEntrySize   = 24
-	gatewayEntries = 1 << 16
-)
 
 // egressEntries returns the entries of an attachment with an egress address.
 func egressEntries(r endpoint.Record, a endpoint.Attachment) (bpfobj.PilasterEgressSrc, bpfobj.PilasterEgressDst) {

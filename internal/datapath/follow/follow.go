@@ -128,6 +128,7 @@ func (p *Programs) Objects(of bpfobj.PilasterObjects) bpfobj.PilasterObjects {
 	of.PilNimitz, of.PilTunnelIn, of.PilTapped = p.PilNimitz, p.PilTunnelIn, p.PilTapped
 	of.PilEgressOut, of.PilEgressIn, of.PilEgressGw = p.PilEgressOut, p.PilEgressIn, p.PilEgressGw
 	of.PilServiceOut, of.PilServiceIn = p.PilServiceOut, p.PilServiceIn
+	of.PilExposedIn, of.PilExposedTun, of.PilExposedOut = p.PilExposedIn, p.PilExposedTun, p.PilExposedOut
 	of.PilNode = p.PilNode
 	return of
 }
@@ -141,6 +142,8 @@ func (p *Programs) Shared() map[string]*ebpf.Program {
 		bpfobj.PilasterProgPilEgressOut: p.PilEgressOut, bpfobj.PilasterProgPilEgressIn: p.PilEgressIn,
 		bpfobj.PilasterProgPilEgressGw: p.PilEgressGw, bpfobj.PilasterProgPilNode: p.PilNode,
 		bpfobj.PilasterProgPilServiceOut: p.PilServiceOut, bpfobj.PilasterProgPilServiceIn: p.PilServiceIn,
+		bpfobj.PilasterProgPilExposedIn: p.PilExposedIn, bpfobj.PilasterProgPilExposedTun: p.PilExposedTun,
+		bpfobj.PilasterProgPilExposedOut: p.PilExposedOut,
 	}
 }
 

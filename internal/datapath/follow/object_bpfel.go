@@ -84,6 +84,9 @@ const (
 	objectMapPilElocalsV1        = "pil_elocals_v1"
 	objectMapPilEsourcesV1       = "pil_esources_v1"
 	objectMapPilEventsV2         = "pil_events_v2"
+	objectMapPilExconnsV1        = "pil_exconns_v1"
+	objectMapPilExposedV1        = "pil_exposed_v1"
+	objectMapPilExtargetsV1      = "pil_extargets_v1"
 	objectMapPilFlows            = "pil_flows"
 	objectMapPilGenerationV1     = "pil_generation_v1"
 	objectMapPilGwanswers        = "pil_gwanswers"
@@ -91,10 +94,12 @@ const (
 	objectMapPilGwscratch        = "pil_gwscratch"
 	objectMapPilGwsilentV1       = "pil_gwsilent_v1"
 	objectMapPilGwtenantsV1      = "pil_gwtenants_v1"
+	objectMapPilIcmpOrate        = "pil_icmp_orate"
 	objectMapPilIcmpRate         = "pil_icmp_rate"
 	objectMapPilKeysV1           = "pil_keys_v1"
 	objectMapPilLocalsV1         = "pil_locals_v1"
 	objectMapPilMacsV1           = "pil_macs_v1"
+	objectMapPilMaglevV1         = "pil_maglev_v1"
 	objectMapPilNetworksV1       = "pil_networks_v1"
 	objectMapPilOflows           = "pil_oflows"
 	objectMapPilOhops            = "pil_ohops"
@@ -136,6 +141,9 @@ const (
 	objectProgPilEgressGw        = "pil_egress_gw"
 	objectProgPilEgressIn        = "pil_egress_in"
 	objectProgPilEgressOut       = "pil_egress_out"
+	objectProgPilExposedIn       = "pil_exposed_in"
+	objectProgPilExposedOut      = "pil_exposed_out"
+	objectProgPilExposedTun      = "pil_exposed_tun"
 	objectProgPilIla             = "pil_ila"
 	objectProgPilIlaIn           = "pil_ila_in"
 	objectProgPilNimitz          = "pil_nimitz"
@@ -236,6 +244,9 @@ type objectProgramSpecs struct {
 	PilEgressGw   *ebpf.ProgramSpec `ebpf:"pil_egress_gw"`
 	PilEgressIn   *ebpf.ProgramSpec `ebpf:"pil_egress_in"`
 	PilEgressOut  *ebpf.ProgramSpec `ebpf:"pil_egress_out"`
+	PilExposedIn  *ebpf.ProgramSpec `ebpf:"pil_exposed_in"`
+	PilExposedOut *ebpf.ProgramSpec `ebpf:"pil_exposed_out"`
+	PilExposedTun *ebpf.ProgramSpec `ebpf:"pil_exposed_tun"`
 	PilIla        *ebpf.ProgramSpec `ebpf:"pil_ila"`
 	PilIlaIn      *ebpf.ProgramSpec `ebpf:"pil_ila_in"`
 	PilNimitz     *ebpf.ProgramSpec `ebpf:"pil_nimitz"`
@@ -277,6 +288,9 @@ type objectMapSpecs struct {
 	PilElocalsV1        *ebpf.MapSpec `ebpf:"pil_elocals_v1"`
 	PilEsourcesV1       *ebpf.MapSpec `ebpf:"pil_esources_v1"`
 	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
+	PilExconnsV1        *ebpf.MapSpec `ebpf:"pil_exconns_v1"`
+	PilExposedV1        *ebpf.MapSpec `ebpf:"pil_exposed_v1"`
+	PilExtargetsV1      *ebpf.MapSpec `ebpf:"pil_extargets_v1"`
 	PilFlows            *ebpf.MapSpec `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.MapSpec `ebpf:"pil_generation_v1"`
 	PilGwanswers        *ebpf.MapSpec `ebpf:"pil_gwanswers"`
@@ -284,10 +298,12 @@ type objectMapSpecs struct {
 	PilGwscratch        *ebpf.MapSpec `ebpf:"pil_gwscratch"`
 	PilGwsilentV1       *ebpf.MapSpec `ebpf:"pil_gwsilent_v1"`
 	PilGwtenantsV1      *ebpf.MapSpec `ebpf:"pil_gwtenants_v1"`
+	PilIcmpOrate        *ebpf.MapSpec `ebpf:"pil_icmp_orate"`
 	PilIcmpRate         *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.MapSpec `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.MapSpec `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.MapSpec `ebpf:"pil_macs_v1"`
+	PilMaglevV1         *ebpf.MapSpec `ebpf:"pil_maglev_v1"`
 	PilNetworksV1       *ebpf.MapSpec `ebpf:"pil_networks_v1"`
 	PilOflows           *ebpf.MapSpec `ebpf:"pil_oflows"`
 	PilOhops            *ebpf.MapSpec `ebpf:"pil_ohops"`
@@ -420,6 +436,9 @@ type objectMaps struct {
 	PilElocalsV1        *ebpf.Map `ebpf:"pil_elocals_v1"`
 	PilEsourcesV1       *ebpf.Map `ebpf:"pil_esources_v1"`
 	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
+	PilExconnsV1        *ebpf.Map `ebpf:"pil_exconns_v1"`
+	PilExposedV1        *ebpf.Map `ebpf:"pil_exposed_v1"`
+	PilExtargetsV1      *ebpf.Map `ebpf:"pil_extargets_v1"`
 	PilFlows            *ebpf.Map `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.Map `ebpf:"pil_generation_v1"`
 	PilGwanswers        *ebpf.Map `ebpf:"pil_gwanswers"`
@@ -427,10 +446,12 @@ type objectMaps struct {
 	PilGwscratch        *ebpf.Map `ebpf:"pil_gwscratch"`
 	PilGwsilentV1       *ebpf.Map `ebpf:"pil_gwsilent_v1"`
 	PilGwtenantsV1      *ebpf.Map `ebpf:"pil_gwtenants_v1"`
+	PilIcmpOrate        *ebpf.Map `ebpf:"pil_icmp_orate"`
 	PilIcmpRate         *ebpf.Map `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.Map `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.Map `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.Map `ebpf:"pil_macs_v1"`
+	PilMaglevV1         *ebpf.Map `ebpf:"pil_maglev_v1"`
 	PilNetworksV1       *ebpf.Map `ebpf:"pil_networks_v1"`
 	PilOflows           *ebpf.Map `ebpf:"pil_oflows"`
 	PilOhops            *ebpf.Map `ebpf:"pil_ohops"`
@@ -497,6 +518,9 @@ func (m *objectMaps) Close() error {
 		m.PilElocalsV1,
 		m.PilEsourcesV1,
 		m.PilEventsV2,
+		m.PilExconnsV1,
+		m.PilExposedV1,
+		m.PilExtargetsV1,
 		m.PilFlows,
 		m.PilGenerationV1,
 		m.PilGwanswers,
@@ -504,10 +528,12 @@ func (m *objectMaps) Close() error {
 		m.PilGwscratch,
 		m.PilGwsilentV1,
 		m.PilGwtenantsV1,
+		m.PilIcmpOrate,
 		m.PilIcmpRate,
 		m.PilKeysV1,
 		m.PilLocalsV1,
 		m.PilMacsV1,
+		m.PilMaglevV1,
 		m.PilNetworksV1,
 		m.PilOflows,
 		m.PilOhops,
@@ -604,6 +630,9 @@ type objectPrograms struct {
 	PilEgressGw   *ebpf.Program `ebpf:"pil_egress_gw"`
 	PilEgressIn   *ebpf.Program `ebpf:"pil_egress_in"`
 	PilEgressOut  *ebpf.Program `ebpf:"pil_egress_out"`
+	PilExposedIn  *ebpf.Program `ebpf:"pil_exposed_in"`
+	PilExposedOut *ebpf.Program `ebpf:"pil_exposed_out"`
+	PilExposedTun *ebpf.Program `ebpf:"pil_exposed_tun"`
 	PilIla        *ebpf.Program `ebpf:"pil_ila"`
 	PilIlaIn      *ebpf.Program `ebpf:"pil_ila_in"`
 	PilNimitz     *ebpf.Program `ebpf:"pil_nimitz"`
@@ -622,6 +651,9 @@ func (p *objectPrograms) Close() error {
 		p.PilEgressGw,
 		p.PilEgressIn,
 		p.PilEgressOut,
+		p.PilExposedIn,
+		p.PilExposedOut,
+		p.PilExposedTun,
 		p.PilIla,
 		p.PilIlaIn,
 		p.PilNimitz,

@@ -319,6 +319,9 @@ const (
 
 // Programs of services, with the values of enum service_program.
 const (
-	programServiceOut = uint32(0)
-	programServiceIn  = uint32(1)
+	programServiceOut    = uint32(0)
+	programServiceIn     = uint32(1)
+	programExposedIn     = uint32(2)
+	programExposedTunnel = uint32(3)
+	programExposedOut    = uint32(4)
 )

@@ -186,6 +186,8 @@ func (d *Hooks) AttachUplinkPrograms() error {
 func (d *Hooks) AttachServicePrograms() error {
 	for index, p := range map[uint32]*ebpf.Program{
 		programServiceOut: d.Objects.PilServiceOut, programServiceIn: d.Objects.PilServiceIn,
+		programExposedIn: d.Objects.PilExposedIn, programExposedTunnel: d.Objects.PilExposedTun,
+		programExposedOut: d.Objects.PilExposedOut,
 	} {
 		if err := d.Objects.PilServicesV1.Put(index, p); err != nil {
 			return fmt.Errorf("set program %d of services: %w", index, err)

@@ -15,6 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/service"
 )
 
 // Capacity of the maps of a node: ports of services, and ports of endpoints. A set that is replaced and its successor
@@ -37,8 +38,9 @@ type Tables struct {
 	frontends map[bpfobj.PilasterSvcKey]*frontend // as the kernel has them; nil before they were read
 	backends  int                                 // of all frontends
 	peers     map[netip.Addr]uint32               // how many backends have a plaintext address
-	last      uint32                              // number that was allocated last
-	reserved  uint32                              // numbers up to this one are marked as used in the kernel
+	exposed   exposure
+	last      uint32 // number that was allocated last
+	reserved  uint32 // numbers up to this one are marked as used in the kernel
 
 	mustInvalidate bool // since the last successful invalidate an address has become one of a backend
 }
@@ -46,7 +48,7 @@ type Tables struct {
 // frontend is what the kernel has of a frontend.
 type frontend struct {
 	bpfobj.PilasterSvc
-	members  []uint32 // of its set, sorted
+	members  []uint32 // of its set or its table of Maglev, sorted
 	backends map[dpapi.Backend]*backend
 }
 
@@ -93,12 +95,18 @@ func (d *Tables) read() error {
 	}
 	d.last, d.reserved = last, last
 	keepNumbers, keepBackends := map[uint32]bool{}, map[uint32]bool{}
-	keepMembers := map[bpfobj.PilasterSvcMember]bool{counterKey: true}
+	keepMembers, keepParts := map[bpfobj.PilasterSvcMember]bool{counterKey: true}, map[bpfobj.PilasterSvcMember]bool{}
 	all, of := map[bpfobj.PilasterSvcKey]*frontend{}, map[uint32]*frontend{}
 	for k, v := range services {
 		f := &frontend{PilasterSvc: v, backends: map[dpapi.Backend]*backend{}}
 		all[k], of[v.Frontend] = f, f
 		keepNumbers[v.Frontend] = true
+		if v.Exposed != 0 {
+			if f.members, err = d.readMaglev(v, keepParts); err != nil {
+				return err
+			}
+			continue
+		}
 		for i := range v.Count {
 			at := bpfobj.PilasterSvcMember{Set: v.Set, Index: i}
 			keepMembers[at] = true
@@ -119,15 +127,34 @@ func (d *Tables) read() error {
 	for a := range d.peers {
 		keepPeers[bpfobj.ToAddr(a)] = true
 	}
+	d.exposed = newExposure()
+	for k, f := range all {
+		d.count(k, f)
+	}
 	err = errors.Join(
 		bpfobj.DeleteOthers(o.PilSvcfrontsV1, keepNumbers), bpfobj.DeleteOthers(o.PilSvcbacksV1, keepBackends),
 		bpfobj.DeleteOthers(o.PilSvcsetsV1, keepMembers), bpfobj.DeleteOthers(o.PilSvcpeersV1, keepPeers),
+		bpfobj.DeleteOthers(o.PilMaglevV1, keepParts), bpfobj.DeleteOthers(o.PilExposedV1, keys(d.exposed.addresses)),
+		bpfobj.DeleteOthers(o.PilExtargetsV1, keys(d.exposed.targets)),
+		bpfobj.DeleteOthers(o.PilExconnsV1, keys(d.exposed.tenants)),
 	)
+	if err == nil {
+		err = d.repairExposed()
+	}
 	if err != nil {
 		return fmt.Errorf("repair the tables of services: %w", err)
 	}
 	d.frontends = all
 	return nil
+}
+
+// keys returns the keys of counts as DeleteOthers takes them.
+func keys[K comparable](counts map[K]int) map[K]bool {
+	all := make(map[K]bool, len(counts))
+	for k := range counts {
+		all[k] = true
+	}
+	return all
 }
 
 func backendOf(b bpfobj.PilasterSvcBackend) dpapi.Backend {
@@ -176,6 +203,10 @@ func (d *Tables) PutServices(frontends []dpapi.Frontend) error {
 	if err := d.fits(frontends); err != nil {
 		return err
 	}
+	if err := d.deleteOfOthers(frontends); err != nil {
+		d.frontends = nil
+		return err
+	}
 	changes := make([]*change, 0, len(frontends))
 	var err error
 	for _, f := range frontends {
@@ -204,21 +235,58 @@ func (d *Tables) PutServices(frontends []dpapi.Frontend) error {
 	return err
 }
 
+// deleteOfOthers deletes the frontends that another tenant has exposed at the same addresses and ports, with all they
+// have.
+func (d *Tables) deleteOfOthers(frontends []dpapi.Frontend) error {
+	for _, f := range frontends {
+		key := keyOf(f.FrontendKey)
+		if has := d.frontends[key]; has == nil || has.Exposed == f.Exposed.Services {
+			continue
+		}
+		if err := d.delete(key); err != nil {
+			return fmt.Errorf("delete the service that had address %v before: %w", f.Address, err)
+		}
+	}
+	return nil
+}
+
 // fits refuses frontends for which the maps have no room, before anything changes.
 func (d *Tables) fits(frontends []dpapi.Frontend) error {
-	fronts, backends := len(d.frontends), d.backends
+	fronts, backends, parts := len(d.frontends), d.backends, d.exposed.parts
+	addresses := map[bpfobj.PilasterAddr]bool{} // that are new
 	for _, f := range frontends {
 		if has := d.frontends[keyOf(f.FrontendKey)]; has == nil {
 			fronts++
 		} else {
 			backends -= len(has.backends)
+			if has.Exposed != 0 {
+				parts -= partsOf(int(has.Count))
+			}
 		}
 		backends += len(f.Backends) + len(f.Draining)
+		if f.Exposed.Services == 0 {
+			continue
+		}
+		if a := bpfobj.ToAddr(f.Address.Addr()); d.exposed.addresses[a] == 0 {
+			addresses[a] = true
+		}
+		if len(f.Backends) > 0 {
+			parts += partsOf(service.MaglevSize(len(f.Backends)))
+		}
 	}
 	if fronts > MaxFrontends || backends > MaxBackends {
 		return fmt.Errorf("%w: the services of this node's tenants would have %d ports and %d endpoints, and a node "+
 			"has room for %d and %d; nothing was changed", endpoint.ErrExhausted, fronts, backends, MaxFrontends,
 			MaxBackends)
+	}
+	if n := len(d.exposed.addresses) + len(addresses); n > MaxAddresses {
+		return fmt.Errorf("%w: the services of this node's tenants would have %d addresses for hosts outside, and a "+
+			"node has room for %d; nothing was changed", endpoint.ErrExhausted, n, MaxAddresses)
+	}
+	if parts > usedParts {
+		return fmt.Errorf("%w: the exposed ports of this node's tenants would have tables of %d slots, and a node has "+
+			"room for %d; nothing was changed: expose fewer services here", endpoint.ErrExhausted, parts*partSlots,
+			usedParts*partSlots)
 	}
 	return nil
 }
@@ -274,13 +342,18 @@ func (d *Tables) prepare(c *change) error {
 	}
 	slices.Sort(c.is.members)
 	c.is.members = slices.Compact(c.is.members)
-	c.is.Affinity = uint32(c.wanted.Affinity.Seconds())
+	c.is.Affinity, c.is.Exposed = uint32(c.wanted.Affinity.Seconds()), c.wanted.Exposed.Services
 	if c.was != nil && slices.Equal(c.was.members, c.is.members) {
 		return nil
 	}
 	set, err := d.allocate()
 	if err != nil {
 		return err
+	}
+	if c.is.Exposed != 0 {
+		slots := maglevNumbers(c.wanted.Backends, c.is.backends)
+		c.is.Set, c.is.Count = set, uint32(len(slots))
+		return d.writeMaglev(set, slots)
 	}
 	c.is.Set, c.is.Count = set, uint32(len(c.is.members))
 	keys := make([]bpfobj.PilasterSvcMember, len(c.is.members))
@@ -303,6 +376,9 @@ func entryOf(b dpapi.Backend, frontend uint32, draining bool) bpfobj.PilasterSvc
 // commit makes packets use the frontend, and removes what it no longer has.
 func (d *Tables) commit(c *change) error {
 	o := d.objects()
+	if err := d.expose(c.key, c.was, c.is); err != nil {
+		return err
+	}
 	if c.was == nil || c.was.PilasterSvc != c.is.PilasterSvc {
 		if err := o.PilSvcV1.Put(c.key, c.is.PilasterSvc); err != nil {
 			return err
@@ -323,16 +399,19 @@ func (d *Tables) commit(c *change) error {
 		}
 		has.draining = is
 	}
-	if c.was == nil {
-		return nil
+	if err := d.announce(c.key, c.was, c.is, c.wanted.Exposed.Node); err != nil || c.was == nil {
+		return err
 	}
-	return d.remove(c.was, c.is)
+	return d.remove(c.key, c.was, c.is)
 }
 
 // remove removes the set and the backends of a frontend that it no longer has; is is nil if the frontend is gone.
-func (d *Tables) remove(was, is *frontend) error {
+func (d *Tables) remove(key bpfobj.PilasterSvcKey, was, is *frontend) error {
 	o := d.objects()
-	if is == nil || is.Set != was.Set {
+	if err := d.forget(key, was, is); err != nil {
+		return err
+	}
+	if was.Exposed == 0 && (is == nil || is.Set != was.Set) {
 		keys := make([]bpfobj.PilasterSvcMember, was.Count)
 		for i := range keys {
 			keys[i] = bpfobj.PilasterSvcMember{Set: was.Set, Index: uint32(i)}
@@ -400,11 +479,14 @@ func (d *Tables) delete(k bpfobj.PilasterSvcKey) error {
 	if was == nil {
 		return nil
 	}
+	if err := d.conceal(k, was); err != nil {
+		return err
+	}
 	if err := d.objects().PilSvcV1.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
 	}
 	delete(d.frontends, k)
-	if err := d.remove(was, nil); err != nil {
+	if err := d.remove(k, was, nil); err != nil {
 		return err
 	}
 	err := d.objects().PilSvcfrontsV1.Delete(was.Frontend)
@@ -414,7 +496,7 @@ func (d *Tables) delete(k bpfobj.PilasterSvcKey) error {
 	return err
 }
 
-// KeepServices deletes the frontends in a prefix that are not listed.
+// KeepServices deletes the frontends of a tenant that are not listed.
 func (d *Tables) KeepServices(prefix netip.Prefix, keys []dpapi.FrontendKey) error {
 	keep := map[dpapi.FrontendKey]bool{}
 	for _, k := range keys {
@@ -424,10 +506,21 @@ func (d *Tables) KeepServices(prefix netip.Prefix, keys []dpapi.FrontendKey) err
 	if err != nil {
 		return err
 	}
+	number := binary.BigEndian.Uint32(prefix.Addr().AsSlice()[4:]) & 0xffffff
 	all = slices.DeleteFunc(all, func(k dpapi.FrontendKey) bool {
-		return keep[k] || !prefix.Contains(k.Address.Addr())
+		return keep[k] || !prefix.Contains(k.Address.Addr()) && d.exposedBy(k) != number
 	})
 	return d.DeleteServices(all)
+}
+
+// exposedBy returns the number of the tenant that an exposed frontend is of, or 0.
+func (d *Tables) exposedBy(k dpapi.FrontendKey) uint32 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if f := d.frontends[keyOf(k)]; f != nil {
+		return f.Exposed
+	}
+	return 0
 }
 
 // Services returns the frontends in the kernel.
@@ -455,12 +548,18 @@ func (d *Tables) LookupService(key dpapi.FrontendKey) (dpapi.Frontend, bool, err
 		return f, false, err
 	}
 	f.Affinity = time.Duration(is.Affinity) * time.Second
-	for i := range is.Count {
-		at := bpfobj.PilasterSvcMember{Set: is.Set, Index: i}
-		number, found, err := bpfobj.Lookup[uint32](o.PilSvcsetsV1, at)
-		if err != nil || !found {
-			return f, false, fmt.Errorf("service %v: endpoint %d of its set is missing: %w", key.Address, i, err)
+	if is.Exposed != 0 {
+		kind, _, err := bpfobj.Lookup[uint32](o.PilExposedV1, keyOf(key).Address)
+		if err != nil {
+			return f, false, err
 		}
+		f.Exposed = dpapi.Exposed{Services: is.Exposed, Node: kind == exposedNode}
+	}
+	numbers, err := d.membersOf(key, is)
+	if err != nil {
+		return f, false, err
+	}
+	for _, number := range numbers {
 		b, _, err := bpfobj.Lookup[bpfobj.PilasterSvcBackend](o.PilSvcbacksV1, number)
 		if err != nil {
 			return f, false, err
@@ -478,6 +577,22 @@ func (d *Tables) LookupService(key dpapi.FrontendKey) (dpapi.Frontend, bool, err
 		}
 	}
 	return f, true, nil
+}
+
+// membersOf reads the numbers of the backends of a frontend.
+func (d *Tables) membersOf(key dpapi.FrontendKey, is bpfobj.PilasterSvc) (numbers []uint32, err error) {
+	if is.Exposed != 0 {
+		return d.readMaglev(is, map[bpfobj.PilasterSvcMember]bool{})
+	}
+	for i := range is.Count {
+		at := bpfobj.PilasterSvcMember{Set: is.Set, Index: i}
+		number, found, err := bpfobj.Lookup[uint32](d.objects().PilSvcsetsV1, at)
+		if err != nil || !found {
+			return nil, fmt.Errorf("service %v: endpoint %d of its set is missing: %w", key.Address, i, err)
+		}
+		numbers = append(numbers, number)
+	}
+	return numbers, nil
 }
 
 // ServiceCounts returns what clients on this node have done since the frontends were made.

@@ -42,6 +42,10 @@ func newBed(t testing.TB, frontends uint32) *bed {
 		{bpfobj.PilasterMapPilSvcsetsV1, 1000, &o.PilSvcsetsV1},
 		{bpfobj.PilasterMapPilSvcbacksV1, 1000, &o.PilSvcbacksV1},
 		{bpfobj.PilasterMapPilSvcpeersV1, 1000, &o.PilSvcpeersV1},
+		{bpfobj.PilasterMapPilExposedV1, 1000, &o.PilExposedV1},
+		{bpfobj.PilasterMapPilExtargetsV1, 1000, &o.PilExtargetsV1},
+		{bpfobj.PilasterMapPilMaglevV1, 1000, &o.PilMaglevV1},
+		{bpfobj.PilasterMapPilExconnsV1, 1000, &o.PilExconnsV1},
 	} {
 		s := spec.Maps[m.name].Copy()
 		s.MaxEntries, s.Pinning = m.capacity, ebpf.PinNone

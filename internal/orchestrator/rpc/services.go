@@ -159,6 +159,37 @@ func (s *OperatorService) DeleteService(
 	return connect.NewResponse(&pilasterv1.DeleteServiceResponse{}), nil
 }
 
+func (s *OperatorService) ChangeServicePools(
+	ctx context.Context,
+	req *connect.Request[pilasterv1.ChangeServicePoolsRequest],
+) (*connect.Response[pilasterv1.ChangeServicePoolsResponse], error) {
+	add, err := prefixes(req.Msg.Add)
+	if err != nil {
+		return nil, err
+	}
+	remove, err := prefixes(req.Msg.Remove)
+	if err != nil {
+		return nil, err
+	}
+	pools, err := s.Store.ChangeServicePools(ctx, add, remove)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&pilasterv1.ChangeServicePoolsResponse{Pools: pools}), nil
+}
+
+// ListServicePools reads the store: pools are needed only where services change.
+func (s *OperatorService) ListServicePools(
+	ctx context.Context,
+	_ *connect.Request[pilasterv1.ListServicePoolsRequest],
+) (*connect.Response[pilasterv1.ListServicePoolsResponse], error) {
+	pools, err := s.Store.ChangeServicePools(ctx, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&pilasterv1.ListServicePoolsResponse{Pools: pools}), nil
+}
+
 // PutEndpoints does not wait for the cache: the node receives the change on its stream.
 func (s *NodeService) PutEndpoints(
 	ctx context.Context,

@@ -95,6 +95,10 @@ func TestStore(t *testing.T) {
 		"prefix of services":    testServicePrefix,
 		"endpoints of services": testEndpoints,
 		"events of services":    testServiceEvents,
+		"exposed services":      testExposed,
+		"node ports":            testNodePorts,
+		"load balancers":        testLoadBalancers,
+		"pools":                 testServicePools,
 
 		"start of offloads":      testStartOffload,
 		"steps of an offload":    testOffloadSteps,

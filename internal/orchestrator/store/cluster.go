@@ -366,9 +366,17 @@ func egressNodes(plan address.Plan) uint64 {
 	return min(plan.Nodes(), 1<<(address.NodeBits-plan.Egress.Bits()))
 }
 
-// checkOthers calls check for what a prefix of the cluster must not overlap: the base prefixes of other regions, and
-// the underlay.
+// checkOthers calls check for what a prefix of the cluster must not overlap: other regions, the underlay, and addresses
+// of services for hosts outside.
 func (t *txn) checkOthers(check func(what string, is netip.Prefix) error) error {
+	if err := t.checkFabric(check); err != nil {
+		return err
+	}
+	return t.checkExposed(check)
+}
+
+// checkFabric calls check for the base prefixes of other regions, and for the underlay.
+func (t *txn) checkFabric(check func(what string, is netip.Prefix) error) error {
 	regions, err := t.regions()
 	if err != nil {
 		return err
@@ -414,6 +422,29 @@ func (t *txn) checkUnderlay(check func(what string, is netip.Prefix) error) erro
 			if err := checkAddress(check, what, s.Real); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// checkExposed calls check for the addresses at which hosts outside reach services, and for the pools of such ones.
+func (t *txn) checkExposed(check func(what string, is netip.Prefix) error) error {
+	external, err := t.names(dirExternal)
+	if err != nil {
+		return err
+	}
+	for _, text := range external {
+		if err := checkAddress(check, "an external address of services", text); err != nil {
+			return err
+		}
+	}
+	pools, err := t.servicePools()
+	if err != nil {
+		return err
+	}
+	for _, p := range pools {
+		if err := check("a pool of load-balancer addresses", p); err != nil {
+			return err
 		}
 	}
 	return nil

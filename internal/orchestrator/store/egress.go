@@ -315,9 +315,12 @@ func (t *txn) mayHaveAddress(plan address.Plan, name, node string, prefix netip.
 			node,
 		)
 	}
-	return t.checkUnderlay(func(what string, is netip.Prefix) error {
-		if is != host {
+	check := func(what string, is netip.Prefix) error {
+		if !is.Contains(a) {
 			return nil
+		}
+		if is != host {
+			what = fmt.Sprintf("in %v, %s", is, what)
 		}
 		return refuse(
 			Refused,
@@ -325,11 +328,26 @@ func (t *txn) mayHaveAddress(plan address.Plan, name, node string, prefix netip.
 			a,
 			what,
 		)
-	})
+	}
+	if err := t.checkUnderlay(check); err != nil {
+		return err
+	}
+	return t.checkExposed(check)
 }
 
 // notAnothersAddress refuses the gateway address of another tenant, or of the same tenant at another node.
 func (t *txn) notAnothersAddress(name, node string, a netip.Addr) error {
+	return t.eachGatewayAddress(func(tenant, at, has string) error {
+		if has != a.String() || tenant == name && at == node {
+			return nil
+		}
+		return refuse(Refused, "address %v is that of tenant %s at node %s; nothing was changed: use another", a,
+			tenant, at)
+	})
+}
+
+// eachGatewayAddress calls check for the address of each tenant at each of its egress gateways.
+func (t *txn) eachGatewayAddress(check func(tenant, node, address string) error) error {
 	resp, err := t.list(dirTenants)
 	if err != nil {
 		return err
@@ -341,14 +359,8 @@ func (t *txn) notAnothersAddress(name, node string, a netip.Addr) error {
 		}
 		for _, r := range other.Egress {
 			for _, g := range r.Gateways {
-				if g.Address == a.String() && (other.Name != name || g.Node != node) {
-					return refuse(
-						Refused,
-						"address %v is that of tenant %s at node %s; nothing was changed: use another",
-						a,
-						other.Name,
-						g.Node,
-					)
+				if err := check(other.Name, g.Node, g.Address); err != nil {
+					return err
 				}
 			}
 		}

@@ -15,6 +15,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/service"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -381,6 +382,15 @@ func TestRestoreSkipsGateways(t *testing.T) {
 	}
 	joinEgress(t, s, 1, 2)
 	mustSet(t, s, "blue", "::/0", "n1")
+	pools := prefixes("2001:db8:8::/112")
+	if _, err := s.ChangeServicePools(t.Context(), pools, nil); err != nil {
+		t.Fatal(err)
+	}
+	balanced := []service.Service{exposed("web", "80", "balanced")}
+	before, err := s.ApplyServices(t.Context(), "red", balanced, nil, store.ApplyingServices{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	protected := prefixes("2001:db8:5::/48")
 	if _, err := s.ChangeProtected(t.Context(), protected, nil); err != nil {
 		t.Fatal(err)
@@ -410,6 +420,12 @@ func TestRestoreSkipsGateways(t *testing.T) {
 	if got, err := s.ChangeProtected(t.Context(), nil, nil); err != nil || !slices.Equal(got, protected) {
 		t.Errorf("protected are %v, %v; want %v", got, err, protected)
 	}
+	after, err := s.ApplyServices(t.Context(), "red", balanced, nil, store.ApplyingServices{})
+	if err != nil || after[0].Service.LoadBalancerIp != before[0].Service.LoadBalancerIp {
+		t.Errorf("the load-balancer address is %v, %v; it was %v", after, err, before)
+	}
+	_, err = s.ChangeServicePools(t.Context(), nil, pools)
+	refused(t, err, store.Refused, "service web of tenant red")
 }
 
 // testEgressEvents: a watch reports the protected prefixes, also when none are left.

@@ -53,9 +53,15 @@ func (s *Store) ApplyServices(
 	if err != nil {
 		return nil, err
 	}
-	// A new service is two records. The transaction also compares the cluster, the tenant, two marks, and the
-	// directories that checks read.
-	if n, most := len(keys)+len(services), s.committer.maxBatch-8; n > most {
+	// A new service is two records, and more if hosts outside reach it. The transaction also compares the cluster, the
+	// tenant, two marks, and the directories that checks read.
+	n, claims, most := len(keys)+len(services), claimsOf(services), s.committer.maxBatch-8
+	if n <= most && n+claims > most {
+		return nil, refuse(Full, "the services have %d load-balancer and external addresses and node ports, and the "+
+			"store changes %d records at once, which are 2 for a service, and 1 for such an address, a node port, or "+
+			"a slice of endpoints; nothing was changed: use several steps", claims, most)
+	}
+	if n > most {
 		return nil, refuse(Full, "%d services and %d slices of endpoints are more than the store changes at once, "+
 			"which is %d services or %d slices; nothing was changed: use several steps", len(services), len(fixed),
 			most/2, most)
@@ -72,7 +78,11 @@ func (s *Store) ApplyServices(
 		if err := a.begin(); err != nil {
 			return err
 		}
-		for _, is := range services {
+		exposed, err := a.expose(services)
+		if err != nil {
+			return err
+		}
+		for _, is := range exposed {
 			if err := a.apply(is); err != nil {
 				return err
 			}
@@ -84,8 +94,9 @@ func (s *Store) ApplyServices(
 		}
 		t.indivisible = true
 		if w := t.weight(); !w.fits(s.committer.maxBatch) {
-			return refuse(Full, "the services and endpoints have %d KiB, and the store changes %d KiB at once; "+
-				"nothing was changed: use several steps", w.bytes>>10, maxBytes>>10)
+			return refuse(Full, "the services and endpoints are %d records of %d KiB, with those that they free, and "+
+				"the store changes %d of %d KiB at once; nothing was changed: use several steps", w.writes, w.bytes>>10,
+				s.committer.maxBatch-8, maxBytes>>10)
 		}
 		if applied = a.applied; how.DryRun {
 			t.writes, t.index = nil, map[string]int{}
@@ -185,7 +196,8 @@ func (t *txn) reserveServices(all netip.Prefix) error {
 	if err != nil || r.Services {
 		return err
 	}
-	err = t.checkOthers(func(what string, is netip.Prefix) error {
+	// Without addresses for hosts outside, and their pools: these are never in it.
+	err = t.checkFabric(func(what string, is netip.Prefix) error {
 		if !is.Overlaps(all) {
 			return nil
 		}
@@ -424,6 +436,13 @@ func (s *Store) DeleteService(ctx context.Context, name string, of service.Name)
 		if !exists {
 			return refuse(NotFound, "tenant %s has no service %s; nothing was changed: `pilaster service list "+
 				"--tenant %s` lists its services", name, of, name)
+		}
+		was, err := service.FromProto(is)
+		if err != nil {
+			return fmt.Errorf("the store's %s is not readable: %w", serviceKey(name, of), err)
+		}
+		if err := t.release(name, was, service.Service{}); err != nil {
+			return err
 		}
 		t.delete(serviceKey(name, of))
 		if a, err := netip.ParseAddr(is.Address); err == nil {

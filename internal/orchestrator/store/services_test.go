@@ -453,7 +453,8 @@ func TestRestoreServices(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	appliedServices(t, s, "blue", []service.Service{web("web")}, endpoints("web", "a", "fd70:696c:6100:1:0:100:100:1"))
+	isWeb := exposed("web", "80=30080", "2001:db8:7::a")
+	appliedServices(t, s, "blue", []service.Service{isWeb}, endpoints("web", "a", "fd70:696c:6100:1:0:100:100:1"))
 	file := filepath.Join(t.TempDir(), "backup")
 	if _, err := store.Backup(t.Context(), dir, file, log); err != nil {
 		t.Fatal(err)
@@ -471,7 +472,9 @@ func TestRestoreServices(t *testing.T) {
 	if got := keysOf(t, e.Client); got != "blue//web e:blue//web/a" {
 		t.Errorf("the restored store has %s", got)
 	}
-	if got := appliedServices(t, s, "blue", []service.Service{web("web"), web("new")}); got !=
+	_, err = s.ApplyServices(t.Context(), "red", []service.Service{isWeb}, nil, store.ApplyingServices{})
+	refused(t, err, store.Exists, "is that of services of tenant blue")
+	if got := appliedServices(t, s, "blue", []service.Service{isWeb, web("new")}); got !=
 		"blue web fd70:696c:7300:1::1 unchanged; blue new fd70:696c:7300:1::1002 created" {
 		t.Errorf("services of blue: %s", got)
 	}

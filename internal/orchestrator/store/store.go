@@ -38,6 +38,11 @@
 //	                         Service
 //	service-addresses/TENANT/ADDRESS
 //	                         name of the service with this address
+//	external-addresses/ADDRESS
+//	                         tenant whose services have this address for hosts outside, and the service of each port,
+//	                         as JSON
+//	node-ports/PROTOCOL/PORT tenant and name of the service with this node port
+//	service-pools            prefixes of load-balancer addresses of services, as JSON
 //	endpoints/TENANT/NAMESPACE/NAME/SLICE
 //	                         EndpointSlice: containers of a node, if SLICE is NODE.k, or fixed ones
 //	sessions/NODE            ids of the orchestrator process, the agent's machine and the stream; with a lease
@@ -93,6 +98,9 @@ const (
 	dirServices      = root + "services/"
 	dirEndpoints     = root + "endpoints/"
 	dirServiceClaims = root + "service-addresses/"
+	dirExternal      = root + "external-addresses/"
+	dirNodePorts     = root + "node-ports/"
+	keyServicePools  = root + "service-pools"
 	keyServicesMark  = root + "marks/services"
 	dirServiceMarks  = root + "marks/service/"
 	keyDeletions     = root + "deletions"

@@ -184,6 +184,10 @@ func (t *txn) deleteTenant(name string) error {
 			strings.Join(hosts, ", "),
 		)
 	}
+	// First: if these are more than a transaction has, the tenant is there until all are free, and decided again.
+	if err := t.releaseAll(name); err != nil {
+		return err
+	}
 	t.delete(dirTenants + name)
 	t.deleteAll(dirApps + name + "/")
 	t.deleteAll(dirAppIDs + name + "/")

@@ -90,6 +90,12 @@ const (
 	// OperatorServiceDeleteServiceProcedure is the fully-qualified name of the OperatorService's
 	// DeleteService RPC.
 	OperatorServiceDeleteServiceProcedure = "/pilaster.v1.OperatorService/DeleteService"
+	// OperatorServiceChangeServicePoolsProcedure is the fully-qualified name of the OperatorService's
+	// ChangeServicePools RPC.
+	OperatorServiceChangeServicePoolsProcedure = "/pilaster.v1.OperatorService/ChangeServicePools"
+	// OperatorServiceListServicePoolsProcedure is the fully-qualified name of the OperatorService's
+	// ListServicePools RPC.
+	OperatorServiceListServicePoolsProcedure = "/pilaster.v1.OperatorService/ListServicePools"
 	// OperatorServiceCreateUnderlayServiceProcedure is the fully-qualified name of the
 	// OperatorService's CreateUnderlayService RPC.
 	OperatorServiceCreateUnderlayServiceProcedure = "/pilaster.v1.OperatorService/CreateUnderlayService"
@@ -534,6 +540,9 @@ type OperatorServiceClient interface {
 	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
 	GetService(context.Context, *connect.Request[v1.GetServiceRequest]) (*connect.Response[v1.GetServiceResponse], error)
 	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
+	// ChangeServicePools adds and removes pools of load-balancer addresses of services: all of them, or none.
+	ChangeServicePools(context.Context, *connect.Request[v1.ChangeServicePoolsRequest]) (*connect.Response[v1.ChangeServicePoolsResponse], error)
+	ListServicePools(context.Context, *connect.Request[v1.ListServicePoolsRequest]) (*connect.Response[v1.ListServicePoolsResponse], error)
 	// CreateUnderlayService creates a virtual address at which containers of a nimitz tenant reach an address on the
 	// underlay.
 	CreateUnderlayService(context.Context, *connect.Request[v1.CreateUnderlayServiceRequest]) (*connect.Response[v1.CreateUnderlayServiceResponse], error)
@@ -659,6 +668,18 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			httpClient,
 			baseURL+OperatorServiceDeleteServiceProcedure,
 			connect.WithSchema(operatorServiceMethods.ByName("DeleteService")),
+			connect.WithClientOptions(opts...),
+		),
+		changeServicePools: connect.NewClient[v1.ChangeServicePoolsRequest, v1.ChangeServicePoolsResponse](
+			httpClient,
+			baseURL+OperatorServiceChangeServicePoolsProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ChangeServicePools")),
+			connect.WithClientOptions(opts...),
+		),
+		listServicePools: connect.NewClient[v1.ListServicePoolsRequest, v1.ListServicePoolsResponse](
+			httpClient,
+			baseURL+OperatorServiceListServicePoolsProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ListServicePools")),
 			connect.WithClientOptions(opts...),
 		),
 		createUnderlayService: connect.NewClient[v1.CreateUnderlayServiceRequest, v1.CreateUnderlayServiceResponse](
@@ -857,6 +878,8 @@ type operatorServiceClient struct {
 	listServices          *connect.Client[v1.ListServicesRequest, v1.ListServicesResponse]
 	getService            *connect.Client[v1.GetServiceRequest, v1.GetServiceResponse]
 	deleteService         *connect.Client[v1.DeleteServiceRequest, v1.DeleteServiceResponse]
+	changeServicePools    *connect.Client[v1.ChangeServicePoolsRequest, v1.ChangeServicePoolsResponse]
+	listServicePools      *connect.Client[v1.ListServicePoolsRequest, v1.ListServicePoolsResponse]
 	createUnderlayService *connect.Client[v1.CreateUnderlayServiceRequest, v1.CreateUnderlayServiceResponse]
 	listUnderlayServices  *connect.Client[v1.ListUnderlayServicesRequest, v1.ListUnderlayServicesResponse]
 	deleteUnderlayService *connect.Client[v1.DeleteUnderlayServiceRequest, v1.DeleteUnderlayServiceResponse]
@@ -942,6 +965,16 @@ func (c *operatorServiceClient) GetService(ctx context.Context, req *connect.Req
 // DeleteService calls pilaster.v1.OperatorService.DeleteService.
 func (c *operatorServiceClient) DeleteService(ctx context.Context, req *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error) {
 	return c.deleteService.CallUnary(ctx, req)
+}
+
+// ChangeServicePools calls pilaster.v1.OperatorService.ChangeServicePools.
+func (c *operatorServiceClient) ChangeServicePools(ctx context.Context, req *connect.Request[v1.ChangeServicePoolsRequest]) (*connect.Response[v1.ChangeServicePoolsResponse], error) {
+	return c.changeServicePools.CallUnary(ctx, req)
+}
+
+// ListServicePools calls pilaster.v1.OperatorService.ListServicePools.
+func (c *operatorServiceClient) ListServicePools(ctx context.Context, req *connect.Request[v1.ListServicePoolsRequest]) (*connect.Response[v1.ListServicePoolsResponse], error) {
+	return c.listServicePools.CallUnary(ctx, req)
 }
 
 // CreateUnderlayService calls pilaster.v1.OperatorService.CreateUnderlayService.
@@ -1113,6 +1146,9 @@ type OperatorServiceHandler interface {
 	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
 	GetService(context.Context, *connect.Request[v1.GetServiceRequest]) (*connect.Response[v1.GetServiceResponse], error)
 	DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error)
+	// ChangeServicePools adds and removes pools of load-balancer addresses of services: all of them, or none.
+	ChangeServicePools(context.Context, *connect.Request[v1.ChangeServicePoolsRequest]) (*connect.Response[v1.ChangeServicePoolsResponse], error)
+	ListServicePools(context.Context, *connect.Request[v1.ListServicePoolsRequest]) (*connect.Response[v1.ListServicePoolsResponse], error)
 	// CreateUnderlayService creates a virtual address at which containers of a nimitz tenant reach an address on the
 	// underlay.
 	CreateUnderlayService(context.Context, *connect.Request[v1.CreateUnderlayServiceRequest]) (*connect.Response[v1.CreateUnderlayServiceResponse], error)
@@ -1234,6 +1270,18 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		OperatorServiceDeleteServiceProcedure,
 		svc.DeleteService,
 		connect.WithSchema(operatorServiceMethods.ByName("DeleteService")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceChangeServicePoolsHandler := connect.NewUnaryHandler(
+		OperatorServiceChangeServicePoolsProcedure,
+		svc.ChangeServicePools,
+		connect.WithSchema(operatorServiceMethods.ByName("ChangeServicePools")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceListServicePoolsHandler := connect.NewUnaryHandler(
+		OperatorServiceListServicePoolsProcedure,
+		svc.ListServicePools,
+		connect.WithSchema(operatorServiceMethods.ByName("ListServicePools")),
 		connect.WithHandlerOptions(opts...),
 	)
 	operatorServiceCreateUnderlayServiceHandler := connect.NewUnaryHandler(
@@ -1440,6 +1488,10 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServiceGetServiceHandler.ServeHTTP(w, r)
 		case OperatorServiceDeleteServiceProcedure:
 			operatorServiceDeleteServiceHandler.ServeHTTP(w, r)
+		case OperatorServiceChangeServicePoolsProcedure:
+			operatorServiceChangeServicePoolsHandler.ServeHTTP(w, r)
+		case OperatorServiceListServicePoolsProcedure:
+			operatorServiceListServicePoolsHandler.ServeHTTP(w, r)
 		case OperatorServiceCreateUnderlayServiceProcedure:
 			operatorServiceCreateUnderlayServiceHandler.ServeHTTP(w, r)
 		case OperatorServiceListUnderlayServicesProcedure:
@@ -1551,6 +1603,14 @@ func (UnimplementedOperatorServiceHandler) GetService(context.Context, *connect.
 
 func (UnimplementedOperatorServiceHandler) DeleteService(context.Context, *connect.Request[v1.DeleteServiceRequest]) (*connect.Response[v1.DeleteServiceResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.DeleteService is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ChangeServicePools(context.Context, *connect.Request[v1.ChangeServicePoolsRequest]) (*connect.Response[v1.ChangeServicePoolsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ChangeServicePools is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ListServicePools(context.Context, *connect.Request[v1.ListServicePoolsRequest]) (*connect.Response[v1.ListServicePoolsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pilaster.v1.OperatorService.ListServicePools is not implemented"))
 }
 
 func (UnimplementedOperatorServiceHandler) CreateUnderlayService(context.Context, *connect.Request[v1.CreateUnderlayServiceRequest]) (*connect.Response[v1.CreateUnderlayServiceResponse], error) {

@@ -31,9 +31,11 @@ const (
 	objectMapPilBlock            = "pil_block"
 	objectMapPilDropsV1          = "pil_drops_v1"
 	objectMapPilEventsV2         = "pil_events_v2"
+	objectMapPilExposedV1        = "pil_exposed_v1"
 	objectMapPilFlows            = "pil_flows"
 	objectMapPilGenerationV1     = "pil_generation_v1"
 	objectMapPilGwnatV1          = "pil_gwnat_v1"
+	objectMapPilIcmpOrate        = "pil_icmp_orate"
 	objectMapPilIcmpRate         = "pil_icmp_rate"
 	objectMapPilKeysV1           = "pil_keys_v1"
 	objectMapPilLocalsV1         = "pil_locals_v1"
@@ -176,9 +178,11 @@ type objectMapSpecs struct {
 	PilBlock            *ebpf.MapSpec `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.MapSpec `ebpf:"pil_drops_v1"`
 	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
+	PilExposedV1        *ebpf.MapSpec `ebpf:"pil_exposed_v1"`
 	PilFlows            *ebpf.MapSpec `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.MapSpec `ebpf:"pil_generation_v1"`
 	PilGwnatV1          *ebpf.MapSpec `ebpf:"pil_gwnat_v1"`
+	PilIcmpOrate        *ebpf.MapSpec `ebpf:"pil_icmp_orate"`
 	PilIcmpRate         *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.MapSpec `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.MapSpec `ebpf:"pil_locals_v1"`
@@ -295,9 +299,11 @@ type objectMaps struct {
 	PilBlock            *ebpf.Map `ebpf:"pil_block"`
 	PilDropsV1          *ebpf.Map `ebpf:"pil_drops_v1"`
 	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
+	PilExposedV1        *ebpf.Map `ebpf:"pil_exposed_v1"`
 	PilFlows            *ebpf.Map `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.Map `ebpf:"pil_generation_v1"`
 	PilGwnatV1          *ebpf.Map `ebpf:"pil_gwnat_v1"`
+	PilIcmpOrate        *ebpf.Map `ebpf:"pil_icmp_orate"`
 	PilIcmpRate         *ebpf.Map `ebpf:"pil_icmp_rate"`
 	PilKeysV1           *ebpf.Map `ebpf:"pil_keys_v1"`
 	PilLocalsV1         *ebpf.Map `ebpf:"pil_locals_v1"`
@@ -353,9 +359,11 @@ func (m *objectMaps) Close() error {
 		m.PilBlock,
 		m.PilDropsV1,
 		m.PilEventsV2,
+		m.PilExposedV1,
 		m.PilFlows,
 		m.PilGenerationV1,
 		m.PilGwnatV1,
+		m.PilIcmpOrate,
 		m.PilIcmpRate,
 		m.PilKeysV1,
 		m.PilLocalsV1,

@@ -58,6 +58,7 @@ const (
 	objectMapPilEventsV2         = "pil_events_v2"
 	objectMapPilFlows            = "pil_flows"
 	objectMapPilGenerationV1     = "pil_generation_v1"
+	objectMapPilIcmpOrate        = "pil_icmp_orate"
 	objectMapPilIcmpRate         = "pil_icmp_rate"
 	objectMapPilLocalsV1         = "pil_locals_v1"
 	objectMapPilMacsV1           = "pil_macs_v1"
@@ -171,6 +172,7 @@ type objectMapSpecs struct {
 	PilEventsV2         *ebpf.MapSpec `ebpf:"pil_events_v2"`
 	PilFlows            *ebpf.MapSpec `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.MapSpec `ebpf:"pil_generation_v1"`
+	PilIcmpOrate        *ebpf.MapSpec `ebpf:"pil_icmp_orate"`
 	PilIcmpRate         *ebpf.MapSpec `ebpf:"pil_icmp_rate"`
 	PilLocalsV1         *ebpf.MapSpec `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.MapSpec `ebpf:"pil_macs_v1"`
@@ -258,6 +260,7 @@ type objectMaps struct {
 	PilEventsV2         *ebpf.Map `ebpf:"pil_events_v2"`
 	PilFlows            *ebpf.Map `ebpf:"pil_flows"`
 	PilGenerationV1     *ebpf.Map `ebpf:"pil_generation_v1"`
+	PilIcmpOrate        *ebpf.Map `ebpf:"pil_icmp_orate"`
 	PilIcmpRate         *ebpf.Map `ebpf:"pil_icmp_rate"`
 	PilLocalsV1         *ebpf.Map `ebpf:"pil_locals_v1"`
 	PilMacsV1           *ebpf.Map `ebpf:"pil_macs_v1"`
@@ -294,6 +297,7 @@ func (m *objectMaps) Close() error {
 		m.PilEventsV2,
 		m.PilFlows,
 		m.PilGenerationV1,
+		m.PilIcmpOrate,
 		m.PilIcmpRate,
 		m.PilLocalsV1,
 		m.PilMacsV1,
