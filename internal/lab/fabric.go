@@ -224,7 +224,7 @@ func (l *Lab) Route(to netip.Addr, node string) error {
 		return err
 	}
 	defer r.close()
-	via := netip.Addr{}
+	var via netip.Addr
 	if number, _ := l.state.Spec.secondLink(node); l.state.Spec.Uplinks > 1 {
 		via = farSide(number)
 	} else {
