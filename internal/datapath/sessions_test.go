@@ -625,11 +625,12 @@ func TestSessionsAreCounted(t *testing.T) {
 
 // TestExpiredSessions: the sessions of tenants are counted without expired ones, which are looked for every 10 s.
 func TestExpiredSessions(t *testing.T) {
-	b := newSessionBench(t, 16*slotsPerBucket)
+	const size = 4096 * slotsPerBucket // so that the last session is in no bucket of the others, whose entry it could take
+	b := newSessionBench(t, size)
 	want := func(when string, want int) {
 		t.Helper()
 		used, capacity, err := b.datapath.TenantSessions()
-		if n := used[uint32(blue.Current().ID)]; err != nil || n != want || capacity != 16*slotsPerBucket {
+		if n := used[uint32(blue.Current().ID)]; err != nil || n != want || capacity != size {
 			t.Errorf("%s: %d of %d sessions, %v; want %d", when, n, capacity, err, want)
 		}
 	}
