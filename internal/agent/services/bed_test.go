@@ -76,6 +76,7 @@ type bed struct {
 	silent  bool                        // the stream does not send what was reported
 	ports   []netip.Addr                // of the node, with node ports
 	own     []netip.Addr                // further ones of the node
+	during  func()                      // runs once, while the addresses of the node are read
 }
 
 // run calls test with a running manager, with a clock that advances when all wait.
@@ -90,6 +91,12 @@ func run(t *testing.T, test func(*bed)) {
 			Endpoints: func() []endpoint.Record { b.mu.Lock(); defer b.mu.Unlock(); return slices.Clone(b.records) },
 			Addresses: func() (services.Addresses, error) {
 				b.mu.Lock()
+				if during := b.during; during != nil {
+					b.during = nil
+					b.mu.Unlock()
+					during()
+					b.mu.Lock()
+				}
 				defer b.mu.Unlock()
 				return services.Addresses{Own: b.own, Ports: slices.Clone(b.ports)}, nil
 			},

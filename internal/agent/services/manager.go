@@ -290,6 +290,10 @@ func (m *Manager) write() (next time.Time) {
 			m.mu.Unlock()
 			continue
 		}
+		if m.records[name] { // changed since findOwn: the next pass has its containers
+			m.mu.Unlock()
+			continue
+		}
 		t.setAddresses(m.addresses)
 		work := t.work(known, m.config)
 		if work.isEmpty() && t.whole {

@@ -191,6 +191,9 @@ func (m *Manager) nextReport() (batch []service.Slice, at time.Time) {
 	}
 	var refused []service.Slice
 	for name, t := range m.tenants {
+		if m.records[name] { // changed since findOwn: without its containers, it would report that they are gone
+			continue
+		}
 		differ, next := t.differences(name, m.config.Node, now)
 		at = sooner(at, next)
 		for of, s := range differ {

@@ -67,6 +67,38 @@ func TestOwnEndpoints(t *testing.T) {
 	}
 }
 
+// TestServicesThatCome: services of a tenant arrive after the pass has looked its containers up. The endpoints that the
+// node has reported before its restart are not reported as gone.
+func TestServicesThatCome(t *testing.T) {
+	run(t, func(b *bed) {
+		b.add(container(1, isWeb))
+		b.apply(services.Update{Whole: true, Services: []service.Service{web()}})
+		b.checkStored("web n1.0 z1: 1")
+		b.mu.Lock()
+		var known []service.Slice
+		for _, batch := range b.sent {
+			known = append(known, batch...)
+		}
+		b.sent = nil
+		b.mu.Unlock()
+		if err := b.Forget(blue); err != nil { // as a new agent, which knows nothing
+			t.Fatal(err)
+		}
+		b.set(func() {
+			b.during = func() {
+				b.Apply(services.Update{Tenant: "blue", Whole: true, Services: []service.Service{web()}, Slices: known})
+			}
+		})
+		b.AddressesChanged()
+		synctest.Wait()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		for _, batch := range b.sent {
+			t.Errorf("reported %+v, although nothing has changed", batch)
+		}
+	})
+}
+
 // TestOwnChanges: each change is reported and in force here at once, and nothing is reported twice.
 func TestOwnChanges(t *testing.T) {
 	run(t, func(b *bed) {
