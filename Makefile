@@ -68,18 +68,15 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	@$(MAKE) build
 	@mkdir -p dist; rm -f $(times)
 	@trap '.ci/test-times $(times)' EXIT; \
-	    $(go_test) -p 3 -timeout 40m -skip '$(timed_tests)|$(evpn_tests)|$(unsteady_tests)' $(slowest) ./... $(report); \
+	    $(go_test) -p 3 -timeout 40m -skip '$(timed_tests)|$(evpn_tests)' $(slowest) ./... $(report); \
 	    $(go_test) -p 1 ./test/policies ./test/restart ./test/move ./internal/datapath ./internal/accelerate \
-	        ./internal/bench/suites -run '$(timed_tests)' $(report) -v least=7; \
+	        ./internal/bench/suites -run '$(timed_tests)' $(report) -v least=8; \
 	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \
 	    PILASTER_TEST_ACCELERATE=oncache $(go_test) ./internal/datapath -run '^TestNimitz' $(report) -v least=19
 # Tests that check durations or shares of CPUs, which need an otherwise idle machine.
-timed_tests := ^Test(MoveGap|ChangeToEnforcement|ManyRulesDelayNo(ADD|OtherTenant)|Model(Notices)?|Steering)$$
+timed_tests := ^Test(MoveGap|ChangeToEnforcement|ManyRulesDelayNo(ADD|OtherTenant)|Model(Notices)?|Steering|KillsOfServices)$$
 # Tests of BGP peers that depend on the heap's size, or on timers of GoBGP. `make evpn` runs them.
 evpn_tests := ^Test(MemoryIsReleased|PeerLimits)$$
-# Fails in some runs: a node whose agent was killed twice loses its endpoints for a moment, and connections to them are
-# reset. `make restart` runs it.
-unsteady_tests := ^TestKillsOfServices$$
 few_macvlans := ^Test(WhoReachesWhom|MissingProgramDrops|SeesWhoStandsBeforeIt|CheckNamesAndRestoreRepairs|AnotherNode)$$
 
 long: ## all suites in sequence: hours, on an otherwise idle machine; each appends a line to test/LEDGER.md
