@@ -625,7 +625,7 @@ func TestSessionsAreCounted(t *testing.T) {
 
 // TestExpiredSessions: the sessions of tenants are counted without expired ones, which are looked for every 10 s.
 func TestExpiredSessions(t *testing.T) {
-	const size = 4096 * slotsPerBucket // so that the last session is in no bucket of the others, whose entry it could take
+	const size = 4096 * slotsPerBucket // so large that the last session does not take the entry of an expired one
 	b := newSessionBench(t, size)
 	want := func(when string, want int) {
 		t.Helper()
