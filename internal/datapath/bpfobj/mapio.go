@@ -137,6 +137,14 @@ func DeleteKeys[K any](m *ebpf.Map, keys []K) error {
 	return nil
 }
 
+// Delete deletes an entry, which may be gone already.
+func Delete(m *ebpf.Map, key any) error {
+	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("%v: %w", m, err)
+	}
+	return nil
+}
+
 // Lookup reads one entry of a map.
 func Lookup[V any](m *ebpf.Map, key any) (value V, found bool, err error) {
 	err = m.Lookup(key, &value)

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/cilium/ebpf"
-
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
@@ -135,7 +133,7 @@ func (d *Tables) setAccess(id address.TenantID, rules map[netip.Prefix]bpfobj.Pi
 		d.entries[k] = wanted[k]
 	}
 	for _, k := range less {
-		if err := d.objects().PilAccessV1.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := bpfobj.Delete(d.objects().PilAccessV1, k); err != nil {
 			return true, fmt.Errorf("remove an egress rule: %w", err)
 		}
 		delete(d.entries, k)
@@ -251,20 +249,8 @@ func (d *Tables) putGateway(t tenant.Tenant, address netip.Addr) error {
 	d.gateways.Lock()
 	defer d.gateways.Unlock()
 	key := bpfobj.ToAddr(address)
-	var id uint32
-	err := d.objects().PilGwnatV1.Lookup(key, &id)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		connections, err := bpfobj.NewConnections()
-		if err != nil {
-			return fmt.Errorf("make the table of connections of gateway %v: %w", address, err)
-		}
-		defer connections.Close()
-		if err := d.objects().PilGwnatV1.Put(key, connections); err != nil {
-			return fmt.Errorf("add gateway %v: %w; a node has %d at most", address, err,
-				d.objects().PilGwnatV1.MaxEntries())
-		}
-	} else if err != nil {
-		return fmt.Errorf("read gateway %v: %w", address, err)
+	if err := bpfobj.AddConnections(d.objects().PilGwnatV1, key); err != nil {
+		return fmt.Errorf("gateway %v: %w", address, err)
 	}
 	for _, own := range t.IDs {
 		had, found, err := bpfobj.Lookup[bpfobj.PilasterAddr](d.objects().PilGwtenantsV1, uint32(own.ID))
@@ -305,7 +291,7 @@ func (d *Tables) deleteUnused(address bpfobj.PilasterAddr) error {
 	err := bpfobj.ForEachEntry(d.objects().PilGwtenantsV1,
 		func(_ uint32, a bpfobj.PilasterAddr) { used = used || a == address })
 	if err == nil && !used {
-		err = ignoreMissing(d.objects().PilGwnatV1.Delete(address))
+		err = bpfobj.Delete(d.objects().PilGwnatV1, address)
 	}
 	if err != nil {
 		return fmt.Errorf("remove the connections of gateway %v: %w", address.Addr(), err)
@@ -363,19 +349,12 @@ func (d *Tables) Deactivate(r endpoint.Record) error {
 	if !found || err != nil {
 		return err
 	}
-	err = errors.Join(d.objects().PilEsourcesV1.Delete(uint32(r.ID)), ignoreMissing(d.objects().PilElocalsV1.Delete(
-		was.Address.Lo)))
+	err = errors.Join(d.objects().PilEsourcesV1.Delete(uint32(r.ID)),
+		bpfobj.Delete(d.objects().PilElocalsV1, was.Address.Lo))
 	if err != nil {
 		return fmt.Errorf("endpoint %d: remove its egress address: %w", r.ID, err)
 	}
 	return nil
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
-	}
-	return err
 }
 
 // Check compares the entries of an attachment.
@@ -441,7 +420,7 @@ func (d *Tables) Repair(found []endpoint.Record, ids map[uint32]bool) error {
 func (d *Tables) SetGatewayAlive(node netip.Prefix, alive bool) error {
 	key := bpfobj.ToAddr(node.Addr()).Hi
 	if alive {
-		return ignoreMissing(d.objects().PilGwsilentV1.Delete(key))
+		return bpfobj.Delete(d.objects().PilGwsilentV1, key)
 	}
 	return d.objects().PilGwsilentV1.Put(key, uint8(1))
 }

@@ -48,9 +48,9 @@ func (c *Clients) Delete(id endpoint.ID) error {
 	}
 	v, found, err := bpfobj.Lookup[bpfobj.PilasterSvcNetns](c.table(), cookie)
 	if err == nil && found && v.Endpoint == uint32(id) {
-		err = c.table().Delete(cookie)
+		err = bpfobj.Delete(c.table(), cookie)
 	}
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err != nil {
 		return fmt.Errorf("endpoint %d: remove it as a client of services: %w", id, err)
 	}
 	return nil

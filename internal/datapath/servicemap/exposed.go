@@ -2,12 +2,10 @@ package servicemap
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
-
-	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/dpapi"
@@ -69,13 +67,12 @@ func partsOf(slots int) int { return (slots + partSlots - 1) / partSlots }
 
 // writeMaglev writes the table of a set.
 func (d *Tables) writeMaglev(set uint32, numbers []uint32) error {
-	for i := range partsOf(len(numbers)) {
-		var part bpfobj.PilasterMaglevPart
-		copy(part.Backends[:], numbers[i*partSlots:])
-		at := bpfobj.PilasterSvcMember{Set: set, Index: uint32(i)}
-		if err := d.objects().PilMaglevV1.Put(at, part); err != nil {
-			return fmt.Errorf("write a table of endpoints: %w", err)
-		}
+	parts := make([]bpfobj.PilasterMaglevPart, partsOf(len(numbers)))
+	for i := range parts {
+		copy(parts[i].Backends[:], numbers[i*partSlots:])
+	}
+	if err := bpfobj.WriteEntries(d.objects().PilMaglevV1, keysOf(set, len(parts)), parts); err != nil {
+		return fmt.Errorf("write a table of endpoints: %w", err)
 	}
 	return nil
 }
@@ -83,8 +80,7 @@ func (d *Tables) writeMaglev(set uint32, numbers []uint32) error {
 // readMaglev returns the backends of the table of a set, sorted, and adds the keys of its parts to keep.
 func (d *Tables) readMaglev(v bpfobj.PilasterSvc, keep map[bpfobj.PilasterSvcMember]bool) ([]uint32, error) {
 	seen := map[uint32]bool{}
-	for i := range partsOf(int(v.Count)) {
-		at := bpfobj.PilasterSvcMember{Set: v.Set, Index: uint32(i)}
+	for i, at := range keysOf(v.Set, partsOf(int(v.Count))) {
 		part, _, err := bpfobj.Lookup[bpfobj.PilasterMaglevPart](d.objects().PilMaglevV1, at)
 		if err != nil {
 			return nil, fmt.Errorf("read a table of endpoints: %w", err)
@@ -94,12 +90,7 @@ func (d *Tables) readMaglev(v bpfobj.PilasterSvc, keep map[bpfobj.PilasterSvcMem
 			seen[number] = true
 		}
 	}
-	members := make([]uint32, 0, len(seen))
-	for number := range seen {
-		members = append(members, number)
-	}
-	slices.Sort(members)
-	return members, nil
+	return slices.Sorted(maps.Keys(seen)), nil
 }
 
 // repairExposed writes what a crash has left out: the ports of containers and the tables of connections of frontends
@@ -120,18 +111,8 @@ func (d *Tables) repairExposed() error {
 
 // addConnections makes the table of connections of a tenant, if it has none.
 func (d *Tables) addConnections(number uint32) error {
-	var id uint32
-	err := d.objects().PilExconnsV1.Lookup(number, &id)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		connections, failed := bpfobj.NewConnections()
-		if failed != nil {
-			return fmt.Errorf("make a table of connections: %w", failed)
-		}
-		defer connections.Close()
-		err = d.objects().PilExconnsV1.Put(number, connections)
-	}
-	if err != nil {
-		return fmt.Errorf("the table of connections of services %d: %w", number, err)
+	if err := bpfobj.AddConnections(d.objects().PilExconnsV1, number); err != nil {
+		return fmt.Errorf("exposed ports of services %d: %w", number, err)
 	}
 	return nil
 }
@@ -217,7 +198,7 @@ func (d *Tables) conceal(key bpfobj.PilasterSvcKey, f *frontend) error {
 	}
 	delete(d.exposed.addresses, key.Address)
 	delete(d.exposed.kinds, key.Address)
-	return ignoreMissing(d.objects().PilExposedV1.Delete(key.Address))
+	return bpfobj.Delete(d.objects().PilExposedV1, key.Address)
 }
 
 // forget removes the table of Maglev and the ports of containers that a frontend no longer has; is is nil if it is
@@ -228,11 +209,8 @@ func (d *Tables) forget(key bpfobj.PilasterSvcKey, was, is *frontend) error {
 	}
 	o := d.objects()
 	if is == nil || is.Set != was.Set {
-		for i := range partsOf(int(was.Count)) {
-			at := bpfobj.PilasterSvcMember{Set: was.Set, Index: uint32(i)}
-			if err := ignoreMissing(o.PilMaglevV1.Delete(at)); err != nil {
-				return err
-			}
+		if err := bpfobj.DeleteKeys(o.PilMaglevV1, keysOf(was.Set, partsOf(int(was.Count)))); err != nil {
+			return err
 		}
 	}
 	d.exposed.parts -= partsOf(int(was.Count))
@@ -245,7 +223,7 @@ func (d *Tables) forget(key bpfobj.PilasterSvcKey, was, is *frontend) error {
 			continue
 		}
 		delete(d.exposed.targets, target)
-		if err := ignoreMissing(o.PilExtargetsV1.Delete(target)); err != nil {
+		if err := bpfobj.Delete(o.PilExtargetsV1, target); err != nil {
 			return err
 		}
 	}
@@ -256,12 +234,5 @@ func (d *Tables) forget(key bpfobj.PilasterSvcKey, was, is *frontend) error {
 		return nil
 	}
 	delete(d.exposed.tenants, was.Exposed)
-	return ignoreMissing(o.PilExconnsV1.Delete(was.Exposed))
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
-	}
-	return err
+	return bpfobj.Delete(o.PilExconnsV1, was.Exposed)
 }

@@ -2,14 +2,10 @@ package servicemap
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
-	"time"
-
-	"github.com/cilium/ebpf"
 
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/host"
@@ -67,95 +63,6 @@ func (d *Tables) objects() *bpfobj.PilasterObjects { return &d.host.Objects }
 
 // Members of set 0, which no service has, hold the highest number that may have been allocated.
 var counterKey = bpfobj.PilasterSvcMember{}
-
-// read reads the maps, once. An entry that a crash left without the others is removed. The caller holds the lock.
-func (d *Tables) read() error {
-	if d.frontends != nil {
-		return nil
-	}
-	o := d.objects()
-	services := map[bpfobj.PilasterSvcKey]bpfobj.PilasterSvc{}
-	numbers := map[uint32]bpfobj.PilasterSvcKey{}
-	backends := map[uint32]bpfobj.PilasterSvcBackend{}
-	members := map[bpfobj.PilasterSvcMember]uint32{}
-	err := errors.Join(
-		bpfobj.ForEachEntry(o.PilSvcV1, func(k bpfobj.PilasterSvcKey, v bpfobj.PilasterSvc) { services[k] = v }),
-		bpfobj.ForEachEntry(o.PilSvcfrontsV1, func(k uint32, v bpfobj.PilasterSvcFrontend) { numbers[k] = v.Key }),
-		bpfobj.ForEachEntry(o.PilSvcbacksV1, func(k uint32, v bpfobj.PilasterSvcBackend) { backends[k] = v }),
-		bpfobj.ForEachEntry(o.PilSvcsetsV1, func(k bpfobj.PilasterSvcMember, v uint32) { members[k] = v }),
-	)
-	if err != nil {
-		return fmt.Errorf("read the tables of services: %w", err)
-	}
-	last, counted := members[counterKey]
-	if !counted {
-		// An older build removes these tables and keeps the sessions, which hold numbers. The clock is ahead of all
-		// numbers of removed tables unless more than one a second was allocated.
-		last = uint32(time.Now().Unix())
-	}
-	d.last, d.reserved = last, last
-	keepNumbers, keepBackends := map[uint32]bool{}, map[uint32]bool{}
-	keepMembers, keepParts := map[bpfobj.PilasterSvcMember]bool{counterKey: true}, map[bpfobj.PilasterSvcMember]bool{}
-	all, of := map[bpfobj.PilasterSvcKey]*frontend{}, map[uint32]*frontend{}
-	for k, v := range services {
-		f := &frontend{PilasterSvc: v, backends: map[dpapi.Backend]*backend{}}
-		all[k], of[v.Frontend] = f, f
-		keepNumbers[v.Frontend] = true
-		if v.Exposed != 0 {
-			if f.members, err = d.readMaglev(v, keepParts); err != nil {
-				return err
-			}
-			continue
-		}
-		for i := range v.Count {
-			at := bpfobj.PilasterSvcMember{Set: v.Set, Index: i}
-			keepMembers[at] = true
-			f.members = append(f.members, members[at])
-		}
-		slices.Sort(f.members)
-	}
-	d.peers, d.backends = map[netip.Addr]uint32{}, 0
-	for number, b := range backends {
-		if f := of[b.Frontend]; f != nil {
-			f.backends[backendOf(b)] = &backend{number, b.Draining != 0}
-			keepBackends[number] = true
-			d.peers[b.Plain.Addr()]++
-			d.backends++
-		}
-	}
-	keepPeers := map[bpfobj.PilasterAddr]bool{}
-	for a := range d.peers {
-		keepPeers[bpfobj.ToAddr(a)] = true
-	}
-	d.exposed = newExposure()
-	for k, f := range all {
-		d.count(k, f)
-	}
-	err = errors.Join(
-		bpfobj.DeleteOthers(o.PilSvcfrontsV1, keepNumbers), bpfobj.DeleteOthers(o.PilSvcbacksV1, keepBackends),
-		bpfobj.DeleteOthers(o.PilSvcsetsV1, keepMembers), bpfobj.DeleteOthers(o.PilSvcpeersV1, keepPeers),
-		bpfobj.DeleteOthers(o.PilMaglevV1, keepParts), bpfobj.DeleteOthers(o.PilExposedV1, keys(d.exposed.addresses)),
-		bpfobj.DeleteOthers(o.PilExtargetsV1, keys(d.exposed.targets)),
-		bpfobj.DeleteOthers(o.PilExconnsV1, keys(d.exposed.tenants)),
-	)
-	if err == nil {
-		err = d.repairExposed()
-	}
-	if err != nil {
-		return fmt.Errorf("repair the tables of services: %w", err)
-	}
-	d.frontends = all
-	return nil
-}
-
-// keys returns the keys of counts as DeleteOthers takes them.
-func keys[K comparable](counts map[K]int) map[K]bool {
-	all := make(map[K]bool, len(counts))
-	for k := range counts {
-		all[k] = true
-	}
-	return all
-}
 
 func backendOf(b bpfobj.PilasterSvcBackend) dpapi.Backend {
 	return dpapi.Backend{Plain: b.Plain.Addr(), Seen: b.Seen.Addr(), Port: hostOrder(b.Port)}
@@ -356,14 +263,19 @@ func (d *Tables) prepare(c *change) error {
 		return d.writeMaglev(set, slots)
 	}
 	c.is.Set, c.is.Count = set, uint32(len(c.is.members))
-	keys := make([]bpfobj.PilasterSvcMember, len(c.is.members))
-	for i := range keys {
-		keys[i] = bpfobj.PilasterSvcMember{Set: set, Index: uint32(i)}
-	}
-	if err := bpfobj.WriteEntries(o.PilSvcsetsV1, keys, c.is.members); err != nil {
+	if err := bpfobj.WriteEntries(o.PilSvcsetsV1, keysOf(set, len(c.is.members)), c.is.members); err != nil {
 		return fmt.Errorf("write a set of endpoints: %w", err)
 	}
 	return nil
+}
+
+// keysOf returns the keys of n members or parts of a set.
+func keysOf(set uint32, n int) []bpfobj.PilasterSvcMember {
+	keys := make([]bpfobj.PilasterSvcMember, n)
+	for i := range keys {
+		keys[i] = bpfobj.PilasterSvcMember{Set: set, Index: uint32(i)}
+	}
+	return keys
 }
 
 func entryOf(b dpapi.Backend, frontend uint32, draining bool) bpfobj.PilasterSvcBackend {
@@ -412,11 +324,7 @@ func (d *Tables) remove(key bpfobj.PilasterSvcKey, was, is *frontend) error {
 		return err
 	}
 	if was.Exposed == 0 && (is == nil || is.Set != was.Set) {
-		keys := make([]bpfobj.PilasterSvcMember, was.Count)
-		for i := range keys {
-			keys[i] = bpfobj.PilasterSvcMember{Set: was.Set, Index: uint32(i)}
-		}
-		if err := bpfobj.DeleteKeys(o.PilSvcsetsV1, keys); err != nil {
+		if err := bpfobj.DeleteKeys(o.PilSvcsetsV1, keysOf(was.Set, int(was.Count))); err != nil {
 			return err
 		}
 	}
@@ -424,7 +332,7 @@ func (d *Tables) remove(key bpfobj.PilasterSvcKey, was, is *frontend) error {
 		if is != nil && is.backends[b] == has {
 			continue
 		}
-		if err := o.PilSvcbacksV1.Delete(has.number); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := bpfobj.Delete(o.PilSvcbacksV1, has.number); err != nil {
 			return fmt.Errorf("remove endpoint %v: %w", b.Plain, err)
 		}
 		d.backends--
@@ -451,11 +359,7 @@ func (d *Tables) removePeer(a netip.Addr) error {
 		return d.objects().PilSvcpeersV1.Put(bpfobj.ToAddr(a), d.peers[a])
 	}
 	delete(d.peers, a)
-	err := d.objects().PilSvcpeersV1.Delete(bpfobj.ToAddr(a))
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
-	}
-	return err
+	return bpfobj.Delete(d.objects().PilSvcpeersV1, bpfobj.ToAddr(a))
 }
 
 // DeleteServices deletes frontends.
@@ -482,18 +386,14 @@ func (d *Tables) delete(k bpfobj.PilasterSvcKey) error {
 	if err := d.conceal(k, was); err != nil {
 		return err
 	}
-	if err := d.objects().PilSvcV1.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err := bpfobj.Delete(d.objects().PilSvcV1, k); err != nil {
 		return err
 	}
 	delete(d.frontends, k)
 	if err := d.remove(k, was, nil); err != nil {
 		return err
 	}
-	err := d.objects().PilSvcfrontsV1.Delete(was.Frontend)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
-	}
-	return err
+	return bpfobj.Delete(d.objects().PilSvcfrontsV1, was.Frontend)
 }
 
 // KeepServices deletes the frontends of a tenant that are not listed.
@@ -511,95 +411,4 @@ func (d *Tables) KeepServices(prefix netip.Prefix, keys []dpapi.FrontendKey) err
 		return keep[k] || !prefix.Contains(k.Address.Addr()) && d.exposedBy(k) != number
 	})
 	return d.DeleteServices(all)
-}
-
-// exposedBy returns the number of the tenant that an exposed frontend is of, or 0.
-func (d *Tables) exposedBy(k dpapi.FrontendKey) uint32 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if f := d.frontends[keyOf(k)]; f != nil {
-		return f.Exposed
-	}
-	return 0
-}
-
-// Services returns the frontends in the kernel.
-func (d *Tables) Services() ([]dpapi.FrontendKey, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.read(); err != nil {
-		return nil, err
-	}
-	all := make([]dpapi.FrontendKey, 0, len(d.frontends))
-	for k := range d.frontends {
-		all = append(all, frontendKeyOf(k))
-	}
-	return all, nil
-}
-
-// LookupService reads a frontend from the kernel.
-func (d *Tables) LookupService(key dpapi.FrontendKey) (dpapi.Frontend, bool, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	f := dpapi.Frontend{FrontendKey: key}
-	o := d.objects()
-	is, found, err := bpfobj.Lookup[bpfobj.PilasterSvc](o.PilSvcV1, keyOf(key))
-	if err != nil || !found {
-		return f, false, err
-	}
-	f.Affinity = time.Duration(is.Affinity) * time.Second
-	if is.Exposed != 0 {
-		kind, _, err := bpfobj.Lookup[uint32](o.PilExposedV1, keyOf(key).Address)
-		if err != nil {
-			return f, false, err
-		}
-		f.Exposed = dpapi.Exposed{Services: is.Exposed, Node: kind == exposedNode}
-	}
-	numbers, err := d.membersOf(key, is)
-	if err != nil {
-		return f, false, err
-	}
-	for _, number := range numbers {
-		b, _, err := bpfobj.Lookup[bpfobj.PilasterSvcBackend](o.PilSvcbacksV1, number)
-		if err != nil {
-			return f, false, err
-		}
-		f.Backends = append(f.Backends, backendOf(b))
-	}
-	if err := d.read(); err != nil {
-		return f, false, err
-	}
-	if has := d.frontends[keyOf(key)]; has != nil {
-		for b, is := range has.backends {
-			if is.draining {
-				f.Draining = append(f.Draining, b)
-			}
-		}
-	}
-	return f, true, nil
-}
-
-// membersOf reads the numbers of the backends of a frontend.
-func (d *Tables) membersOf(key dpapi.FrontendKey, is bpfobj.PilasterSvc) (numbers []uint32, err error) {
-	if is.Exposed != 0 {
-		return d.readMaglev(is, map[bpfobj.PilasterSvcMember]bool{})
-	}
-	for i := range is.Count {
-		at := bpfobj.PilasterSvcMember{Set: is.Set, Index: i}
-		number, found, err := bpfobj.Lookup[uint32](d.objects().PilSvcsetsV1, at)
-		if err != nil || !found {
-			return nil, fmt.Errorf("service %v: endpoint %d of its set is missing: %w", key.Address, i, err)
-		}
-		numbers = append(numbers, number)
-	}
-	return numbers, nil
-}
-
-// ServiceCounts returns what clients on this node have done since the frontends were made.
-func (d *Tables) ServiceCounts() (map[dpapi.FrontendKey]dpapi.ServiceCounts, error) {
-	all := map[dpapi.FrontendKey]dpapi.ServiceCounts{}
-	err := bpfobj.ForEachEntry(d.objects().PilSvcfrontsV1, func(_ uint32, v bpfobj.PilasterSvcFrontend) {
-		all[frontendKeyOf(v.Key)] = dpapi.ServiceCounts{Flows: v.Flows, Refused: v.Refused}
-	})
-	return all, err
 }
