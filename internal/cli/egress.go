@@ -358,47 +358,66 @@ rules for a protected prefix or for a part of it allow it.`,
 		Example: "  pilaster egress protect add 2001:db8:5::/48\n  pilaster egress protect list",
 		Args:    cobra.NoArgs,
 	}
-	add := newProtectChange(env, "add", "Protect prefixes", "protected",
-		func(p []string) *pilasterv1.ChangeProtectedRequest { return &pilasterv1.ChangeProtectedRequest{Add: p} })
-	remove := newProtectChange(env, "remove", "Stop protecting prefixes", "no longer protected",
-		func(p []string) *pilasterv1.ChangeProtectedRequest {
-			return &pilasterv1.ChangeProtectedRequest{Remove: p}
-		})
-	cmd.AddCommand(add, remove, newProtectList(env))
+	change := func(
+		ctx context.Context, s *orchestratorSocket, m *pilasterv1.ChangeProtectedRequest,
+	) (any, error) {
+		resp, err := s.client().ChangeProtected(ctx, connect.NewRequest(m))
+		if err != nil {
+			return nil, err
+		}
+		return protectedView{Prefixes: append([]string{}, resp.Msg.Prefixes...)}, nil
+	}
+	add := prefixChange{
+		verb: "add", short: "Protect prefixes", done: "protected",
+		example: "pilaster egress protect add 2001:db8:5::/48",
+		change: func(ctx context.Context, s *orchestratorSocket, p []string) (any, error) {
+			return change(ctx, s, &pilasterv1.ChangeProtectedRequest{Add: p})
+		},
+	}
+	remove := prefixChange{
+		verb: "remove", short: "Stop protecting prefixes", done: "no longer protected",
+		example: "pilaster egress protect remove 2001:db8:5::/48", known: (*orchestratorSocket).protected,
+		change: func(ctx context.Context, s *orchestratorSocket, p []string) (any, error) {
+			return change(ctx, s, &pilasterv1.ChangeProtectedRequest{Remove: p})
+		},
+	}
+	cmd.AddCommand(add.command(env), remove.command(env), newProtectList(env))
 	return cmd
 }
 
-func newProtectChange(
-	env Env,
-	verb, short, done string,
-	request func([]string) *pilasterv1.ChangeProtectedRequest,
-) *cobra.Command {
+// prefixChange is a command that adds or removes prefixes of the cluster.
+type prefixChange struct {
+	verb, short, done, example string
+	change                     func(context.Context, *orchestratorSocket, []string) (view any, err error)
+	known                      func(*orchestratorSocket, context.Context) ([]string, error) // for completion; or nil
+}
+
+func (p prefixChange) command(env Env) *cobra.Command {
 	var socket orchestratorSocket
 	var out output
 	cmd := &cobra.Command{
-		Use:     verb + " PREFIX...",
-		Short:   short,
-		Example: "  pilaster egress protect " + verb + " 2001:db8:5::/48",
+		Use:     p.verb + " PREFIX...",
+		Short:   p.short,
+		Example: "  " + p.example,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkPrefixes("PREFIX", args); err != nil {
 				return err
 			}
-			resp, err := socket.client().ChangeProtected(cmd.Context(), connect.NewRequest(request(args)))
+			view, err := p.change(cmd.Context(), &socket, args)
 			if err != nil {
 				return err
 			}
-			v := protectedView{Prefixes: append([]string{}, resp.Msg.Prefixes...)}
-			return out.print(env.Stdout, v, func(w io.Writer) {
-				fmt.Fprintf(w, "%s: %s\n", strings.Join(args, ", "), done)
+			return out.print(env.Stdout, view, func(w io.Writer) {
+				fmt.Fprintf(w, "%s: %s\n", strings.Join(args, ", "), p.done)
 			})
 		},
 	}
 	socket.bind(cmd)
 	out.bind(cmd)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
-	if verb == "remove" {
-		cmd.ValidArgsFunction = names(socket.protected)
+	if p.known != nil {
+		cmd.ValidArgsFunction = names(func(ctx context.Context) ([]string, error) { return p.known(&socket, ctx) })
 	}
 	return cmd
 }
