@@ -3,7 +3,6 @@ package datapath
 import (
 	"bufio"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -83,25 +82,7 @@ func (b *exposedBed) nodePort(n *testNode) netip.AddrPort {
 // answerWho answers each connection with its name and the client's address, and then with what it receives.
 func answerWho(t testing.TB, c *testContainer, port uint16, name string) {
 	t.Helper()
-	var l net.Listener
-	must(t, c.ns.Do(func() (err error) {
-		l, err = net.Listen("tcp6", netip.AddrPortFrom(c.seen(), port).String())
-		return err
-	}))
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				fmt.Fprintln(conn, name, addrPort(conn.RemoteAddr()))
-				io.Copy(conn, conn)
-			}()
-		}
-	}()
+	greetTCP(t, c, port, func(conn net.Conn) string { return fmt.Sprintln(name, addrPort(conn.RemoteAddr())) })
 }
 
 // connect connects from the host outside and returns the name of the backend, which must see the client's own address.

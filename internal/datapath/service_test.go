@@ -56,6 +56,12 @@ func backendAt(c *testContainer, port uint16) dpapi.Backend {
 // answerTCP runs a server that answers each connection with its name and then with what it receives.
 func answerTCP(t testing.TB, c *testContainer, port uint16, name string) {
 	t.Helper()
+	greetTCP(t, c, port, func(net.Conn) string { return name })
+}
+
+// greetTCP runs a server that answers each connection with a greeting and then with what it receives.
+func greetTCP(t testing.TB, c *testContainer, port uint16, greeting func(net.Conn) string) {
+	t.Helper()
 	var l net.Listener
 	must(t, c.ns.Do(func() (err error) {
 		l, err = net.Listen("tcp6", netip.AddrPortFrom(c.seen(), port).String())
@@ -70,7 +76,7 @@ func answerTCP(t testing.TB, c *testContainer, port uint16, name string) {
 			}
 			go func() {
 				defer conn.Close()
-				fmt.Fprint(conn, name)
+				fmt.Fprint(conn, greeting(conn))
 				io.Copy(conn, conn)
 			}()
 		}

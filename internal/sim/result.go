@@ -32,7 +32,7 @@ func (r *Result) Pass() bool { return r.Error == "" && len(r.Violations)+len(r.E
 // Stage is the cost of one event.
 type Stage struct {
 	Event      string       `json:"event"`
-	Unfinished bool         `json:"unfinished,omitempty"` // the run ended during the event; the figures cover only the part that was done
+	Unfinished bool         `json:"unfinished,omitempty"` // the run ended during it; the figures cover what was done
 	Nodes      int          `json:"nodes"`                // afterwards
 	Containers int          `json:"containers"`           // afterwards
 	About      int          `json:"about"`                // nodes that the event affected
@@ -45,7 +45,7 @@ type Stage struct {
 	Adds       Quantiles    `json:"addMilliseconds"`
 	Policies   *Propagation `json:"policies,omitempty"`  // nil if no policy was changed
 	Endpoints  *Propagation `json:"endpoints,omitempty"` // of services; nil if none was changed
-	Retried    int64        `json:"addsRetried"`         // ADDs that the agent refused temporarily, and the runtime retried
+	Retried    int64        `json:"addsRetried"`         // ADDs that the agent refused for the time being
 	Heap       int64        `json:"heapBytes"`           // live, at the end of the event
 	Stacks     int64        `json:"stackBytes"`          // of goroutines
 	Goroutines int          `json:"goroutines"`

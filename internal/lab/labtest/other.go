@@ -242,10 +242,10 @@ var (
 	mapInC  = regexp.MustCompile(`\b((?:pil|nim|pol)_[a-z_]+)_v\d+\b`)
 	mapInGo = regexp.MustCompile(`((?:Pil|Nim|Pol)[A-Z][A-Za-z]*)V\d+\b`)
 	pinInGo = regexp.MustCompile(`"((?:pil|nim|pol)_[a-z_]+)_v\d+"`)
-	// Both builds share the session tables, the connections of egress gateways, services with the numbers that sessions
-	// have, and the mappings to other nodes, which no record on the node has.
+	// Both builds share the session tables, the connections of egress gateways and to exposed ports, services with the
+	// numbers that sessions have, and the mappings to other nodes, which no record on the node has.
 	kept = regexp.MustCompile(
-		`^(pil_sessions?_|PilSessions?[A-Z]|pil_gwnat_|PilGwnatV|pil_svc[a-z]*_|PilSvc[a-z]*V|` +
+		`^(pil_sessions?_|PilSessions?[A-Z]|pil_gwnat_|PilGwnatV|pil_ex[a-z]+_|PilEx[a-z]+V|pil_maglev_|PilMaglevV|pil_svc[a-z]*_|PilSvc[a-z]*V|` +
 			`nim_fo(rward|reign)_|NimFo(rward|reign)V)`)
 	entries = regexp.MustCompile(`(?m)^struct (ep_src|ep_dst|tenant) \{\n`)
 	sizes   = regexp.MustCompile(`(sizeof\(struct (?:ep_src|ep_dst|tenant)\) == )(\d+)`)
