@@ -74,7 +74,8 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \
 	    PILASTER_TEST_ACCELERATE=oncache $(go_test) ./internal/datapath -run '^TestNimitz' $(report) -v least=19
 # Tests that check durations or shares of CPUs, which need an otherwise idle machine.
-timed_tests := ^Test(MoveGap|ChangeToEnforcement|ManyRulesDelayNo(ADD|OtherTenant)|Model(Notices)?|Steering|KillsOfServices)$$
+timed_names := MoveGap|ChangeToEnforcement|ManyRulesDelayNo(ADD|OtherTenant)|Model(Notices)?|Steering|KillsOfServices
+timed_tests := ^Test($(timed_names))$$
 # Tests of BGP peers that depend on the heap's size, or on timers of GoBGP. `make evpn` runs them.
 evpn_tests := ^Test(MemoryIsReleased|PeerLimits)$$
 few_macvlans := ^Test(WhoReachesWhom|MissingProgramDrops|SeesWhoStandsBeforeIt|CheckNamesAndRestoreRepairs|AnotherNode)$$

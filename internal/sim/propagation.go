@@ -21,7 +21,7 @@ type Propagation struct {
 	Changes   int          `json:"changes"`
 	PerSecond float64      `json:"perSecond"`        // changes that began, without the time in which garbage was collected
 	Hosts     int          `json:"hosts"`            // nodes that host the tenant
-	Node      Quantiles    `json:"nodeMilliseconds"` // until one hosting node has a change, over all hosting nodes and changes
+	Node      Quantiles    `json:"nodeMilliseconds"` // until a hosting node has a change, over all nodes
 	Last      Quantiles    `json:"lastMilliseconds"` // until the last hosting node has a change, over all changes
 	OnNode    [][2]float64 `json:"onNode"`           // distribution of Node: milliseconds, and percent that took no longer
 	OnLast    [][2]float64 `json:"onLast"`           // the same of Last

@@ -30,7 +30,7 @@ type Scenario struct {
 	MappingsBy        string            `yaml:"mappingsBy"        json:"mappingsBy,omitempty"`  // on a network with mappings: how nodes receive them; empty means by stream
 	ActivePeers       int               `yaml:"activePeers"       json:"activePeers,omitempty"` // mappings that each node subscribes to; 0: it receives all
 	Tenants           int               `yaml:"tenants"           json:"tenants"`               // 0 means 1; containers are assigned to them in turn
-	Services          int               `yaml:"services"          json:"services,omitempty"`    // of each tenant; each selects all containers of it
+	Services          int               `yaml:"services"          json:"services,omitempty"`    // of each tenant; each selects all containers
 	Nodes             int               `yaml:"nodes"             json:"nodes"`
 	ContainersPerNode int               `yaml:"containersPerNode" json:"containersPerNode"`
 	AtOnce            int               `yaml:"atOnce"            json:"atOnce"`   // nodes that an event handles concurrently; 0 means 512
@@ -45,8 +45,8 @@ type Event struct {
 	By     Amount        `yaml:"by"     json:"by,omitzero"` // number of nodes
 	Within time.Duration `yaml:"within" json:"within,omitzero"`
 
-	Times     int  `yaml:"times"     json:"times,omitempty"`     // number of changes of change-policy and change-endpoint; 0 means 100
-	PerSecond int  `yaml:"perSecond" json:"perSecond,omitempty"` // changes of change-endpoint that begin in a second; 0: each after the former is in force
+	Times     int  `yaml:"times"     json:"times,omitempty"`     // of change-policy and change-endpoint; 0 means 100
+	PerSecond int  `yaml:"perSecond" json:"perSecond,omitempty"` // of change-endpoint; 0: one after the other
 	ListFirst bool `yaml:"listFirst" json:"listFirst,omitempty"` // for grow with mappings: all new nodes list the mappings before one gets a subnet
 }
 

@@ -245,8 +245,8 @@ var (
 	// Both builds share the session tables, the connections of egress gateways and to exposed ports, services with the
 	// numbers that sessions have, and the mappings to other nodes, which no record on the node has.
 	kept = regexp.MustCompile(
-		`^(pil_sessions?_|PilSessions?[A-Z]|pil_gwnat_|PilGwnatV|pil_ex[a-z]+_|PilEx[a-z]+V|pil_maglev_|PilMaglevV|pil_svc[a-z]*_|PilSvc[a-z]*V|` +
-			`nim_fo(rward|reign)_|NimFo(rward|reign)V)`)
+		`^(pil_sessions?_|PilSessions?[A-Z]|pil_gwnat_|PilGwnatV|pil_svc[a-z]*_|PilSvc[a-z]*V|` +
+			`pil_ex[a-z]+_|PilEx[a-z]+V|pil_maglev_|PilMaglevV|nim_fo(rward|reign)_|NimFo(rward|reign)V)`)
 	entries = regexp.MustCompile(`(?m)^struct (ep_src|ep_dst|tenant) \{\n`)
 	sizes   = regexp.MustCompile(`(sizeof\(struct (?:ep_src|ep_dst|tenant)\) == )(\d+)`)
 	// Every layout of drop_state begins with the packet counter.
