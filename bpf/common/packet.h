@@ -335,3 +335,13 @@ static __always_inline int parse(struct __sk_buff *skb, const struct eth_ip6 *f,
 
 	return why ? why : check_pending(skb, p);
 }
+
+/* tcp_flags returns the flags of a TCP segment; of other packets 0. */
+static __always_inline __u8 tcp_flags(struct __sk_buff *skb, const struct packet *p)
+{
+	__u8 flags = 0;
+
+	if (p->proto == NEXTHDR_TCP)
+		bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &flags, sizeof(flags));
+	return flags;
+}

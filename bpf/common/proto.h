@@ -64,3 +64,6 @@
 #define TCP_ACK		    0x10
 
 #define UDP_VXLAN	    4789
+
+/* is_first_segment: the flags are those of the first segment of a TCP connection. */
+#define is_first_segment(flags) (((flags) & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN)

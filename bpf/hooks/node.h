@@ -10,15 +10,35 @@
 #define ICMPV6_REPLY  129
 #define CURRENT_NETNS ((__u64)-1)
 
+/* has_connection reports whether a process of the node has a connection: a TCP socket that does not listen, or a UDP
+ * socket that is connected to this peer. */
+static __noinline bool has_connection(struct __sk_buff *skb, struct bpf_sock_tuple *t, __u32 proto)
+{
+	struct bpf_sock *socket;
+	bool connected;
+
+	if (proto == NEXTHDR_TCP) {
+		socket = bpf_skc_lookup_tcp(skb, t, sizeof(t->ipv6), CURRENT_NETNS, 0);
+		if (!socket)
+			return false;
+		connected = socket->state != BPF_TCP_LISTEN;
+	} else {
+		socket = bpf_sk_lookup_udp(skb, t, sizeof(t->ipv6), CURRENT_NETNS, 0);
+		if (!socket)
+			return false;
+		connected = socket->state == BPF_TCP_ESTABLISHED;
+	}
+	bpf_sk_release(socket);
+	return connected;
+}
+
 /* check_reply drops a packet that does not belong to a connection that the node opened. A socket of the node proves the
  * connection: a container cannot make the node create one, because check_reply drops the packets that would. */
 static __always_inline int check_reply(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key)
 {
 	struct bpf_sock_tuple t = {};
 	struct addr node = node_address();
-	struct bpf_sock *socket;
 	__u8 flags = 0;
-	bool answer;
 
 	/* Fragments of incomplete packets could fill the reassembly memory of the node. */
 	if (p->parts & HAS_FRAGMENT)
@@ -37,18 +57,8 @@ static __always_inline int check_reply(struct __sk_buff *skb, const struct packe
 		/* In TIME_WAIT the kernel accepts a SYN as a new connection. */
 		if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
 			return REASON_TO_NODE;
-		socket = bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), CURRENT_NETNS, 0);
-		if (!socket)
-			return REASON_TO_NODE;
-		answer = socket->state != BPF_TCP_LISTEN;
-	} else {
-		socket = bpf_sk_lookup_udp(skb, &t, sizeof(t.ipv6), CURRENT_NETNS, 0);
-		if (!socket)
-			return REASON_TO_NODE;
-		answer = socket->state == BPF_TCP_ESTABLISHED; /* connected to this container's port */
 	}
-	bpf_sk_release(socket);
-	return answer ? 0 : REASON_TO_NODE;
+	return has_connection(skb, &t, p->proto) ? 0 : REASON_TO_NODE;
 }
 
 /* to_node delivers a container's reply to the node. It checks each packet, so it uses the flow slot only as scratch

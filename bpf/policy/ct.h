@@ -83,7 +83,7 @@ static __always_inline bool is_closed(const struct session_state *s)
 /* is_tcp_syn: the packet opens a connection. It is decided by the rules, whatever state there is. */
 static __always_inline bool is_tcp_syn(const struct pkt_info *m)
 {
-	return m->proto == NEXTHDR_TCP && (m->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+	return m->proto == NEXTHDR_TCP && is_first_segment(m->flags);
 }
 
 /* is_midstream: the sender has received packets of the other side, so the packet does not open a connection. */

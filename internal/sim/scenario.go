@@ -30,7 +30,7 @@ type Scenario struct {
 	MappingsBy        string            `yaml:"mappingsBy"        json:"mappingsBy,omitempty"`  // on a network with mappings: how nodes receive them; empty means by stream
 	ActivePeers       int               `yaml:"activePeers"       json:"activePeers,omitempty"` // mappings that each node subscribes to; 0: it receives all
 	Tenants           int               `yaml:"tenants"           json:"tenants"`               // 0 means 1; containers are assigned to them in turn
-	Services          int               `yaml:"services"          json:"services,omitempty"`    // of each tenant; each selects all containers
+	Services          int               `yaml:"services"          json:"services,omitempty"`    // of each tenant, of all its containers
 	Nodes             int               `yaml:"nodes"             json:"nodes"`
 	ContainersPerNode int               `yaml:"containersPerNode" json:"containersPerNode"`
 	AtOnce            int               `yaml:"atOnce"            json:"atOnce"`   // nodes that an event handles concurrently; 0 means 512

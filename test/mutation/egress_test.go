@@ -142,8 +142,8 @@ func egress() []mutation {
 		},
 		{
 			name:  "route to a gateway",
-			old:   "return drop(skb, REASON_NO_ROUTE, HOOK_CONTAINER);",
-			new:   "return TCX_NEXT;",
+			old:   "drop(skb, REASON_NO_ROUTE, HOOK_CONTAINER);",
+			new:   "TCX_NEXT;",
 			test:  packets,
 			cases: []string{"no route to the gateway"},
 		},
@@ -165,10 +165,8 @@ func egress() []mutation {
 		{
 			name: "hop limit by a gateway",
 			old: `why = dec_hop_limit(skb, h, p, f);
-	if (why)
-		return icmp_error_send(skb, p, f, why);
-	if (f->translate`,
-			new:  "why = 0;\n\tif (f->translate",
+	if (why) {`,
+			new:  "why = 0;\n\tif (why) {",
 			test: packets,
 			cases: []string{
 				"1,460 bytes by a gateway", "1,461 bytes by a gateway", "a hop limit of 1 by a gateway", "by a gateway",
@@ -460,8 +458,8 @@ func gateway() []mutation {
 		},
 		{
 			name: "long packets",
-			old: `if (skb->len - ETH_HLEN > hop->mtu - TUNNEL_HLEN && wire_length(skb, &p) > hop->mtu - TUNNEL_HLEN)
-		return error_outside(skb, &p, hop->mtu - TUNNEL_HLEN, tenant_id(&d->entry.address), REASON_TOO_BIG);`,
+			old: `if (skb->len - ETH_HLEN > hop->mtu - TUNNEL_HLEN && wire_length(skb, p) > hop->mtu - TUNNEL_HLEN)
+		return error_outside(skb, p, hop->mtu - TUNNEL_HLEN, tenant_id(&d->entry.address), REASON_TOO_BIG);`,
 			test:  back,
 			cases: []string{"1,461 bytes"},
 		},
@@ -536,8 +534,8 @@ func gateway() []mutation {
 		},
 		{
 			name:  "segments of a SYN alone",
-			old:   " ||\n\t    !(flags & TCP_SYN))",
-			new:   ")",
+			old:   "!(tcp_flags(skb, p) & TCP_SYN)",
+			new:   "p->proto != NEXTHDR_TCP",
 			test:  out,
 			cases: []string{"not in a SYN"},
 		},

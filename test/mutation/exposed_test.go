@@ -144,26 +144,6 @@ func exposed() []mutation {
 			cases: []string{"an error about no connection"},
 		},
 		{
-			name:  "routes to backends",
-			old:   "return drop(skb, REASON_NO_ROUTE, HOOK_UPLINK_IN);",
-			new:   "return TCX_NEXT;",
-			test:  packets,
-			cases: []string{"no route to the backend"},
-		},
-		{
-			name:  "hop limit of clients",
-			old:   "if (h->hop_limit <= 1)\n\t\treturn drop(skb, REASON_HOP_LIMIT, HOOK_UPLINK_IN);",
-			test:  packets,
-			cases: []string{"a hop limit of 1"},
-		},
-		{
-			name: "long packets of clients",
-			old: `if (skb->len - ETH_HLEN > hop->mtu - TUNNEL_HLEN && wire_length(skb, &p) > hop->mtu - TUNNEL_HLEN)
-		return error_outside(skb, &p, hop->mtu - TUNNEL_HLEN, w->service.exposed, REASON_TOO_BIG);`,
-			test:  packets,
-			cases: []string{"1,461 bytes"},
-		},
-		{
 			name:  "segments of clients",
 			old:   "why = is_error(&p) ? 0 : clamp_to_tunnel(skb, &p, d->entry.address.hi);",
 			new:   "why = 0;",
@@ -239,7 +219,7 @@ func exposed() []mutation {
 
 		{
 			name:  "SYNs of a container",
-			old:   " || opens_tcp(skb, p))\n\t\treturn false;",
+			old:   " || is_first_segment(tcp_flags(skb, p)))\n\t\treturn false;",
 			new:   ")\n\t\treturn false;",
 			test:  answers,
 			cases: []string{"a SYN of the container on its ports"},
@@ -290,28 +270,6 @@ func exposed() []mutation {
 			new:   "return TCX_NEXT;",
 			test:  answers,
 			cases: []string{"an answer to a client without a route"},
-		},
-		{
-			name:  "routes to ingress nodes",
-			old:   "return drop(skb, REASON_NO_ROUTE, HOOK_CONTAINER);",
-			new:   "return TCX_NEXT;",
-			test:  answers,
-			cases: []string{"an answer to a node without a route"},
-		},
-		{
-			name: "MTU of the tunnel of answers",
-			old: `f->mtu = node == own_node ? hop->mtu : hop->mtu - TUNNEL_HLEN;
-	h = eth_ip6_of(skb);
-	if (!h)
-		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
-	why = dec_hop_limit(skb, h, &p, f);`,
-			new: `f->mtu = hop->mtu;
-	h = eth_ip6_of(skb);
-	if (!h)
-		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
-	why = dec_hop_limit(skb, h, &p, f);`,
-			test:  answers,
-			cases: []string{"an answer of 1,461 bytes"},
 		},
 		{
 			name:  "ingress node of a session",

@@ -74,7 +74,7 @@ func table(t *testing.T) map[string][]mutation {
 	add(nimitzOVSPort(), "net/nimitz/ovs_port.h")
 	add(container(), "hooks/container.h", "net/netpila/resolve.h", "net/netpila/next_hop.h", "net/netpila/flow.h",
 		"net/netpila/identify.h")
-	add(egress(), "net/netpila/egress.h", "net/netpila/egress_stages.h", "net/netpila/icmp.h")
+	add(egress(), "net/netpila/egress.h", "net/netpila/egress_stages.h", "net/netpila/gateway.h", "net/netpila/icmp.h")
 	add(gatewayAddresses(), "hooks/uplink.h", "hooks/host_if.h")
 	add(egressSessions(), "policy/policy.h", "policy/ct_session.h", "policy/verdict.h")
 	add(ways(), "common/ways.h")
@@ -82,7 +82,8 @@ func table(t *testing.T) map[string][]mutation {
 	add(services(), "net/netpila/service_stages.h", "net/netpila/service.h", "net/netpila/service_table.h",
 		"net/netpila/tcp_reset.h", "net/netpila/icmp.h", "net/netpila/forward.h", "net/netpila/gateway_nat.h",
 		"hooks/container.h", "hooks/uplink.h")
-	add(exposed(), "net/netpila/exposed_stages.h", "net/netpila/exposed.h", "net/netpila/exposed_table.h",
+	add(exposed(), "net/netpila/exposed_stages.h", "net/netpila/exposed_nat.h", "net/netpila/exposed.h",
+		"net/netpila/exposed_table.h",
 		"net/netpila/policy.h", "net/netpila/egress_stages.h", "policy/policy.h", "policy/ct.h", "policy/ct_table.h",
 		"hooks/uplink_class.h", "hooks/uplink.h", "hooks/host_if.h")
 	add(hostIf(), "hooks/host_if.h", "common/border.h", "common/address.h")

@@ -38,10 +38,10 @@ func node() []mutation {
 		},
 		{
 			name: "segments outside of a connection",
-			old: `return REASON_TO_NODE;
-		answer = socket->state != BPF_TCP_LISTEN;`,
-			new: `return 0;
-		answer = socket->state != BPF_TCP_LISTEN;`,
+			old: `return false;
+		connected = socket->state != BPF_TCP_LISTEN;`,
+			new: `return true;
+		connected = socket->state != BPF_TCP_LISTEN;`,
 			test:  "TestToNode",
 			cases: []string{"segment of no connection"},
 		},
@@ -54,10 +54,10 @@ func node() []mutation {
 		},
 		{
 			name: "datagrams without a socket",
-			old: `return REASON_TO_NODE;
-		answer = socket->state == BPF_TCP_ESTABLISHED;`,
-			new: `return 0;
-		answer = socket->state == BPF_TCP_ESTABLISHED;`,
+			old: `return false;
+		connected = socket->state == BPF_TCP_ESTABLISHED;`,
+			new: `return true;
+		connected = socket->state == BPF_TCP_ESTABLISHED;`,
 			test: "TestToNode",
 			cases: []string{
 				"datagram to a connected socket, from another port", "datagram without a socket",
@@ -72,11 +72,15 @@ func node() []mutation {
 			cases: []string{"datagram to an open socket"},
 		},
 		{
-			name:  "state of sockets",
-			old:   "return answer ? 0 : REASON_TO_NODE;",
-			new:   "return answer ? 0 : 0;",
-			test:  "TestToNode",
-			cases: []string{"segment for a listener", "datagram to an open socket"},
+			name: "state of sockets",
+			old:  "return has_connection(skb, &t, p->proto) ? 0 : REASON_TO_NODE;",
+			new:  "return has_connection(skb, &t, p->proto) ? 0 : 0;",
+			test: "TestToNode",
+			cases: []string{
+				"segment for a listener", "segment of no connection", "datagram to an open socket",
+				"datagram to a connected socket, from another port", "datagram without a socket",
+				"answer of a container that was not asked",
+			},
 		},
 		{
 			name: "not a reply",

@@ -33,12 +33,6 @@ func unreachable() map[string]map[string]string {
 	h = eth_ip6_of(skb);
 	if (!h)
 		return drop(skb, REASON_MALFORMED, hook);`: again,
-			`: hop->mtu - TUNNEL_HLEN;
-	h = eth_ip6_of(skb);
-	if (!h)
-		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: again,
-			`if (f->translate && write_addresses(skb, h, p, f))
-		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: within,
 			`if (!d)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
 			`if (!key || !f)
@@ -50,6 +44,10 @@ func unreachable() map[string]map[string]string {
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: within,
 		},
 		"net/netpila/gateway.h": {
+			`if (!h) {
+		*verdict = drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: again,
+			`if (f->translate && write_addresses(skb, h, p, f)) {
+		*verdict = drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: within,
 			`if (!h)
 		return REASON_MALFORMED;
 	o.priority_version`: again,
@@ -153,7 +151,7 @@ func unreachable() map[string]map[string]string {
 			`if (f->translate & TRANSLATE && write_addresses(skb, h, p, f))
 		return drop(skb, REASON_MALFORMED, hook);`: within,
 		},
-		"net/netpila/exposed_stages.h": {
+		"net/netpila/exposed_nat.h": {
 			`if (!connections || !d || !s)
 		return REASON_NO_BACKEND;`: verifier,
 			"return bpf_map_update_elem(connections, &d->back, &d->entry, BPF_ANY) ? REASON_GATEWAY_FULL : 0;": "" +
@@ -163,6 +161,8 @@ func unreachable() map[string]map[string]string {
 			"if (why == REASON_NO_BACKEND) {": "only if the agent replaces the table between two lookups",
 			`if (!connections)
 		return REASON_NO_SERVICE;`: "only if the tenant's last exposed port ends after the caller has found it",
+		},
+		"net/netpila/exposed_stages.h": {
 			`if (!h || !p || !d)
 		return REASON_MALFORMED;`: again,
 			`if (!h || !d || !w)
@@ -186,8 +186,6 @@ func unreachable() map[string]map[string]string {
 		return drop(skb, REASON_MALFORMED, HOOK_UPLINK_IN);`: "a packet with both headers can lose the outer one",
 			"return drop(skb, why ? why : REASON_MALFORMED, HOOK_CONTAINER);": "is_exposed_answer has read the same " +
 				"packet, and found its source",
-			`if (f->translate && write_addresses(skb, h, &p, f))
-		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: within,
 		},
 		"net/netpila/service_stages.h": {
 			`if (bpf_skb_load_bytes(skb, p->l4, ports, sizeof(ports)))

@@ -29,9 +29,8 @@ static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct
 {
 	__u64 node = choose_gateway(skb, rule), other;
 	__u32 tag = gateway_tag(node), avoid = 0;
-	struct eth_ip6 *h;
 	struct flow *hop;
-	int why;
+	int why, verdict;
 
 	if (!is_translatable(p))
 		return drop(skb, REASON_GATEWAY_PROTOCOL, HOOK_CONTAINER);
@@ -44,24 +43,14 @@ static __always_inline int to_egress_gateway(struct __sk_buff *skb, const struct
 		node = rule->gateways[0];
 	else if (rule->gateways[1] && tag == gateway_tag(rule->gateways[1]))
 		node = rule->gateways[1];
-	hop = node == own_node ? cached_hop(skb, &f->src, &f->dst, f->key.device, f->key.path)
-			       : tunnel_hop(skb, node, f->key.device, f->key.path);
+	hop = begin_tunnel(skb, p, f, node, &verdict);
 	if (!hop)
-		return drop(skb, REASON_NO_ROUTE, HOOK_CONTAINER);
-	f->mtu = node == own_node ? hop->mtu : hop->mtu - TUNNEL_HLEN;
-	h = eth_ip6_of(skb);
-	if (!h)
-		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
-	why = dec_hop_limit(skb, h, p, f);
-	if (why)
-		return icmp_error_send(skb, p, f, why);
-	if (f->translate && write_addresses(skb, h, p, f))
-		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+		return verdict;
 	if (node == own_node) {
 		bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
 		return drop(skb, REASON_NO_PROGRAM, HOOK_CONTAINER);
 	}
-	why = egress_push(skb, node);
+	why = ip6ip6_push(skb, node, EGRESS_TUNNEL_HOST);
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
 	return send_by(skb, hop);

@@ -12,7 +12,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct svc_key);
-	__type(value, __u32);	/* how many exposed ports have it */
+	__type(value, __u32);	/* 1 */
 	__uint(max_entries, 1); /* set at load */
 } pil_extargets_v1 SEC(".maps");
 
@@ -64,17 +64,8 @@ static __always_inline bool exposed_target(const struct addr *seen, __be16 port,
 	return bpf_map_lookup_elem(&pil_extargets_v1, &key);
 }
 
-/* opens_tcp reports whether a packet is the first of a TCP connection. */
-static __always_inline bool opens_tcp(struct __sk_buff *skb, const struct packet *p)
-{
-	__u8 flags = 0;
-
-	return p->proto == NEXTHDR_TCP && !bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &flags, sizeof(flags)) &&
-	       (flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
-}
-
-/* has_exposed_session reports whether a packet of a container, whose plaintext address is plain, belongs to a
- * connection that a host outside has opened to an exposed port. */
+/* has_exposed_session reports whether a packet of a container belongs to a connection that a host outside has opened to
+ * an exposed port. */
 static __noinline bool has_exposed_session(struct __sk_buff *skb, const struct packet *p, const struct ep_src *from,
 					   const struct addr *remote)
 {
@@ -113,7 +104,7 @@ __noinline int is_exposed_answer(struct __sk_buff *skb, const struct packet *p, 
 	    bpf_skb_load_bytes(skb, p->l4, &port, sizeof(port)))
 		return false;
 	seen = key->src;
-	if (!exposed_target(&seen, port, p->proto) || opens_tcp(skb, p))
+	if (!exposed_target(&seen, port, p->proto) || is_first_segment(tcp_flags(skb, p)))
 		return false;
 	from = bpf_map_lookup_elem(&pil_sources_v2, &seen);
 	return from && from->ifindex == key->device && has_exposed_session(skb, p, from, &key->dst);

@@ -3,13 +3,12 @@
  * container: exposed_in at the ingress node, then exposed_tunnel at the node of the backend. On the way back:
  * exposed_out there, then exposed_tunnel at the ingress node. If both are one node, there is no tunnel. */
 #pragma once
+#include "net/netpila/exposed_nat.h"
 #include "net/netpila/gateway_stages.h"
 #include "net/netpila/service_stages.h"
 
-/* is_client reports whether an address may be that of a client outside of the cluster. Protected are, among others,
- * link-local and multicast addresses, and those of this node: a container must not get a way to them by a forged
- * source.
- */
+/* is_client reports whether an address may be that of a client outside of the cluster. Link-local and multicast
+ * addresses and those of this node, among others, are protected: a forged source must not make a way to them. */
 static __always_inline bool is_client(const struct addr *a)
 {
 	struct addr client = *a;
@@ -41,225 +40,6 @@ static __noinline int refuse_outside(struct __sk_buff *skb, const struct packet 
 	if (!outside_error_allowed(about) || tcp_reset_write(skb, p, &r))
 		return TC_ACT_SHOT;
 	return send_back(skb);
-}
-
-/* maglev_hash is the same on all nodes. With affinity, only the client's address counts. */
-static __always_inline __u64 maglev_hash(const struct nat_key *client, const struct svc *s)
-{
-	__u64 h = client->remote.hi * 0x9e3779b97f4a7c15ULL;
-
-	h = (h ^ h >> 29 ^ client->remote.lo) * 0xc2b2ae3d27d4eb4fULL;
-	if (!s->affinity) {
-		h ^= (__u64)client->remote_port << 32 | (__u64)client->local_port << 16 | client->proto;
-		h = (h ^ h >> 31 ^ client->local.hi ^ client->local.lo) * 0xc2b2ae3d27d4eb4fULL;
-	}
-	h = (h ^ h >> 31) * 0x9e3779b97f4a7c15ULL;
-	return h ^ h >> 32;
-}
-
-/* maglev_backend returns the number of the backend of a connection, or 0. */
-static __noinline __u32 maglev_backend(const struct svc *s, __u64 hash)
-{
-	struct svc_member at = {};
-	struct maglev_part *part;
-	__u32 slot;
-
-	if (!s || !s->count)
-		return 0;
-	slot = (__u32)hash % s->count;
-	at.set = s->set;
-	at.index = slot / MAGLEV_PART;
-	part = bpf_map_lookup_elem(&pil_maglev_v1, &at);
-	return part ? part->backends[slot % MAGLEV_PART] : 0;
-}
-
-/* What the packets of a connection have shown, each entry that of its own direction. */
-enum exposed_seen {
-	EXPOSED_FIN = 1,
-	EXPOSED_RESET = 2,
-};
-
-/* Entries have the time in units of 69 s. Their age is right up to five hours, and later seems less. */
-#define EXPOSED_UNIT	 36 /* log2, ns */
-#define EXPOSED_IDLE_TCP (TIMEOUT_TCP * 1000000000ULL >> EXPOSED_UNIT)
-#define EXPOSED_IDLE_UDP (TIMEOUT_DATAGRAMS * 1000000000ULL >> EXPOSED_UNIT)
-
-static __always_inline __u8 exposed_time(void)
-{
-	return bpf_ktime_get_coarse_ns() >> EXPOSED_UNIT;
-}
-
-/* note_packet notes in the entry of a connection that a packet has used it. Programs of other CPUs may write the same.
- */
-static __always_inline void note_packet(struct nat_entry *e, const struct packet *p, __u8 flags)
-{
-	__u8 now = exposed_time(), seen = e->seen;
-
-	if (p->proto == NEXTHDR_TCP)
-		seen |= (flags & TCP_FIN ? EXPOSED_FIN : 0) | (flags & TCP_RST ? EXPOSED_RESET : 0);
-	if (e->used != now)
-		e->used = now;
-	if (e->seen != seen)
-		e->seen = seen;
-}
-
-/* is_over reports whether a connection has ended, or had no packet for longer than its session lives. */
-static __always_inline bool is_over(const struct nat_entry *client, const struct nat_entry *backend, __u8 proto)
-{
-	__u8 now = exposed_time(), a = now - client->used, b = now - backend->used;
-
-	if ((client->seen | backend->seen) & EXPOSED_RESET || (client->seen & backend->seen & EXPOSED_FIN))
-		return true;
-	return (a < b ? a : b) > (proto == NEXTHDR_TCP ? EXPOSED_IDLE_TCP : EXPOSED_IDLE_UDP) + 1;
-}
-
-/* keep_exposed_answers makes the entry for answers of a connection, whose backend is in d->entry, or begins it anew. It
- * returns false if the client has another connection to the same port of the backend, by another exposed port and from
- * the same port of its own. */
-static __noinline bool keep_exposed_answers(void *connections, struct gateway_scratch *d, bool anew)
-{
-	struct nat_entry *has, *other;
-
-	if (!connections || !d)
-		return false;
-	d->out = d->back;
-	d->out.local = d->entry.address;
-	d->out.local_port = d->entry.port;
-	has = bpf_map_lookup_elem(connections, &d->out);
-	if (has && same_addr(&has->address, &d->back.local) && has->port == d->back.local_port &&
-	    has->backend == d->entry.backend && !anew)
-		return true;
-	if (has && (!same_addr(&has->address, &d->back.local) || has->port != d->back.local_port)) {
-		d->other = d->back;
-		d->other.local = has->address;
-		d->other.local_port = has->port;
-		other = bpf_map_lookup_elem(connections, &d->other);
-		if (other && !is_over(other, has, d->back.proto))
-			return false;
-		if (other)
-			bpf_map_delete_elem(connections, &d->other);
-	}
-	d->own = d->entry;
-	d->own.address = d->back.local;
-	d->own.port = d->back.local_port;
-	d->own.seen = 0;
-	return !bpf_map_update_elem(connections, &d->out, &d->own, BPF_ANY);
-}
-
-/* Backends that a new connection tries if the client has the port of one already. */
-#define EXPOSED_TRIES 4
-
-/* new_exposed_connection chooses the backend of a connection. It returns 0 or a reason. */
-static __noinline int new_exposed_connection(void *connections, struct gateway_scratch *d, const struct svc *s)
-{
-	struct svc_backend *b;
-	__u64 hash;
-
-	if (!connections || !d || !s)
-		return REASON_NO_BACKEND;
-	hash = maglev_hash(&d->back, s);
-	for (int i = 0; i < EXPOSED_TRIES; i++) {
-		__u32 number = maglev_backend(s, hash);
-
-		b = svc_backend_of(number);
-		if (!b)
-			return REASON_NO_BACKEND;
-		d->entry.address = b->plain;
-		d->entry.port = b->port;
-		d->entry.backend = number;
-		d->entry.seen = 0;
-		d->entry.used = exposed_time();
-		if (keep_exposed_answers(connections, d, true)) {
-			svc_count(s->frontend, false);
-			return bpf_map_update_elem(connections, &d->back, &d->entry, BPF_ANY) ? REASON_GATEWAY_FULL : 0;
-		}
-		hash = hash * 0x9e3779b97f4a7c15ULL + 1;
-	}
-	return REASON_GATEWAY_FULL;
-}
-
-/* has_node_socket reports whether a packet to a port of the node's own address is for a connection of one of its
- * processes. */
-static __noinline bool has_node_socket(struct __sk_buff *skb, const struct nat_key *key)
-{
-	struct bpf_sock_tuple t = {};
-	struct bpf_sock *socket;
-	bool connected;
-
-	if (!key)
-		return false;
-	__builtin_memcpy(t.ipv6.saddr, &key->remote, sizeof(key->remote));
-	__builtin_memcpy(t.ipv6.daddr, &key->local, sizeof(key->local));
-	t.ipv6.sport = key->remote_port;
-	t.ipv6.dport = key->local_port;
-	if (key->proto == NEXTHDR_TCP) {
-		socket = bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), CURRENT_NETNS, 0);
-		if (!socket)
-			return false;
-		connected = socket->state != BPF_TCP_LISTEN;
-	} else {
-		socket = bpf_sk_lookup_udp(skb, &t, sizeof(t.ipv6), CURRENT_NETNS, 0);
-		if (!socket)
-			return false;
-		connected = socket->state == BPF_TCP_ESTABLISHED;
-	}
-	bpf_sk_release(socket);
-	return connected;
-}
-
-/* EXPOSED_TO_NODE is in place of a reason: a process of the node has the connection. */
-#define EXPOSED_TO_NODE (-1)
-
-/* exposed_connection finds the connection of a packet of a client, or makes one. It returns 0, a reason, or
- * EXPOSED_TO_NODE. */
-static __noinline int exposed_connection(struct __sk_buff *skb, const struct packet *p, struct gateway_scratch *d,
-					 struct svc_work *w)
-{
-	struct nat_entry *known;
-	struct svc_backend *b;
-	void *connections;
-	__u8 flags = 0;
-	__u32 tenant;
-	bool opens;
-	int why;
-
-	if (!p || !d || !w)
-		return REASON_MALFORMED;
-	tenant = w->service.exposed;
-	connections = bpf_map_lookup_elem(&pil_exconns_v1, &tenant);
-	if (!connections)
-		return REASON_NO_SERVICE;
-	if (p->proto == NEXTHDR_TCP)
-		bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &flags, sizeof(flags));
-	opens = !is_error(p) && p->proto == NEXTHDR_TCP && (flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
-	known = bpf_map_lookup_elem(connections, &d->back);
-	if (known) {
-		if (opens)
-			known->seen = 0;
-		if (!is_error(p))
-			note_packet(known, p, flags);
-		d->entry = *known;
-		b = svc_backend_of(d->entry.backend);
-		if (b && b->frontend == w->service.frontend && !(opens && b->draining))
-			return is_error(p) || keep_exposed_answers(connections, d, opens) ? 0 : REASON_GATEWAY_FULL;
-		if (p->proto == NEXTHDR_TCP && !opens)
-			return REASON_NO_BACKEND; /* the backend of the connection is gone */
-	}
-	if (exposed_kind_of(&d->back.local) == EXPOSED_NODE && has_node_socket(skb, &d->back))
-		return EXPOSED_TO_NODE;
-	if (is_error(p))
-		return REASON_NO_SESSION;
-	why = new_exposed_connection(connections, d, &w->service);
-	if (why == REASON_NO_BACKEND) {
-		/* The agent may have replaced the table at the same time. */
-		struct svc *now = bpf_map_lookup_elem(&pil_svc_v1, &w->service_key);
-
-		if (now && now->set != w->service.set) {
-			w->service = *now;
-			why = new_exposed_connection(connections, d, &w->service);
-		}
-	}
-	return why;
 }
 
 /* exposed_key reads the exposed port of a packet of a client, or of the packet that an error quotes. */
@@ -296,7 +76,6 @@ static __always_inline int exposed_in(struct __sk_buff *skb)
 	struct packet p = {};
 	struct svc *found;
 	struct eth_ip6 *h;
-	struct flow *hop;
 	__u32 kind, path;
 	int why;
 
@@ -336,24 +115,11 @@ static __always_inline int exposed_in(struct __sk_buff *skb)
 	if (why)
 		return drop(skb, why, HOOK_UPLINK_IN);
 	if (d->entry.address.hi == own_node) {
-		why = is_error(&p) ? nat_write_error(skb, &p, d) : nat_write(skb, &p, true, &d->back, &d->entry);
+		why = nat_write_back(skb, &p, d);
 		return why ? drop(skb, why, HOOK_UPLINK_IN) : to_tunnel_program(skb, HOOK_UPLINK_IN);
 	}
-	hop = tunnel_hop(skb, d->entry.address.hi, skb->ifindex, path);
-	h = eth_ip6_of(skb);
-	if (!hop || !h)
-		return drop(skb, REASON_NO_ROUTE, HOOK_UPLINK_IN);
-	if (h->hop_limit <= 1)
-		return drop(skb, REASON_HOP_LIMIT, HOOK_UPLINK_IN);
-	if (skb->len - ETH_HLEN > hop->mtu - TUNNEL_HLEN && wire_length(skb, &p) > hop->mtu - TUNNEL_HLEN)
-		return error_outside(skb, &p, hop->mtu - TUNNEL_HLEN, w->service.exposed, REASON_TOO_BIG);
-	h->hop_limit--;
 	why = is_error(&p) ? 0 : clamp_to_tunnel(skb, &p, d->entry.address.hi);
-	if (!why)
-		why = is_error(&p) ? nat_write_error(skb, &p, d) : nat_write(skb, &p, true, &d->back, &d->entry);
-	if (!why)
-		why = ip6ip6_push(skb, d->entry.address.hi, EXPOSED_TUNNEL_HOST);
-	return why ? drop(skb, why, HOOK_UPLINK_IN) : send_by(skb, hop);
+	return why ? drop(skb, why, HOOK_UPLINK_IN) : tunnel_to_container(skb, &p, d, path, EXPOSED_TUNNEL_HOST);
 }
 
 /* exposed_deliver delivers a packet of a client to its backend, a container of this node. */
@@ -429,7 +195,6 @@ static __noinline int exposed_answer(struct __sk_buff *skb, __u32 hook)
 	struct eth_ip6 *h;
 	struct flow *hop;
 	__u32 id, number;
-	__u8 flags = 0;
 	int why;
 
 	h = eth_ip6_of(skb);
@@ -453,9 +218,7 @@ static __noinline int exposed_answer(struct __sk_buff *skb, __u32 hook)
 	known = bpf_map_lookup_elem(connections, &d->out);
 	if (!known)
 		return drop(skb, REASON_NO_SESSION, hook);
-	if (p.proto == NEXTHDR_TCP)
-		bpf_skb_load_bytes(skb, p.l4 + TCP_FLAGS, &flags, sizeof(flags));
-	note_packet(known, &p, flags);
+	note_packet(known, tcp_flags(skb, &p));
 	d->entry = *known;
 	if (!still_exposed(&d->entry, p.proto, number))
 		return drop(skb, REASON_NO_SERVICE, hook);
@@ -517,12 +280,11 @@ static __always_inline int exposed_out(struct __sk_buff *skb)
 	struct flow_key key = {.generation = generation(), .device = device_of(skb)};
 	struct gateway_scratch *d = gateway_scratch();
 	struct packet p = {};
-	struct eth_ip6 *h;
 	struct flow *f, *hop;
 	struct miss m;
 	__u64 node;
 	__u32 tag = 0;
-	int why;
+	int why, verdict;
 
 	why = read_from_container(skb, &key, &p);
 	if (!why)
@@ -537,19 +299,9 @@ static __always_inline int exposed_out(struct __sk_buff *skb)
 	if (exposed_enforce(skb, &p, f, &tag, TX))
 		return TC_ACT_SHOT;
 	node = node_of_tag(tag);
-	hop = node == own_node ? cached_hop(skb, &f->src, &f->dst, key.device, key.path)
-			       : tunnel_hop(skb, node, key.device, key.path);
+	hop = begin_tunnel(skb, &p, f, node, &verdict);
 	if (!hop)
-		return drop(skb, REASON_NO_ROUTE, HOOK_CONTAINER);
-	f->mtu = node == own_node ? hop->mtu : hop->mtu - TUNNEL_HLEN;
-	h = eth_ip6_of(skb);
-	if (!h)
-		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
-	why = dec_hop_limit(skb, h, &p, f);
-	if (why)
-		return icmp_error_send(skb, &p, f, why);
-	if (f->translate && write_addresses(skb, h, &p, f))
-		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+		return verdict;
 	if (node == own_node)
 		return to_tunnel_program(skb, HOOK_CONTAINER);
 	why = ip6ip6_push(skb, node, EXPOSED_TUNNEL_HOST);

@@ -239,13 +239,41 @@ static __noinline int ip6ip6_push(struct __sk_buff *skb, __u64 node, __u64 host)
 	return 0;
 }
 
-static __always_inline int egress_push(struct __sk_buff *skb, __u64 node)
-{
-	return ip6ip6_push(skb, node, EGRESS_TUNNEL_HOST);
-}
-
 static __always_inline int ip6ip6_pull(struct __sk_buff *skb)
 {
 	return bpf_skb_adjust_room(skb, -TUNNEL_HLEN, BPF_ADJ_ROOM_MAC,
 				   BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_DECAP_L3_IPV6);
+}
+
+/* begin_tunnel translates a container's packet that goes by another node, or by this one in that role, and finds its
+ * next hop. Without one it returns NULL, and the verdict about the packet, which it has dropped. */
+static __always_inline struct flow *begin_tunnel(struct __sk_buff *skb, const struct packet *p, struct flow *f,
+						 __u64 node, int *verdict)
+{
+	struct eth_ip6 *h;
+	struct flow *hop;
+	int why;
+
+	hop = node == own_node ? cached_hop(skb, &f->src, &f->dst, f->key.device, f->key.path)
+			       : tunnel_hop(skb, node, f->key.device, f->key.path);
+	if (!hop) {
+		*verdict = drop(skb, REASON_NO_ROUTE, HOOK_CONTAINER);
+		return NULL;
+	}
+	f->mtu = node == own_node ? hop->mtu : hop->mtu - TUNNEL_HLEN;
+	h = eth_ip6_of(skb);
+	if (!h) {
+		*verdict = drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+		return NULL;
+	}
+	why = dec_hop_limit(skb, h, p, f);
+	if (why) {
+		*verdict = icmp_error_send(skb, p, f, why);
+		return NULL;
+	}
+	if (f->translate && write_addresses(skb, h, p, f)) {
+		*verdict = drop(skb, REASON_MALFORMED, HOOK_CONTAINER);
+		return NULL;
+	}
+	return hop;
 }

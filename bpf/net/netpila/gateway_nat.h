@@ -163,10 +163,8 @@ static __noinline int clamp_mss(struct __sk_buff *skb, const struct packet *p, _
 static __always_inline int clamp_to_tunnel(struct __sk_buff *skb, const struct packet *p, __u64 node)
 {
 	struct flow *hop;
-	__u8 flags = 0;
 
-	if (p->proto != NEXTHDR_TCP || bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &flags, sizeof(flags)) ||
-	    !(flags & TCP_SYN))
+	if (!(tcp_flags(skb, p) & TCP_SYN))
 		return 0;
 	hop = tunnel_hop(skb, node, skb->ifindex, 0);
 	return hop ? clamp_mss(skb, p, hop->mtu - TUNNEL_HLEN - IPV6_HLEN - TCP_HLEN) : 0;

@@ -148,6 +148,37 @@ static __noinline int nat_write_error(struct __sk_buff *skb, const struct packet
 	return 0;
 }
 
+/* nat_write_back writes the container into a packet from outside, or into an error and its quote. It returns 0 or a
+ * reason. */
+static __always_inline int nat_write_back(struct __sk_buff *skb, const struct packet *p, struct gateway_scratch *d)
+{
+	return is_error(p) ? nat_write_error(skb, p, d) : nat_write(skb, p, true, &d->back, &d->entry);
+}
+
+/* tunnel_to_container translates a packet from outside and sends it in the tunnel to the container's node. host is the
+ * low half of both ends of the tunnel. */
+static __always_inline int tunnel_to_container(struct __sk_buff *skb, const struct packet *p, struct gateway_scratch *d,
+					       __u32 path, __u64 host)
+{
+	struct eth_ip6 *h;
+	struct flow *hop;
+	int why;
+
+	hop = tunnel_hop(skb, d->entry.address.hi, skb->ifindex, path);
+	h = eth_ip6_of(skb);
+	if (!hop || !h)
+		return drop(skb, REASON_NO_ROUTE, HOOK_UPLINK_IN);
+	if (h->hop_limit <= 1)
+		return drop(skb, REASON_HOP_LIMIT, HOOK_UPLINK_IN);
+	if (skb->len - ETH_HLEN > hop->mtu - TUNNEL_HLEN && wire_length(skb, p) > hop->mtu - TUNNEL_HLEN)
+		return error_outside(skb, p, hop->mtu - TUNNEL_HLEN, tenant_id(&d->entry.address), REASON_TOO_BIG);
+	h->hop_limit--;
+	why = nat_write_back(skb, p, d);
+	if (!why)
+		why = ip6ip6_push(skb, d->entry.address.hi, host);
+	return why ? drop(skb, why, HOOK_UPLINK_IN) : send_by(skb, hop);
+}
+
 /* gateway_back translates a packet from a host outside and sends it in the tunnel to the container's node. */
 static __noinline int gateway_back(struct __sk_buff *skb, void *connections)
 {
@@ -155,7 +186,6 @@ static __noinline int gateway_back(struct __sk_buff *skb, void *connections)
 	struct nat_entry *to;
 	struct packet p = {};
 	struct eth_ip6 *h;
-	struct flow *hop;
 	__u32 path;
 	int why;
 
@@ -179,27 +209,13 @@ static __noinline int gateway_back(struct __sk_buff *skb, void *connections)
 	if (skb->vlan_present)
 		bpf_skb_vlan_pop(skb); /* the tag is outside of the frame and belongs to the uplink */
 	if (d->entry.address.hi == own_node) {
-		why = is_error(&p) ? nat_write_error(skb, &p, d) : nat_write(skb, &p, true, &d->back, &d->entry);
+		why = nat_write_back(skb, &p, d);
 		if (why)
 			return drop(skb, why, HOOK_UPLINK_IN);
 		bpf_tail_call(skb, &pil_uplinks_v1, PROGRAM_EGRESS_GW);
 		return drop(skb, REASON_NO_PROGRAM, HOOK_UPLINK_IN);
 	}
-	hop = tunnel_hop(skb, d->entry.address.hi, skb->ifindex, path);
-	h = eth_ip6_of(skb);
-	if (!hop || !h)
-		return drop(skb, REASON_NO_ROUTE, HOOK_UPLINK_IN);
-	if (h->hop_limit <= 1)
-		return drop(skb, REASON_HOP_LIMIT, HOOK_UPLINK_IN);
-	if (skb->len - ETH_HLEN > hop->mtu - TUNNEL_HLEN && wire_length(skb, &p) > hop->mtu - TUNNEL_HLEN)
-		return error_outside(skb, &p, hop->mtu - TUNNEL_HLEN, tenant_id(&d->entry.address), REASON_TOO_BIG);
-	h->hop_limit--;
-	why = is_error(&p) ? nat_write_error(skb, &p, d) : nat_write(skb, &p, true, &d->back, &d->entry);
-	if (!why)
-		why = egress_push(skb, d->entry.address.hi);
-	if (why)
-		return drop(skb, why, HOOK_UPLINK_IN);
-	return send_by(skb, hop);
+	return tunnel_to_container(skb, &p, d, path, EGRESS_TUNNEL_HOST);
 }
 
 /* gateway_answered delivers an answer, which came in the tunnel from a gateway or from this one, to its container. */

@@ -61,7 +61,7 @@ static __always_inline struct pol_scratch *svc_scratch(void)
 /* opens_connection reports whether a packet is the first of a TCP connection. */
 static __always_inline bool opens_connection(const struct svc_flow *f)
 {
-	return f->proto == NEXTHDR_TCP && (f->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+	return f->proto == NEXTHDR_TCP && is_first_segment(f->flags);
 }
 
 static __always_inline void svc_session_key(struct pol_scratch *d, const struct svc_flow *f)

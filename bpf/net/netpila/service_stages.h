@@ -25,8 +25,7 @@ static __always_inline int read_service_flow(struct __sk_buff *skb, const struct
 		return REASON_MALFORMED;
 	f->client_port = answer ? ports[1] : ports[0];
 	f->peer_port = answer ? ports[0] : ports[1];
-	if (p->proto == NEXTHDR_TCP)
-		bpf_skb_load_bytes(skb, p->l4 + TCP_FLAGS, &f->flags, sizeof(f->flags));
+	f->flags = tcp_flags(skb, p);
 	return 0;
 }
 
