@@ -79,9 +79,9 @@ type Config struct {
 	Absent    map[string]string  // by name of a network that this node lacks: the option that enables it
 	Driver    dpapi.Driver
 	Resolver  Resolver
-	Reporter  services.Reporter                  // of endpoints of services; nil: they are not reported
-	Addresses func() (services.Addresses, error) // of this node; nil: it exposes nothing
-	Egress    *egress.Addresses                  // those that the networks allocate
+	Reporter  services.Reporter  // of endpoints of services; nil: they are not reported
+	Addresses services.Addresses // of this node at the start; see SetAddresses
+	Egress    *egress.Addresses  // those that the networks allocate
 	// closed after the first contact with the orchestrator, or a bounded time without one; nil: do not wait
 	Tried        <-chan struct{}
 	Plan         address.Plan

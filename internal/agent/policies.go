@@ -46,8 +46,8 @@ func (c *Core) ApplyServices(u services.Update) {
 // Linked notes that a stream from the orchestrator has begun.
 func (c *Core) Linked() { c.services.Linked() }
 
-// AddressesChanged notes that addresses of this node may have changed, at which it has node ports.
-func (c *Core) AddressesChanged() { c.services.AddressesChanged() }
+// SetAddresses sets the addresses of this node, which have changed.
+func (c *Core) SetAddresses(is services.Addresses) { c.services.SetAddresses(is) }
 
 // Services returns the state of services on this node, with counts if wanted.
 func (c *Core) Services(counts bool) services.Status { return c.services.Status(counts) }

@@ -391,11 +391,14 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 			return err
 		}
 	}
+	addresses, err := nodeAddresses(d.Uplinks, m.Prefix)
+	if err != nil {
+		return err
+	}
 	core, err := agent.New(agent.Config{
 		Store: d.store, Tenants: d.tenants, Networks: networks, Absent: absent, Driver: d.driver, Resolver: d.link,
 		Reporter: d.link, Name: d.node.Name(), Zone: cmp.Or(d.Zone, d.Rack),
-		Addresses: func() (services.Addresses, error) { return nodeAddresses(d.Uplinks, m.Prefix) },
-		Egress:    d.egress, Tried: d.link.Tried(), Edge: d.Edge, MTUReserve: d.MTUReserve,
+		Addresses: addresses, Egress: d.egress, Tried: d.link.Tried(), Edge: d.Edge, MTUReserve: d.MTUReserve,
 		Plan: m.Plan, Node: m.Prefix, MaxEndpoints: d.MaxEndpoints, MaxTenantIDs: d.MaxTenantIDs, Log: d.Log,
 	})
 	if err != nil {
@@ -499,14 +502,15 @@ func (d *daemon) supply(ctx context.Context, g *errgroup.Group, core *agent.Core
 	d.probeGateways(ctx, g, core)
 	g.Go(func() error { return overlap.Run(ctx, d.Log) })
 	g.Go(func() error {
-		for {
-			select {
-			case <-d.readdress:
-				core.AddressesChanged()
-			case <-ctx.Done():
-				return nil
+		m, _ := d.node.Membership()
+		hostnet.FollowOwnAddresses(ctx, d.readdress, func([]netip.Addr) error {
+			is, err := nodeAddresses(d.Uplinks, m.Prefix)
+			if err == nil {
+				core.SetAddresses(is)
 			}
-		}
+			return err
+		}, d.Log)
+		return nil
 	})
 	g.Go(func() error { return hostnet.WatchDevices(ctx, d.Uplinks, core, d.Log) })
 	if d.Steering != nil {

@@ -59,7 +59,7 @@ func FollowOwnAddresses(ctx context.Context, changed <-chan struct{}, set func([
 		}
 		var again <-chan time.Time
 		if err != nil {
-			log.Error("protecting the node's addresses from egress failed; retrying", "error", err)
+			log.Error("a change of the node's addresses is not in force; retrying", "error", err)
 			again, first = time.After(ownRetry), true
 		} else {
 			known, first = own, false

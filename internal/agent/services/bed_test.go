@@ -74,9 +74,7 @@ type bed struct {
 	calls   int
 	answer  func([]service.Slice) error // of reports; nil: they succeed
 	silent  bool                        // the stream does not send what was reported
-	ports   []netip.Addr                // of the node, with node ports
-	own     []netip.Addr                // further ones of the node
-	during  func()                      // runs once, while the addresses of the node are read
+	during  func()                      // runs once, while the containers of the node are read
 }
 
 // run calls test with a running manager, with a clock that advances when all wait.
@@ -84,23 +82,23 @@ func run(t *testing.T, test func(*bed)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bed{
 			t: t, Frontends: agenttest.NewFrontends(), hosted: map[string]tenant.Tenant{"blue": blue},
-			synced: map[string]bool{}, ports: []netip.Addr{netip.MustParseAddr("fd70:696c:6100:1::1")},
+			synced: map[string]bool{},
 		}
 		b.Manager = services.New(services.Config{
 			Node: "n1", Zone: "z1", Plan: address.DefaultPlan(), Tenants: b, Driver: b.Frontends, Reporter: b,
-			Endpoints: func() []endpoint.Record { b.mu.Lock(); defer b.mu.Unlock(); return slices.Clone(b.records) },
-			Addresses: func() (services.Addresses, error) {
+			Endpoints: func() []endpoint.Record {
 				b.mu.Lock()
+				defer b.mu.Unlock()
 				if during := b.during; during != nil {
 					b.during = nil
 					b.mu.Unlock()
 					during()
 					b.mu.Lock()
 				}
-				defer b.mu.Unlock()
-				return services.Addresses{Own: b.own, Ports: slices.Clone(b.ports)}, nil
+				return slices.Clone(b.records)
 			},
-			Log: slog.New(slog.DiscardHandler),
+			Addresses: services.Addresses{Ports: []netip.Addr{netip.MustParseAddr("fd70:696c:6100:1::1")}},
+			Log:       slog.New(slog.DiscardHandler),
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})

@@ -66,19 +66,18 @@ func TestExposedChanges(t *testing.T) {
 		})
 		b.check(own, external, node("fd70:696c:6100:1::1"))
 		before := b.Writes()
-		b.set(func() { b.ports = append(b.ports, netip.MustParseAddr("2001:db8:1::1")) })
-		b.AddressesChanged()
+		first, second := netip.MustParseAddr("fd70:696c:6100:1::1"), netip.MustParseAddr("2001:db8:1::1")
+		b.SetAddresses(services.Addresses{Ports: []netip.Addr{first, second}})
 		synctest.Wait()
 		b.check(own, external, node("fd70:696c:6100:1::1"), node("2001:db8:1::1"))
 		if n := b.Writes() - before; n != 1 {
 			t.Errorf("a new address wrote %d frontends, want 1", n)
 		}
-		b.set(func() { b.ports, b.own = b.ports[:1], []netip.Addr{netip.MustParseAddr("2001:db8:7::9")} })
-		b.AddressesChanged()
+		taken := services.Addresses{Own: []netip.Addr{netip.MustParseAddr("2001:db8:7::9")}, Ports: []netip.Addr{first}}
+		b.SetAddresses(taken)
 		synctest.Wait()
 		b.check(own, node("fd70:696c:6100:1::1")) // the external address has become one of the node
-		b.set(func() { b.own = nil })
-		b.AddressesChanged()
+		b.SetAddresses(services.Addresses{Ports: []netip.Addr{first}})
 		synctest.Wait()
 		b.check(own, external, node("fd70:696c:6100:1::1"))
 		s := outside(service.Cluster)

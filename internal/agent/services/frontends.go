@@ -13,7 +13,7 @@ import (
 
 // frontends computes what clients on this node, and hosts outside of the cluster, get of a service; nothing if it is
 // headless or gone.
-func (t *tenantServices) frontends(name service.Name, as *eyes, c Config) map[dpapi.FrontendKey]dpapi.Frontend {
+func (t *tenantServices) frontends(name service.Name, as *translator, c Config) map[dpapi.FrontendKey]dpapi.Frontend {
 	delete(t.unknown, name)
 	s, ok := t.services[name]
 	if !ok || !s.Address.IsValid() {
@@ -62,7 +62,7 @@ type fronts struct {
 }
 
 // choose sets the endpoints. It returns how many this node cannot reach.
-func (f *fronts) choose(c service.Choice, as *eyes) int {
+func (f *fronts) choose(c service.Choice, as *translator) int {
 	var lost, more int
 	f.backends, lost = as.backends(c.Active)
 	f.leaving, more = as.backends(c.Draining)
@@ -92,17 +92,19 @@ func equal(a, b dpapi.Frontend) bool {
 		slices.Equal(a.Backends, b.Backends) && slices.Equal(a.Draining, b.Draining)
 }
 
-// eyes translates plaintext addresses to those that containers of a tenant see.
-type eyes struct {
+// translator turns plaintext addresses into those that containers of a tenant see.
+type translator struct {
 	tenant  tenant.Tenant
 	ciphers map[address.TenantID]*address.Cipher // nil: the tenant does not have the id
 }
 
-func newEyes(t tenant.Tenant) *eyes { return &eyes{t, map[address.TenantID]*address.Cipher{}} }
+func newTranslator(t tenant.Tenant) *translator {
+	return &translator{t, map[address.TenantID]*address.Cipher{}}
+}
 
 // backends returns the endpoints in the order of their addresses, and how many have an address under an id that the
 // tenant does not have here.
-func (e *eyes) backends(endpoints []service.Placed) (all []dpapi.Backend, unknown int) {
+func (e *translator) backends(endpoints []service.Placed) (all []dpapi.Backend, unknown int) {
 	for _, of := range endpoints {
 		seen, ok := e.seen(of.Address)
 		if !ok {
@@ -115,7 +117,7 @@ func (e *eyes) backends(endpoints []service.Placed) (all []dpapi.Backend, unknow
 	return slices.Compact(all), unknown
 }
 
-func (e *eyes) seen(plain netip.Addr) (netip.Addr, bool) {
+func (e *translator) seen(plain netip.Addr) (netip.Addr, bool) {
 	id := address.Split(plain).Tenant
 	cipher, known := e.ciphers[id]
 	if !known {

@@ -29,8 +29,7 @@ type Manager struct {
 	awaited map[string]chan struct{} // of tenants whose services are to be written; see Expect
 	link    linkState
 
-	readdress bool // the addresses of this node may have changed
-	addresses Addresses
+	addresses Addresses // of this node; the caller must not change them
 
 	// exposed has the tenant that wrote each exposed frontend last. An external address or a node port may pass from a
 	// tenant to another: what the former one deletes later must not be the frontend of the new one.
@@ -44,11 +43,10 @@ type Config struct {
 	Tenants    Tenants
 	Endpoints  func() []endpoint.Record // on this node, without those that are being created
 	Driver     dpapi.Services
-	Reporter   Reporter // nil: endpoints of this node are not reported
-	// Addresses returns the addresses of this node; nil: it exposes nothing.
-	Addresses func() (Addresses, error)
-	Now       func() time.Time
-	Log       *slog.Logger
+	Reporter   Reporter  // nil: endpoints of this node are not reported
+	Addresses  Addresses // of this node at the start; see SetAddresses
+	Now        func() time.Time
+	Log        *slog.Logger
 }
 
 // Addresses are those of a node.
@@ -78,7 +76,7 @@ func New(c Config) *Manager {
 	return &Manager{
 		config: c, due: make(chan struct{}, 1), tenants: map[string]*tenantServices{}, records: map[string]bool{},
 		awaited: map[string]chan struct{}{}, link: linkState{most: maxSlices},
-		readdress: c.Addresses != nil, exposed: map[dpapi.FrontendKey]string{},
+		addresses: c.Addresses, exposed: map[dpapi.FrontendKey]string{},
 	}
 }
 
@@ -144,35 +142,12 @@ func (m *Manager) TenantChanged(name string) {
 	}
 }
 
-// AddressesChanged notes that addresses of this node may have changed.
-func (m *Manager) AddressesChanged() {
+// SetAddresses sets the addresses of this node, which have changed.
+func (m *Manager) SetAddresses(is Addresses) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.readdress = m.config.Addresses != nil
+	m.addresses = is
 	m.wake()
-}
-
-// findAddresses reads the addresses of this node if they may have changed. After an error the former ones stay until
-// a later pass succeeds.
-func (m *Manager) findAddresses() {
-	m.mu.Lock()
-	due := m.readdress
-	m.readdress = false
-	m.mu.Unlock()
-	if !due {
-		return
-	}
-	addresses, err := m.config.Addresses()
-	if err != nil {
-		m.config.Log.Warn("reading the addresses of this node failed; node ports stay at the former ones", "error", err)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err != nil {
-		m.readdress = true
-		return
-	}
-	m.addresses = addresses
 }
 
 // Expect makes Await wait for the services of a newly hosted tenant.
@@ -238,7 +213,6 @@ func (m *Manager) Run(ctx context.Context) {
 	defer reports.Wait()
 	for {
 		m.findOwn()
-		m.findAddresses()
 		next := m.write()
 		if batch, at := m.nextReport(); len(batch) > 0 {
 			reports.Go(func() { m.report(ctx, batch) })
@@ -303,12 +277,12 @@ func (m *Manager) write() (next time.Time) {
 			m.mu.Unlock()
 			continue
 		}
-		m.keepOthers(name, &work)
+		work.leaveOthers(name, m.exposed)
 		m.mu.Unlock()
 		err := work.write(m.config.Driver)
 		m.mu.Lock()
 		if err == nil {
-			m.own(name, work)
+			work.noteExposed(name, m.exposed)
 		}
 		t.note(work, err, m.config.Now())
 		m.arrived(name)
@@ -319,27 +293,6 @@ func (m *Manager) write() (next time.Time) {
 		}
 	}
 	return next
-}
-
-// keepOthers takes from the work of a tenant the deletions of exposed frontends that another tenant has meanwhile. The
-// caller holds the lock.
-func (m *Manager) keepOthers(name string, w *work) {
-	w.deletes = slices.DeleteFunc(w.deletes, func(key dpapi.FrontendKey) bool {
-		of, exposed := m.exposed[key]
-		return exposed && of != name
-	})
-}
-
-// own notes which exposed frontends a tenant has in the packet path. The caller holds the lock.
-func (m *Manager) own(name string, w work) {
-	for _, key := range w.deletes {
-		delete(m.exposed, key)
-	}
-	for _, f := range w.puts {
-		if f.Exposed.Services != 0 {
-			m.exposed[f.FrontendKey] = name
-		}
-	}
 }
 
 func (m *Manager) names() []string {

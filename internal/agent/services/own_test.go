@@ -84,12 +84,14 @@ func TestServicesThatCome(t *testing.T) {
 		if err := b.Forget(blue); err != nil { // as a new agent, which knows nothing
 			t.Fatal(err)
 		}
+		red := tenant.Tenant{Name: "red", IDs: blue.IDs, ServicesNumber: 6} // whose containers the pass looks up
 		b.set(func() {
+			b.hosted["red"] = red
 			b.during = func() {
 				b.Apply(services.Update{Tenant: "blue", Whole: true, Services: []service.Service{web()}, Slices: known})
 			}
 		})
-		b.AddressesChanged()
+		b.Apply(services.Update{Tenant: "red", Whole: true})
 		synctest.Wait()
 		b.mu.Lock()
 		defer b.mu.Unlock()

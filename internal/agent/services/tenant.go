@@ -26,7 +26,7 @@ type tenantServices struct {
 	addresses Addresses // of this node; the caller must not change them
 
 	dirty    map[service.Name]bool // their frontends may have changed
-	untidy   bool                  // the packet path may have frontends of services that are gone
+	unswept  bool                  // the packet path may have frontends of services that are gone
 	written  map[service.Name]map[dpapi.FrontendKey]dpapi.Frontend
 	unknown  map[service.Name]int // endpoints under tenant ids that this node does not have
 	failures int                  // of consecutive writes
@@ -53,7 +53,7 @@ func (t *tenantServices) apply(u Update, node string) {
 		clear(t.others)
 		clear(t.stored)
 		clear(t.reported)
-		t.whole, t.untidy = true, true
+		t.whole, t.unswept = true, true
 	}
 	for _, name := range u.Ended {
 		delete(t.services, name)
@@ -136,13 +136,13 @@ func (t *tenantServices) work(known tenant.Tenant, c Config) work {
 		t.ids, t.number = slices.Clone(known.IDs), known.ServicesNumber
 	}
 	if len(t.dirty) > 0 {
-		seen := newEyes(known)
+		seen := newTranslator(known)
 		for name := range t.dirty {
 			w.add(name, t.frontends(name, seen, c), t.written[name])
 		}
 		clear(t.dirty)
 	}
-	if prefix, err := c.Plan.TenantServices(known.ServicesNumber); t.untidy && err == nil {
+	if prefix, err := c.Plan.TenantServices(known.ServicesNumber); t.unswept && err == nil {
 		w.prefix = prefix
 		for name, of := range t.written {
 			if _, changes := w.is[name]; !changes {
@@ -167,6 +167,27 @@ func (w *work) add(name service.Name, is, was map[dpapi.FrontendKey]dpapi.Fronte
 	for key, f := range is {
 		if had, ok := was[key]; !ok || !equal(had, f) {
 			w.puts = append(w.puts, f)
+		}
+	}
+}
+
+// leaveOthers takes the deletions of exposed frontends that another tenant has meanwhile out of the work of a tenant. of
+// has the tenant that wrote each last.
+func (w *work) leaveOthers(name string, of map[dpapi.FrontendKey]string) {
+	w.deletes = slices.DeleteFunc(w.deletes, func(key dpapi.FrontendKey) bool {
+		is, exposed := of[key]
+		return exposed && is != name
+	})
+}
+
+// noteExposed notes which exposed frontends a tenant has in the packet path.
+func (w *work) noteExposed(name string, of map[dpapi.FrontendKey]string) {
+	for _, key := range w.deletes {
+		delete(of, key)
+	}
+	for _, f := range w.puts {
+		if f.Exposed.Services != 0 {
+			of[f.FrontendKey] = name
 		}
 	}
 }
@@ -222,6 +243,6 @@ func (t *tenantServices) note(w work, err error, now time.Time) {
 	}
 	t.failures, t.retryAt = 0, time.Time{}
 	if w.prefix.IsValid() {
-		t.untidy = false
+		t.unswept = false
 	}
 }

@@ -454,7 +454,8 @@ func (s *Store) DeleteService(ctx context.Context, name string, of service.Name)
 }
 
 // PutEndpoints replaces slices that a node has written: all of them, or none. Those without endpoints are deleted. It
-// ignores slices of services that do not exist, and of tenants that the node does not host: the node will know.
+// ignores slices of services that do not exist, and of tenants that the node does not host: the node has not received
+// these changes yet.
 func (s *Store) PutEndpoints(ctx context.Context, n pki.Node, all []service.Slice) error {
 	keys := nodeKeys(n)
 	for i, is := range all {
