@@ -171,8 +171,8 @@ func (w *work) add(name service.Name, is, was map[dpapi.FrontendKey]dpapi.Fronte
 	}
 }
 
-// leaveOthers takes the deletions of exposed frontends that another tenant has meanwhile out of the work of a tenant. of
-// has the tenant that wrote each last.
+// leaveOthers takes the deletions of exposed frontends that another tenant has meanwhile out of the work of a tenant.
+// of has the tenant that wrote each last.
 func (w *work) leaveOthers(name string, of map[dpapi.FrontendKey]string) {
 	w.deletes = slices.DeleteFunc(w.deletes, func(key dpapi.FrontendKey) bool {
 		is, exposed := of[key]
