@@ -44,20 +44,11 @@ func exposed() []mutation {
 		},
 
 		{
-			name: "other ports of an external address",
-			old:  "if (!found || !found->exposed)\n\t\t\twhy = REASON_NO_SERVICE;",
-			new:  "if (!found)\n\t\t\t;",
-			test: packets,
-			cases: []string{
-				"a SYN to a closed port", "a closed port", "a port of a service that is not exposed",
-				"to another port of this node",
-			},
-		},
-		{
-			name:  "services that are not exposed",
-			old:   " || !found->exposed",
+			name:  "other ports of an external address",
+			old:   "if (!found)\n\t\t\twhy = REASON_NO_SERVICE;",
+			new:   "if (!found)\n\t\t\t;",
 			test:  packets,
-			cases: []string{"a port of a service that is not exposed"},
+			cases: []string{"a SYN to a closed port", "a closed port", "to another port of this node"},
 		},
 		{
 			name:  "other ports of a node",
@@ -233,6 +224,7 @@ func exposed() []mutation {
 		{
 			name:  "ports that are no longer exposed",
 			old:   "if (!still_exposed(&d->entry, p.proto, number))\n\t\treturn drop(skb, REASON_NO_SERVICE, hook);",
+			new:   "still_exposed(&d->entry, p.proto, number);",
 			test:  "TestExposedPortIsFree",
 			cases: []string{"an answer of a port that is no longer exposed"},
 		},
@@ -322,6 +314,7 @@ func exposed() []mutation {
 		{
 			name:  "ports in use at a backend",
 			old:   "if (other && !is_over(other, has, d->back.proto))\n\t\t\treturn false;",
+			new:   "if (other && !is_over(other, has, d->back.proto))\n\t\t\tother = NULL;",
 			test:  gone,
 			cases: []string{"a port in use at the backend", "a connection whose port at the backend is another's"},
 		},

@@ -91,7 +91,7 @@ static __always_inline int exposed_in(struct __sk_buff *skb)
 		w->service_key.port = d->back.local_port;
 		w->service_key.proto = d->back.proto;
 		found = bpf_map_lookup_elem(&pil_svc_v1, &w->service_key);
-		if (!found || !found->exposed)
+		if (!found)
 			why = REASON_NO_SERVICE;
 		else
 			w->service = *found;
