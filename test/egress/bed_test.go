@@ -147,7 +147,7 @@ func (b bed) connect(place string, from, to netip.Addr, within time.Duration) (*
 			return err
 		}
 		f = &flow{Conn: c, reader: bufio.NewReader(c)}
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(within))
 		line, err := f.reader.ReadString('\n')
 		if err == nil {
 			f.seen, err = netip.ParseAddr(strings.TrimSpace(line))
@@ -155,7 +155,7 @@ func (b bed) connect(place string, from, to netip.Addr, within time.Duration) (*
 		if err != nil {
 			return errors.Join(err, c.Close())
 		}
-		return nil
+		return c.SetDeadline(time.Time{})
 	})
 	if err != nil {
 		return nil, err

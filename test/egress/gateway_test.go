@@ -127,6 +127,10 @@ func (b bed) killed(ctx context.Context) {
 		}
 		return ""
 	}
+	// A connection that begins before n1 has the new rule uses the old rule's gateway, and ends with it.
+	labtest.Until(b.T, patience, "the rule with both gateways is in force", func() bool {
+		return gateway(b.reaches("b1", to)) != ""
+	})
 	labtest.Until(b.T, patience, "both gateways have connections", func() bool {
 		f, err := b.connect("b1", netip.Addr{}, to, patience)
 		must(b.T, err)
