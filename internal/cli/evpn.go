@@ -18,12 +18,12 @@ import (
 	"pilaster.io/pilaster/internal/evpn"
 	"pilaster.io/pilaster/internal/evpn/speaker"
 	"pilaster.io/pilaster/internal/orchestrator"
-	"pilaster.io/pilaster/internal/orchestrator/bgp"
+	"pilaster.io/pilaster/internal/orchestrator/evpnroutes"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // bindEVPN adds the flags of an orchestrator's BGP peers.
-func bindEVPN(f *pflag.FlagSet, to *bgp.Flags) {
+func bindEVPN(f *pflag.FlagSet, to *evpnroutes.Flags) {
 	f.StringSliceVar(&to.Peers, "evpn-peer", nil,
 		"BGP peers for network evpn, ADDRESS[:PORT][=ASN]; without an ASN that of --evpn-asn")
 	f.Uint32Var(&to.ASN, "evpn-asn", 0, "number of this cluster's autonomous system")
@@ -82,7 +82,7 @@ docs/explanation/evpn.md explains the reasons.`,
 			if resp.StatusCode != http.StatusOK {
 				return fmt.Errorf("%s", cmp.Or(strings.TrimSpace(string(text)), resp.Status))
 			}
-			var s bgp.Status
+			var s evpnroutes.Status
 			if err := json.Unmarshal(text, &s); err != nil {
 				return fmt.Errorf("the orchestrator's answer is not readable: %w", err)
 			}
@@ -94,7 +94,7 @@ docs/explanation/evpn.md explains the reasons.`,
 	return cmd
 }
 
-func printEVPN(w io.Writer, s bgp.Status, now time.Time) {
+func printEVPN(w io.Writer, s evpnroutes.Status, now time.Time) {
 	fmt.Fprintf(w, "AS\t%d\n", s.ASN)
 	fmt.Fprintf(w, "router ID\t%v\n", s.RouterID)
 	fmt.Fprintf(w, "VTEP pool\t%v\n", s.Pool)

@@ -7,28 +7,29 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"pilaster.io/pilaster/internal/bgp"
 	"pilaster.io/pilaster/internal/evpn"
 	"pilaster.io/pilaster/internal/evpn/speaker"
-	"pilaster.io/pilaster/internal/orchestrator/bgp"
+	"pilaster.io/pilaster/internal/orchestrator/evpnroutes"
 )
 
 func TestPrintEVPN(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
-	s := bgp.Status{Pool: netip.MustParsePrefix("10.1.0.0/24")}
+	s := evpnroutes.Status{Pool: netip.MustParsePrefix("10.1.0.0/24")}
 	s.Skipped = map[string]string{"tenant wide": "its id is too high"}
 	s.Status = speaker.Status{
 		ASN: 65001, RouterID: netip.MustParseAddr("10.9.0.1"),
 		Announced: map[evpn.Kind]int{evpn.KindPrefix: 1, evpn.KindMACIP: 2},
 		Contested: []evpn.RecordKey{{Kind: evpn.RecordMAC, VNI: 7, MAC: evpn.MAC{2, 1}}},
 		Peers: []speaker.PeerStatus{{
-			Peer: speaker.Peer{Addr: netip.MustParseAddr("10.9.0.2"), ASN: 65002},
+			Peer: bgp.Peer{Addr: netip.MustParseAddr("10.9.0.2"), ASN: 65002},
 			PeerCount: evpn.PeerCount{
 				Up: true, Routes: 10, Accepted: map[evpn.Kind]int{evpn.KindMACIP: 2},
 				Refused: map[evpn.Reason]int{evpn.UnknownTarget: 8},
 			},
 			Since: now.Add(-time.Minute),
 		}, {
-			Peer:  speaker.Peer{Addr: netip.MustParseAddr("10.9.0.3"), ASN: 65003},
+			Peer:  bgp.Peer{Addr: netip.MustParseAddr("10.9.0.3"), ASN: 65003},
 			Since: now.Add(-time.Second), Reason: "more than 10 routes", Restart: now.Add(time.Minute),
 		}},
 	}

@@ -11,7 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
-	"pilaster.io/pilaster/internal/orchestrator/bgp"
+	"pilaster.io/pilaster/internal/orchestrator/evpnroutes"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -22,7 +22,7 @@ func newOrchestratorCommand(env Env) *cobra.Command {
 	var c orchestrator.Config
 	var etcd, base, private, egress string
 	var gateways []string
-	var evpn bgp.Flags
+	var evpn evpnroutes.Flags
 	plan := address.DefaultPlan()
 	cmd := &cobra.Command{
 		Use:   "orchestrator",
@@ -67,7 +67,7 @@ rotate" replaces.`,
 			if c.Limits.Lists < 0 {
 				return usage("--list-rate must be at least 0 (0: no limit)")
 			}
-			if c.BGP, err = evpn.Config(); err != nil {
+			if c.EVPN, err = evpn.Config(); err != nil {
 				return usage("%w", err)
 			}
 			c.Version = programVersion()

@@ -14,10 +14,10 @@ import (
 	gobgp "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/bgp/bgptest"
 	"pilaster.io/pilaster/internal/evpn"
-	"pilaster.io/pilaster/internal/evpn/bgptest"
 	"pilaster.io/pilaster/internal/evpn/speaker"
-	"pilaster.io/pilaster/internal/orchestrator/bgp"
+	"pilaster.io/pilaster/internal/orchestrator/evpnroutes"
 	"pilaster.io/pilaster/internal/orchestrator/store/storetest"
 	"pilaster.io/pilaster/internal/tenant"
 	"pilaster.io/pilaster/internal/unixrpc"
@@ -39,20 +39,20 @@ const peerASN = 65002
 func withPeer(t *testing.T) (Config, *bgptest.Peer) {
 	t.Helper()
 	peer := bgptest.Listen(t, netip.MustParseAddrPort("127.0.0.1:0"), peerASN)
-	flags := bgp.Flags{
+	flags := evpnroutes.Flags{
 		ASN: 65001, Peers: []string{fmt.Sprintf("%v=%d", peer.Addr, peerASN)}, Pool: "10.1.0.0/24",
 		VTEPs: []string{"10.2.0.0/24"}, Allow: []string{"shop=172.20.0.0/16"},
 		Stale: time.Hour, Limits: speaker.Limits{Routes: 1000, Restart: time.Hour},
 	}
 	c := testConfig(t)
 	var err error
-	if c.BGP, err = flags.Config(); err != nil {
+	if c.EVPN, err = flags.Config(); err != nil {
 		t.Fatal(err)
 	}
 	return c, peer
 }
 
-func evpnStatus(t *testing.T, s *Server) (status bgp.Status) {
+func evpnStatus(t *testing.T, s *Server) (status evpnroutes.Status) {
 	t.Helper()
 	resp, err := unixrpc.Client(Socket(s.config.RunDir)).Get(unixrpc.URL + EVPNStatusPath)
 	if err != nil {
@@ -201,7 +201,7 @@ func TestOrchestratorsAnnounceTheSame(t *testing.T) {
 	}
 
 	config4, _ := withPeer(t)
-	config4.Etcd, config4.BGP.Pool = etcd, netip.MustParsePrefix("10.3.0.0/24")
+	config4.Etcd, config4.EVPN.Pool = etcd, netip.MustParsePrefix("10.3.0.0/24")
 	if _, err := Start(t.Context(), config4); err == nil || !strings.Contains(err.Error(), "10.1.0.0/24") {
 		t.Errorf("with another VTEP pool: %v", err)
 	}

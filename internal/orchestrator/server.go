@@ -26,8 +26,8 @@ import (
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
-	"pilaster.io/pilaster/internal/orchestrator/bgp"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
+	"pilaster.io/pilaster/internal/orchestrator/evpnroutes"
 	"pilaster.io/pilaster/internal/orchestrator/rpc"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/sdnotify"
@@ -36,16 +36,16 @@ import (
 
 // Config configures an orchestrator.
 type Config struct {
-	DataDir       string           // for the join token and the embedded etcd
-	RunDir        string           // for the operators' socket
-	Listen        string           // address for nodes, with TLS
-	Advertise     []string         // further host names and addresses for the certificate
-	MetricsListen string           // address for Prometheus, without TLS; empty means none
-	Etcd          store.External   // without endpoints etcd is embedded
-	Plan          address.Plan     // zero prefixes mean those of the cluster
-	Region        string           // name of this region; empty if there are no others
-	BGP           bgp.Config       // without peers there is no BGP
-	Limits        admission.Limits // for clients
+	DataDir       string            // for the join token and the embedded etcd
+	RunDir        string            // for the operators' socket
+	Listen        string            // address for nodes, with TLS
+	Advertise     []string          // further host names and addresses for the certificate
+	MetricsListen string            // address for Prometheus, without TLS; empty means none
+	Etcd          store.External    // without endpoints etcd is embedded
+	Plan          address.Plan      // zero prefixes mean those of the cluster
+	Region        string            // name of this region; empty if there are no others
+	EVPN          evpnroutes.Config // without peers there is no BGP
+	Limits        admission.Limits  // for clients
 	Version       string
 	Log           *slog.Logger
 
@@ -62,7 +62,7 @@ type Server struct {
 	config      Config
 	store       *store.Store
 	cache       *cache.Cache
-	bgp         *bgp.Control // nil without peers
+	evpn        *evpnroutes.Control // nil without peers
 	token       *admission.TokenFile
 	offloads    *offloads
 	metrics     *metrics
@@ -163,7 +163,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if err := s.cache.Await(ctx, func() bool { return s.cache.Revision != 0 }); err != nil {
 		return nil, fmt.Errorf("reading the store took too long: %w", err)
 	}
-	if err := s.startBGP(ctx); err != nil {
+	if err := s.startEVPN(ctx); err != nil {
 		return nil, err
 	}
 	return s, s.serve()

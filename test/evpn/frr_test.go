@@ -10,8 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/bgp/bgptest"
 	"pilaster.io/pilaster/internal/evpn"
-	"pilaster.io/pilaster/internal/evpn/bgptest"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"

@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"pilaster.io/pilaster/internal/evpn/bgptest"
+	"pilaster.io/pilaster/internal/bgp/bgptest"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/lab/labtest"
 	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/orchestrator"
-	"pilaster.io/pilaster/internal/orchestrator/bgp"
+	"pilaster.io/pilaster/internal/orchestrator/evpnroutes"
 	"pilaster.io/pilaster/internal/unixrpc"
 )
 
@@ -135,7 +135,7 @@ func newSecond(b bed, peer string) *second {
 }
 
 // evpnStatus returns what `pilaster evpn status` shows; false while the orchestrator does not answer.
-func evpnStatus(runDir string) (s bgp.Status, ok bool) {
+func evpnStatus(runDir string) (s evpnroutes.Status, ok bool) {
 	resp, err := unixrpc.Client(orchestrator.Socket(runDir)).Get(unixrpc.URL + orchestrator.EVPNStatusPath)
 	if err != nil {
 		return s, false

@@ -25,7 +25,7 @@ var namedNetworks = map[string]struct {
 	"internal/address/ila.go":                {26, "the addresses of a network"},
 	"bpf/evpn.bpf.c":                         {6, "the entry programs of a network"},
 	"internal/evpn":                          {101, "the protocol that a network is named after"},
-	"internal/orchestrator/bgp":              {58, "the protocol that a network is named after"},
+	"internal/orchestrator/evpnroutes":       {58, "the protocol that a network is named after"},
 	"internal/orchestrator/evpn.go":          {4, "the protocol that a network is named after"},
 	"internal/orchestrator/server.go":        {1, "the protocol that a network is named after"},
 	"internal/orchestrator/store/cluster.go": {2, "the protocol that a network is named after"},

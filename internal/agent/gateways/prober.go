@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"pilaster.io/pilaster/internal/agent/probe"
+	"pilaster.io/pilaster/internal/probe"
 	"pilaster.io/pilaster/internal/tenant"
 )
 

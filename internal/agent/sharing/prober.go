@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/agent"
-	"pilaster.io/pilaster/internal/agent/probe"
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/probe"
 	"pilaster.io/pilaster/internal/tenant"
 )
 

@@ -16,8 +16,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	ours "pilaster.io/pilaster/internal/bgp"
+	"pilaster.io/pilaster/internal/bgp/bgptest"
 	"pilaster.io/pilaster/internal/evpn"
-	"pilaster.io/pilaster/internal/evpn/bgptest"
 	"pilaster.io/pilaster/internal/netns"
 )
 
@@ -200,7 +201,7 @@ func TestFRR(t *testing.T) {
 	hostMAC, hostIP := evpn.MAC{0x02, 0, 0, 0, 2, 0x22}, "10.0.2.22"
 	n.host(hostMAC, hostIP)
 	s := start(t, Config{
-		Peers: []Peer{{Addr: addr(frrAddr), ASN: peerASN}}, Limits: Limits{Routes: 1000}, Stale: 3 * time.Second,
+		Peers: []ours.Peer{{Addr: addr(frrAddr), ASN: peerASN}}, Limits: Limits{Routes: 1000}, Stale: 3 * time.Second,
 	})
 	find := func(key evpn.RecordKey) (evpn.Record, bool) {
 		s.mu.Lock()

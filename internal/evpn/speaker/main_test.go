@@ -10,8 +10,9 @@ import (
 
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
+	ours "pilaster.io/pilaster/internal/bgp"
+	"pilaster.io/pilaster/internal/bgp/bgptest"
 	"pilaster.io/pilaster/internal/evpn"
-	"pilaster.io/pilaster/internal/evpn/bgptest"
 )
 
 func TestMain(m *testing.M) {
@@ -140,16 +141,16 @@ func start(t testing.TB, c Config) *Speaker {
 }
 
 // listen starts a peer with the address 127.0.0.N, and returns how the speaker finds it.
-func listen(t testing.TB, n byte) (*bgptest.Peer, Peer) {
+func listen(t testing.TB, n byte) (*bgptest.Peer, ours.Peer) {
 	t.Helper()
 	return listenAs(t, n, peerASN)
 }
 
 // listenAs starts a peer of an AS.
-func listenAs(t testing.TB, n byte, asn uint32) (*bgptest.Peer, Peer) {
+func listenAs(t testing.TB, n byte, asn uint32) (*bgptest.Peer, ours.Peer) {
 	t.Helper()
 	a := netip.AddrFrom4([4]byte{127, 0, 0, n})
-	return bgptest.Listen(t, netip.AddrPortFrom(a, bgpPort), asn), Peer{Addr: a, ASN: asn, Port: bgpPort}
+	return bgptest.Listen(t, netip.AddrPortFrom(a, bgpPort), asn), ours.Peer{Addr: a, ASN: asn, Port: bgpPort}
 }
 
 const (

@@ -12,6 +12,7 @@ import (
 
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
+	ours "pilaster.io/pilaster/internal/bgp"
 	"pilaster.io/pilaster/internal/evpn"
 )
 
@@ -37,7 +38,7 @@ func keysOf(updates []*bgp.BGPUpdate) (announced, withdrawn []evpn.Key) {
 func TestAnnounceAndImport(t *testing.T) {
 	t.Parallel()
 	peer, config := listen(t, 2)
-	s := start(t, Config{Peers: []Peer{config}, Stale: time.Hour})
+	s := start(t, Config{Peers: []ours.Peer{config}, Stale: time.Hour})
 	if p := s.Status().Peers[0]; !p.Up && p.Reason == "" {
 		t.Errorf("a peer before its first session: %+v", p)
 	}
@@ -90,7 +91,7 @@ func TestAnnounceAndImport(t *testing.T) {
 func TestMovedContainerIsAnnouncedAgain(t *testing.T) {
 	t.Parallel()
 	peer, config := listen(t, 3)
-	s := start(t, Config{Peers: []Peer{config}})
+	s := start(t, Config{Peers: []ours.Peer{config}})
 	peer.WaitUp(1)
 	moved := own()
 	moved[0].Containers[0].Sequence = 4
@@ -138,7 +139,7 @@ func TestMovedContainerIsAnnouncedAgain(t *testing.T) {
 func TestRoutesOfALostPeerAreStale(t *testing.T) {
 	t.Parallel()
 	peer, config := listen(t, 4)
-	s := start(t, Config{Peers: []Peer{config}, Stale: time.Hour})
+	s := start(t, Config{Peers: []ours.Peer{config}, Stale: time.Hour})
 	peer.WaitUp(1)
 	peer.Send(announcements(t, theirs(7))...)
 	peer.Send(announcements(t, theirs(8))...)
@@ -163,7 +164,7 @@ func TestStaleRoutesGo(t *testing.T) {
 	t.Parallel()
 	const stale = 2 * time.Second
 	peer, config := listen(t, 5)
-	s := start(t, Config{Peers: []Peer{config}, Stale: stale})
+	s := start(t, Config{Peers: []ours.Peer{config}, Stale: stale})
 	peer.WaitUp(1)
 	peer.Send(announcements(t, theirs(7))...)
 	wait(t, s, "with 4 records", func(s Status) bool { return records(s) == 4 })
@@ -241,7 +242,7 @@ func TestPeerLimits(t *testing.T) {
 			good, goodConfig := listen(t, byte(60+2*i))
 			bad, badConfig := listenAs(t, byte(61+2*i), test.asn)
 			test.limits.Restart = time.Second
-			s := start(t, Config{Peers: []Peer{goodConfig, badConfig}, Limits: test.limits, Stale: time.Hour})
+			s := start(t, Config{Peers: []ours.Peer{goodConfig, badConfig}, Limits: test.limits, Stale: time.Hour})
 			good.WaitUp(1)
 			bad.WaitUp(1)
 			good.Send(announcements(t, theirs(7))...)
@@ -286,7 +287,7 @@ func TestMalformedMessages(t *testing.T) {
 	t.Parallel()
 	good, goodConfig := listen(t, 40)
 	bad, badConfig := listen(t, 41)
-	s := start(t, Config{Peers: []Peer{goodConfig, badConfig}, Stale: time.Hour})
+	s := start(t, Config{Peers: []ours.Peer{goodConfig, badConfig}, Stale: time.Hour})
 	good.WaitUp(1)
 	good.Send(announcements(t, theirs(7))...)
 	session := 1
@@ -315,7 +316,7 @@ func TestMalformedMessages(t *testing.T) {
 func TestFlood(t *testing.T) {
 	n := floodSize(t)
 	peer, config := listen(t, 50)
-	s := start(t, Config{Peers: []Peer{config}, Limits: Limits{Routes: n + 10}, Stale: time.Hour})
+	s := start(t, Config{Peers: []ours.Peer{config}, Limits: Limits{Routes: n + 10}, Stale: time.Hour})
 	peer.WaitUp(1)
 	peer.Send(announcements(t, theirs(7))...)
 	wait(t, s, "with 4 records", func(s Status) bool { return records(s) == 4 })
@@ -370,7 +371,7 @@ func withdrawnIn(updates []*bgp.BGPUpdate) (n int) {
 func TestMemoryIsReleased(t *testing.T) {
 	const n, spare = 1000, 100 // spare: bytes of a route
 	peer, config := listen(t, 51)
-	s := start(t, Config{Peers: []Peer{config}, Limits: Limits{Routes: n + 10}})
+	s := start(t, Config{Peers: []ours.Peer{config}, Limits: Limits{Routes: n + 10}})
 	raw := foreign(t, n)
 	peer.WaitUp(1)
 	for _, test := range []struct {

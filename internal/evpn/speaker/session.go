@@ -8,11 +8,13 @@ import (
 	"github.com/osrg/gobgp/v4/api"
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	ours "pilaster.io/pilaster/internal/bgp"
 )
 
 // session is the state of one peer.
 type session struct {
-	Peer
+	ours.Peer
 	up       bool
 	since    time.Time // when up changed; at first, when the speaker started
 	reason   string    // why the session is down

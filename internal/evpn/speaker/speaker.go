@@ -14,21 +14,15 @@ import (
 	"github.com/osrg/gobgp/v4/api"
 	"github.com/osrg/gobgp/v4/pkg/server"
 
+	"pilaster.io/pilaster/internal/bgp"
 	"pilaster.io/pilaster/internal/evpn"
 )
-
-// Peer is a BGP speaker that this process connects to.
-type Peer struct {
-	Addr netip.Addr `json:"address"`
-	ASN  uint32     `json:"asn"`
-	Port uint16     `json:"port,omitzero"` // 0 means 179
-}
 
 // Config configures a Speaker.
 type Config struct {
 	ASN      uint32
 	RouterID netip.Addr // IPv4; other orchestrators of the cluster have other ones
-	Peers    []Peer
+	Peers    []bgp.Peer
 	Limits   Limits
 	Stale    time.Duration // how long routes of a lost peer remain
 	Log      *slog.Logger
@@ -76,13 +70,10 @@ func Start(ctx context.Context, c Config) (*Speaker, error) {
 	if c.Limits.Bytes == 0 {
 		c.Limits.Bytes = c.Limits.Routes * bytesPerRoute
 	}
-	log := slog.New(newLimitedHandler(c.Log.Handler()))
-	level := new(slog.LevelVar)
-	level.Set(slog.LevelWarn)
 	background, stop := context.WithCancel(context.Background())
 	s := &Speaker{
 		config:     c,
-		bgp:        server.NewBgpServer(server.LoggerOption(log, level)),
+		bgp:        bgp.NewServer(c.Log, hideTargets),
 		stream:     evpn.NewStream(),
 		table:      evpn.NewTable(),
 		peers:      map[netip.Addr]*session{},
@@ -102,15 +93,8 @@ func Start(ctx context.Context, c Config) (*Speaker, error) {
 }
 
 func (s *Speaker) start(ctx context.Context) error {
-	if err := s.bgp.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
-		Asn:        s.config.ASN,
-		RouterId:   s.config.RouterID.String(),
-		ListenPort: -1, // this side connects
-	}}); err != nil {
-		return fmt.Errorf("start BGP with router ID %v: %w", s.config.RouterID, err)
-	}
-	if err := s.rejectImports(ctx); err != nil {
-		return fmt.Errorf("set the import policy of BGP: %w", err)
+	if err := bgp.Start(ctx, s.bgp, s.config.ASN, s.config.RouterID); err != nil {
+		return err
 	}
 	// One watcher for all events, so that they arrive in order.
 	return s.bgp.WatchEvent(s.background, server.WatchEventMessageCallbacks{
@@ -118,27 +102,6 @@ func (s *Speaker) start(ctx context.Context) error {
 		OnPathEor:    s.onEndOfRIB,
 		OnPeerUpdate: s.onPeer,
 	}, server.WatchUpdate(false, "", ""), server.WatchEor(false), server.WatchPeer())
-}
-
-// rejectImports keeps the routes of peers out of GoBGP's own table.
-func (s *Speaker) rejectImports(ctx context.Context) error {
-	const name = "announced"
-	if err := s.bgp.AddPolicy(ctx, &api.AddPolicyRequest{Policy: &api.Policy{
-		Name: name,
-		Statements: []*api.Statement{{
-			Name:       name,
-			Conditions: &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL},
-			Actions:    &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_ACCEPT},
-		}},
-	}}); err != nil {
-		return err
-	}
-	return s.bgp.SetPolicyAssignment(ctx, &api.SetPolicyAssignmentRequest{Assignment: &api.PolicyAssignment{
-		Name:          "global",
-		Direction:     api.PolicyDirection_POLICY_DIRECTION_IMPORT,
-		Policies:      []*api.Policy{{Name: name}},
-		DefaultAction: api.RouteAction_ROUTE_ACTION_REJECT,
-	}})
 }
 
 // connect adds the peers.
@@ -149,15 +112,14 @@ func (s *Speaker) connect(ctx context.Context) error {
 			// Routes that came from this AS are reported, so that they count. The import rules refuse them.
 			Conf:      &api.PeerConf{NeighborAddress: p.Addr.String(), PeerAsn: p.ASN, AllowOwnAsn: math.MaxUint8},
 			Transport: &api.Transport{RemotePort: uint32(p.Port)},
-			Timers:    &api.Timers{Config: &api.TimersConfig{ConnectRetry: connectRetry}},
+			Timers:    &api.Timers{Config: &api.TimersConfig{ConnectRetry: bgp.ConnectRetry}},
 			AfiSafis: []*api.AfiSafi{{Config: &api.AfiSafiConfig{
 				Family:  &api.Family{Afi: api.Family_AFI_L2VPN, Safi: api.Family_SAFI_EVPN},
 				Enabled: true,
 			}}},
 		}
 		if p.ASN != s.config.ASN {
-			// The peer is a router of the underlay or a route server, and often not on this node's link.
-			peer.EbgpMultihop = &api.EbgpMultihop{Enabled: true, MultihopTtl: maxTTL}
+			peer.EbgpMultihop = &api.EbgpMultihop{Enabled: true, MultihopTtl: bgp.MaxTTL}
 		}
 		if err := s.bgp.AddPeer(ctx, &api.AddPeerRequest{Peer: peer}); err != nil {
 			failed = append(failed, fmt.Errorf("add BGP peer %v: %w", p.Addr, err))
@@ -165,11 +127,6 @@ func (s *Speaker) connect(ctx context.Context) error {
 	}
 	return errors.Join(failed...)
 }
-
-const (
-	connectRetry = 5 // seconds
-	maxTTL       = 255
-)
 
 // Configure sets which routes are imported, and checks those that peers announced again.
 func (s *Speaker) Configure(settings evpn.Settings) error {

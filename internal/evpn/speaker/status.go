@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"pilaster.io/pilaster/internal/bgp"
 	"pilaster.io/pilaster/internal/evpn"
 )
 
@@ -20,7 +21,7 @@ type Status struct {
 
 // PeerStatus is the state of one peer.
 type PeerStatus struct {
-	Peer
+	bgp.Peer
 	evpn.PeerCount
 	Since    time.Time `json:"since"`            // when Up changed
 	Reason   string    `json:"reason,omitempty"` // why the peer is down

@@ -64,6 +64,9 @@ const (
 // hideTargets replaces the route targets in the attributes of that message. GoBGP calls the logger on the goroutine
 // that has decoded the update, so no other goroutine has them yet.
 func hideTargets(r slog.Record) {
+	if r.Message != receivedMessage {
+		return
+	}
 	r.Attrs(func(a slog.Attr) bool {
 		attrs, ok := a.Value.Any().([]bgp.PathAttributeInterface)
 		if a.Key != receivedAttributes || !ok {

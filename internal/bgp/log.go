@@ -1,4 +1,4 @@
-package speaker
+package bgp
 
 import (
 	"context"
@@ -16,7 +16,8 @@ const (
 // limitedHandler limits the rate of warnings and errors, and logs nothing else.
 type limitedHandler struct {
 	slog.Handler
-	rate *logRate
+	rate  *logRate
+	below func(slog.Record) // gets records of lower levels; nil: nothing does
 }
 
 type logRate struct {
@@ -26,18 +27,21 @@ type logRate struct {
 	dropped int
 }
 
-func newLimitedHandler(h slog.Handler) limitedHandler { return limitedHandler{h, &logRate{}} }
+func newLimitedHandler(h slog.Handler, below func(slog.Record)) limitedHandler {
+	return limitedHandler{h, &logRate{}, below}
+}
 
-// Enabled also admits messages of debugging, for hideTargets.
+// Enabled also admits the records that below gets.
 func (h limitedHandler) Enabled(ctx context.Context, level slog.Level) bool {
-	return level < slog.LevelWarn || h.Handler.Enabled(ctx, level)
+	if level < slog.LevelWarn {
+		return h.below != nil
+	}
+	return h.Handler.Enabled(ctx, level)
 }
 
 func (h limitedHandler) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level < slog.LevelWarn {
-		if r.Message == receivedMessage {
-			hideTargets(r)
-		}
+		h.below(r)
 		return nil
 	}
 	ok, dropped := h.rate.allow(r.Time)
@@ -52,11 +56,11 @@ func (h limitedHandler) Handle(ctx context.Context, r slog.Record) error {
 }
 
 func (h limitedHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return limitedHandler{h.Handler.WithAttrs(attrs), h.rate}
+	return limitedHandler{h.Handler.WithAttrs(attrs), h.rate, h.below}
 }
 
 func (h limitedHandler) WithGroup(name string) slog.Handler {
-	return limitedHandler{h.Handler.WithGroup(name), h.rate}
+	return limitedHandler{h.Handler.WithGroup(name), h.rate, h.below}
 }
 
 // allow reports whether a message is logged, and how many were not since the last one.

@@ -1,22 +1,21 @@
-package bgp
+package evpnroutes
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"pilaster.io/pilaster/internal/bgp"
 	"pilaster.io/pilaster/internal/evpn/speaker"
 )
 
 // Config says with which peers routes are exchanged, and which routes are imported. Without peers, none are.
 type Config struct {
 	ASN      uint32
-	Peers    []speaker.Peer
+	Peers    []bgp.Peer
 	RouterID netip.Addr                // zero: derived from the orchestrator's identity
 	Pool     netip.Prefix              // of the VTEP addresses of this cluster's nodes
 	VTEPs    []netip.Prefix            // of other speakers
@@ -40,21 +39,11 @@ type Flags struct {
 // Config checks the texts.
 func (f Flags) Config() (c Config, err error) {
 	c = Config{ASN: f.ASN, Stale: f.Stale, Limits: f.Limits, Allow: map[string][]netip.Prefix{}}
-	for _, text := range f.Peers {
-		p, err := parsePeer(text, f.ASN)
-		if err != nil {
-			return c, err
-		}
-		if slices.ContainsFunc(c.Peers, func(other speaker.Peer) bool { return other.Addr == p.Addr }) {
-			return c, fmt.Errorf("--evpn-peer %v is there twice", p.Addr)
-		}
-		c.Peers = append(c.Peers, p)
+	if c.Peers, err = bgp.ParsePeers("--evpn-peer", f.Peers, f.ASN); err != nil {
+		return c, err
 	}
-	if f.RouterID != "" {
-		c.RouterID, err = netip.ParseAddr(f.RouterID)
-		if err != nil || !c.RouterID.Is4() || c.RouterID.IsUnspecified() {
-			return c, fmt.Errorf("--evpn-router-id %q is not an IPv4 address", f.RouterID)
-		}
+	if c.RouterID, err = bgp.ParseRouterID("--evpn-router-id", f.RouterID); err != nil {
+		return c, err
 	}
 	if f.Pool != "" {
 		if c.Pool, err = parsePrefix("--evpn-vtep-pool", f.Pool); err != nil {
@@ -111,29 +100,6 @@ func (c Config) check() error {
 	return nil
 }
 
-// parsePeer reads ADDRESS, ADDRESS=ASN or either with a port, such as [fd00::1]:1790=65002.
-func parsePeer(text string, asn uint32) (p speaker.Peer, err error) {
-	where, as, named := strings.Cut(text, "=")
-	p.ASN = asn
-	if named {
-		n, err := strconv.ParseUint(as, 10, 32)
-		if err != nil || n == 0 {
-			return p, fmt.Errorf("--evpn-peer %q: %q is not the number of an AS, 1 to 4294967295", text, as)
-		}
-		p.ASN = uint32(n)
-	}
-	if p.Addr, err = netip.ParseAddr(where); err == nil {
-		return p, nil
-	}
-	at, err := netip.ParseAddrPort(where)
-	if err != nil || at.Port() == 0 {
-		return p, fmt.Errorf(
-			"--evpn-peer %q is not ADDRESS[:PORT][=ASN], such as 10.0.0.1 or [fd00::1]:1790=65002", text)
-	}
-	p.Addr, p.Port = at.Addr(), at.Port()
-	return p, nil
-}
-
 func parsePrefix(flag, text string) (netip.Prefix, error) {
 	p, err := parseAnyPrefix(flag, text)
 	if err == nil && !p.Addr().Is4() {
@@ -161,15 +127,4 @@ func (c Config) asns() []uint32 {
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
-}
-
-// routerID derives a router ID from an identity that no other orchestrator has.
-func routerID(identity [16]byte) netip.Addr {
-	var a [4]byte
-	n := binary.BigEndian.Uint32(identity[:4])
-	if n == 0 {
-		n = 1
-	}
-	binary.BigEndian.PutUint32(a[:], n)
-	return netip.AddrFrom4(a)
 }

@@ -1,4 +1,4 @@
-package bgp
+package evpnroutes
 
 import (
 	"github.com/prometheus/client_golang/prometheus"

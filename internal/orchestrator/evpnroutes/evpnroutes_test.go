@@ -1,4 +1,4 @@
-package bgp
+package evpnroutes
 
 import (
 	"encoding/json"
@@ -12,6 +12,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/bgp"
 	"pilaster.io/pilaster/internal/evpn"
 	"pilaster.io/pilaster/internal/evpn/speaker"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
@@ -33,7 +34,7 @@ func TestFlags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []speaker.Peer{
+	want := []bgp.Peer{
 		{Addr: netip.MustParseAddr("10.9.0.2"), ASN: 65002},
 		{Addr: netip.MustParseAddr("fd00::2"), ASN: 65001, Port: 1790},
 	}
@@ -183,7 +184,7 @@ func TestStatusAsJSON(t *testing.T) {
 		Records:   map[evpn.RecordKind]int{evpn.RecordHost: 3},
 		Contested: []evpn.RecordKey{{Kind: evpn.RecordMAC, VNI: 7, MAC: evpn.MAC{2, 1}}},
 		Peers: []speaker.PeerStatus{{
-			Peer:  speaker.Peer{Addr: netip.MustParseAddr("10.9.0.2"), ASN: 65002},
+			Peer:  bgp.Peer{Addr: netip.MustParseAddr("10.9.0.2"), ASN: 65002},
 			Since: time.Unix(1_800_000_000, 0).UTC(), Reason: "lost", Flaps: 2,
 			PeerCount: evpn.PeerCount{
 				Routes: 9, Size: 900, Accepted: map[evpn.Kind]int{evpn.KindPrefix: 1},

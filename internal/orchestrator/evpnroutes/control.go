@@ -1,4 +1,4 @@
-package bgp
+package evpnroutes
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/bgp"
 	"pilaster.io/pilaster/internal/evpn"
 	"pilaster.io/pilaster/internal/evpn/speaker"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
@@ -50,7 +51,7 @@ func Start(ctx context.Context, c Config, s *store.Store, m *cache.Cache, identi
 		return nil, err
 	}
 	if !c.RouterID.IsValid() {
-		c.RouterID = routerID(identity)
+		c.RouterID = bgp.RouterID(identity)
 	}
 	is, err := speaker.Start(ctx, speaker.Config{
 		ASN: c.ASN, RouterID: c.RouterID, Peers: c.Peers, Limits: c.Limits, Stale: c.Stale, Log: log,
