@@ -70,11 +70,11 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	@trap '.ci/test-times $(times)' EXIT; \
 	    $(go_test) -p 3 -timeout 40m -skip '$(timed_tests)|$(evpn_tests)' $(slowest) ./... $(report); \
 	    $(go_test) -p 1 ./test/policies ./test/restart ./test/move ./internal/datapath ./internal/accelerate \
-	        ./internal/bench/suites -run '$(timed_tests)' $(report) -v least=8; \
+	        ./test/services ./internal/bench/suites -run '$(timed_tests)' $(report) -v least=9; \
 	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \
 	    PILASTER_TEST_ACCELERATE=oncache $(go_test) ./internal/datapath -run '^TestNimitz' $(report) -v least=19
 # Tests that check durations or shares of CPUs, which need an otherwise idle machine.
-timed_names := MoveGap|ChangeToEnforcement|ManyRulesDelayNo(ADD|OtherTenant)|Model(Notices)?|Steering|KillsOfServices
+timed_names := MoveGap|ChangeToEnforcement|ManyRulesDelayNo(ADD|OtherTenant)|Model(Notices)?|Steering|KillsOfServices|Announced
 timed_tests := ^Test($(timed_names))$$
 # Tests of BGP peers that depend on the heap's size, or on timers of GoBGP. `make evpn` runs them.
 evpn_tests := ^Test(MemoryIsReleased|PeerLimits)$$

@@ -3,8 +3,11 @@ package cli
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"strings"
 	"time"
@@ -60,6 +63,30 @@ func (s *orchestratorSocket) client() pilasterv1connect.OperatorServiceClient {
 		connect.WithGRPC(),
 		s.bounded(),
 	)
+}
+
+// get reads a status that the orchestrator has as JSON.
+func (s *orchestratorSocket) get(ctx context.Context, path string, to any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, unixrpc.URL+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := unixrpc.Client(s.path).Do(req)
+	if err != nil {
+		return connect.NewError(connect.CodeUnavailable, err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s", cmp.Or(strings.TrimSpace(string(text)), resp.Status))
+	}
+	if err := json.Unmarshal(text, to); err != nil {
+		return fmt.Errorf("the orchestrator's answer is not readable: %w", err)
+	}
+	return nil
 }
 
 // names completes the only argument of a command with names from a daemon. If the daemon does not respond, it offers no

@@ -2,16 +2,13 @@ package cli
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -19,7 +16,6 @@ import (
 	"pilaster.io/pilaster/internal/evpn/speaker"
 	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/orchestrator/evpnroutes"
-	"pilaster.io/pilaster/internal/unixrpc"
 )
 
 // bindEVPN adds the flags of an orchestrator's BGP peers.
@@ -65,26 +61,9 @@ docs/explanation/evpn.md explains the reasons.`,
 		Example: "  pilaster evpn status\n  pilaster evpn status -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			req, err := http.NewRequestWithContext(
-				cmd.Context(), http.MethodGet, unixrpc.URL+orchestrator.EVPNStatusPath, nil)
-			if err != nil {
-				return err
-			}
-			resp, err := unixrpc.Client(socket.path).Do(req)
-			if err != nil {
-				return connect.NewError(connect.CodeUnavailable, err)
-			}
-			defer resp.Body.Close()
-			text, err := io.ReadAll(resp.Body)
-			if err != nil {
-				return err
-			}
-			if resp.StatusCode != http.StatusOK {
-				return fmt.Errorf("%s", cmp.Or(strings.TrimSpace(string(text)), resp.Status))
-			}
 			var s evpnroutes.Status
-			if err := json.Unmarshal(text, &s); err != nil {
-				return fmt.Errorf("the orchestrator's answer is not readable: %w", err)
+			if err := socket.get(cmd.Context(), orchestrator.EVPNStatusPath, &s); err != nil {
+				return err
 			}
 			return out.print(env.Stdout, s, func(w io.Writer) { printEVPN(w, s, time.Now()) })
 		},

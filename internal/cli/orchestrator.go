@@ -11,6 +11,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
+	"pilaster.io/pilaster/internal/orchestrator/announce"
 	"pilaster.io/pilaster/internal/orchestrator/evpnroutes"
 	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/tenant"
@@ -23,6 +24,7 @@ func newOrchestratorCommand(env Env) *cobra.Command {
 	var etcd, base, private, egress string
 	var gateways []string
 	var evpn evpnroutes.Flags
+	var services announce.Flags
 	plan := address.DefaultPlan()
 	cmd := &cobra.Command{
 		Use:   "orchestrator",
@@ -68,6 +70,12 @@ rotate" replaces.`,
 				return usage("--list-rate must be at least 0 (0: no limit)")
 			}
 			if c.EVPN, err = evpn.Config(); err != nil {
+				return usage("%w", err)
+			}
+			if c.BGP, err = services.Config(); err != nil {
+				return usage("%w", err)
+			}
+			if err = orchestrator.CheckPeers(c); err != nil {
 				return usage("%w", err)
 			}
 			c.Version = programVersion()
@@ -158,6 +166,7 @@ rotate" replaces.`,
 			"the /64s of nodes)",
 	)
 	bindEVPN(f, &evpn)
+	bindBGP(f, &services)
 	return cmd
 }
 

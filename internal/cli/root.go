@@ -52,6 +52,7 @@ command that it runs.`,
 	root.AddCommand(newRegionCommand(env))
 	root.AddCommand(newOffloadCommand(env))
 	root.AddCommand(newEVPNCommand(env))
+	root.AddCommand(newBGPCommand(env))
 	root.AddCommand(newServiceCommand(env))
 	root.AddCommand(newEgressCommand(env))
 	root.AddCommand(newUnderlayCommand(env))

@@ -241,6 +241,22 @@ func (l *Lab) Route(to netip.Addr, node string) error {
 	return r.route(l.RouterLink(node), netip.PrefixFrom(to, to.BitLen()), via)
 }
 
+// AllowSource makes the fabric accept packets with a source prefix from all nodes, as it must from those that answer
+// for external addresses of services.
+func (l *Lab) AllowSource(prefix netip.Prefix) error {
+	r, err := openFabric(l.folder)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	for _, node := range l.state.Spec.Nodes {
+		if err := r.allowSource(l.RouterLink(node), prefix); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // route4 adds the route to a node's IPv4 tunnel address, and the rules for packets from the node: other IPv4 sources
 // are refused.
 func (r *fabric) route4(name string, prefix netip.Prefix, via netip.Addr) error {

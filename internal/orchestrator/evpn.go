@@ -2,8 +2,6 @@ package orchestrator
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/json"
 	"net/http"
 
 	"pilaster.io/pilaster/internal/orchestrator/evpnroutes"
@@ -17,8 +15,7 @@ func (s *Server) startEVPN(ctx context.Context) error {
 	if len(s.config.EVPN.Peers) == 0 {
 		return nil
 	}
-	sum := sha256.Sum256([]byte(s.cache.Self))
-	control, err := evpnroutes.Start(ctx, s.config.EVPN, s.store, s.cache, [16]byte(sum[:16]), s.config.Log)
+	control, err := evpnroutes.Start(ctx, s.config.EVPN, s.store, s.cache, s.identity(), s.config.Log)
 	if err != nil {
 		return err
 	}
@@ -33,11 +30,5 @@ func (s *Server) serveEVPNStatus(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "this orchestrator has no BGP peers (see --evpn-peer)", http.StatusNotFound)
 		return
 	}
-	text, err := json.Marshal(s.evpn.Status())
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Write(text)
+	serveJSON(w, s.evpn.Status())
 }

@@ -14,6 +14,7 @@ import (
 	gobgp "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/bgp"
 	"pilaster.io/pilaster/internal/bgp/bgptest"
 	"pilaster.io/pilaster/internal/evpn"
 	"pilaster.io/pilaster/internal/evpn/speaker"
@@ -250,5 +251,19 @@ func TestNoPeers(t *testing.T) {
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusNotFound {
 		t.Errorf("status %v", resp.Status)
+	}
+}
+
+// A peer has one session, so it cannot be one for both.
+func TestCheckPeers(t *testing.T) {
+	var c Config
+	a := bgp.Peer{Addr: netip.MustParseAddr("fd00::1")}
+	c.EVPN.Peers, c.BGP.Peers = []bgp.Peer{a}, []bgp.Peer{{Addr: netip.MustParseAddr("fd00::2")}}
+	if err := CheckPeers(c); err != nil {
+		t.Error(err)
+	}
+	c.BGP.Peers = append(c.BGP.Peers, a)
+	if err := CheckPeers(c); err == nil || !strings.Contains(err.Error(), "fd00::1 is a peer for") {
+		t.Errorf("error %v", err)
 	}
 }

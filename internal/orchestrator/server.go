@@ -26,6 +26,7 @@ import (
 	"pilaster.io/pilaster/internal/join"
 	"pilaster.io/pilaster/internal/offload"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
+	"pilaster.io/pilaster/internal/orchestrator/announce"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/orchestrator/evpnroutes"
 	"pilaster.io/pilaster/internal/orchestrator/rpc"
@@ -44,7 +45,8 @@ type Config struct {
 	Etcd          store.External    // without endpoints etcd is embedded
 	Plan          address.Plan      // zero prefixes mean those of the cluster
 	Region        string            // name of this region; empty if there are no others
-	EVPN          evpnroutes.Config // without peers there is no BGP
+	EVPN          evpnroutes.Config // without peers, no routes of tenants are exchanged
+	BGP           announce.Config   // without peers, no addresses of services are announced
 	Limits        admission.Limits  // for clients
 	Version       string
 	Log           *slog.Logger
@@ -59,22 +61,23 @@ func Socket(runDir string) string { return filepath.Join(runDir, "orchestrator.s
 
 // Server is a running orchestrator.
 type Server struct {
-	config      Config
-	store       *store.Store
-	cache       *cache.Cache
-	evpn        *evpnroutes.Control // nil without peers
-	token       *admission.TokenFile
-	offloads    *offloads
-	metrics     *metrics
-	storeHealth health
-	connLimiter *admission.ConnLimiter
-	limiter     *admission.CallLimiter
-	nodes       net.Listener
-	handler     http.Handler   // for nodes
-	inProcess   sync.WaitGroup // calls by NodeHandler
-	servers     []*http.Server
-	closeEtcd   func()
-	failed      chan error
+	config        Config
+	store         *store.Store
+	cache         *cache.Cache
+	evpn          *evpnroutes.Control // nil without peers
+	announcements *announce.Control   // nil without peers
+	token         *admission.TokenFile
+	offloads      *offloads
+	metrics       *metrics
+	storeHealth   health
+	connLimiter   *admission.ConnLimiter
+	limiter       *admission.CallLimiter
+	nodes         net.Listener
+	handler       http.Handler   // for nodes
+	inProcess     sync.WaitGroup // calls by NodeHandler
+	servers       []*http.Server
+	closeEtcd     func()
+	failed        chan error
 
 	running    sync.WaitGroup
 	background context.Context // for background goroutines
@@ -166,6 +169,9 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if err := s.startEVPN(ctx); err != nil {
 		return nil, err
 	}
+	if err := s.startBGP(ctx); err != nil {
+		return nil, err
+	}
 	return s, s.serve()
 }
 
@@ -252,6 +258,7 @@ func (s *Server) serve() error {
 	mux.Handle("/metrics", s.metrics.handler())
 	mux.HandleFunc("/debug/goroutines", debugserver.Goroutines)
 	mux.HandleFunc(EVPNStatusPath, s.serveEVPNStatus)
+	mux.HandleFunc(BGPStatusPath, s.serveBGPStatus)
 	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&rpc.OperatorService{
 		Store: s.store, Cache: s.cache, Token: s.token, Version: s.config.Version, Where: s.where(),
 		Listen: s.Addr().String(), RegionName: s.config.Region, Started: time.Now(), Offloads: s.offloads,

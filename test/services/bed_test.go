@@ -68,9 +68,9 @@ func labSpec() lab.Spec {
 	return spec
 }
 
-func startBed(t *testing.T, spec lab.Spec) *bed {
+func startBed(t *testing.T, spec lab.Spec, options ...func(*lab.Options)) *bed {
 	t.Helper()
-	b := &bed{Lab: labtest.New(t, spec), T: t}
+	b := &bed{Lab: labtest.New(t, spec, options...), T: t}
 	for _, name := range web {
 		b.serve(name)
 	}
