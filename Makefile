@@ -17,7 +17,7 @@ plugin_entry = $(if $(filter amd64,$(shell go env GOARCH)),-E main.start)
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it creates network namespaces and loads eBPF programs))
 
 # The suites of `make long`, in its order. test/README.md describes each one and its duration.
-suites := policies routing restart churn egress scans chaos flannel accelerate fuzz soak mutation macvlan netkit vm-ovs \
+suites := policies routing restart churn egress scans chaos flannel kube-proxy accelerate fuzz soak mutation macvlan netkit vm-ovs \
     network vm-ila packets offload evpn paper bench
 
 .PHONY: help build plugin demo check test tests long $(suites) survive fuzz-long deps lint generate generated vm budget
@@ -243,9 +243,22 @@ flannel: export PILASTER_TEST_FLANNEL := $(CURDIR)/dist/flannel
 flannel: ## pilaster accelerate beside the real Flannel, which it downloads and builds
 	@$(as_root)
 	@$(MAKE) deps build
-	@.ci/deps packages-flannel
+	@.ci/deps packages-nftables
 	@$(MAKE) dist/flannel/flannel
 	$(call suite) $(go_test) -tags flannel -timeout 20m ./test/flannel
+
+dist/kube-proxy/kubeproxy: $(wildcard test/e2e/kubeproxy/*)
+	cd test/e2e/kubeproxy && go build -ldflags '-s -w' -o $(CURDIR)/$@ .
+
+kube-proxy: export KUBE_PROXY := $(CURDIR)/dist/kube-proxy/kubeproxy
+kube-proxy: ## pilaster bench services beside kube-proxy's nftables rules, whose code it downloads and builds: FORM=quick or full
+	@$(as_root)
+	@$(MAKE) deps build
+	@.ci/deps packages-nftables
+	@$(MAKE) dist/kube-proxy/kubeproxy
+	$(call suite,FORM=$(or $(FORM),quick)) bin/pilaster bench services --$(or $(FORM),quick) -o dist/bench/kube-proxy \
+	    --peer kube-proxy=test/e2e/kube-proxy.sh --peer kube-proxy-10000=test/e2e/kube-proxy-10000.sh \
+	    --peer kube-proxy-node-port=test/e2e/kube-proxy-node-port.sh
 
 # SEED=N repeats the choices of the run that printed it. LIMIT is a Go duration: 50ms on a quiet machine.
 accelerate: export PILASTER_ACCELERATE_CHANGES := $(or $(CHANGES),1000)

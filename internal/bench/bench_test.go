@@ -275,16 +275,23 @@ up)
 	$in1 ip link add eth0 index 50 type veth peer name eth0 netns "$BENCH_CONTAINER_2"
 	$in1 ip addr add 10.9.0.1/24 dev eth0; $in2 ip addr add 10.9.0.2/24 dev eth0
 	$in1 ip link set eth0 up; $in2 ip link set eth0 up
-	echo building; echo 10.9.0.2 ;;
+	echo building; echo "$PEER_SERVER" ;;
 down)
 	kill "$(cat "$BENCH_DIR/pid")"; echo gone > "$PEER_TEST" ;;
 esac
 `
 
 func TestPeer(t *testing.T) {
+	for _, server := range []string{"10.9.0.2", "10.9.0.2:5201 10.9.0.2:5201"} {
+		t.Run(server, func(t *testing.T) { testPeer(t, server) })
+	}
+}
+
+func testPeer(t *testing.T, server string) {
 	folder := t.TempDir()
 	script, gone := filepath.Join(folder, "peer.sh"), filepath.Join(folder, "gone")
 	t.Setenv("PEER_TEST", gone)
+	t.Setenv("PEER_SERVER", server)
 	if err := os.WriteFile(script, []byte(peerScript), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -306,7 +313,8 @@ func TestPeer(t *testing.T) {
 func TestPeerThatFails(t *testing.T) {
 	for script, says := range map[string]string{
 		"echo no etcd >&2; exit 3":              "up: exit status 3: no etcd",
-		"test $1 = down || echo 10.9.0.2 up":    `not the server's address: "10.9.0.2 up"`,
+		"test $1 = down || echo server":         `"server": not the server's address`,
+		"test $1 = down || echo 10.9.0.2 up":    `"10.9.0.2 up": not the server's [ADDRESS]:PORT`,
 		"test $1 = up || exit 4; echo 10.9.0.2": "down: exit status 4",
 	} {
 		file := filepath.Join(t.TempDir(), "peer.sh")

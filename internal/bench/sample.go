@@ -87,7 +87,7 @@ func (o Options) begin(ctx context.Context, p scenario.Pair, m traffic.Metric) (
 	server, err := o.start(
 		ctx,
 		p.Server,
-		traffic.Job{Metric: m.Name, Serve: true, Target: netip.AddrPortFrom(p.Target, 0)},
+		traffic.Job{Metric: m.Name, Serve: true, Target: netip.AddrPortFrom(p.Target, p.Port)},
 	)
 	if err != nil {
 		return nil, fmt.Errorf("server: %w", err)

@@ -89,7 +89,8 @@ the same link: with the backend chosen when the socket connects, and on the pack
 With --quick and --full the command fails if a service whose backend is chosen at connect time does not reach 0.99 of
 the TCP_RR and 0.97 of the TCP_CRR of the backend itself, or one on the packet path not 0.95 of the TCP_RR and the
 TCP_CRR of a tenant with policies, if 10,000 services are slower than one, or if the run was too noisy to decide.
---smoke has no limits. Run it on an idle machine. docs/results/services.md explains the figures.
+--smoke has no limits. Run it on an idle machine. docs/results/services.md explains the figures. "make kube-proxy" adds
+kube-proxy's rules as peers; then new connections with 10,000 services must reach 1.15 of theirs.
 
 ` + namesOf(known.Scenarios, known.Metrics),
 		Example: "  pilaster bench services --quick -o results\n" +
@@ -116,6 +117,7 @@ func newPathsCommand(
 		if err := flags.apply(&o, known); err != nil {
 			return err
 		}
+		suites.CompareKubeProxy(&o)
 		return flags.measure(c.Context(), env, o)
 	}
 	return &c

@@ -4,11 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
-	"fmt"
 	"net/http"
-	"slices"
 
-	"pilaster.io/pilaster/internal/bgp"
 	"pilaster.io/pilaster/internal/orchestrator/announce"
 )
 
@@ -34,18 +31,6 @@ func (s *Server) startBGP(ctx context.Context) error {
 func (s *Server) identity() [16]byte {
 	sum := sha256.Sum256([]byte(s.cache.Self))
 	return [16]byte(sum[:16])
-}
-
-// CheckPeers refuses BGP peers with two sessions: they would close one of them, because both come from one address.
-func CheckPeers(c Config) error {
-	for _, p := range c.BGP.Peers {
-		if slices.ContainsFunc(c.EVPN.Peers, func(other bgp.Peer) bool { return other.Addr == p.Addr }) {
-			return fmt.Errorf("%v is a peer for addresses of services and for routes of tenants: a BGP peer has one "+
-				"session with this process; use another address of the router, or another router, for one of them",
-				p.Addr)
-		}
-	}
-	return nil
 }
 
 func (s *Server) serveBGPStatus(w http.ResponseWriter, _ *http.Request) {

@@ -2,8 +2,11 @@ package orchestrator
 
 import (
 	"context"
+	"fmt"
 	"net/http"
+	"slices"
 
+	"pilaster.io/pilaster/internal/bgp"
 	"pilaster.io/pilaster/internal/orchestrator/evpnroutes"
 )
 
@@ -31,4 +34,16 @@ func (s *Server) serveEVPNStatus(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	serveJSON(w, s.evpn.Status())
+}
+
+// CheckPeers refuses BGP peers with two sessions: they would close one of them, because both come from one address.
+func CheckPeers(c Config) error {
+	for _, p := range c.BGP.Peers {
+		if slices.ContainsFunc(c.EVPN.Peers, func(other bgp.Peer) bool { return other.Addr == p.Addr }) {
+			return fmt.Errorf("%v is a peer for addresses of services and for routes of tenants: a BGP peer has one "+
+				"session with this process; use another address of the router, or another router, for one of them",
+				p.Addr)
+		}
+	}
+	return nil
 }

@@ -26,7 +26,7 @@ var namedNetworks = map[string]struct {
 	"bpf/evpn.bpf.c":                         {6, "the entry programs of a network"},
 	"internal/evpn":                          {101, "the protocol that a network is named after"},
 	"internal/orchestrator/evpnroutes":       {56, "the protocol that a network is named after"},
-	"internal/orchestrator/evpn.go":          {11, "the protocol that a network is named after"},
+	"internal/orchestrator/evpn.go":          {12, "the protocol that a network is named after"},
 	"internal/orchestrator/server.go":        {4, "the protocol that a network is named after"},
 	"internal/orchestrator/store/cluster.go": {2, "the protocol that a network is named after"},
 	"internal/cli/evpn.go":                   {30, "the protocol that a network is named after"},

@@ -33,11 +33,31 @@ func Peer(name, command string) Scenario {
 		}
 		lines := strings.Split(strings.TrimSpace(string(said)), "\n")
 		last := strings.TrimSpace(lines[len(lines)-1])
-		if p.Target, err = netip.ParseAddr(last); err != nil {
-			return p, fmt.Errorf("%s up: the last line it printed is not the server's address: %q", command, last)
+		if err := p.aim(last); err != nil {
+			return p, fmt.Errorf("%s up: the last line it printed is %q: %w", command, last, err)
 		}
 		return p, nil
 	}}
+}
+
+// aim reads the server's address, or the address and port that the server listens on, and those that the client
+// connects to.
+func (p *Pair) aim(line string) (err error) {
+	listens, target, both := strings.Cut(line, " ")
+	if !both {
+		if p.Target, err = netip.ParseAddr(line); err != nil {
+			return errors.New("not the server's address")
+		}
+		return nil
+	}
+	server, err1 := netip.ParseAddrPort(listens)
+	to, err2 := netip.ParseAddrPort(target)
+	if err1 != nil || err2 != nil || server.Port() == 0 {
+		return errors.New("not the server's [ADDRESS]:PORT and that of the client's target")
+	}
+	p.Target, p.Port = server.Addr(), server.Port()
+	p.Expose = func(uint16) (netip.AddrPort, error) { return to, nil }
+	return nil
 }
 
 // vacant creates a pair of containers without a network, and the environment of the peer's command.

@@ -41,6 +41,7 @@ func (s Scenario) ID() string { return s.Name }
 type Pair struct {
 	Client, Server *netns.Namespace
 	Target         netip.Addr
+	Port           uint16 // that the server listens on; 0: any
 	// Expose makes a server that listens on a port of Target reachable at another address, which the client connects
 	// to. It is nil if the client connects to the server itself.
 	Expose func(port uint16) (netip.AddrPort, error)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/datapath"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/humanize"
@@ -41,7 +42,56 @@ func ServiceScenarios() (all []Scenario) {
 			})
 		}
 	}
-	return all
+	return append(all, Scenario{
+		Name: "node-port", Of: betweenContainers, Build: nodePort,
+		About: "a host outside to a node port, by a node without a backend, and a container on the other node",
+	})
+}
+
+// nodePort has a client on a host outside, which connects to a port of the first node. The backend is on the second.
+func nodePort(w *Wire) (Pair, error) {
+	outside, err := w.addOutside()
+	if err != nil {
+		return Pair{}, err
+	}
+	t := blue()
+	t.ServicesNumber, t.Exposed = 1, true
+	var paths []*datapath.Datapath
+	for _, n := range w.Nodes {
+		d, err := n.startFor(t, Variant{})
+		if err != nil {
+			return Pair{}, err
+		}
+		paths = append(paths, d)
+	}
+	c, server, err := w.Nodes[1].addContainer(paths[1], t, 1)
+	if err != nil {
+		return Pair{}, err
+	}
+	p := Pair{Client: outside.NS, Server: c, Target: server.Address}.on(paths)
+	p.Expose = func(port uint16) (netip.AddrPort, error) {
+		const at = 30080
+		for i, n := range w.Nodes {
+			if err := paths[i].PutServices(bothProtocols(dpapi.Frontend{
+				FrontendKey: dpapi.FrontendKey{Address: netip.AddrPortFrom(n.Underlay, at)},
+				Exposed:     dpapi.Exposed{Services: t.ServicesNumber, Node: true},
+				Backends:    []dpapi.Backend{{Plain: server.Plaintext, Seen: server.Address, Port: port}},
+			})); err != nil {
+				return netip.AddrPort{}, err
+			}
+		}
+		return netip.AddrPortFrom(w.Nodes[0].Underlay, at), nil
+	}
+	return p, nil
+}
+
+// bothProtocols returns a frontend for TCP, and the same for UDP.
+func bothProtocols(f dpapi.Frontend) (both []dpapi.Frontend) {
+	for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+		f.Protocol = protocol
+		both = append(both, f)
+	}
+	return both
 }
 
 // throughService gives the client a service with the server as its backend, beside others.
@@ -83,14 +133,9 @@ func throughService(n int, connect bool) func(*Wire) (Pair, error) {
 			front := at(1, 80)
 			backend := server
 			backend.Port = port
-			var both []dpapi.Frontend
-			for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-				both = append(both, dpapi.Frontend{
-					FrontendKey: dpapi.FrontendKey{Address: front, Protocol: protocol},
-					Backends:    []dpapi.Backend{backend},
-				})
-			}
-			return front, paths[0].PutServices(both)
+			return front, paths[0].PutServices(bothProtocols(dpapi.Frontend{
+				FrontendKey: dpapi.FrontendKey{Address: front}, Backends: []dpapi.Backend{backend},
+			}))
 		}
 		return p, nil
 	}

@@ -47,6 +47,30 @@ func serviceOptions(form string, o bench.Options) bench.Options {
 	return o
 }
 
+// CompareKubeProxy compares services with the peers that are kube-proxy's rules: test/e2e/kube-proxy.sh by its three
+// names. New connections must be faster in a run that judges.
+func CompareKubeProxy(o *bench.Options) {
+	const faster = 1.15
+	names := scenario.Names(o.Scenarios)
+	for i := range o.Scenarios {
+		s := &o.Scenarios[i]
+		peer := map[string]string{
+			"service-connect":       kubeProxy,
+			"service-connect-10000": kubeProxy + "-10000",
+			"node-port":             kubeProxy + "-node-port",
+		}[s.Name]
+		if peer == "" || !slices.Contains(names, peer) {
+			continue
+		}
+		s.Of = peer
+		if s.Name == "service-connect-10000" && len(o.Gates) > 0 {
+			o.Gates = append(o.Gates, bench.Gate{Scenario: s.Name, Against: peer, Metric: "TCP_CRR", AtLeast: faster})
+		}
+	}
+}
+
+const kubeProxy = "kube-proxy"
+
 // serviceGates compare services with the backend itself; new connections on the packet path with those of a tenant with
 // policies, which use the session table, too; and one service with one of many.
 func serviceGates() []bench.Gate {

@@ -83,6 +83,10 @@ func serve(c *client) (a Answer, err error) {
 	if err != nil {
 		return a, err
 	}
+	// A chosen port may have connections of an earlier server in TIME_WAIT.
+	if err := unix.SetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return a, err
+	}
 	if err := unix.Bind(int(s), sockaddr(c.Target)); err != nil {
 		return a, fmt.Errorf("bind: %w", err)
 	}
