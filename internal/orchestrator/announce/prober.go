@@ -71,6 +71,7 @@ func (p *prober) run() {
 			return
 		}
 		if err != nil {
+			time.Sleep(probe.Every) // the round notices that answers are missing
 			continue
 		}
 		m, err := icmp.ParseMessage(ipv6.ICMPTypeEchoReply.Protocol(), buffer[:n])

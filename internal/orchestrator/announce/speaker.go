@@ -108,7 +108,7 @@ func (s *speaker) peer(p bgp.Peer) *api.Peer {
 				Enabled: true,
 			},
 			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: restarts}},
-			AddPaths:          &api.AddPaths{Config: &api.AddPathsConfig{SendMax: uint32(s.config.NextHops)}},
+			AddPaths:          &api.AddPaths{Config: &api.AddPathsConfig{SendMax: sendMax(s.config.NextHops)}},
 		}},
 	}
 	if restarts {
@@ -124,6 +124,9 @@ func (s *speaker) peer(p bgp.Peer) *api.Peer {
 	}
 	return peer
 }
+
+// sendMax leaves room for next hops that others replace, because new ones are announced first.
+func sendMax(nextHops int) uint32 { return uint32(min(2*nextHops, MaxNextHops)) }
 
 // announce replaces the announced routes: new ones first. After an error the next call continues. The first call
 // connects the peers.
