@@ -445,7 +445,8 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 		claimed, err := endpoint.CheckHostPorts(*q.HostPorts)
 		if err != nil || len(claimed) != len(r.HostPorts) ||
 			slices.ContainsFunc(claimed, func(p endpoint.HostPort) bool { return !slices.Contains(r.HostPorts, p) }) {
-			return refusal.New(refusal.ErrCheck, "host ports: endpoint %d has %v, not %v", r.ID, r.HostPorts, *q.HostPorts)
+			return refusal.New(refusal.ErrCheck, "host ports: endpoint %d has %v, not %v", r.ID, r.HostPorts,
+				*q.HostPorts)
 		}
 	}
 	if q.OpenNetns != "" {

@@ -46,12 +46,9 @@ func newEndpointListCommand(env Env) *cobra.Command {
 				fmt.Fprintln(w, "ID\tCONTAINER\tTENANT\tAPP\tSTATE\tNETWORK\tADDRESS\tPLAINTEXT\tHOST PORTS")
 				for _, v := range views {
 					of := fmt.Sprintf("%d\t%s\t%s\t%d\t%s", v.ID, v.name(), v.Tenant, cmp.Or(v.AppNow, v.App), v.State)
-					ports := "-"
-					if len(v.HostPorts) > 0 {
-						ports = listHostPorts(v.HostPorts)
-					}
+					ports := "\t" + cmp.Or(listHostPorts(v.HostPorts), "-")
 					for _, a := range v.Attachments {
-						fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", of, a.Network, a.Address, cmp.Or(a.Plaintext, "-"), ports)
+						fmt.Fprintf(w, "%s\t%s\t%s\t%s%s\n", of, a.Network, a.Address, cmp.Or(a.Plaintext, "-"), ports)
 						of, ports = "\t\t\t\t", "" // of the same endpoint
 					}
 				}
@@ -264,7 +261,9 @@ func viewEndpoint(e *pilasterv1.Endpoint) endpointView {
 		})
 	}
 	for _, p := range e.GetHostPorts() {
-		v.HostPorts = append(v.HostPorts, hostPortView{p.Host, p.Container, strings.ToLower(p.Protocol), p.Address})
+		v.HostPorts = append(v.HostPorts, hostPortView{
+			p.Host, p.Container, strings.ToLower(p.Protocol), p.Address,
+		})
 	}
 	return v
 }

@@ -124,7 +124,7 @@ func (c Config) Identity() (name string, labels map[string]string, err error) {
 // given is whether the runtime has passed any, or an empty list.
 func (c Config) HostPorts() (ports []*pilasterv1.HostPort, given bool, err error) {
 	raw := c.file.RuntimeConfig.PortMappings
-	if raw == nil {
+	if raw == nil || string(raw) == "null" {
 		return nil, false, nil
 	}
 	var mappings []struct {

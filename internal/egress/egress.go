@@ -184,9 +184,9 @@ func (a *Addresses) write(e Entry) error {
 }
 
 // Settle returns an attachment with the default route and the egress address that its host ports and its tenant's rules
-// require, and without those that they do not. A new address is recorded on disk by then. The caller releases an address that the
-// attachment had before. In a network with services the attachment gets the route to them, whether or not its tenant
-// has some. It returns an attachment of a network with neither as it is.
+// require, and without those that they do not. A new address is recorded on disk by then. The caller releases an
+// address that the attachment had before. In a network with services the attachment gets the route to them, whether or
+// not its tenant has some. It returns an attachment of a network with neither as it is.
 func (a *Addresses) Settle(t tenant.Tenant, r endpoint.Record, at endpoint.Attachment) (endpoint.Attachment, error) {
 	if a.lacksServices(at) {
 		at.Routes = append(slices.Clone(at.Routes), a.services)

@@ -32,8 +32,8 @@ func within[T any](t *testing.T, l *lab.Lab, name string, open func() (T, error)
 	return is, err
 }
 
-// tellClients runs servers in a container that answer with the client's address: each TCP connection, which then echoes,
-// and each datagram.
+// tellClients runs servers in a container that answer with the client's address: each TCP connection, which then
+// echoes, and each datagram.
 func tellClients(t *testing.T, l *lab.Lab, container string) {
 	t.Helper()
 	at := fmt.Sprintf("[::]:%d", containerPort)

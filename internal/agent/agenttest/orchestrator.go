@@ -18,6 +18,7 @@ type Orchestrator struct {
 	Calls    int
 	Err      error
 	Policies map[string]bool // tenants that have some
+	Older    bool            // it knows no host ports
 }
 
 // NewOrchestrator returns one with tenants blue and red.
@@ -44,7 +45,7 @@ func (o *Orchestrator) Resolve(
 	if !ok {
 		return agent.Resolved{}, refusal.New(refusal.ErrNotFound, "tenant %s does not exist", name)
 	}
-	if exposes && t.ServicesNumber == 0 && tenant.NetworkHas(t.OnNetwork(), tenant.Services) {
+	if exposes && !o.Older && t.ServicesNumber == 0 && tenant.NetworkHas(t.OnNetwork(), tenant.Services) {
 		t.Changes++
 		t.ServicesNumber = uint32(t.IDs[0].ID)
 		o.Tenants[name] = t

@@ -57,15 +57,16 @@ func (t *tenantServices) frontends(
 		for _, a := range t.addresses.Ports {
 			at := endpoint.HostPort{Host: p.NodePort, Protocol: p.Protocol.String(), Address: a}
 			if by := hosts.holder(at); by != nil {
-				t.unexposed[name] = append(t.unexposed[name], fmt.Sprintf("%s is a host port of %s", at.At(), by.name()))
+				why := fmt.Sprintf("%s is a host port of %s", at.At(), by.name())
+				t.unexposed[name] = append(t.unexposed[name], why)
 				continue
 			}
 			f.add(a, p.NodePort, p, dpapi.Exposed{Services: as.tenant.ServicesNumber, Node: true})
 		}
 	}
 	if now := t.unexposed[name]; len(now) > 0 && !slices.Equal(now, was) {
-		c.Log.Warn("a node port of a service is not exposed on this node", "service", s.Name, "tenant", s.Tenant, "because",
-			strings.Join(now, ", "))
+		c.Log.Warn("a node port of a service is not exposed on this node", "service", s.Name, "tenant", s.Tenant,
+			"because", strings.Join(now, ", "))
 	}
 	return f.all
 }

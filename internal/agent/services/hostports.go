@@ -137,8 +137,8 @@ func (m *Manager) ClaimHostPorts(r endpoint.Record) error {
 	for _, port := range r.HostPorts {
 		keys, err := m.addresses.keysOf(port)
 		if err != nil {
-			return refusal.New(refusal.ErrInvalid, "%w\n  nothing was changed; leave the address out, or use one of %v",
-				err, m.addresses.Ports)
+			return refusal.New(refusal.ErrInvalid, "%w\n  nothing was changed; leave the address out, or use one of "+
+				"%v", err, m.addresses.Ports)
 		}
 		by, err := m.takenBy(port, keys)
 		if err != nil {
@@ -324,7 +324,8 @@ func (m *Manager) wanted(p *publisher) (all map[dpapi.FrontendKey]dpapi.Frontend
 	return all, problem
 }
 
-// publish writes what a container should have, and returns why the packet path took it not. The caller holds m.writing.
+// publish writes what a container should have, and returns why the packet path did not take it. The caller holds
+// m.writing.
 func (m *Manager) publish(p *publisher) error {
 	m.mu.Lock()
 	is, problem := m.wanted(p)

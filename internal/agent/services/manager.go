@@ -31,8 +31,8 @@ type Manager struct {
 
 	addresses Addresses // of this node; the caller must not change them
 
-	// exposed has who wrote each exposed frontend last. An external address, a node port or a host port may pass from one
-	// owner to another: what the former one deletes later must not be the frontend of the new one.
+	// exposed has who wrote each exposed frontend last. An external address, a node port or a host port may pass from
+	// one owner to another: what the former one deletes later must not be the frontend of the new one.
 	exposed map[dpapi.FrontendKey]owner
 	hosts   publishers
 }

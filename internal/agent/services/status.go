@@ -44,7 +44,8 @@ func (m *Manager) Status(counts bool) (s Status) {
 	}
 	for _, p := range m.hosts.all {
 		if p.err != nil {
-			s.Problems = append(s.Problems, fmt.Sprintf("host ports of %s are not as they should be: %v", p.name(), p.err))
+			s.Problems = append(s.Problems, fmt.Sprintf("host ports of %s are not as they should be: %v", p.name(),
+				p.err))
 		}
 	}
 	for name, t := range m.tenants {
@@ -85,8 +86,8 @@ func (t *tenantServices) problems(name string) (all []string) {
 			"no connections from here", of, name, humanize.Of(n, "endpoint", "endpoints")))
 	}
 	for of, why := range t.unexposed {
-		all = append(all, fmt.Sprintf("service %s of tenant %s: hosts outside do not reach its node port by this node: "+
-			"%s\n  use another node port, or remove the container", of, name, strings.Join(why, ", ")))
+		all = append(all, fmt.Sprintf("service %s of tenant %s: hosts outside do not reach its node port by this "+
+			"node: %s\n  use another node port, or remove the container", of, name, strings.Join(why, ", ")))
 	}
 	for of, a := range t.reported {
 		if a.err != nil && same(a.slice, t.own[of]) {
