@@ -37,10 +37,7 @@ func theEndpoint() *pilasterv1.Endpoint {
 		Tenant: "blue", TenantId: 1, App: 2, Labels: map[string]string{"app": "web"}, State: "active",
 		NodeAddress: "fc00::99", DeviceKind: "veth", HostDevice: "pil3", HostIfindex: 9,
 		ContainerMac: "02:70:69:6c:00:02", Mtu: 1500, Created: timestamppb.New(noon),
-		HostPorts: []*pilasterv1.HostPort{
-			{Host: 8080, Container: 80, Protocol: "TCP"},
-			{Host: 53, Container: 53, Protocol: "UDP", Address: "2001:db8::1"},
-		},
+		HostPorts: []*pilasterv1.HostPort{{Host: 53, Container: 80, Protocol: "UDP", Address: "2a00::1"}},
 		Attachments: []*pilasterv1.Attachment{{
 			Network: "netpila", Plaintext: "fd70:696c:6100:1:0:100:200:7", Address: "fc00::7", Gateway: "fe80::1",
 			Routes: []string{"fc00::/8"}, Egress: "fd70:696c:6100:1:0:ff:101:2f",
@@ -338,7 +335,7 @@ func TestEndpointCommands(t *testing.T) {
 	code, out, _ := run(t, "", "endpoint", "list", "--agent-socket", socket)
 	want := `
 ID   CONTAINER       TENANT   APP   STATE    NETWORK   ADDRESS    PLAINTEXT                      HOST PORTS
-3    default/web-0   blue     2     active   netpila   fc00::7    fd70:696c:6100:1:0:100:200:7   8080/TCP to 80, [2001:db8::1]:53/UDP to 53
+3    default/web-0   blue     2     active   netpila   fc00::7    fd70:696c:6100:1:0:100:200:7   [2a00::1]:53/UDP to 80
                                              nimitz    10.0.3.7   -
 `[1:]
 	if code != ExitDone || out != want {
@@ -363,7 +360,7 @@ netpila      fc00::7                        address in the container
              fc00::/8 via fe80::1
 nimitz       10.0.3.7   address in the container
              0.0.0.0/0 via 169.254.1.1
-host ports   8080/TCP to 80, [2001:db8::1]:53/UDP to 53
+host ports   [2a00::1]:53/UDP to 80
 node         fc00::99   address of the node for the container
 device       veth pil3, index 9, MTU 1500, container's MAC 02:70:69:6c:00:02
 netns        /run/netns/x
@@ -376,8 +373,8 @@ since        2026-11-01T12:00:00Z
 	code, out, _ = run(t, "", "endpoint", "get", "default/web-0", "-o", "json", "--agent-socket", socket)
 	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil ||
 		v.Attachments[0].Address != "fc00::7" ||
-		v.ID != 3 || len(v.HostPorts) != 2 ||
-		v.HostPorts[1] != (hostPortView{53, 53, "udp", "2001:db8::1"}) ||
+		v.ID != 3 || len(v.HostPorts) != 1 ||
+		v.HostPorts[0] != (hostPortView{53, 80, "udp", "2a00::1"}) ||
 		v.DeviceKind != "veth" {
 		t.Errorf("endpoint get -o json: exit %d, %v, stdout\n%s", code, err, out)
 	}

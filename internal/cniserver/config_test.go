@@ -162,7 +162,7 @@ func TestHostPorts(t *testing.T) {
 		`[{"hostPort":8080,"containerPort":80,"protocol":"TCP","hostIP":"0.0.0.0"}]`: "8080/TCP to 80",
 		`[{"hostPort":53,"containerPort":53,"protocol":"udp","hostIP":"2001:db8::1"},` +
 			`{"hostPort":80,"containerPort":80}]`: "[2001:db8::1]:53/UDP to 53 80/TCP to 80",
-		`[{"hostPort":70000,"containerPort":80}]`:                "portMappings: host port 70000: use 1 to 65535; nothing was changed",
+		`[{"hostPort":70000,"containerPort":80}]`:                "portMappings: host port 70000: use 1 to 65535",
 		`[{"containerPort":80,"protocol":"tcp"}]`:                "host port 0: use 1 to 65535",
 		`[{"hostPort":80,"containerPort":80,"protocol":"sctp"}]`: "host ports are of tcp or udp only",
 		loopback:    "hosts outside reach no loopback address",

@@ -280,9 +280,12 @@ func testHostPorts(t *testing.T, n *node) {
 		return json.RawMessage(`[{"hostPort": 8080, "containerPort": 80` + more + `}]`)
 	}
 	tcp := mapping(`, "protocol": "tcp", "hostIP": "0.0.0.0"`)
-	call := func(verb, tenant, id string, mappings json.RawMessage) error {
+	plugin := func() map[string]any {
+		return map[string]any{"tenant": "blue", "capabilities": map[string]bool{"portMappings": true}}
+	}
+	call := func(verb, id string, mappings json.RawMessage) error {
 		t.Helper()
-		w := n.network(t, "ports", map[string]any{"tenant": tenant, "capabilities": map[string]bool{"portMappings": true}})
+		w := n.network(t, "ports", plugin())
 		ns, err := netns.Open(filepath.Join(n.folder, "netns", id))
 		if err != nil {
 			t.Fatal(err)
@@ -308,12 +311,12 @@ func testHostPorts(t *testing.T, n *node) {
 		`, "protocol": "tcp"}, {"hostPort": 8080, "containerPort": 81`:  "exclude each other",
 		`, "protocol": "tcp"}, {"hostPort": 70000, "containerPort": 81`: "use 1 to 65535",
 	} {
-		hasCode(t, more, call("ADD", "blue", "c1", mapping(more)), types.ErrInvalidNetworkConfig, said)
+		hasCode(t, more, call("ADD", "c1", mapping(more)), types.ErrInvalidNetworkConfig, said)
 	}
 	n.empty(ctx, t)
 
 	// One cache for ADD and CHECK, which needs the result.
-	w := n.network(t, "ports", map[string]any{"tenant": "blue", "capabilities": map[string]bool{"portMappings": true}})
+	w := n.network(t, "ports", plugin())
 	with := attachment("c1", first)
 	with.CapabilityArgs = map[string]any{"portMappings": tcp}
 	if _, err := w.AddNetworkList(ctx, w.list, with); err != nil {
@@ -327,20 +330,20 @@ func testHostPorts(t *testing.T, n *node) {
 	}
 	with.CapabilityArgs = map[string]any{"portMappings": mapping(`, "protocol": "udp"`)}
 	hasCode(t, "CHECK of another host port", w.CheckNetworkList(ctx, w.list, with), types.ErrInternal, "host ports")
-	hasCode(t, "ADD of a host port that is taken", call("ADD", "blue", "c2", tcp), 102, "is that of container c1")
-	if err := call("ADD", "blue", "c2", mapping(`, "protocol": "udp"`)); err != nil {
+	hasCode(t, "ADD of a host port that is taken", call("ADD", "c2", tcp), 102, "is that of container c1")
+	if err := call("ADD", "c2", mapping(`, "protocol": "udp"`)); err != nil {
 		t.Errorf("the same port over UDP: %v", err)
 	}
-	if err := call("DEL", "blue", "c2", mapping(`, "protocol": "sctp"`)); err != nil {
+	if err := call("DEL", "c2", mapping(`, "protocol": "sctp"`)); err != nil {
 		t.Errorf("DEL does not read host ports: %v", err)
 	}
 	if err := w.gc(ctx); err != nil { // the container is not valid any more
 		t.Error(err)
 	}
-	if err := call("ADD", "blue", "c2", tcp); err != nil {
+	if err := call("ADD", "c2", tcp); err != nil {
 		t.Errorf("a host port after GC: %v", err)
 	}
-	if err := call("DEL", "blue", "c2", tcp); err != nil {
+	if err := call("DEL", "c2", tcp); err != nil {
 		t.Error(err)
 	}
 	n.empty(ctx, t)

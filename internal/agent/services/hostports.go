@@ -145,8 +145,8 @@ func (m *Manager) ClaimHostPorts(r endpoint.Record) error {
 			return err
 		}
 		if by != "" {
-			return refusal.New(refusal.ErrExhausted, "host port %s of this node is that of %s\n  nothing was changed; use "+
-				"another host port or another node", port.At(), by)
+			return refusal.New(refusal.ErrExhausted, "host port %s of this node is that of %s\n  nothing was changed; "+
+				"use another host port or another node", port.At(), by)
 		}
 	}
 	m.hosts.all = append(m.hosts.all, &publisher{record: r})

@@ -91,7 +91,7 @@ func TestHostPortConflicts(t *testing.T) {
 			"8080:1":                   "host port 8080/TCP of this node is that of container shop/web (endpoint 1)",
 			"[2001:db8:1::1]:8080:80":  "of container shop/web",
 			"8081:80":                  "of container shop/web",
-			"30080:80":                 "host port 30080/TCP of this node is that of service web of tenant blue, as its",
+			"30080:80":                 "host port 30080/TCP of this node is that of service web of tenant blue, as",
 			"[2001:db8:1::1]:30080:80": "of service web of tenant blue",
 			"[2001:db8:5::5]:8080:80":  "host port [2001:db8:5::5]:8080/TCP: this node does not have the address",
 			"8080:80/udp":              "", "[fd70:696c:6100:1::1]:8081:80": "", "30080:80/udp": "",
