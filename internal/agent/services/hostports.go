@@ -45,9 +45,37 @@ type owner struct {
 // publishers are the containers of this node with host ports. If two have the same, the first one has the frontend.
 type publishers struct {
 	all      []*publisher
+	by       map[portNumber][]*publisher
 	changed  bool // frontends may have to be written
 	failures int  // of consecutive writes
 	retryAt  time.Time
+}
+
+// portNumber is a port of the node at any address.
+type portNumber struct {
+	number   uint16
+	protocol string
+}
+
+func (all *publishers) add(p *publisher) {
+	all.all = append(all.all, p)
+	for _, port := range p.record.HostPorts {
+		at := portNumber{port.Host, port.Protocol}
+		all.by[at] = append(all.by[at], p)
+	}
+	all.changed = true
+}
+
+func (all *publishers) remove(p *publisher) {
+	isIt := func(q *publisher) bool { return q == p }
+	all.all = slices.DeleteFunc(all.all, isIt)
+	for _, port := range p.record.HostPorts {
+		at := portNumber{port.Host, port.Protocol}
+		if all.by[at] = slices.DeleteFunc(all.by[at], isIt); len(all.by[at]) == 0 {
+			delete(all.by, at)
+		}
+	}
+	all.changed = true
 }
 
 func (all *publishers) find(id endpoint.ID) *publisher {
@@ -60,7 +88,7 @@ func (all *publishers) find(id endpoint.ID) *publisher {
 
 // holder returns the first container whose host ports include or exclude one.
 func (all *publishers) holder(of endpoint.HostPort) *publisher {
-	for _, p := range all.all {
+	for _, p := range all.by[portNumber{of.Host, of.Protocol}] {
 		if slices.ContainsFunc(p.record.HostPorts, of.Overlaps) {
 			return p
 		}
@@ -113,8 +141,7 @@ func (m *Manager) restore(records []endpoint.Record) {
 	})
 	for _, r := range records {
 		p := &publisher{record: r, published: alive(r), written: map[dpapi.FrontendKey]dpapi.Frontend{}}
-		m.hosts.all = append(m.hosts.all, p)
-		m.hosts.changed = true
+		m.hosts.add(p)
 		for _, port := range r.HostPorts {
 			keys, _ := m.addresses.keysOf(port)
 			for _, key := range keys {
@@ -149,7 +176,7 @@ func (m *Manager) ClaimHostPorts(r endpoint.Record) error {
 				"use another host port or another node", port.At(), by)
 		}
 	}
-	m.hosts.all = append(m.hosts.all, &publisher{record: r})
+	m.hosts.add(&publisher{record: r})
 	return nil
 }
 
@@ -219,8 +246,7 @@ func (m *Manager) RestoreHostPorts(r endpoint.Record) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(r.HostPorts) > 0 && m.hosts.find(r.ID) == nil {
-		m.hosts.all = append(m.hosts.all, &publisher{record: r, published: true})
-		m.hosts.changed = true
+		m.hosts.add(&publisher{record: r, published: true})
 		m.wake()
 	}
 }
@@ -246,8 +272,7 @@ func (m *Manager) ReleaseHostPorts(r endpoint.Record) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.hosts.all = slices.DeleteFunc(m.hosts.all, func(q *publisher) bool { return q == p })
-	m.hosts.changed = true
+	m.hosts.remove(p)
 	for _, t := range m.tenants { // services that had to leave these ports out
 		for name := range t.unexposed {
 			t.dirty[name] = true

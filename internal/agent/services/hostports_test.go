@@ -174,6 +174,25 @@ func TestHostPortRestart(t *testing.T) {
 		b.check(strings.Replace(front, "n1/1", "n1/3", 1))
 		b.checkProblems()
 	})
+	runWith(t, []endpoint.Record{live}, func(b *bed) { // the keys of its tenant were lost
+		unnumbered := blue
+		unnumbered.ServicesNumber = 0
+		b.set(func() { b.hosted["blue"] = unnumbered })
+		b.TenantChanged("blue")
+		synctest.Wait()
+		before := b.Writes()
+		b.SetAddresses(services.Addresses{Ports: ports})
+		synctest.Wait()
+		b.checkProblems("the number for services of its tenant is not known; what the packet path has stays")
+		if b.Writes() != before {
+			t.Error("the packet path was written without the number")
+		}
+		b.set(func() { b.hosted["blue"] = blue })
+		b.TenantChanged("blue")
+		synctest.Wait()
+		b.check(front, strings.Replace(front, own1.String(), own2.String(), 1))
+		b.checkProblems()
+	})
 	run(t, func(b *bed) {
 		if err := b.PutServices([]dpapi.Frontend{{
 			FrontendKey: dpapi.FrontendKey{Address: netip.AddrPortFrom(own1, 30080), Protocol: 6},

@@ -78,6 +78,7 @@ func New(c Config) *Manager {
 		config: c, due: make(chan struct{}, 1), tenants: map[string]*tenantServices{}, records: map[string]bool{},
 		awaited: map[string]chan struct{}{}, link: linkState{most: maxSlices},
 		addresses: c.Addresses, exposed: map[dpapi.FrontendKey]owner{},
+		hosts: publishers{by: map[portNumber][]*publisher{}},
 	}
 	m.restore(c.Endpoints())
 	return m
