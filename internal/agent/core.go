@@ -149,6 +149,7 @@ type AddRequest struct {
 	Pod                    string
 	CNINetwork             string
 	AddressKey             string // optional; networks with the capability AddressKeys keep the address for it
+	HostPorts              []endpoint.HostPort
 }
 
 func (q AddRequest) validate() error {
@@ -186,6 +187,10 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	if err := q.validate(); err != nil {
 		return endpoint.Record{}, err
 	}
+	var err error
+	if q.HostPorts, err = endpoint.CheckHostPorts(q.HostPorts); err != nil {
+		return endpoint.Record{}, refusal.New(refusal.ErrInvalid, "%w", err)
+	}
 	if c.edge {
 		return endpoint.Record{}, refusal.New(
 			refusal.ErrNever,
@@ -218,17 +223,26 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	if err != nil {
 		return endpoint.Record{}, err
 	}
-	t, app, err := c.acquire(ctx, q.Tenant, tenant.IdentityLabels(q.Labels))
-	if err != nil {
+	r := endpoint.Record{
+		ID: id, ContainerID: q.ContainerID, Interface: q.Interface, Netns: q.Netns, CNINetwork: q.CNINetwork,
+		Pod: q.Pod, Tenant: q.Tenant, Labels: q.Labels, State: endpoint.Preparing, Created: c.now().UTC(),
+		AddressKey: q.AddressKey, HostPorts: q.HostPorts,
+	}
+	if err := c.services.ClaimHostPorts(r); err != nil {
 		c.releaseID(id)
 		return endpoint.Record{}, err
 	}
-	defer c.tenants.unclaim(q.Tenant, app)
-	r, err := c.prepare(ctx, q, id, t, app)
+	t, app, err := c.acquire(ctx, q.Tenant, tenant.IdentityLabels(q.Labels), len(q.HostPorts) > 0)
 	if err != nil {
 		c.releaseID(id)
+		return endpoint.Record{}, errors.Join(err, c.services.ReleaseHostPorts(r))
+	}
+	defer c.tenants.unclaim(q.Tenant, app)
+	r.TenantID, r.App = t.Current().ID, app
+	if r.Attachments, err = c.prepare(ctx, t, r); err != nil {
+		c.releaseID(id)
 		c.release(ctx, q.Tenant, t.Current().ID)
-		return endpoint.Record{}, err
+		return endpoint.Record{}, errors.Join(err, c.services.ReleaseHostPorts(r))
 	}
 	if err := c.build(ctx, &r, q); err != nil {
 		// The rollback runs even if the caller has cancelled.
@@ -263,29 +277,18 @@ func (c *Core) Add(ctx context.Context, q AddRequest) (endpoint.Record, error) {
 	return r, nil
 }
 
-// prepare allocates addresses and holds the record. After an error nothing is allocated.
-func (c *Core) prepare(
-	ctx context.Context,
-	q AddRequest,
-	id endpoint.ID,
-	t tenant.Tenant,
-	app address.AppID,
-) (_ endpoint.Record, err error) {
+// prepare allocates addresses and holds the record with them. After an error nothing is allocated.
+func (c *Core) prepare(ctx context.Context, t tenant.Tenant, r endpoint.Record) (_ []endpoint.Attachment, err error) {
 	if err := c.checkReserve(t); err != nil {
-		return endpoint.Record{}, fmt.Errorf("%w\n  nothing was changed", err)
+		return nil, fmt.Errorf("%w\n  nothing was changed", err)
 	}
-	r := endpoint.Record{
-		ID: id, ContainerID: q.ContainerID, Interface: q.Interface, Netns: q.Netns, CNINetwork: q.CNINetwork,
-		Pod: q.Pod, Tenant: t.Name, TenantID: t.Current().ID, App: app, Labels: q.Labels,
-		State: endpoint.Preparing, Created: c.now().UTC(), AddressKey: q.AddressKey,
-	}
-	if r.Attachments, err = c.networks.Prepare(ctx, t, app, r); err != nil {
-		return endpoint.Record{}, err
+	if r.Attachments, err = c.networks.Prepare(ctx, t, r.App, r); err != nil {
+		return nil, err
 	}
 	if err := c.store.Hold(r); err != nil {
-		return endpoint.Record{}, errors.Join(err, c.releaseAddresses(ctx, r))
+		return nil, errors.Join(err, c.releaseAddresses(ctx, r))
 	}
-	return r, nil
+	return r.Attachments, nil
 }
 
 // build creates the device, writes the record and activates the endpoint.
@@ -314,7 +317,11 @@ func (c *Core) build(ctx context.Context, r *endpoint.Record, q AddRequest) erro
 	if err := c.keepStaged(active); err != nil {
 		return err
 	}
-	return c.networks.EachOf(active, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) })
+	err = c.networks.EachOf(active, func(n Network, r endpoint.Record) error { return n.Activate(ctx, r) })
+	if err != nil {
+		return err
+	}
+	return c.services.PublishHostPorts(active)
 }
 
 func (c *Core) deactivate(ctx context.Context, r endpoint.Record) error {
@@ -351,7 +358,10 @@ func (c *Core) remove(ctx context.Context, r endpoint.Record) error {
 			err)
 	}
 	c.services.EndpointsChanged(r.Tenant)
-	err := c.deactivate(ctx, r)
+	err := c.services.ReleaseHostPorts(r)
+	if err == nil {
+		err = c.deactivate(ctx, r)
+	}
 	if err == nil {
 		err = c.driver.RemoveDevice(ctx, r)
 	}
@@ -404,7 +414,8 @@ func (c *Core) CollectGarbage(
 type CheckRequest struct {
 	ContainerID, Interface string
 	Netns, OpenNetns       string
-	Addresses              []netip.Prefix // empty: not checked
+	Addresses              []netip.Prefix       // empty: not checked
+	HostPorts              *[]endpoint.HostPort // nil: not checked
 }
 
 // Check compares an endpoint with its record and with the request, and reports the first difference.
@@ -430,6 +441,14 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 			return refusal.New(refusal.ErrCheck, "address: endpoint %d does not have %v", r.ID, claimed)
 		}
 	}
+	if q.HostPorts != nil {
+		claimed, err := endpoint.CheckHostPorts(*q.HostPorts)
+		if err != nil || len(claimed) != len(r.HostPorts) ||
+			slices.ContainsFunc(claimed, func(p endpoint.HostPort) bool { return !slices.Contains(r.HostPorts, p) }) {
+			return refusal.New(refusal.ErrCheck, "host ports: endpoint %d has %v, not %v", r.ID, r.HostPorts,
+				*q.HostPorts)
+		}
+	}
 	if q.OpenNetns != "" {
 		r.Netns = q.OpenNetns
 	}
@@ -437,6 +456,9 @@ func (c *Core) Check(ctx context.Context, q CheckRequest) error {
 	err = c.driver.Check(ctx, r)
 	if err == nil {
 		err = c.networks.EachOf(r, func(n Network, r endpoint.Record) error { return n.Check(ctx, r) })
+	}
+	if err == nil && r.State == endpoint.Active {
+		err = c.services.CheckHostPorts(r)
 	}
 	if err != nil {
 		return refusal.New(refusal.ErrCheck, "%w", err)

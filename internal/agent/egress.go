@@ -33,7 +33,7 @@ func (c *Core) needsSettling(t tenant.Tenant, r endpoint.Record) bool {
 		return false // its rules are unknown
 	}
 	return c.isSettling(r.ID) ||
-		slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool { return !c.egress.Settled(t, a) })
+		slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool { return !c.egress.Settled(t, r, a) })
 }
 
 func (c *Core) isSettling(id endpoint.ID) bool {

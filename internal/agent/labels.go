@@ -71,7 +71,7 @@ func (c *Core) Label(ctx context.Context, endpointKey string, q LabelChange) (en
 	if maps.Equal(identity, tenant.IdentityLabels(was.Labels)) {
 		return is, c.store.Put(is) // other labels do not affect policies
 	}
-	t, app, err := c.acquire(ctx, was.Tenant, identity)
+	t, app, err := c.acquire(ctx, was.Tenant, identity, false)
 	if err != nil {
 		return endpoint.Record{}, err
 	}

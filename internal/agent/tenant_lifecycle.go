@@ -17,9 +17,10 @@ import (
 )
 
 // Resolver asks the orchestrator for a tenant or for the app of a label set. Its errors are refusals of kind
-// ErrNotFound, ErrExhausted, ErrInvalid, ErrUnavailable or ErrNever.
+// ErrNotFound, ErrExhausted, ErrInvalid, ErrUnavailable or ErrNever. With exposes, a tenant whose network has services
+// gets a number for them.
 type Resolver interface {
-	Resolve(ctx context.Context, name string, identity map[string]string) (Resolved, error)
+	Resolve(ctx context.Context, name string, identity map[string]string, exposes bool) (Resolved, error)
 }
 
 // Resolved is the orchestrator's answer.
@@ -31,15 +32,17 @@ type Resolved struct {
 }
 
 // acquire finds the tenant and app of a new endpoint and installs the tenant on its network until release. The app
-// counts as used until unclaim. A tenant and app that this node knows need no request.
+// counts as used until unclaim. A tenant and app that this node knows need no request, unless the container exposes
+// ports and its tenant has no number for services yet.
 func (c *Core) acquire(
 	ctx context.Context,
 	name string,
 	identity map[string]string,
+	exposes bool,
 ) (tenant.Tenant, address.AppID, error) {
-	t, app, ok, err := c.acquireKnown(ctx, name, identity, nil)
+	t, app, ok, err := c.acquireKnown(ctx, name, identity, exposes, nil)
 	if !ok && err == nil {
-		t, app, err = c.resolveTenant(ctx, name, identity)
+		t, app, err = c.resolveTenant(ctx, name, identity, exposes)
 	}
 	if err != nil {
 		return t, app, err
@@ -61,6 +64,7 @@ func (c *Core) resolveTenant(
 	ctx context.Context,
 	name string,
 	identity map[string]string,
+	exposes bool,
 ) (t tenant.Tenant, app address.AppID, err error) {
 	if err := c.tenants.checkRoom(name); err != nil {
 		return t, 0, err
@@ -68,7 +72,7 @@ func (c *Core) resolveTenant(
 	defer c.tenants.markResolving(name)()
 	var answer Resolved
 	for range maxResolves {
-		if answer, err = c.resolver.Resolve(ctx, name, identity); err != nil {
+		if answer, err = c.resolver.Resolve(ctx, name, identity, exposes); err != nil {
 			if lost := c.tenants.Lost(name); lost != nil {
 				err = fmt.Errorf("%w\n  the agent lost the keys of tenant %s: %w", err, name, lost)
 			}
@@ -77,7 +81,11 @@ func (c *Core) resolveTenant(
 		if err := checkResolved(answer.Tenant, answer.App, name); err != nil {
 			return t, 0, err
 		}
-		t, app, ok, err := c.acquireKnown(ctx, name, identity, &answer)
+		if exposes && lacksNumber(answer.Tenant) {
+			return t, 0, refusal.New(refusal.ErrUnavailable, "the orchestrator gave tenant %s no number for services, "+
+				"which host ports need\n  nothing was changed; upgrade the orchestrator", name)
+		}
+		t, app, ok, err := c.acquireKnown(ctx, name, identity, exposes, &answer)
 		if ok || err != nil {
 			return t, app, err
 		}
@@ -96,6 +104,7 @@ func (c *Core) acquireKnown(
 	ctx context.Context,
 	name string,
 	identity map[string]string,
+	exposes bool,
 	answer *Resolved,
 ) (t tenant.Tenant, app address.AppID, ok bool, err error) {
 	unlock, err := c.byTenant.Lock(ctx, name)
@@ -135,7 +144,8 @@ func (c *Core) acquireKnown(
 			name,
 		)
 	}
-	if !ok || answer == nil && (!c.tenants.needsNoRequest(name) || c.tenants.Lost(name) != nil) {
+	if !ok || answer == nil && (!c.tenants.needsNoRequest(name) || c.tenants.Lost(name) != nil) ||
+		exposes && lacksNumber(known.Tenant) {
 		return t, 0, false, nil // for a transit tenant the orchestrator first has to learn that this node hosts it
 	}
 	if app, ok = c.tenants.claim(name, identity); !ok {
@@ -155,6 +165,11 @@ func (c *Core) acquireKnown(
 		c.services.Expect(name)
 	}
 	return known.Tenant, app, true, nil
+}
+
+// lacksNumber reports whether a tenant has no number for services, although its network has services.
+func lacksNumber(t tenant.Tenant) bool {
+	return t.ServicesNumber == 0 && tenant.NetworkHas(t.OnNetwork(), tenant.Services)
 }
 
 // mergeTenant merges an update of a tenant and installs it on the networks. If a network rejects it, a tenant that was

@@ -43,12 +43,13 @@ func newEndpointListCommand(env Env) *cobra.Command {
 				views = append(views, viewEndpoint(e))
 			}
 			return out.print(env.Stdout, views, func(w io.Writer) {
-				fmt.Fprintln(w, "ID\tCONTAINER\tTENANT\tAPP\tSTATE\tNETWORK\tADDRESS\tPLAINTEXT")
+				fmt.Fprintln(w, "ID\tCONTAINER\tTENANT\tAPP\tSTATE\tNETWORK\tADDRESS\tPLAINTEXT\tHOST PORTS")
 				for _, v := range views {
 					of := fmt.Sprintf("%d\t%s\t%s\t%d\t%s", v.ID, v.name(), v.Tenant, cmp.Or(v.AppNow, v.App), v.State)
+					ports := "\t" + cmp.Or(listHostPorts(v.HostPorts), "-")
 					for _, a := range v.Attachments {
-						fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", of, a.Network, a.Address, cmp.Or(a.Plaintext, "-"))
-						of = "\t\t\t\t" // of the same endpoint
+						fmt.Fprintf(w, "%s\t%s\t%s\t%s%s\n", of, a.Network, a.Address, cmp.Or(a.Plaintext, "-"), ports)
+						of, ports = "\t\t\t\t", "" // of the same endpoint
 					}
 				}
 			})
@@ -196,6 +197,7 @@ type endpointView struct {
 	NotReady     bool              `json:"notReady,omitempty"`    // services send it no connections
 	Terminating  bool              `json:"terminating,omitempty"` // services send it no new ones if there are others
 	Attachments  []attachmentView  `json:"attachments"`
+	HostPorts    []hostPortView    `json:"hostPorts,omitempty"`
 	DeviceKind   string            `json:"deviceKind"`
 	HostDevice   string            `json:"hostDevice"`  // empty with a macvlan
 	HostIfindex  uint32            `json:"hostIfindex"` // 0 with a macvlan
@@ -203,6 +205,31 @@ type endpointView struct {
 	MTU          uint32            `json:"mtu"`
 	Created      string            `json:"created"`
 	NodeAddress  string            `json:"nodeAddress,omitempty"` // of endpoint get: address of the node for this container
+}
+
+// hostPortView has the keys of portMappings in the CNI conventions.
+type hostPortView struct {
+	HostPort      uint32 `json:"hostPort"`
+	ContainerPort uint32 `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostIP        string `json:"hostIP,omitempty"` // empty: all addresses of the node
+}
+
+func (v hostPortView) String() string {
+	at := fmt.Sprint(v.HostPort)
+	if v.HostIP != "" {
+		at = fmt.Sprintf("[%s]:%d", v.HostIP, v.HostPort)
+	}
+	return fmt.Sprintf("%s/%s to %d", at, strings.ToUpper(v.Protocol), v.ContainerPort)
+}
+
+// listHostPorts lists host ports for a line of text.
+func listHostPorts(all []hostPortView) string {
+	texts := make([]string, len(all))
+	for i, v := range all {
+		texts[i] = v.String()
+	}
+	return strings.Join(texts, ", ")
 }
 
 type attachmentView struct {
@@ -231,6 +258,11 @@ func viewEndpoint(e *pilasterv1.Endpoint) endpointView {
 	for _, a := range e.GetAttachments() {
 		v.Attachments = append(v.Attachments, attachmentView{
 			a.Network, a.Plaintext, a.Address, a.Gateway, a.Routes, a.Egress,
+		})
+	}
+	for _, p := range e.GetHostPorts() {
+		v.HostPorts = append(v.HostPorts, hostPortView{
+			p.Host, p.Container, strings.ToLower(p.Protocol), p.Address,
 		})
 	}
 	return v
@@ -269,6 +301,9 @@ func (v endpointView) text(w io.Writer) {
 		for _, r := range a.Routes {
 			row("", r+" via "+a.Gateway)
 		}
+	}
+	if len(v.HostPorts) > 0 {
+		row("host ports", listHostPorts(v.HostPorts))
 	}
 	if v.NodeAddress != "" {
 		row("node", v.NodeAddress+"\taddress of the node for the container")

@@ -37,6 +37,7 @@ func theEndpoint() *pilasterv1.Endpoint {
 		Tenant: "blue", TenantId: 1, App: 2, Labels: map[string]string{"app": "web"}, State: "active",
 		NodeAddress: "fc00::99", DeviceKind: "veth", HostDevice: "pil3", HostIfindex: 9,
 		ContainerMac: "02:70:69:6c:00:02", Mtu: 1500, Created: timestamppb.New(noon),
+		HostPorts: []*pilasterv1.HostPort{{Host: 53, Container: 80, Protocol: "UDP", Address: "2a00::1"}},
 		Attachments: []*pilasterv1.Attachment{{
 			Network: "netpila", Plaintext: "fd70:696c:6100:1:0:100:200:7", Address: "fc00::7", Gateway: "fe80::1",
 			Routes: []string{"fc00::/8"}, Egress: "fd70:696c:6100:1:0:ff:101:2f",
@@ -333,8 +334,8 @@ func TestEndpointCommands(t *testing.T) {
 	socket := serve(t, &fakeAgent{})
 	code, out, _ := run(t, "", "endpoint", "list", "--agent-socket", socket)
 	want := `
-ID   CONTAINER       TENANT   APP   STATE    NETWORK   ADDRESS    PLAINTEXT
-3    default/web-0   blue     2     active   netpila   fc00::7    fd70:696c:6100:1:0:100:200:7
+ID   CONTAINER       TENANT   APP   STATE    NETWORK   ADDRESS    PLAINTEXT                      HOST PORTS
+3    default/web-0   blue     2     active   netpila   fc00::7    fd70:696c:6100:1:0:100:200:7   [2a00::1]:53/UDP to 80
                                              nimitz    10.0.3.7   -
 `[1:]
 	if code != ExitDone || out != want {
@@ -348,21 +349,22 @@ ID   CONTAINER       TENANT   APP   STATE    NETWORK   ADDRESS    PLAINTEXT
 	}
 	code, out, _ = run(t, "", "endpoint", "get", "default/web-0", "--agent-socket", socket)
 	want = `
-endpoint    3, active
-container   c0ffee eth0
-pod         default/web-0
-tenant      blue, id 1
-app         2, app=web
-netpila     fc00::7                        address in the container
-            fd70:696c:6100:1:0:100:200:7   address on the fabric
-            fd70:696c:6100:1:0:ff:101:2f   address for hosts outside
-            fc00::/8 via fe80::1
-nimitz      10.0.3.7   address in the container
-            0.0.0.0/0 via 169.254.1.1
-node        fc00::99   address of the node for the container
-device      veth pil3, index 9, MTU 1500, container's MAC 02:70:69:6c:00:02
-netns       /run/netns/x
-since       2026-11-01T12:00:00Z
+endpoint     3, active
+container    c0ffee eth0
+pod          default/web-0
+tenant       blue, id 1
+app          2, app=web
+netpila      fc00::7                        address in the container
+             fd70:696c:6100:1:0:100:200:7   address on the fabric
+             fd70:696c:6100:1:0:ff:101:2f   address for hosts outside
+             fc00::/8 via fe80::1
+nimitz       10.0.3.7   address in the container
+             0.0.0.0/0 via 169.254.1.1
+host ports   [2a00::1]:53/UDP to 80
+node         fc00::99   address of the node for the container
+device       veth pil3, index 9, MTU 1500, container's MAC 02:70:69:6c:00:02
+netns        /run/netns/x
+since        2026-11-01T12:00:00Z
 `[1:]
 	if code != ExitDone || out != want {
 		t.Errorf("exit %d\n%s\nwant\n%s", code, out, want)
@@ -371,7 +373,8 @@ since       2026-11-01T12:00:00Z
 	code, out, _ = run(t, "", "endpoint", "get", "default/web-0", "-o", "json", "--agent-socket", socket)
 	if err := json.Unmarshal([]byte(out), &v); code != ExitDone || err != nil ||
 		v.Attachments[0].Address != "fc00::7" ||
-		v.ID != 3 ||
+		v.ID != 3 || len(v.HostPorts) != 1 ||
+		v.HostPorts[0] != (hostPortView{53, 80, "udp", "2a00::1"}) ||
 		v.DeviceKind != "veth" {
 		t.Errorf("endpoint get -o json: exit %d, %v, stdout\n%s", code, err, out)
 	}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -39,7 +41,8 @@ type fileConfig struct {
 	// The key in the first edition of CNI 1.1.0; libcni sends both.
 	OldAttachments []types.GCAttachment `json:"cni.dev/attachments"`
 	RuntimeConfig  struct {
-		Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"`
+		Annotations  map[string]string `json:"io.kubernetes.cri.pod-annotations"`
+		PortMappings json.RawMessage   `json:"portMappings"`
 	} `json:"runtimeConfig"`
 	Args struct {
 		CNI struct {
@@ -115,6 +118,34 @@ func (c Config) Identity() (name string, labels map[string]string, err error) {
 		return "", nil, err
 	}
 	return name, labels, tenant.CheckLabels(labels)
+}
+
+// HostPorts returns the host ports of the container, as the capability portMappings of the CNI conventions has them;
+// given is whether the runtime has passed any, or an empty list.
+func (c Config) HostPorts() (ports []*pilasterv1.HostPort, given bool, err error) {
+	raw := c.file.RuntimeConfig.PortMappings
+	if raw == nil || string(raw) == "null" {
+		return nil, false, nil
+	}
+	var mappings []struct {
+		HostPort, ContainerPort int
+		Protocol, HostIP        string
+	}
+	if err := json.Unmarshal(raw, &mappings); err != nil {
+		return nil, true, fmt.Errorf("portMappings is no list of {hostPort, containerPort, protocol, hostIP}: %w", err)
+	}
+	for _, m := range mappings {
+		p, err := endpoint.NewHostPort(m.HostPort, m.ContainerPort, m.Protocol, m.HostIP)
+		if err != nil {
+			return nil, true, fmt.Errorf("portMappings: %w; nothing was changed", err)
+		}
+		out := &pilasterv1.HostPort{Host: uint32(p.Host), Container: uint32(p.Container), Protocol: p.Protocol}
+		if p.Address.IsValid() {
+			out.Address = p.Address.String()
+		}
+		ports = append(ports, out)
+	}
+	return ports, true, nil
 }
 
 // podName returns "namespace/name" if CNI_ARGS has both, otherwise "".

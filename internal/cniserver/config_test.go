@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -152,6 +153,55 @@ func TestInvalidConfigurations(t *testing.T) {
 	}
 }
 
+// TestHostPorts: portMappings of the CNI conventions, as containerd and podman pass them. A DEL ignores them.
+func TestHostPorts(t *testing.T) {
+	const loopback = `[{"hostPort":80,"containerPort":80,"protocol":"tcp","hostIP":"127.0.0.1"}]`
+	for mappings, want := range map[string]string{
+		`[]`: "",
+		`[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]`:                    "8080/TCP to 80",
+		`[{"hostPort":8080,"containerPort":80,"protocol":"TCP","hostIP":"0.0.0.0"}]`: "8080/TCP to 80",
+		`[{"hostPort":53,"containerPort":53,"protocol":"udp","hostIP":"2001:db8::1"},` +
+			`{"hostPort":80,"containerPort":80}]`: "[2001:db8::1]:53/UDP to 53 80/TCP to 80",
+		`[{"hostPort":70000,"containerPort":80}]`:                "portMappings: host port 70000: use 1 to 65535",
+		`[{"containerPort":80,"protocol":"tcp"}]`:                "host port 0: use 1 to 65535",
+		`[{"hostPort":80,"containerPort":80,"protocol":"sctp"}]`: "host ports are of tcp or udp only",
+		loopback:    "hosts outside reach no loopback address",
+		`{"80":80}`: "portMappings is no list of {hostPort, containerPort, protocol, hostIP}",
+		`["80"]`:    "portMappings is no list of",
+	} {
+		c, err := ParseConfig([]byte(conf(fileTenant, `"runtimeConfig":{"portMappings":`+mappings+`}`)), "")
+		if err != nil {
+			t.Errorf("%s: ParseConfig, as for a DEL: %v", mappings, err)
+			continue
+		}
+		ports, given, err := c.HostPorts()
+		var texts []string
+		for _, p := range ports {
+			is, err := endpoint.NewHostPort(int(p.Host), int(p.Container), p.Protocol, p.Address)
+			if err != nil {
+				t.Error(err)
+			}
+			texts = append(texts, is.String())
+		}
+		got := strings.Join(texts, " ")
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, want) || err == nil && got != want || !given {
+			t.Errorf("%s: got %s, given %v; want %s", mappings, got, given, want)
+		}
+	}
+	for _, without := range []string{conf(fileTenant), conf(fileTenant, `"runtimeConfig":{"portMappings":null}`)} {
+		c, err := ParseConfig([]byte(without), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ports, given, err := c.HostPorts(); given || len(ports) > 0 || err != nil {
+			t.Errorf("%s: got %v, %v, %v", without, ports, given, err)
+		}
+	}
+}
+
 func manyLabels() string {
 	var pairs []string
 	for n := range 65 {
@@ -181,6 +231,7 @@ func FuzzParseConfig(f *testing.F) {
 		conf(`"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"fc00::1/128","interface":0}],` +
 			`"interfaces":[{"name":"eth0","sandbox":"/x"}]}`),
 		conf(`"prevResult":{"ips":[{"address":"fc00::1/128","interface":-1}]}`),
+		conf(fileTenant, `"runtimeConfig":{"portMappings":[{"hostPort":80,"containerPort":80,"hostIP":"::"}]}`),
 		conf(`"cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]`),
 	} {
 		f.Add([]byte(s), "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b")
@@ -191,6 +242,7 @@ func FuzzParseConfig(f *testing.F) {
 			return
 		}
 		c.claimed("eth0", "/x") // must not panic
+		c.HostPorts()
 		name, labels, err := c.Identity()
 		if err != nil {
 			return

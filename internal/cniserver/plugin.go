@@ -88,6 +88,10 @@ func (p plugin) add(ctx context.Context, c call, config Config, stdout io.Writer
 	if err != nil {
 		return unusable(err)
 	}
+	ports, _, err := config.HostPorts()
+	if err != nil {
+		return unusable(err)
+	}
 	if ignored := config.Ignored(); len(ignored) > 0 {
 		p.log.Debug("annotations of the pod are ignored: the network configuration has \"annotations\": \"none\"",
 			"pod", config.Pod, "container", c.containerID, "annotations", ignored)
@@ -95,7 +99,7 @@ func (p plugin) add(ctx context.Context, c call, config Config, stdout io.Writer
 	resp, err := p.agent.AddEndpoint(ctx, connect.NewRequest(&pilasterv1.AddEndpointRequest{
 		ContainerId: c.containerID, Interface: c.name, Netns: c.netns,
 		Tenant: name, Labels: labels, Pod: config.Pod, CniNetwork: config.Network,
-		AddressKey: key,
+		AddressKey: key, HostPorts: ports,
 	}))
 	if err != nil {
 		return toCNI(err)
@@ -116,9 +120,17 @@ func (p plugin) check(ctx context.Context, c call, config Config) error {
 	if err != nil {
 		return unusable(err)
 	}
-	_, err = p.agent.CheckEndpoint(ctx, connect.NewRequest(&pilasterv1.CheckEndpointRequest{
+	req := &pilasterv1.CheckEndpointRequest{
 		ContainerId: c.containerID, Interface: c.name, Netns: c.netns, Addresses: addrs,
-	}))
+	}
+	ports, given, err := config.HostPorts()
+	if err != nil {
+		return unusable(err)
+	}
+	if given {
+		req.HostPorts = &pilasterv1.CheckEndpointRequest_HostPorts{All: ports}
+	}
+	_, err = p.agent.CheckEndpoint(ctx, connect.NewRequest(req))
 	if err != nil && connect.CodeOf(err) == connect.CodeNotFound {
 		return types.NewError(types.ErrUnknownContainer, message(err), "")
 	}

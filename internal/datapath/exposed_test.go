@@ -207,3 +207,62 @@ func TestExposedChanges(t *testing.T) {
 		t.Error("a connection to an address that is no longer exposed")
 	}
 }
+
+// TestHostPort: a port of one node leads to a container of it, over one protocol: the other protocol, and the same port
+// of other nodes, stay those of processes. If another container gets the port, connections of the first one end.
+func TestHostPort(t *testing.T) {
+	b := newExposedBed(t, serving(blue, 7))
+	const port = 22
+	to := netip.AddrPortFrom(b.nodes[0].underlay, port)
+	second := b.nodes[0].addLeaving(t, b.of, 2)
+	answerWho(t, second, 8080, "second")
+	key := dpapi.FrontendKey{Address: to, Protocol: 6}
+	publish := func(c *testContainer) {
+		t.Helper()
+		must(t, b.nodes[0].datapath.PutServices([]dpapi.Frontend{{
+			FrontendKey: key, Exposed: dpapi.Exposed{Services: b.of.ServicesNumber, Node: true},
+			Backends: []dpapi.Backend{backendAt(c, 8080)},
+		}}))
+	}
+	publish(b.backends[0])
+	name, conn := b.connect(t, to)
+	exchange(t, conn, 1<<20)
+	if name != "0" {
+		t.Errorf("connected to %q, want container 0", name)
+	}
+
+	var process net.PacketConn
+	must(t, b.nodes[0].ns.Do(func() (err error) { process, err = net.ListenPacket("udp6", to.String()); return err }))
+	defer process.Close()
+	var datagrams net.Conn
+	must(t, b.host.Do(func() (err error) { datagrams, err = net.Dial("udp6", to.String()); return err }))
+	defer datagrams.Close()
+	if _, err := datagrams.Write([]byte("to the node")); err != nil {
+		t.Fatal(err)
+	}
+	must(t, process.SetReadDeadline(time.Now().Add(patience)))
+	if n, _, err := process.ReadFrom(make([]byte, 64)); err != nil || n != len("to the node") {
+		t.Errorf("a datagram to the same port: %d bytes, %v; drops %v", n, err, b.allDrops(t))
+	}
+	other := netip.AddrPortFrom(b.nodes[1].underlay, port)
+	watchedEcho(t, b.nodes[1].ns, other)
+	toOther, err := dial(b.host, netip.Addr{}, other, patience)
+	if err != nil {
+		t.Fatalf("a process of another node: %v", err)
+	}
+	exchange(t, toOther, 1000)
+	toOther.Close()
+
+	must(t, b.nodes[0].datapath.DeleteServices([]dpapi.FrontendKey{key}))
+	publish(second)
+	if name, _ := b.connect(t, to); name != "second" {
+		t.Errorf("connected to %q, want the second container", name)
+	}
+	must(t, conn.SetDeadline(time.Now().Add(patience)))
+	if _, err := conn.Write([]byte("more")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 4)); !isErrno(err, syscall.ECONNRESET) {
+		t.Errorf("a connection of the first container: %v, want a reset", err)
+	}
+}

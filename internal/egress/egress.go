@@ -183,10 +183,10 @@ func (a *Addresses) write(e Entry) error {
 	return nil
 }
 
-// Settle returns an attachment with the default route and the egress address that its tenant's rules require, and
-// without those that they do not. A new address is recorded on disk by then. The caller releases an address that the
-// attachment had before. In a network with services the attachment gets the route to them, whether or not its tenant
-// has some. It returns an attachment of a network with neither as it is.
+// Settle returns an attachment with the default route and the egress address that its host ports and its tenant's rules
+// require, and without those that they do not. A new address is recorded on disk by then. The caller releases an
+// address that the attachment had before. In a network with services the attachment gets the route to them, whether or
+// not its tenant has some. It returns an attachment of a network with neither as it is.
 func (a *Addresses) Settle(t tenant.Tenant, r endpoint.Record, at endpoint.Attachment) (endpoint.Attachment, error) {
 	if a.lacksServices(at) {
 		at.Routes = append(slices.Clone(at.Routes), a.services)
@@ -197,7 +197,7 @@ func (a *Addresses) Settle(t tenant.Tenant, r endpoint.Record, at endpoint.Attac
 	at.Routes = slices.DeleteFunc(slices.Clone(at.Routes), func(p netip.Prefix) bool {
 		return p == endpoint.DefaultRoute
 	})
-	if t.NeedsDefaultRoute() {
+	if needsDefaultRoute(t, r) {
 		at.Routes = append(at.Routes, endpoint.DefaultRoute)
 	}
 	switch {
@@ -212,16 +212,21 @@ func (a *Addresses) Settle(t tenant.Tenant, r endpoint.Record, at endpoint.Attac
 	return at, nil
 }
 
-// Settled reports whether an attachment has what its tenant's rules require, and nothing else. An address in the node's
+// needsDefaultRoute reports whether a container sends to hosts outside.
+func needsDefaultRoute(t tenant.Tenant, r endpoint.Record) bool {
+	return t.NeedsDefaultRoute() || len(r.HostPorts) > 0
+}
+
+// Settled reports whether an attachment has what Settle would give it, and nothing else. An address in the node's
 // own /64 is replaced if the cluster has an egress prefix by now.
-func (a *Addresses) Settled(t tenant.Tenant, at endpoint.Attachment) bool {
+func (a *Addresses) Settled(t tenant.Tenant, r endpoint.Record, at endpoint.Attachment) bool {
 	if a.lacksServices(at) {
 		return false
 	}
 	if !tenant.NetworkHas(at.Network, tenant.Egress) {
 		return true
 	}
-	return slices.Contains(at.Routes, endpoint.DefaultRoute) == t.NeedsDefaultRoute() &&
+	return slices.Contains(at.Routes, endpoint.DefaultRoute) == needsDefaultRoute(t, r) &&
 		at.Egress.IsValid() == t.NeedsEgressAddress() &&
 		(!at.Egress.IsValid() || a != nil && a.node.Contains(at.Egress))
 }

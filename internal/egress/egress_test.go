@@ -110,25 +110,28 @@ func (b *bed) who(addr netip.Addr, at time.Time) (all []string) {
 	return all
 }
 
-// An attachment has the route to services, the default route if its tenant may leave, and an address if packets leave
-// at this node.
+// An attachment has the route to services, the default route if its tenant may leave or if it has a host port, and an
+// address if packets leave at this node.
 func TestSettle(t *testing.T) {
 	b := newBed(t)
 	r := record("c1", netip.Addr{})
 	is := plain
 	for i, step := range []struct {
 		t           tenant.Tenant
+		ports       []endpoint.HostPort
 		route, addr bool
 	}{
-		{tenant.Tenant{}, false, false},
-		{gateway, true, false},
-		{direct, true, true},
-		{gateway, true, false},
-		{direct, true, true},
-		{tenant.Tenant{Egress: []tenant.EgressRule{{To: endpoint.DefaultRoute}}}, false, false},
+		{tenant.Tenant{}, nil, false, false},
+		{gateway, nil, true, false},
+		{direct, nil, true, true},
+		{gateway, nil, true, false},
+		{direct, nil, true, true},
+		{tenant.Tenant{Egress: []tenant.EgressRule{{To: endpoint.DefaultRoute}}}, nil, false, false},
+		{tenant.Tenant{}, []endpoint.HostPort{{Host: 80, Container: 80, Protocol: "TCP"}}, true, false},
 	} {
 		was := is
-		if b.Settled(step.t, is) != (slices.Contains(was.Routes, endpoint.DefaultRoute) == step.route &&
+		r.HostPorts = step.ports
+		if b.Settled(step.t, r, is) != (slices.Contains(was.Routes, endpoint.DefaultRoute) == step.route &&
 			was.Egress.IsValid() == step.addr && slices.Contains(was.Routes, toAny)) {
 			t.Errorf("step %d: Settled differs from what is needed", i)
 		}
@@ -140,7 +143,7 @@ func TestSettle(t *testing.T) {
 		if step.route {
 			want = append(want, endpoint.DefaultRoute)
 		}
-		if !slices.Equal(is.Routes, want) || is.Egress.IsValid() != step.addr || !b.Settled(step.t, is) {
+		if !slices.Equal(is.Routes, want) || is.Egress.IsValid() != step.addr || !b.Settled(step.t, r, is) {
 			t.Errorf("step %d: %+v, want routes %v, address %v", i, is, want, step.addr)
 		}
 		if step.addr {
@@ -155,7 +158,7 @@ func TestSettle(t *testing.T) {
 	}
 	other := endpoint.Attachment{Network: tenant.Nimitz, Routes: []netip.Prefix{endpoint.DefaultRoute}}
 	for _, of := range []tenant.Tenant{{}, direct} {
-		if is, err := b.Settle(of, r, other); err != nil || !reflect.DeepEqual(is, other) || !b.Settled(of, other) {
+		if is, err := b.Settle(of, r, other); err != nil || !reflect.DeepEqual(is, other) || !b.Settled(of, r, other) {
 			t.Errorf("an attachment of a network without egress became %+v, %v", is, err)
 		}
 	}
@@ -205,12 +208,12 @@ func TestLaterPrefix(t *testing.T) {
 	b.reopen(r)
 	at := r.Attachments[0]
 	at.Routes = append(slices.Clone(at.Routes), endpoint.DefaultRoute)
-	if b.Validate(at.Egress) != nil || b.Settled(direct, at) {
+	if b.Validate(at.Egress) != nil || b.Settled(direct, r, at) {
 		t.Errorf("%v is invalid, or stays", at.Egress)
 	}
 	is, err := b.Settle(direct, r, at)
 	if want := netip.MustParseAddr("2001:db8:7:3:0:ff:101:1171"); err != nil || is.Egress != want ||
-		b.Validate(want) != nil || !b.Settled(direct, is) {
+		b.Validate(want) != nil || !b.Settled(direct, r, is) {
 		t.Errorf("%v, %v; want %v, as the index of the first is in use", is.Egress, err, want)
 	}
 	b.release(at.Egress)

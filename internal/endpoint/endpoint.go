@@ -49,6 +49,7 @@ type Record struct {
 	// The addresses belong to this key; the container that has it next gets them, also on another node.
 	AddressKey string     `json:"addressKey,omitempty"`
 	Conditions Conditions `json:"conditions,omitzero"`
+	HostPorts  []HostPort `json:"hostPorts,omitempty"`
 }
 
 // Conditions say whether services send new connections to the container. An operator sets them.

@@ -16,21 +16,24 @@ import (
 // Versions of the file, raised when its meaning changes. A record that uses nothing newer than version 1 is written as
 // version 1, so that older builds read it.
 const (
-	firstVersion  = 1
-	withNetworks  = 2 // attachments without a plaintext address, with IPv4, a subnet or an overhead
-	withLeft      = 3 // addresses in Left
-	withAppNow    = 4 // a current app (AppNow) that differs from the one in the addresses
-	withLocator   = 5 // attachments with a locator
-	withKey       = 6 // an address key
-	withSecond    = 7 // an attachment on a second network
-	withEgress    = 8 // an egress address, or a route to hosts outside
-	recordVersion = 9 // conditions for services
+	firstVersion   = 1
+	withNetworks   = 2  // attachments without a plaintext address, with IPv4, a subnet or an overhead
+	withLeft       = 3  // addresses in Left
+	withAppNow     = 4  // a current app (AppNow) that differs from the one in the addresses
+	withLocator    = 5  // attachments with a locator
+	withKey        = 6  // an address key
+	withSecond     = 7  // an attachment on a second network
+	withEgress     = 8  // an egress address, or a route to hosts outside
+	withConditions = 9  // conditions for services
+	recordVersion  = 10 // host ports
 )
 
 func (r Record) version() int {
 	switch {
-	case r.Conditions != Conditions{}:
+	case len(r.HostPorts) > 0:
 		return recordVersion
+	case r.Conditions != Conditions{}:
+		return withConditions
 	case slices.ContainsFunc(r.Attachments, Attachment.leaves):
 		return withEgress
 	case slices.ContainsFunc(r.Attachments, func(a Attachment) bool { return a.Also != "" }):
@@ -100,7 +103,8 @@ func (r Record) validate() error {
 			return fmt.Errorf("address left %v is invalid", a)
 		}
 	}
-	return nil
+	_, err := CheckHostPorts(r.HostPorts)
+	return err
 }
 
 // maxOverhead is far above the outer headers of any network, and far below any MTU.

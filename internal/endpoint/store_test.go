@@ -110,6 +110,10 @@ func TestRecordVersions(t *testing.T) {
 	addressed.Attachments[0].Egress = netip.MustParseAddr("fd70:696c:6100:1:0:ff:101:1")
 	unready := record(8, 8)
 	unready.Conditions.NotReady = true
+	publishes := record(9, 9)
+	publishes.HostPorts = []HostPort{
+		{80, 8080, "TCP", netip.Addr{}}, {53, 53, "UDP", netip.MustParseAddr("2001:db8::1")},
+	}
 	// the default route of a network with tunnels leads to the tenant's containers, also in older builds
 	inside.Attachments[0].Plaintext, inside.Attachments[0].Routes = netip.Addr{}, []netip.Prefix{DefaultRoute}
 	for id, want := range map[ID]struct {
@@ -117,7 +121,7 @@ func TestRecordVersions(t *testing.T) {
 		version int
 	}{
 		1: {plain, 1}, 2: {changed, 4}, 3: {located, 5}, 4: {keyed, 6}, 5: {leaves, 8}, 6: {addressed, 8},
-		7: {inside, 2}, 8: {unready, 9},
+		7: {inside, 2}, 8: {unready, 9}, 9: {publishes, 10},
 	} {
 		if err := s.Put(want.Record); err != nil {
 			t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/containernetworking/cni/libcni"
@@ -70,7 +71,7 @@ func (l *Lab) addTo(ctx context.Context, c *ContainerStatus) error {
 	if err != nil {
 		return err
 	}
-	if _, err := plugin.AddNetworkList(ctx, network, l.cniRuntime(c.Name)); err != nil {
+	if _, err := plugin.AddNetworkList(ctx, network, l.cniRuntime(c.Container)); err != nil {
 		return fmt.Errorf("CNI ADD: %w", err)
 	}
 	got, err := l.Agent(c.Node).
@@ -97,7 +98,7 @@ func (l *Lab) RemoveContainer(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := plugin.DelNetworkList(ctx, network, l.cniRuntime(name)); err != nil {
+	if err := plugin.DelNetworkList(ctx, network, l.cniRuntime(c.Container)); err != nil {
 		return fmt.Errorf("container %s: CNI DEL: %w", name, err)
 	}
 	if err := l.control.stop(ctx, containerProcess(name), false); err != nil {
@@ -129,7 +130,7 @@ func (l *Lab) CheckContainer(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := plugin.CheckNetworkList(ctx, network, l.cniRuntime(name)); err != nil {
+	if err := plugin.CheckNetworkList(ctx, network, l.cniRuntime(c.Container)); err != nil {
 		return fmt.Errorf("container %s: CNI CHECK: %w", name, err)
 	}
 	return nil
@@ -175,11 +176,18 @@ func (l *Lab) CNIConfig(c Container) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	ports, err := c.hostPorts()
+	if err != nil {
+		return nil, err
+	}
 	plugin := map[string]any{
 		"type": cniPlugin, "tenant": c.Tenant, "labels": labels, "agentSocket": l.AgentSocket(c.Node),
 	}
 	if c.AddressKey != "" {
 		plugin["addressKey"] = c.AddressKey
+	}
+	if len(ports) > 0 {
+		plugin["capabilities"] = map[string]bool{"portMappings": true}
 	}
 	return json.MarshalIndent(map[string]any{
 		"cniVersion": cniVersion, "name": cniNetwork, "plugins": []map[string]any{plugin},
@@ -202,8 +210,23 @@ func (l *Lab) cni(c Container) (*libcni.CNIConfig, *libcni.NetworkConfigList, er
 	), network, nil
 }
 
-func (l *Lab) cniRuntime(name string) *libcni.RuntimeConf {
-	return &libcni.RuntimeConf{ContainerID: l.ContainerID(name), NetNS: l.folder.netns(name), IfName: Interface}
+// cniRuntime returns what a runtime passes with each call for a container.
+func (l *Lab) cniRuntime(c Container) *libcni.RuntimeConf {
+	with := &libcni.RuntimeConf{ContainerID: l.ContainerID(c.Name), NetNS: l.folder.netns(c.Name), IfName: Interface}
+	ports, _ := c.hostPorts() // CNIConfig has checked them
+	if len(ports) == 0 {
+		return with
+	}
+	var mappings []map[string]any
+	for _, p := range ports {
+		m := map[string]any{"hostPort": p.Host, "containerPort": p.Container, "protocol": strings.ToLower(p.Protocol)}
+		if p.Address.IsValid() {
+			m["hostIP"] = p.Address.String()
+		}
+		mappings = append(mappings, m)
+	}
+	with.CapabilityArgs = map[string]any{"portMappings": mappings}
+	return with
 }
 
 // OVSProcess returns the supervisor's name for a node's Open vSwitch.

@@ -132,6 +132,8 @@ type Container struct {
 	Labels map[string]string `yaml:"labels" json:"labels,omitempty"`
 	// The container has the address of this key, which it keeps on another node; see Lab.Move.
 	AddressKey string `yaml:"addressKey" json:"addressKey,omitempty"`
+	// Ports of the node that lead to the container: "HOSTPORT:PORT[/udp]"; see endpoint.ParseHostPort.
+	Publish []string `yaml:"publish" json:"publish,omitempty"`
 
 	// Besides labels, policies select containers by these fields.
 	Namespace       string            `yaml:"namespace"       json:"namespace,omitempty"`
@@ -151,6 +153,18 @@ func (c Container) identity() (map[string]string, error) {
 	}
 	labels := place.With(c.Labels)
 	return labels, tenant.CheckLabels(labels)
+}
+
+// hostPorts returns the ports of the node that lead to the container.
+func (c Container) hostPorts() (all []endpoint.HostPort, err error) {
+	for _, text := range c.Publish {
+		p, err := endpoint.ParseHostPort(text)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	return endpoint.CheckHostPorts(all)
 }
 
 // Switches on a node.
@@ -222,6 +236,7 @@ func (s Spec) Validate() error {
 			v.fail(at, "%v", err)
 		}
 		v.addressKey(at+".addressKey", s, i, tenants)
+		v.publish(at+".publish", s, i, tenants)
 	}
 	if v.err == nil {
 		return nil
@@ -325,6 +340,27 @@ func (v *validator) place(at string, s Spec, c Container, tenants map[string]Ten
 	}
 	if !t.in(region.Name) {
 		v.fail(at+".tenant", "tenant %q has no CIDRs in region %s", c.Tenant, region.Name)
+	}
+}
+
+// publish checks that a container can have its host ports.
+func (v *validator) publish(at string, s Spec, i int, tenants map[string]Tenant) {
+	c := s.Containers[i]
+	ports, err := c.hostPorts()
+	if err == nil {
+		network := cmp.Or(tenants[c.Tenant].Network, tenant.DefaultNetwork)
+		err = tenant.CheckPublishes(c.Tenant, network, len(ports))
+	}
+	if err != nil {
+		v.fail(at, "%v", err)
+	}
+	for _, other := range s.Containers[:i] {
+		its, _ := other.hostPorts()
+		for _, p := range its {
+			if other.Node == c.Node && slices.ContainsFunc(ports, p.Overlaps) {
+				v.fail(at, "container %q has host port %s of node %s already; use another", other.Name, p.At(), c.Node)
+			}
+		}
 	}
 }
 

@@ -165,7 +165,7 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 		{"unknown mappings", good + "ilaMappings: poll\n", `lab.yaml:10: ilaMappings "poll": use push or pull`},
 		{"unknown key", strings.Replace(good, "tenant: red", "tennant: red", 1),
 			`lab.yaml:9: unknown key "tennant": ` +
-				`the keys here are name, node, tenant, labels, addressKey, namespace, namespaceLabels, ports`},
+				`the keys here are name, node, tenant, labels, addressKey, publish, namespace, namespaceLabels, ports`},
 		{"unknown key at the top", good + "colour: blue\n",
 			`lab.yaml:10: unknown key "colour": ` +
 				`the keys here are name, nodes, regions, device, mtuReserve, uplinks, outside, egressPrefix, nimitz, ` +
@@ -207,6 +207,10 @@ func TestParseSpecNamesTheLine(t *testing.T) {
 			`lab.yaml:6: address key "db-0": tenant blue is on network netpila, where an address stays on its node`},
 		{"characters of an address key", strings.Replace(good, "app: web}", "app: web}, addressKey: 'db 0'", 1),
 			`lab.yaml:6: address key "db 0": at most 128 letters, digits or . _ - / are allowed`},
+		{"host port", strings.Replace(good, "app: web}", "app: web}, publish: ['80']", 1),
+			`lab.yaml:6: "80": use HOSTPORT:PORT`},
+		{"host port twice", strings.Replace(good, "app: web}", "app: web}, publish: ['80:1', '80:2']", 1),
+			`lab.yaml:6: host ports 80/TCP to 1 and 80/TCP to 2 exclude each other`},
 		{"addressing", strings.Replace(good, "clear", "secret", 1), `lab.yaml:4: addressing "secret"`},
 		{"device", good + "device: bond\n", `lab.yaml:10: device "bond": use veth, macvlan, netkit, auto`},
 		{"macvlans and nimitz", good + "device: macvlan\nnimitz: ebpf\n", "lab.yaml:10: device macvlan does not work " +

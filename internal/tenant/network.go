@@ -243,6 +243,15 @@ func CheckKeyed(name, network, key string) error {
 		"changed: remove the key, or use a tenant on network %s", key, name, network, NetworksWith(AddressKeys))
 }
 
+// CheckPublishes refuses host ports of a container of a tenant on a network without services.
+func CheckPublishes(name, network string, hostPorts int) error {
+	if hostPorts == 0 || NetworkHas(network, Services) {
+		return nil
+	}
+	return fmt.Errorf("the container has host ports, but tenant %s is on network %s, which has none; nothing was "+
+		"changed: remove them (portMappings), or use a tenant on network %s", name, network, NetworksWith(Services))
+}
+
 // CheckKeyable refuses a tenant whose containers cannot have address keys, on a network with the capability: a key has
 // one address, which does not belong to the subnet of a node.
 func (t Tenant) CheckKeyable() error {

@@ -112,6 +112,7 @@ func TestCNITool(t *testing.T) {
 	t.Run("check", func(t *testing.T) { testCheck(t, n) })
 	t.Run("garbage", func(t *testing.T) { testGarbage(t, n) })
 	t.Run("codes", func(t *testing.T) { testCodes(t, n) })
+	t.Run("host ports", func(t *testing.T) { testHostPorts(t, n) })
 	t.Run("alone", func(t *testing.T) { testAlone(t, n) })
 }
 

@@ -2,8 +2,10 @@ package cni_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -267,6 +269,82 @@ func testGarbage(t *testing.T, n *node) {
 	}
 	if err := other.gc(ctx); err != nil {
 		t.Fatal(err)
+	}
+	n.empty(ctx, t)
+}
+
+// testHostPorts passes host ports as a runtime does, with the capability portMappings.
+func testHostPorts(t *testing.T, n *node) {
+	ctx := labtest.Context(t)
+	mapping := func(more string) json.RawMessage {
+		return json.RawMessage(`[{"hostPort": 8080, "containerPort": 80` + more + `}]`)
+	}
+	tcp := mapping(`, "protocol": "tcp", "hostIP": "0.0.0.0"`)
+	plugin := func() map[string]any {
+		return map[string]any{"tenant": "blue", "capabilities": map[string]bool{"portMappings": true}}
+	}
+	call := func(verb, id string, mappings json.RawMessage) error {
+		t.Helper()
+		w := n.network(t, "ports", plugin())
+		ns, err := netns.Open(filepath.Join(n.folder, "netns", id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ns.Close()
+		with := attachment(id, ns)
+		with.CapabilityArgs = map[string]any{"portMappings": mappings}
+		switch verb {
+		case "ADD":
+			_, err = w.AddNetworkList(ctx, w.list, with)
+		case "DEL":
+			err = w.DelNetworkList(ctx, w.list, with)
+		}
+		return err
+	}
+	first := n.container(t, "c1")
+	n.container(t, "c2")
+	for more, said := range map[string]string{
+		`, "protocol": "sctp"`:                                          "tcp or udp only",
+		`, "protocol": "tcp", "hostIP": "192.0.2.1"`:                    "use an IPv6 address of this node",
+		`, "protocol": "tcp", "hostIP": "127.0.0.1"`:                    "no loopback address",
+		`, "protocol": "tcp", "hostIP": "2001:db8:ffff::1"`:             "this node does not have the address",
+		`, "protocol": "tcp"}, {"hostPort": 8080, "containerPort": 81`:  "exclude each other",
+		`, "protocol": "tcp"}, {"hostPort": 70000, "containerPort": 81`: "use 1 to 65535",
+	} {
+		hasCode(t, more, call("ADD", "c1", mapping(more)), types.ErrInvalidNetworkConfig, said)
+	}
+	n.empty(ctx, t)
+
+	// One cache for ADD and CHECK, which needs the result.
+	w := n.network(t, "ports", plugin())
+	with := attachment("c1", first)
+	with.CapabilityArgs = map[string]any{"portMappings": tcp}
+	if _, err := w.AddNetworkList(ctx, w.list, with); err != nil {
+		t.Fatal(err)
+	}
+	if ports := n.endpoints(ctx, t)[0].HostPorts; len(ports) != 1 || ports[0].Host != 8080 || ports[0].Address != "" {
+		t.Errorf("the agent has host ports %v", ports)
+	}
+	if err := w.CheckNetworkList(ctx, w.list, with); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	with.CapabilityArgs = map[string]any{"portMappings": mapping(`, "protocol": "udp"`)}
+	hasCode(t, "CHECK of another host port", w.CheckNetworkList(ctx, w.list, with), types.ErrInternal, "host ports")
+	hasCode(t, "ADD of a host port that is taken", call("ADD", "c2", tcp), 102, "is that of container c1")
+	if err := call("ADD", "c2", mapping(`, "protocol": "udp"`)); err != nil {
+		t.Errorf("the same port over UDP: %v", err)
+	}
+	if err := call("DEL", "c2", mapping(`, "protocol": "sctp"`)); err != nil {
+		t.Errorf("DEL does not read host ports: %v", err)
+	}
+	if err := w.gc(ctx); err != nil { // the container is not valid any more
+		t.Error(err)
+	}
+	if err := call("ADD", "c2", tcp); err != nil {
+		t.Errorf("a host port after GC: %v", err)
+	}
+	if err := call("DEL", "c2", tcp); err != nil {
+		t.Error(err)
 	}
 	n.empty(ctx, t)
 }

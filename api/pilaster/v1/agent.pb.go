@@ -32,6 +32,7 @@ type AddEndpointRequest struct {
 	Pod           string                 `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`                                 // "namespace/name" for display; may be empty
 	CniNetwork    string                 `protobuf:"bytes,7,opt,name=cni_network,json=cniNetwork,proto3" json:"cni_network,omitempty"` // name of the CNI network, the scope of GC
 	AddressKey    string                 `protobuf:"bytes,8,opt,name=address_key,json=addressKey,proto3" json:"address_key,omitempty"` // the same key gets the same address, also on another node; may be empty
+	HostPorts     []*HostPort            `protobuf:"bytes,9,rep,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -122,6 +123,13 @@ func (x *AddEndpointRequest) GetAddressKey() string {
 	return ""
 }
 
+func (x *AddEndpointRequest) GetHostPorts() []*HostPort {
+	if x != nil {
+		return x.HostPorts
+	}
+	return nil
+}
+
 type AddEndpointResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Endpoint      *Endpoint              `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
@@ -166,6 +174,75 @@ func (x *AddEndpointResponse) GetEndpoint() *Endpoint {
 	return nil
 }
 
+// HostPort is a port of the node by which hosts outside of the cluster reach a port of a container.
+type HostPort struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          uint32                 `protobuf:"varint,1,opt,name=host,proto3" json:"host,omitempty"`
+	Container     uint32                 `protobuf:"varint,2,opt,name=container,proto3" json:"container,omitempty"`
+	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // "TCP", "UDP"
+	Address       string                 `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`   // of the node; empty: all of its addresses
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostPort) Reset() {
+	*x = HostPort{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostPort) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostPort) ProtoMessage() {}
+
+func (x *HostPort) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
+func (*HostPort) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *HostPort) GetHost() uint32 {
+	if x != nil {
+		return x.Host
+	}
+	return 0
+}
+
+func (x *HostPort) GetContainer() uint32 {
+	if x != nil {
+		return x.Container
+	}
+	return 0
+}
+
+func (x *HostPort) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *HostPort) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
 // Endpoint is a container's attachment point on this node.
 type Endpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -193,13 +270,14 @@ type Endpoint struct {
 	Moved         bool                   `protobuf:"varint,22,opt,name=moved,proto3" json:"moved,omitempty"`                               // of GetEndpoint: its address is on another node by now
 	NotReady      bool                   `protobuf:"varint,23,opt,name=not_ready,json=notReady,proto3" json:"not_ready,omitempty"`         // services send it no connections
 	Terminating   bool                   `protobuf:"varint,24,opt,name=terminating,proto3" json:"terminating,omitempty"`                   // services send it no new connections unless there is no other endpoint
+	HostPorts     []*HostPort            `protobuf:"bytes,25,rep,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[2]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -211,7 +289,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[2]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -224,7 +302,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Endpoint) GetId() uint32 {
@@ -395,6 +473,13 @@ func (x *Endpoint) GetTerminating() bool {
 	return false
 }
 
+func (x *Endpoint) GetHostPorts() []*HostPort {
+	if x != nil {
+		return x.HostPorts
+	}
+	return nil
+}
+
 // Attachment is one network's part of an endpoint.
 type Attachment struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -411,7 +496,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[3]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -423,7 +508,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[3]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -436,7 +521,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Attachment) GetNetwork() string {
@@ -498,7 +583,7 @@ type FindEgressAddressRequest struct {
 
 func (x *FindEgressAddressRequest) Reset() {
 	*x = FindEgressAddressRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[4]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -510,7 +595,7 @@ func (x *FindEgressAddressRequest) String() string {
 func (*FindEgressAddressRequest) ProtoMessage() {}
 
 func (x *FindEgressAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[4]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -523,7 +608,7 @@ func (x *FindEgressAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindEgressAddressRequest.ProtoReflect.Descriptor instead.
 func (*FindEgressAddressRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *FindEgressAddressRequest) GetAddress() string {
@@ -551,7 +636,7 @@ type FindEgressAddressResponse struct {
 
 func (x *FindEgressAddressResponse) Reset() {
 	*x = FindEgressAddressResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[5]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -563,7 +648,7 @@ func (x *FindEgressAddressResponse) String() string {
 func (*FindEgressAddressResponse) ProtoMessage() {}
 
 func (x *FindEgressAddressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[5]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -576,7 +661,7 @@ func (x *FindEgressAddressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindEgressAddressResponse.ProtoReflect.Descriptor instead.
 func (*FindEgressAddressResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *FindEgressAddressResponse) GetHolders() []*EgressHolder {
@@ -615,7 +700,7 @@ type EgressHolder struct {
 
 func (x *EgressHolder) Reset() {
 	*x = EgressHolder{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[6]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +712,7 @@ func (x *EgressHolder) String() string {
 func (*EgressHolder) ProtoMessage() {}
 
 func (x *EgressHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[6]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +725,7 @@ func (x *EgressHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressHolder.ProtoReflect.Descriptor instead.
 func (*EgressHolder) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EgressHolder) GetTenant() string {
@@ -694,7 +779,7 @@ type ExportSessionsRequest struct {
 
 func (x *ExportSessionsRequest) Reset() {
 	*x = ExportSessionsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[7]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -706,7 +791,7 @@ func (x *ExportSessionsRequest) String() string {
 func (*ExportSessionsRequest) ProtoMessage() {}
 
 func (x *ExportSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[7]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -719,7 +804,7 @@ func (x *ExportSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ExportSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ExportSessionsRequest) GetKey() string {
@@ -738,7 +823,7 @@ type ExportSessionsResponse struct {
 
 func (x *ExportSessionsResponse) Reset() {
 	*x = ExportSessionsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[8]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -750,7 +835,7 @@ func (x *ExportSessionsResponse) String() string {
 func (*ExportSessionsResponse) ProtoMessage() {}
 
 func (x *ExportSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[8]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -763,7 +848,7 @@ func (x *ExportSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ExportSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ExportSessionsResponse) GetSessions() []*Session {
@@ -784,7 +869,7 @@ type ImportSessionsRequest struct {
 
 func (x *ImportSessionsRequest) Reset() {
 	*x = ImportSessionsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[9]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +881,7 @@ func (x *ImportSessionsRequest) String() string {
 func (*ImportSessionsRequest) ProtoMessage() {}
 
 func (x *ImportSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[9]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +894,7 @@ func (x *ImportSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ImportSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ImportSessionsRequest) GetContainerId() string {
@@ -843,7 +928,7 @@ type ImportSessionsResponse struct {
 
 func (x *ImportSessionsResponse) Reset() {
 	*x = ImportSessionsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[10]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +940,7 @@ func (x *ImportSessionsResponse) String() string {
 func (*ImportSessionsResponse) ProtoMessage() {}
 
 func (x *ImportSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[10]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +953,7 @@ func (x *ImportSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ImportSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ImportSessionsResponse) GetWaiting() bool {
@@ -904,7 +989,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[11]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -916,7 +1001,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[11]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -929,7 +1014,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Session) GetLocal() string {
@@ -1012,7 +1097,7 @@ type DeleteEndpointRequest struct {
 
 func (x *DeleteEndpointRequest) Reset() {
 	*x = DeleteEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[12]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1109,7 @@ func (x *DeleteEndpointRequest) String() string {
 func (*DeleteEndpointRequest) ProtoMessage() {}
 
 func (x *DeleteEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[12]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1122,7 @@ func (x *DeleteEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteEndpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteEndpointRequest) GetContainerId() string {
@@ -1062,7 +1147,7 @@ type DeleteEndpointResponse struct {
 
 func (x *DeleteEndpointResponse) Reset() {
 	*x = DeleteEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[13]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1074,7 +1159,7 @@ func (x *DeleteEndpointResponse) String() string {
 func (*DeleteEndpointResponse) ProtoMessage() {}
 
 func (x *DeleteEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[13]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1087,22 +1172,23 @@ func (x *DeleteEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteEndpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 type CheckEndpointRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
-	Interface     string                 `protobuf:"bytes,2,opt,name=interface,proto3" json:"interface,omitempty"`
-	Netns         string                 `protobuf:"bytes,3,opt,name=netns,proto3" json:"netns,omitempty"`
-	Addresses     []string               `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"` // expected by the runtime: "fc..:1/128"
+	state         protoimpl.MessageState          `protogen:"open.v1"`
+	ContainerId   string                          `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	Interface     string                          `protobuf:"bytes,2,opt,name=interface,proto3" json:"interface,omitempty"`
+	Netns         string                          `protobuf:"bytes,3,opt,name=netns,proto3" json:"netns,omitempty"`
+	Addresses     []string                        `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"`                  // expected by the runtime: "fc..:1/128"
+	HostPorts     *CheckEndpointRequest_HostPorts `protobuf:"bytes,5,opt,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"` // expected by the runtime; unset: not compared
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CheckEndpointRequest) Reset() {
 	*x = CheckEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1200,7 @@ func (x *CheckEndpointRequest) String() string {
 func (*CheckEndpointRequest) ProtoMessage() {}
 
 func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[14]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1213,7 @@ func (x *CheckEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CheckEndpointRequest) GetContainerId() string {
@@ -1158,6 +1244,13 @@ func (x *CheckEndpointRequest) GetAddresses() []string {
 	return nil
 }
 
+func (x *CheckEndpointRequest) GetHostPorts() *CheckEndpointRequest_HostPorts {
+	if x != nil {
+		return x.HostPorts
+	}
+	return nil
+}
+
 type CheckEndpointResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1166,7 +1259,7 @@ type CheckEndpointResponse struct {
 
 func (x *CheckEndpointResponse) Reset() {
 	*x = CheckEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1271,7 @@ func (x *CheckEndpointResponse) String() string {
 func (*CheckEndpointResponse) ProtoMessage() {}
 
 func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[15]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1284,7 @@ func (x *CheckEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckEndpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 type CollectGarbageRequest struct {
@@ -1204,7 +1297,7 @@ type CollectGarbageRequest struct {
 
 func (x *CollectGarbageRequest) Reset() {
 	*x = CollectGarbageRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1309,7 @@ func (x *CollectGarbageRequest) String() string {
 func (*CollectGarbageRequest) ProtoMessage() {}
 
 func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[16]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1322,7 @@ func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CollectGarbageRequest) GetCniNetwork() string {
@@ -1255,7 +1348,7 @@ type CollectGarbageResponse struct {
 
 func (x *CollectGarbageResponse) Reset() {
 	*x = CollectGarbageResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1267,7 +1360,7 @@ func (x *CollectGarbageResponse) String() string {
 func (*CollectGarbageResponse) ProtoMessage() {}
 
 func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[17]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1280,7 +1373,7 @@ func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageResponse.ProtoReflect.Descriptor instead.
 func (*CollectGarbageResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CollectGarbageResponse) GetRemoved() []*Endpoint {
@@ -1298,7 +1391,7 @@ type ListEndpointsRequest struct {
 
 func (x *ListEndpointsRequest) Reset() {
 	*x = ListEndpointsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1310,7 +1403,7 @@ func (x *ListEndpointsRequest) String() string {
 func (*ListEndpointsRequest) ProtoMessage() {}
 
 func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[18]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1323,7 +1416,7 @@ func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 type ListEndpointsResponse struct {
@@ -1335,7 +1428,7 @@ type ListEndpointsResponse struct {
 
 func (x *ListEndpointsResponse) Reset() {
 	*x = ListEndpointsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1347,7 +1440,7 @@ func (x *ListEndpointsResponse) String() string {
 func (*ListEndpointsResponse) ProtoMessage() {}
 
 func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[19]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1360,7 +1453,7 @@ func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListEndpointsResponse) GetEndpoints() []*Endpoint {
@@ -1379,7 +1472,7 @@ type GetEndpointRequest struct {
 
 func (x *GetEndpointRequest) Reset() {
 	*x = GetEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +1484,7 @@ func (x *GetEndpointRequest) String() string {
 func (*GetEndpointRequest) ProtoMessage() {}
 
 func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[20]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +1497,7 @@ func (x *GetEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointRequest.ProtoReflect.Descriptor instead.
 func (*GetEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetEndpointRequest) GetKey() string {
@@ -1423,7 +1516,7 @@ type GetEndpointResponse struct {
 
 func (x *GetEndpointResponse) Reset() {
 	*x = GetEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +1528,7 @@ func (x *GetEndpointResponse) String() string {
 func (*GetEndpointResponse) ProtoMessage() {}
 
 func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[21]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +1541,7 @@ func (x *GetEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEndpointResponse.ProtoReflect.Descriptor instead.
 func (*GetEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetEndpointResponse) GetEndpoint() *Endpoint {
@@ -1469,7 +1562,7 @@ type LabelEndpointRequest struct {
 
 func (x *LabelEndpointRequest) Reset() {
 	*x = LabelEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1481,7 +1574,7 @@ func (x *LabelEndpointRequest) String() string {
 func (*LabelEndpointRequest) ProtoMessage() {}
 
 func (x *LabelEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[22]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1494,7 +1587,7 @@ func (x *LabelEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelEndpointRequest.ProtoReflect.Descriptor instead.
 func (*LabelEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LabelEndpointRequest) GetKey() string {
@@ -1527,7 +1620,7 @@ type LabelEndpointResponse struct {
 
 func (x *LabelEndpointResponse) Reset() {
 	*x = LabelEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +1632,7 @@ func (x *LabelEndpointResponse) String() string {
 func (*LabelEndpointResponse) ProtoMessage() {}
 
 func (x *LabelEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[23]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +1645,7 @@ func (x *LabelEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelEndpointResponse.ProtoReflect.Descriptor instead.
 func (*LabelEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LabelEndpointResponse) GetEndpoint() *Endpoint {
@@ -1573,7 +1666,7 @@ type SetEndpointRequest struct {
 
 func (x *SetEndpointRequest) Reset() {
 	*x = SetEndpointRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1678,7 @@ func (x *SetEndpointRequest) String() string {
 func (*SetEndpointRequest) ProtoMessage() {}
 
 func (x *SetEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[24]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1691,7 @@ func (x *SetEndpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetEndpointRequest.ProtoReflect.Descriptor instead.
 func (*SetEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetEndpointRequest) GetKey() string {
@@ -1631,7 +1724,7 @@ type SetEndpointResponse struct {
 
 func (x *SetEndpointResponse) Reset() {
 	*x = SetEndpointResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1643,7 +1736,7 @@ func (x *SetEndpointResponse) String() string {
 func (*SetEndpointResponse) ProtoMessage() {}
 
 func (x *SetEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[25]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1656,7 +1749,7 @@ func (x *SetEndpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetEndpointResponse.ProtoReflect.Descriptor instead.
 func (*SetEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SetEndpointResponse) GetEndpoint() *Endpoint {
@@ -1674,7 +1767,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1686,7 +1779,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[26]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1699,7 +1792,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 type StatusResponse struct {
@@ -1731,7 +1824,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +1836,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[27]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +1849,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StatusResponse) GetNode() *Node {
@@ -1918,7 +2011,7 @@ type ServicesStatus struct {
 
 func (x *ServicesStatus) Reset() {
 	*x = ServicesStatus{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1930,7 +2023,7 @@ func (x *ServicesStatus) String() string {
 func (*ServicesStatus) ProtoMessage() {}
 
 func (x *ServicesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[28]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1943,7 +2036,7 @@ func (x *ServicesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicesStatus.ProtoReflect.Descriptor instead.
 func (*ServicesStatus) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ServicesStatus) GetServices() uint32 {
@@ -1979,7 +2072,7 @@ type Egress struct {
 
 func (x *Egress) Reset() {
 	*x = Egress{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1991,7 +2084,7 @@ func (x *Egress) String() string {
 func (*Egress) ProtoMessage() {}
 
 func (x *Egress) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[29]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2004,7 +2097,7 @@ func (x *Egress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Egress.ProtoReflect.Descriptor instead.
 func (*Egress) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Egress) GetAddresses() uint32 {
@@ -2039,7 +2132,7 @@ type EgressGatewayRole struct {
 
 func (x *EgressGatewayRole) Reset() {
 	*x = EgressGatewayRole{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2051,7 +2144,7 @@ func (x *EgressGatewayRole) String() string {
 func (*EgressGatewayRole) ProtoMessage() {}
 
 func (x *EgressGatewayRole) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[30]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2064,7 +2157,7 @@ func (x *EgressGatewayRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressGatewayRole.ProtoReflect.Descriptor instead.
 func (*EgressGatewayRole) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EgressGatewayRole) GetTenant() string {
@@ -2095,7 +2188,7 @@ type EgressGatewayState struct {
 
 func (x *EgressGatewayState) Reset() {
 	*x = EgressGatewayState{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2107,7 +2200,7 @@ func (x *EgressGatewayState) String() string {
 func (*EgressGatewayState) ProtoMessage() {}
 
 func (x *EgressGatewayState) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[31]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2120,7 +2213,7 @@ func (x *EgressGatewayState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressGatewayState.ProtoReflect.Descriptor instead.
 func (*EgressGatewayState) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EgressGatewayState) GetNode() string {
@@ -2179,7 +2272,7 @@ type OffloadRole struct {
 
 func (x *OffloadRole) Reset() {
 	*x = OffloadRole{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2191,7 +2284,7 @@ func (x *OffloadRole) String() string {
 func (*OffloadRole) ProtoMessage() {}
 
 func (x *OffloadRole) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[32]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2204,7 +2297,7 @@ func (x *OffloadRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffloadRole.ProtoReflect.Descriptor instead.
 func (*OffloadRole) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *OffloadRole) GetTenant() string {
@@ -2302,7 +2395,7 @@ type FrontendAnswer struct {
 
 func (x *FrontendAnswer) Reset() {
 	*x = FrontendAnswer{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2314,7 +2407,7 @@ func (x *FrontendAnswer) String() string {
 func (*FrontendAnswer) ProtoMessage() {}
 
 func (x *FrontendAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[33]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2327,7 +2420,7 @@ func (x *FrontendAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontendAnswer.ProtoReflect.Descriptor instead.
 func (*FrontendAnswer) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *FrontendAnswer) GetFrontend() string {
@@ -2360,7 +2453,7 @@ type Pull struct {
 
 func (x *Pull) Reset() {
 	*x = Pull{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2465,7 @@ func (x *Pull) String() string {
 func (*Pull) ProtoMessage() {}
 
 func (x *Pull) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[34]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2478,7 @@ func (x *Pull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pull.ProtoReflect.Descriptor instead.
 func (*Pull) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Pull) GetNetwork() string {
@@ -2451,7 +2544,7 @@ type Policies struct {
 
 func (x *Policies) Reset() {
 	*x = Policies{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2463,7 +2556,7 @@ func (x *Policies) String() string {
 func (*Policies) ProtoMessage() {}
 
 func (x *Policies) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[35]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2476,7 +2569,7 @@ func (x *Policies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policies.ProtoReflect.Descriptor instead.
 func (*Policies) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Policies) GetTenants() uint32 {
@@ -2533,7 +2626,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2545,7 +2638,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[36]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2558,7 +2651,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Sessions) GetCapacity() uint32 {
@@ -2649,7 +2742,7 @@ type RuleHits struct {
 
 func (x *RuleHits) Reset() {
 	*x = RuleHits{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2661,7 +2754,7 @@ func (x *RuleHits) String() string {
 func (*RuleHits) ProtoMessage() {}
 
 func (x *RuleHits) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[37]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2674,7 +2767,7 @@ func (x *RuleHits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleHits.ProtoReflect.Descriptor instead.
 func (*RuleHits) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RuleHits) GetTenant() string {
@@ -2707,7 +2800,7 @@ type ListRuleHitsRequest struct {
 
 func (x *ListRuleHitsRequest) Reset() {
 	*x = ListRuleHitsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2719,7 +2812,7 @@ func (x *ListRuleHitsRequest) String() string {
 func (*ListRuleHitsRequest) ProtoMessage() {}
 
 func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[38]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2732,7 +2825,7 @@ func (x *ListRuleHitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRuleHitsRequest.ProtoReflect.Descriptor instead.
 func (*ListRuleHitsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListRuleHitsRequest) GetTenant() string {
@@ -2751,7 +2844,7 @@ type ListRuleHitsResponse struct {
 
 func (x *ListRuleHitsResponse) Reset() {
 	*x = ListRuleHitsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2763,7 +2856,7 @@ func (x *ListRuleHitsResponse) String() string {
 func (*ListRuleHitsResponse) ProtoMessage() {}
 
 func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[39]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2776,7 +2869,7 @@ func (x *ListRuleHitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRuleHitsResponse.ProtoReflect.Descriptor instead.
 func (*ListRuleHitsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListRuleHitsResponse) GetHits() []*RuleHits {
@@ -2800,7 +2893,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2812,7 +2905,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[40]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2825,7 +2918,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Gateway) GetOwn() string {
@@ -2877,7 +2970,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2889,7 +2982,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[41]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2902,7 +2995,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Limit) GetName() string {
@@ -2953,7 +3046,7 @@ type OrchestratorLink struct {
 
 func (x *OrchestratorLink) Reset() {
 	*x = OrchestratorLink{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2965,7 +3058,7 @@ func (x *OrchestratorLink) String() string {
 func (*OrchestratorLink) ProtoMessage() {}
 
 func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[42]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2978,7 +3071,7 @@ func (x *OrchestratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OrchestratorLink.ProtoReflect.Descriptor instead.
 func (*OrchestratorLink) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *OrchestratorLink) GetUrl() string {
@@ -3033,7 +3126,7 @@ type DatapathStatus struct {
 
 func (x *DatapathStatus) Reset() {
 	*x = DatapathStatus{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3138,7 @@ func (x *DatapathStatus) String() string {
 func (*DatapathStatus) ProtoMessage() {}
 
 func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[43]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3151,7 @@ func (x *DatapathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatapathStatus.ProtoReflect.Descriptor instead.
 func (*DatapathStatus) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DatapathStatus) GetDeviceKind() string {
@@ -3136,7 +3229,7 @@ type Entries struct {
 
 func (x *Entries) Reset() {
 	*x = Entries{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3148,7 +3241,7 @@ func (x *Entries) String() string {
 func (*Entries) ProtoMessage() {}
 
 func (x *Entries) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[44]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3161,7 +3254,7 @@ func (x *Entries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entries.ProtoReflect.Descriptor instead.
 func (*Entries) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Entries) GetTable() string {
@@ -3203,7 +3296,7 @@ type DropCount struct {
 
 func (x *DropCount) Reset() {
 	*x = DropCount{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3215,7 +3308,7 @@ func (x *DropCount) String() string {
 func (*DropCount) ProtoMessage() {}
 
 func (x *DropCount) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[45]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3228,7 +3321,7 @@ func (x *DropCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCount.ProtoReflect.Descriptor instead.
 func (*DropCount) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DropCount) GetReason() string {
@@ -3261,7 +3354,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3273,7 +3366,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[46]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3286,7 +3379,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ExplainRequest) GetAddress() string {
@@ -3312,7 +3405,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3417,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[47]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3430,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ExplainResponse) GetPlaintext() string {
@@ -3409,7 +3502,7 @@ type Overlaid struct {
 
 func (x *Overlaid) Reset() {
 	*x = Overlaid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3421,7 +3514,7 @@ func (x *Overlaid) String() string {
 func (*Overlaid) ProtoMessage() {}
 
 func (x *Overlaid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[48]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3434,7 +3527,7 @@ func (x *Overlaid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlaid.ProtoReflect.Descriptor instead.
 func (*Overlaid) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Overlaid) GetTenant() string {
@@ -3479,7 +3572,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3491,7 +3584,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[49]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3504,7 +3597,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WhyRequest) GetSource() string {
@@ -3559,7 +3652,7 @@ type WhyResponse struct {
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3571,7 +3664,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[50]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3584,7 +3677,7 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WhyResponse) GetReasons() []*Reason {
@@ -3614,7 +3707,7 @@ type PreActions struct {
 
 func (x *PreActions) Reset() {
 	*x = PreActions{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3626,7 +3719,7 @@ func (x *PreActions) String() string {
 func (*PreActions) ProtoMessage() {}
 
 func (x *PreActions) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[51]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3639,7 +3732,7 @@ func (x *PreActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreActions.ProtoReflect.Descriptor instead.
 func (*PreActions) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PreActions) GetFrontend() string {
@@ -3691,7 +3784,7 @@ type Reason struct {
 
 func (x *Reason) Reset() {
 	*x = Reason{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +3796,7 @@ func (x *Reason) String() string {
 func (*Reason) ProtoMessage() {}
 
 func (x *Reason) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[52]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3716,7 +3809,7 @@ func (x *Reason) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reason.ProtoReflect.Descriptor instead.
 func (*Reason) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Reason) GetDirection() string {
@@ -3814,7 +3907,7 @@ type RuleName struct {
 
 func (x *RuleName) Reset() {
 	*x = RuleName{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3826,7 +3919,7 @@ func (x *RuleName) String() string {
 func (*RuleName) ProtoMessage() {}
 
 func (x *RuleName) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[53]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3839,7 +3932,7 @@ func (x *RuleName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleName.ProtoReflect.Descriptor instead.
 func (*RuleName) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RuleName) GetPolicy() string {
@@ -3879,7 +3972,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3891,7 +3984,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[54]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3904,7 +3997,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *TraceRequest) GetSource() string {
@@ -3987,7 +4080,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3999,7 +4092,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[55]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4012,7 +4105,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *TraceResponse) GetNode() string {
@@ -4131,7 +4224,7 @@ type TraceBackend struct {
 
 func (x *TraceBackend) Reset() {
 	*x = TraceBackend{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4143,7 +4236,7 @@ func (x *TraceBackend) String() string {
 func (*TraceBackend) ProtoMessage() {}
 
 func (x *TraceBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[56]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4156,7 +4249,7 @@ func (x *TraceBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceBackend.ProtoReflect.Descriptor instead.
 func (*TraceBackend) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *TraceBackend) GetAddress() string {
@@ -4198,7 +4291,7 @@ type TraceEnd struct {
 
 func (x *TraceEnd) Reset() {
 	*x = TraceEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4210,7 +4303,7 @@ func (x *TraceEnd) String() string {
 func (*TraceEnd) ProtoMessage() {}
 
 func (x *TraceEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[57]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4223,7 +4316,7 @@ func (x *TraceEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEnd.ProtoReflect.Descriptor instead.
 func (*TraceEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *TraceEnd) GetAddress() string {
@@ -4306,7 +4399,7 @@ type TraceStep struct {
 
 func (x *TraceStep) Reset() {
 	*x = TraceStep{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4318,7 +4411,7 @@ func (x *TraceStep) String() string {
 func (*TraceStep) ProtoMessage() {}
 
 func (x *TraceStep) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[58]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4331,7 +4424,7 @@ func (x *TraceStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceStep.ProtoReflect.Descriptor instead.
 func (*TraceStep) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *TraceStep) GetStage() string {
@@ -4390,7 +4483,7 @@ type FollowPacketsRequest struct {
 
 func (x *FollowPacketsRequest) Reset() {
 	*x = FollowPacketsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4402,7 +4495,7 @@ func (x *FollowPacketsRequest) String() string {
 func (*FollowPacketsRequest) ProtoMessage() {}
 
 func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[59]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4415,7 +4508,7 @@ func (x *FollowPacketsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsRequest.ProtoReflect.Descriptor instead.
 func (*FollowPacketsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *FollowPacketsRequest) GetSources() []string {
@@ -4469,7 +4562,7 @@ type FollowPacketsResponse struct {
 
 func (x *FollowPacketsResponse) Reset() {
 	*x = FollowPacketsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4481,7 +4574,7 @@ func (x *FollowPacketsResponse) String() string {
 func (*FollowPacketsResponse) ProtoMessage() {}
 
 func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[60]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4494,7 +4587,7 @@ func (x *FollowPacketsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowPacketsResponse.ProtoReflect.Descriptor instead.
 func (*FollowPacketsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *FollowPacketsResponse) GetEvent() *PacketEvent {
@@ -4535,7 +4628,7 @@ type PacketEvent struct {
 
 func (x *PacketEvent) Reset() {
 	*x = PacketEvent{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4547,7 +4640,7 @@ func (x *PacketEvent) String() string {
 func (*PacketEvent) ProtoMessage() {}
 
 func (x *PacketEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[61]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4560,7 +4653,7 @@ func (x *PacketEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEvent.ProtoReflect.Descriptor instead.
 func (*PacketEvent) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PacketEvent) GetTime() uint64 {
@@ -4731,7 +4824,7 @@ type SendProbeRequest struct {
 
 func (x *SendProbeRequest) Reset() {
 	*x = SendProbeRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4743,7 +4836,7 @@ func (x *SendProbeRequest) String() string {
 func (*SendProbeRequest) ProtoMessage() {}
 
 func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[62]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4756,7 +4849,7 @@ func (x *SendProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeRequest.ProtoReflect.Descriptor instead.
 func (*SendProbeRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SendProbeRequest) GetSource() string {
@@ -4812,7 +4905,7 @@ type SendProbeResponse struct {
 
 func (x *SendProbeResponse) Reset() {
 	*x = SendProbeResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4824,7 +4917,7 @@ func (x *SendProbeResponse) String() string {
 func (*SendProbeResponse) ProtoMessage() {}
 
 func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[63]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4837,7 +4930,7 @@ func (x *SendProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendProbeResponse.ProtoReflect.Descriptor instead.
 func (*SendProbeResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *SendProbeResponse) GetAnswered() bool {
@@ -4869,7 +4962,7 @@ type RecentEventsRequest struct {
 
 func (x *RecentEventsRequest) Reset() {
 	*x = RecentEventsRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[64]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4881,7 +4974,7 @@ func (x *RecentEventsRequest) String() string {
 func (*RecentEventsRequest) ProtoMessage() {}
 
 func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[64]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4894,7 +4987,7 @@ func (x *RecentEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsRequest.ProtoReflect.Descriptor instead.
 func (*RecentEventsRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 type RecentEventsResponse struct {
@@ -4906,7 +4999,7 @@ type RecentEventsResponse struct {
 
 func (x *RecentEventsResponse) Reset() {
 	*x = RecentEventsResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[65]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4918,7 +5011,7 @@ func (x *RecentEventsResponse) String() string {
 func (*RecentEventsResponse) ProtoMessage() {}
 
 func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[65]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4931,7 +5024,7 @@ func (x *RecentEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentEventsResponse.ProtoReflect.Descriptor instead.
 func (*RecentEventsResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{65}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RecentEventsResponse) GetEvents() []*MonitorResponse {
@@ -4950,7 +5043,7 @@ type MonitorRequest struct {
 
 func (x *MonitorRequest) Reset() {
 	*x = MonitorRequest{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[66]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4962,7 +5055,7 @@ func (x *MonitorRequest) String() string {
 func (*MonitorRequest) ProtoMessage() {}
 
 func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[66]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4975,7 +5068,7 @@ func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
 func (*MonitorRequest) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{66}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *MonitorRequest) GetTypes() []string {
@@ -5012,7 +5105,7 @@ type MonitorResponse struct {
 
 func (x *MonitorResponse) Reset() {
 	*x = MonitorResponse{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[67]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5024,7 +5117,7 @@ func (x *MonitorResponse) String() string {
 func (*MonitorResponse) ProtoMessage() {}
 
 func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[67]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5037,7 +5130,7 @@ func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
 func (*MonitorResponse) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{67}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *MonitorResponse) GetTime() *timestamppb.Timestamp {
@@ -5185,7 +5278,7 @@ type PacketEnd struct {
 
 func (x *PacketEnd) Reset() {
 	*x = PacketEnd{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[68]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5197,7 +5290,7 @@ func (x *PacketEnd) String() string {
 func (*PacketEnd) ProtoMessage() {}
 
 func (x *PacketEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[68]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5210,7 +5303,7 @@ func (x *PacketEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketEnd.ProtoReflect.Descriptor instead.
 func (*PacketEnd) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{68}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PacketEnd) GetEndpoint() string {
@@ -5234,6 +5327,50 @@ func (x *PacketEnd) GetPlaintext() string {
 	return ""
 }
 
+type CheckEndpointRequest_HostPorts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	All           []*HostPort            `protobuf:"bytes,1,rep,name=all,proto3" json:"all,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckEndpointRequest_HostPorts) Reset() {
+	*x = CheckEndpointRequest_HostPorts{}
+	mi := &file_pilaster_v1_agent_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckEndpointRequest_HostPorts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckEndpointRequest_HostPorts) ProtoMessage() {}
+
+func (x *CheckEndpointRequest_HostPorts) ProtoReflect() protoreflect.Message {
+	mi := &file_pilaster_v1_agent_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckEndpointRequest_HostPorts.ProtoReflect.Descriptor instead.
+func (*CheckEndpointRequest_HostPorts) Descriptor() ([]byte, []int) {
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{15, 0}
+}
+
+func (x *CheckEndpointRequest_HostPorts) GetAll() []*HostPort {
+	if x != nil {
+		return x.All
+	}
+	return nil
+}
+
 type CollectGarbageRequest_Valid struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
@@ -5244,7 +5381,7 @@ type CollectGarbageRequest_Valid struct {
 
 func (x *CollectGarbageRequest_Valid) Reset() {
 	*x = CollectGarbageRequest_Valid{}
-	mi := &file_pilaster_v1_agent_proto_msgTypes[71]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5256,7 +5393,7 @@ func (x *CollectGarbageRequest_Valid) String() string {
 func (*CollectGarbageRequest_Valid) ProtoMessage() {}
 
 func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
-	mi := &file_pilaster_v1_agent_proto_msgTypes[71]
+	mi := &file_pilaster_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5269,7 +5406,7 @@ func (x *CollectGarbageRequest_Valid) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest_Valid.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest_Valid) Descriptor() ([]byte, []int) {
-	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{16, 0}
+	return file_pilaster_v1_agent_proto_rawDescGZIP(), []int{17, 0}
 }
 
 func (x *CollectGarbageRequest_Valid) GetContainerId() string {
@@ -5290,7 +5427,7 @@ var File_pilaster_v1_agent_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x17pilaster/v1/agent.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\"\xd7\x02\n" +
+	"\x17pilaster/v1/agent.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\"\x8d\x03\n" +
 	"\x12AddEndpointRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x14\n" +
@@ -5301,12 +5438,19 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vcni_network\x18\a \x01(\tR\n" +
 	"cniNetwork\x12\x1f\n" +
 	"\vaddress_key\x18\b \x01(\tR\n" +
-	"addressKey\x1a9\n" +
+	"addressKey\x124\n" +
+	"\n" +
+	"host_ports\x18\t \x03(\v2\x15.pilaster.v1.HostPortR\thostPorts\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"H\n" +
 	"\x13AddEndpointResponse\x121\n" +
-	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xb6\x06\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"r\n" +
+	"\bHostPort\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\rR\x04host\x12\x1c\n" +
+	"\tcontainer\x18\x02 \x01(\rR\tcontainer\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\"\xec\x06\n" +
 	"\bEndpoint\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12!\n" +
 	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x1c\n" +
@@ -5336,7 +5480,9 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"addressKey\x12\x14\n" +
 	"\x05moved\x18\x16 \x01(\bR\x05moved\x12\x1b\n" +
 	"\tnot_ready\x18\x17 \x01(\bR\bnotReady\x12 \n" +
-	"\vterminating\x18\x18 \x01(\bR\vterminating\x1a9\n" +
+	"\vterminating\x18\x18 \x01(\bR\vterminating\x124\n" +
+	"\n" +
+	"host_ports\x18\x19 \x03(\v2\x15.pilaster.v1.HostPortR\thostPorts\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc5\x01\n" +
@@ -5389,12 +5535,16 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x15DeleteEndpointRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\"\x18\n" +
-	"\x16DeleteEndpointResponse\"\x8b\x01\n" +
+	"\x16DeleteEndpointResponse\"\x8d\x02\n" +
 	"\x14CheckEndpointRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x14\n" +
 	"\x05netns\x18\x03 \x01(\tR\x05netns\x12\x1c\n" +
-	"\taddresses\x18\x04 \x03(\tR\taddresses\"\x17\n" +
+	"\taddresses\x18\x04 \x03(\tR\taddresses\x12J\n" +
+	"\n" +
+	"host_ports\x18\x05 \x01(\v2+.pilaster.v1.CheckEndpointRequest.HostPortsR\thostPorts\x1a4\n" +
+	"\tHostPorts\x12'\n" +
+	"\x03all\x18\x01 \x03(\v2\x15.pilaster.v1.HostPortR\x03all\"\x17\n" +
 	"\x15CheckEndpointResponse\"\xc2\x01\n" +
 	"\x15CollectGarbageRequest\x12\x1f\n" +
 	"\vcni_network\x18\x01 \x01(\tR\n" +
@@ -5786,205 +5936,211 @@ func file_pilaster_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pilaster_v1_agent_proto_rawDescData
 }
 
-var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
+var file_pilaster_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_pilaster_v1_agent_proto_goTypes = []any{
-	(*AddEndpointRequest)(nil),          // 0: pilaster.v1.AddEndpointRequest
-	(*AddEndpointResponse)(nil),         // 1: pilaster.v1.AddEndpointResponse
-	(*Endpoint)(nil),                    // 2: pilaster.v1.Endpoint
-	(*Attachment)(nil),                  // 3: pilaster.v1.Attachment
-	(*FindEgressAddressRequest)(nil),    // 4: pilaster.v1.FindEgressAddressRequest
-	(*FindEgressAddressResponse)(nil),   // 5: pilaster.v1.FindEgressAddressResponse
-	(*EgressHolder)(nil),                // 6: pilaster.v1.EgressHolder
-	(*ExportSessionsRequest)(nil),       // 7: pilaster.v1.ExportSessionsRequest
-	(*ExportSessionsResponse)(nil),      // 8: pilaster.v1.ExportSessionsResponse
-	(*ImportSessionsRequest)(nil),       // 9: pilaster.v1.ImportSessionsRequest
-	(*ImportSessionsResponse)(nil),      // 10: pilaster.v1.ImportSessionsResponse
-	(*Session)(nil),                     // 11: pilaster.v1.Session
-	(*DeleteEndpointRequest)(nil),       // 12: pilaster.v1.DeleteEndpointRequest
-	(*DeleteEndpointResponse)(nil),      // 13: pilaster.v1.DeleteEndpointResponse
-	(*CheckEndpointRequest)(nil),        // 14: pilaster.v1.CheckEndpointRequest
-	(*CheckEndpointResponse)(nil),       // 15: pilaster.v1.CheckEndpointResponse
-	(*CollectGarbageRequest)(nil),       // 16: pilaster.v1.CollectGarbageRequest
-	(*CollectGarbageResponse)(nil),      // 17: pilaster.v1.CollectGarbageResponse
-	(*ListEndpointsRequest)(nil),        // 18: pilaster.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil),       // 19: pilaster.v1.ListEndpointsResponse
-	(*GetEndpointRequest)(nil),          // 20: pilaster.v1.GetEndpointRequest
-	(*GetEndpointResponse)(nil),         // 21: pilaster.v1.GetEndpointResponse
-	(*LabelEndpointRequest)(nil),        // 22: pilaster.v1.LabelEndpointRequest
-	(*LabelEndpointResponse)(nil),       // 23: pilaster.v1.LabelEndpointResponse
-	(*SetEndpointRequest)(nil),          // 24: pilaster.v1.SetEndpointRequest
-	(*SetEndpointResponse)(nil),         // 25: pilaster.v1.SetEndpointResponse
-	(*StatusRequest)(nil),               // 26: pilaster.v1.StatusRequest
-	(*StatusResponse)(nil),              // 27: pilaster.v1.StatusResponse
-	(*ServicesStatus)(nil),              // 28: pilaster.v1.ServicesStatus
-	(*Egress)(nil),                      // 29: pilaster.v1.Egress
-	(*EgressGatewayRole)(nil),           // 30: pilaster.v1.EgressGatewayRole
-	(*EgressGatewayState)(nil),          // 31: pilaster.v1.EgressGatewayState
-	(*OffloadRole)(nil),                 // 32: pilaster.v1.OffloadRole
-	(*FrontendAnswer)(nil),              // 33: pilaster.v1.FrontendAnswer
-	(*Pull)(nil),                        // 34: pilaster.v1.Pull
-	(*Policies)(nil),                    // 35: pilaster.v1.Policies
-	(*Sessions)(nil),                    // 36: pilaster.v1.Sessions
-	(*RuleHits)(nil),                    // 37: pilaster.v1.RuleHits
-	(*ListRuleHitsRequest)(nil),         // 38: pilaster.v1.ListRuleHitsRequest
-	(*ListRuleHitsResponse)(nil),        // 39: pilaster.v1.ListRuleHitsResponse
-	(*Gateway)(nil),                     // 40: pilaster.v1.Gateway
-	(*Limit)(nil),                       // 41: pilaster.v1.Limit
-	(*OrchestratorLink)(nil),            // 42: pilaster.v1.OrchestratorLink
-	(*DatapathStatus)(nil),              // 43: pilaster.v1.DatapathStatus
-	(*Entries)(nil),                     // 44: pilaster.v1.Entries
-	(*DropCount)(nil),                   // 45: pilaster.v1.DropCount
-	(*ExplainRequest)(nil),              // 46: pilaster.v1.ExplainRequest
-	(*ExplainResponse)(nil),             // 47: pilaster.v1.ExplainResponse
-	(*Overlaid)(nil),                    // 48: pilaster.v1.Overlaid
-	(*WhyRequest)(nil),                  // 49: pilaster.v1.WhyRequest
-	(*WhyResponse)(nil),                 // 50: pilaster.v1.WhyResponse
-	(*PreActions)(nil),                  // 51: pilaster.v1.PreActions
-	(*Reason)(nil),                      // 52: pilaster.v1.Reason
-	(*RuleName)(nil),                    // 53: pilaster.v1.RuleName
-	(*TraceRequest)(nil),                // 54: pilaster.v1.TraceRequest
-	(*TraceResponse)(nil),               // 55: pilaster.v1.TraceResponse
-	(*TraceBackend)(nil),                // 56: pilaster.v1.TraceBackend
-	(*TraceEnd)(nil),                    // 57: pilaster.v1.TraceEnd
-	(*TraceStep)(nil),                   // 58: pilaster.v1.TraceStep
-	(*FollowPacketsRequest)(nil),        // 59: pilaster.v1.FollowPacketsRequest
-	(*FollowPacketsResponse)(nil),       // 60: pilaster.v1.FollowPacketsResponse
-	(*PacketEvent)(nil),                 // 61: pilaster.v1.PacketEvent
-	(*SendProbeRequest)(nil),            // 62: pilaster.v1.SendProbeRequest
-	(*SendProbeResponse)(nil),           // 63: pilaster.v1.SendProbeResponse
-	(*RecentEventsRequest)(nil),         // 64: pilaster.v1.RecentEventsRequest
-	(*RecentEventsResponse)(nil),        // 65: pilaster.v1.RecentEventsResponse
-	(*MonitorRequest)(nil),              // 66: pilaster.v1.MonitorRequest
-	(*MonitorResponse)(nil),             // 67: pilaster.v1.MonitorResponse
-	(*PacketEnd)(nil),                   // 68: pilaster.v1.PacketEnd
-	nil,                                 // 69: pilaster.v1.AddEndpointRequest.LabelsEntry
-	nil,                                 // 70: pilaster.v1.Endpoint.LabelsEntry
-	(*CollectGarbageRequest_Valid)(nil), // 71: pilaster.v1.CollectGarbageRequest.Valid
-	nil,                                 // 72: pilaster.v1.LabelEndpointRequest.SetEntry
-	nil,                                 // 73: pilaster.v1.DatapathStatus.SwitchesEntry
-	nil,                                 // 74: pilaster.v1.TraceEnd.LabelsEntry
-	(*timestamppb.Timestamp)(nil),       // 75: google.protobuf.Timestamp
-	(*Node)(nil),                        // 76: pilaster.v1.Node
-	(*Plan)(nil),                        // 77: pilaster.v1.Plan
-	(*NodeLoad)(nil),                    // 78: pilaster.v1.NodeLoad
-	(OffloadPhase)(0),                   // 79: pilaster.v1.OffloadPhase
-	(*App)(nil),                         // 80: pilaster.v1.App
-	(*UnderlayService)(nil),             // 81: pilaster.v1.UnderlayService
+	(*AddEndpointRequest)(nil),             // 0: pilaster.v1.AddEndpointRequest
+	(*AddEndpointResponse)(nil),            // 1: pilaster.v1.AddEndpointResponse
+	(*HostPort)(nil),                       // 2: pilaster.v1.HostPort
+	(*Endpoint)(nil),                       // 3: pilaster.v1.Endpoint
+	(*Attachment)(nil),                     // 4: pilaster.v1.Attachment
+	(*FindEgressAddressRequest)(nil),       // 5: pilaster.v1.FindEgressAddressRequest
+	(*FindEgressAddressResponse)(nil),      // 6: pilaster.v1.FindEgressAddressResponse
+	(*EgressHolder)(nil),                   // 7: pilaster.v1.EgressHolder
+	(*ExportSessionsRequest)(nil),          // 8: pilaster.v1.ExportSessionsRequest
+	(*ExportSessionsResponse)(nil),         // 9: pilaster.v1.ExportSessionsResponse
+	(*ImportSessionsRequest)(nil),          // 10: pilaster.v1.ImportSessionsRequest
+	(*ImportSessionsResponse)(nil),         // 11: pilaster.v1.ImportSessionsResponse
+	(*Session)(nil),                        // 12: pilaster.v1.Session
+	(*DeleteEndpointRequest)(nil),          // 13: pilaster.v1.DeleteEndpointRequest
+	(*DeleteEndpointResponse)(nil),         // 14: pilaster.v1.DeleteEndpointResponse
+	(*CheckEndpointRequest)(nil),           // 15: pilaster.v1.CheckEndpointRequest
+	(*CheckEndpointResponse)(nil),          // 16: pilaster.v1.CheckEndpointResponse
+	(*CollectGarbageRequest)(nil),          // 17: pilaster.v1.CollectGarbageRequest
+	(*CollectGarbageResponse)(nil),         // 18: pilaster.v1.CollectGarbageResponse
+	(*ListEndpointsRequest)(nil),           // 19: pilaster.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil),          // 20: pilaster.v1.ListEndpointsResponse
+	(*GetEndpointRequest)(nil),             // 21: pilaster.v1.GetEndpointRequest
+	(*GetEndpointResponse)(nil),            // 22: pilaster.v1.GetEndpointResponse
+	(*LabelEndpointRequest)(nil),           // 23: pilaster.v1.LabelEndpointRequest
+	(*LabelEndpointResponse)(nil),          // 24: pilaster.v1.LabelEndpointResponse
+	(*SetEndpointRequest)(nil),             // 25: pilaster.v1.SetEndpointRequest
+	(*SetEndpointResponse)(nil),            // 26: pilaster.v1.SetEndpointResponse
+	(*StatusRequest)(nil),                  // 27: pilaster.v1.StatusRequest
+	(*StatusResponse)(nil),                 // 28: pilaster.v1.StatusResponse
+	(*ServicesStatus)(nil),                 // 29: pilaster.v1.ServicesStatus
+	(*Egress)(nil),                         // 30: pilaster.v1.Egress
+	(*EgressGatewayRole)(nil),              // 31: pilaster.v1.EgressGatewayRole
+	(*EgressGatewayState)(nil),             // 32: pilaster.v1.EgressGatewayState
+	(*OffloadRole)(nil),                    // 33: pilaster.v1.OffloadRole
+	(*FrontendAnswer)(nil),                 // 34: pilaster.v1.FrontendAnswer
+	(*Pull)(nil),                           // 35: pilaster.v1.Pull
+	(*Policies)(nil),                       // 36: pilaster.v1.Policies
+	(*Sessions)(nil),                       // 37: pilaster.v1.Sessions
+	(*RuleHits)(nil),                       // 38: pilaster.v1.RuleHits
+	(*ListRuleHitsRequest)(nil),            // 39: pilaster.v1.ListRuleHitsRequest
+	(*ListRuleHitsResponse)(nil),           // 40: pilaster.v1.ListRuleHitsResponse
+	(*Gateway)(nil),                        // 41: pilaster.v1.Gateway
+	(*Limit)(nil),                          // 42: pilaster.v1.Limit
+	(*OrchestratorLink)(nil),               // 43: pilaster.v1.OrchestratorLink
+	(*DatapathStatus)(nil),                 // 44: pilaster.v1.DatapathStatus
+	(*Entries)(nil),                        // 45: pilaster.v1.Entries
+	(*DropCount)(nil),                      // 46: pilaster.v1.DropCount
+	(*ExplainRequest)(nil),                 // 47: pilaster.v1.ExplainRequest
+	(*ExplainResponse)(nil),                // 48: pilaster.v1.ExplainResponse
+	(*Overlaid)(nil),                       // 49: pilaster.v1.Overlaid
+	(*WhyRequest)(nil),                     // 50: pilaster.v1.WhyRequest
+	(*WhyResponse)(nil),                    // 51: pilaster.v1.WhyResponse
+	(*PreActions)(nil),                     // 52: pilaster.v1.PreActions
+	(*Reason)(nil),                         // 53: pilaster.v1.Reason
+	(*RuleName)(nil),                       // 54: pilaster.v1.RuleName
+	(*TraceRequest)(nil),                   // 55: pilaster.v1.TraceRequest
+	(*TraceResponse)(nil),                  // 56: pilaster.v1.TraceResponse
+	(*TraceBackend)(nil),                   // 57: pilaster.v1.TraceBackend
+	(*TraceEnd)(nil),                       // 58: pilaster.v1.TraceEnd
+	(*TraceStep)(nil),                      // 59: pilaster.v1.TraceStep
+	(*FollowPacketsRequest)(nil),           // 60: pilaster.v1.FollowPacketsRequest
+	(*FollowPacketsResponse)(nil),          // 61: pilaster.v1.FollowPacketsResponse
+	(*PacketEvent)(nil),                    // 62: pilaster.v1.PacketEvent
+	(*SendProbeRequest)(nil),               // 63: pilaster.v1.SendProbeRequest
+	(*SendProbeResponse)(nil),              // 64: pilaster.v1.SendProbeResponse
+	(*RecentEventsRequest)(nil),            // 65: pilaster.v1.RecentEventsRequest
+	(*RecentEventsResponse)(nil),           // 66: pilaster.v1.RecentEventsResponse
+	(*MonitorRequest)(nil),                 // 67: pilaster.v1.MonitorRequest
+	(*MonitorResponse)(nil),                // 68: pilaster.v1.MonitorResponse
+	(*PacketEnd)(nil),                      // 69: pilaster.v1.PacketEnd
+	nil,                                    // 70: pilaster.v1.AddEndpointRequest.LabelsEntry
+	nil,                                    // 71: pilaster.v1.Endpoint.LabelsEntry
+	(*CheckEndpointRequest_HostPorts)(nil), // 72: pilaster.v1.CheckEndpointRequest.HostPorts
+	(*CollectGarbageRequest_Valid)(nil),    // 73: pilaster.v1.CollectGarbageRequest.Valid
+	nil,                                    // 74: pilaster.v1.LabelEndpointRequest.SetEntry
+	nil,                                    // 75: pilaster.v1.DatapathStatus.SwitchesEntry
+	nil,                                    // 76: pilaster.v1.TraceEnd.LabelsEntry
+	(*timestamppb.Timestamp)(nil),          // 77: google.protobuf.Timestamp
+	(*Node)(nil),                           // 78: pilaster.v1.Node
+	(*Plan)(nil),                           // 79: pilaster.v1.Plan
+	(*NodeLoad)(nil),                       // 80: pilaster.v1.NodeLoad
+	(OffloadPhase)(0),                      // 81: pilaster.v1.OffloadPhase
+	(*App)(nil),                            // 82: pilaster.v1.App
+	(*UnderlayService)(nil),                // 83: pilaster.v1.UnderlayService
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
-	69, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
-	2,  // 1: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	70, // 2: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
-	3,  // 3: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
-	75, // 4: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
-	75, // 5: pilaster.v1.FindEgressAddressRequest.at:type_name -> google.protobuf.Timestamp
-	6,  // 6: pilaster.v1.FindEgressAddressResponse.holders:type_name -> pilaster.v1.EgressHolder
-	75, // 7: pilaster.v1.FindEgressAddressResponse.since:type_name -> google.protobuf.Timestamp
-	75, // 8: pilaster.v1.EgressHolder.from:type_name -> google.protobuf.Timestamp
-	75, // 9: pilaster.v1.EgressHolder.until:type_name -> google.protobuf.Timestamp
-	11, // 10: pilaster.v1.ExportSessionsResponse.sessions:type_name -> pilaster.v1.Session
-	11, // 11: pilaster.v1.ImportSessionsRequest.sessions:type_name -> pilaster.v1.Session
-	71, // 12: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
-	2,  // 13: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
-	2,  // 14: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
-	2,  // 15: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	72, // 16: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
-	2,  // 17: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	2,  // 18: pilaster.v1.SetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	76, // 19: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
-	77, // 20: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
-	42, // 21: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
-	43, // 22: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
-	45, // 23: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
-	41, // 24: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
-	40, // 25: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
-	35, // 26: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
-	34, // 27: pilaster.v1.StatusResponse.pulls:type_name -> pilaster.v1.Pull
-	32, // 28: pilaster.v1.StatusResponse.offloads:type_name -> pilaster.v1.OffloadRole
-	78, // 29: pilaster.v1.StatusResponse.load:type_name -> pilaster.v1.NodeLoad
-	29, // 30: pilaster.v1.StatusResponse.egress:type_name -> pilaster.v1.Egress
-	28, // 31: pilaster.v1.StatusResponse.services:type_name -> pilaster.v1.ServicesStatus
-	31, // 32: pilaster.v1.Egress.gateways:type_name -> pilaster.v1.EgressGatewayState
-	30, // 33: pilaster.v1.Egress.roles:type_name -> pilaster.v1.EgressGatewayRole
-	79, // 34: pilaster.v1.OffloadRole.phase:type_name -> pilaster.v1.OffloadPhase
-	33, // 35: pilaster.v1.OffloadRole.answers:type_name -> pilaster.v1.FrontendAnswer
-	44, // 36: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
-	36, // 37: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
-	37, // 38: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
-	53, // 39: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
-	37, // 40: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
-	75, // 41: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
-	44, // 42: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
-	73, // 43: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
-	80, // 44: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
-	2,  // 45: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
-	48, // 46: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
-	81, // 47: pilaster.v1.ExplainResponse.underlay_services:type_name -> pilaster.v1.UnderlayService
-	2,  // 48: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
-	52, // 49: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
-	51, // 50: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
-	2,  // 51: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
-	53, // 52: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
-	53, // 53: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
-	51, // 54: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
-	57, // 55: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
-	57, // 56: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
-	58, // 57: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
-	51, // 58: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
-	56, // 59: pilaster.v1.TraceResponse.backends:type_name -> pilaster.v1.TraceBackend
-	74, // 60: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
-	61, // 61: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
-	53, // 62: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
-	67, // 63: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	75, // 64: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	53, // 65: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
-	68, // 66: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
-	68, // 67: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
-	0,  // 68: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	12, // 69: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	14, // 70: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	16, // 71: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	18, // 72: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	20, // 73: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	26, // 74: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	46, // 75: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	49, // 76: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
-	54, // 77: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
-	59, // 78: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
-	62, // 79: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
-	38, // 80: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
-	22, // 81: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
-	24, // 82: pilaster.v1.AgentService.SetEndpoint:input_type -> pilaster.v1.SetEndpointRequest
-	7,  // 83: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
-	9,  // 84: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
-	4,  // 85: pilaster.v1.AgentService.FindEgressAddress:input_type -> pilaster.v1.FindEgressAddressRequest
-	66, // 86: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	64, // 87: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 88: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	13, // 89: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	15, // 90: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	17, // 91: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	19, // 92: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	21, // 93: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	27, // 94: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	47, // 95: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	50, // 96: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
-	55, // 97: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
-	60, // 98: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
-	63, // 99: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
-	39, // 100: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
-	23, // 101: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
-	25, // 102: pilaster.v1.AgentService.SetEndpoint:output_type -> pilaster.v1.SetEndpointResponse
-	8,  // 103: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
-	10, // 104: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
-	5,  // 105: pilaster.v1.AgentService.FindEgressAddress:output_type -> pilaster.v1.FindEgressAddressResponse
-	67, // 106: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	65, // 107: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	88, // [88:108] is the sub-list for method output_type
-	68, // [68:88] is the sub-list for method input_type
-	68, // [68:68] is the sub-list for extension type_name
-	68, // [68:68] is the sub-list for extension extendee
-	0,  // [0:68] is the sub-list for field type_name
+	70, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
+	2,  // 1: pilaster.v1.AddEndpointRequest.host_ports:type_name -> pilaster.v1.HostPort
+	3,  // 2: pilaster.v1.AddEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	71, // 3: pilaster.v1.Endpoint.labels:type_name -> pilaster.v1.Endpoint.LabelsEntry
+	4,  // 4: pilaster.v1.Endpoint.attachments:type_name -> pilaster.v1.Attachment
+	77, // 5: pilaster.v1.Endpoint.created:type_name -> google.protobuf.Timestamp
+	2,  // 6: pilaster.v1.Endpoint.host_ports:type_name -> pilaster.v1.HostPort
+	77, // 7: pilaster.v1.FindEgressAddressRequest.at:type_name -> google.protobuf.Timestamp
+	7,  // 8: pilaster.v1.FindEgressAddressResponse.holders:type_name -> pilaster.v1.EgressHolder
+	77, // 9: pilaster.v1.FindEgressAddressResponse.since:type_name -> google.protobuf.Timestamp
+	77, // 10: pilaster.v1.EgressHolder.from:type_name -> google.protobuf.Timestamp
+	77, // 11: pilaster.v1.EgressHolder.until:type_name -> google.protobuf.Timestamp
+	12, // 12: pilaster.v1.ExportSessionsResponse.sessions:type_name -> pilaster.v1.Session
+	12, // 13: pilaster.v1.ImportSessionsRequest.sessions:type_name -> pilaster.v1.Session
+	72, // 14: pilaster.v1.CheckEndpointRequest.host_ports:type_name -> pilaster.v1.CheckEndpointRequest.HostPorts
+	73, // 15: pilaster.v1.CollectGarbageRequest.valid:type_name -> pilaster.v1.CollectGarbageRequest.Valid
+	3,  // 16: pilaster.v1.CollectGarbageResponse.removed:type_name -> pilaster.v1.Endpoint
+	3,  // 17: pilaster.v1.ListEndpointsResponse.endpoints:type_name -> pilaster.v1.Endpoint
+	3,  // 18: pilaster.v1.GetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	74, // 19: pilaster.v1.LabelEndpointRequest.set:type_name -> pilaster.v1.LabelEndpointRequest.SetEntry
+	3,  // 20: pilaster.v1.LabelEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	3,  // 21: pilaster.v1.SetEndpointResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	78, // 22: pilaster.v1.StatusResponse.node:type_name -> pilaster.v1.Node
+	79, // 23: pilaster.v1.StatusResponse.plan:type_name -> pilaster.v1.Plan
+	43, // 24: pilaster.v1.StatusResponse.orchestrator:type_name -> pilaster.v1.OrchestratorLink
+	44, // 25: pilaster.v1.StatusResponse.datapath:type_name -> pilaster.v1.DatapathStatus
+	46, // 26: pilaster.v1.StatusResponse.drops:type_name -> pilaster.v1.DropCount
+	42, // 27: pilaster.v1.StatusResponse.limits:type_name -> pilaster.v1.Limit
+	41, // 28: pilaster.v1.StatusResponse.gateway:type_name -> pilaster.v1.Gateway
+	36, // 29: pilaster.v1.StatusResponse.policies:type_name -> pilaster.v1.Policies
+	35, // 30: pilaster.v1.StatusResponse.pulls:type_name -> pilaster.v1.Pull
+	33, // 31: pilaster.v1.StatusResponse.offloads:type_name -> pilaster.v1.OffloadRole
+	80, // 32: pilaster.v1.StatusResponse.load:type_name -> pilaster.v1.NodeLoad
+	30, // 33: pilaster.v1.StatusResponse.egress:type_name -> pilaster.v1.Egress
+	29, // 34: pilaster.v1.StatusResponse.services:type_name -> pilaster.v1.ServicesStatus
+	32, // 35: pilaster.v1.Egress.gateways:type_name -> pilaster.v1.EgressGatewayState
+	31, // 36: pilaster.v1.Egress.roles:type_name -> pilaster.v1.EgressGatewayRole
+	81, // 37: pilaster.v1.OffloadRole.phase:type_name -> pilaster.v1.OffloadPhase
+	34, // 38: pilaster.v1.OffloadRole.answers:type_name -> pilaster.v1.FrontendAnswer
+	45, // 39: pilaster.v1.Policies.entries:type_name -> pilaster.v1.Entries
+	37, // 40: pilaster.v1.Policies.sessions:type_name -> pilaster.v1.Sessions
+	38, // 41: pilaster.v1.Policies.hits:type_name -> pilaster.v1.RuleHits
+	54, // 42: pilaster.v1.RuleHits.rule:type_name -> pilaster.v1.RuleName
+	38, // 43: pilaster.v1.ListRuleHitsResponse.hits:type_name -> pilaster.v1.RuleHits
+	77, // 44: pilaster.v1.OrchestratorLink.since:type_name -> google.protobuf.Timestamp
+	45, // 45: pilaster.v1.DatapathStatus.entries:type_name -> pilaster.v1.Entries
+	75, // 46: pilaster.v1.DatapathStatus.switches:type_name -> pilaster.v1.DatapathStatus.SwitchesEntry
+	82, // 47: pilaster.v1.ExplainResponse.app:type_name -> pilaster.v1.App
+	3,  // 48: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
+	49, // 49: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
+	83, // 50: pilaster.v1.ExplainResponse.underlay_services:type_name -> pilaster.v1.UnderlayService
+	3,  // 51: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
+	53, // 52: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
+	52, // 53: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
+	3,  // 54: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
+	54, // 55: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
+	54, // 56: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
+	52, // 57: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
+	58, // 58: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
+	58, // 59: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
+	59, // 60: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
+	52, // 61: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
+	57, // 62: pilaster.v1.TraceResponse.backends:type_name -> pilaster.v1.TraceBackend
+	76, // 63: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
+	62, // 64: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
+	54, // 65: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
+	68, // 66: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	77, // 67: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	54, // 68: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
+	69, // 69: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
+	69, // 70: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
+	2,  // 71: pilaster.v1.CheckEndpointRequest.HostPorts.all:type_name -> pilaster.v1.HostPort
+	0,  // 72: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	13, // 73: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	15, // 74: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	17, // 75: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	19, // 76: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	21, // 77: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	27, // 78: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	47, // 79: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	50, // 80: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	55, // 81: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
+	60, // 82: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
+	63, // 83: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
+	39, // 84: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
+	23, // 85: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
+	25, // 86: pilaster.v1.AgentService.SetEndpoint:input_type -> pilaster.v1.SetEndpointRequest
+	8,  // 87: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
+	10, // 88: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
+	5,  // 89: pilaster.v1.AgentService.FindEgressAddress:input_type -> pilaster.v1.FindEgressAddressRequest
+	67, // 90: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	65, // 91: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 92: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	14, // 93: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	16, // 94: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	18, // 95: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	20, // 96: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	22, // 97: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	28, // 98: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	48, // 99: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	51, // 100: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	56, // 101: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
+	61, // 102: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
+	64, // 103: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
+	40, // 104: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
+	24, // 105: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
+	26, // 106: pilaster.v1.AgentService.SetEndpoint:output_type -> pilaster.v1.SetEndpointResponse
+	9,  // 107: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
+	11, // 108: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
+	6,  // 109: pilaster.v1.AgentService.FindEgressAddress:output_type -> pilaster.v1.FindEgressAddressResponse
+	68, // 110: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	66, // 111: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	92, // [92:112] is the sub-list for method output_type
+	72, // [72:92] is the sub-list for method input_type
+	72, // [72:72] is the sub-list for extension type_name
+	72, // [72:72] is the sub-list for extension extendee
+	0,  // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -5993,14 +6149,14 @@ func file_pilaster_v1_agent_proto_init() {
 		return
 	}
 	file_pilaster_v1_cluster_proto_init()
-	file_pilaster_v1_agent_proto_msgTypes[24].OneofWrappers = []any{}
+	file_pilaster_v1_agent_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pilaster_v1_agent_proto_rawDesc), len(file_pilaster_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   75,
+			NumMessages:   77,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

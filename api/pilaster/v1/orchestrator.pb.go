@@ -1028,6 +1028,7 @@ type ResolveRequest struct {
 	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Labels        map[string]string      `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // identity labels only; the agent has applied the deny-list
 	Sequence      uint64                 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`                                                                      // see FollowRequest
+	Exposes       bool                   `protobuf:"varint,4,opt,name=exposes,proto3" json:"exposes,omitempty"`                                                                        // the node exposes a port of a container: the tenant gets a number for services
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1081,6 +1082,13 @@ func (x *ResolveRequest) GetSequence() uint64 {
 		return x.Sequence
 	}
 	return 0
+}
+
+func (x *ResolveRequest) GetExposes() bool {
+	if x != nil {
+		return x.Exposes
+	}
+	return false
 }
 
 type ResolveResponse struct {
@@ -5848,11 +5856,12 @@ const file_pilaster_v1_orchestrator_proto_rawDesc = "" +
 	"\x04load\x18\x01 \x01(\v2\x15.pilaster.v1.NodeLoadR\x04load\"G\n" +
 	"\x12ReportLoadResponse\x12\x17\n" +
 	"\anext_ms\x18\x01 \x01(\rR\x06nextMs\x12\x18\n" +
-	"\ameasure\x18\x02 \x01(\bR\ameasure\"\xc0\x01\n" +
+	"\ameasure\x18\x02 \x01(\bR\ameasure\"\xda\x01\n" +
 	"\x0eResolveRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12?\n" +
 	"\x06labels\x18\x02 \x03(\v2'.pilaster.v1.ResolveRequest.LabelsEntryR\x06labels\x12\x1a\n" +
-	"\bsequence\x18\x03 \x01(\x04R\bsequence\x1a9\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12\x18\n" +
+	"\aexposes\x18\x04 \x01(\bR\aexposes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x01\n" +

@@ -121,8 +121,8 @@ func (b *Bed) TryReopen() error {
 		Store: b.Store, Tenants: b.Tenants,
 		Networks: b.Networks, Absent: map[string]string{nimitz.Name: "--some switch", evpn.Name: "--some pool"},
 		Driver: b.Driver, Resolver: b.Orchestrator, Tried: b.Tried, Egress: b.Egress, Name: "n1", Zone: "z1",
-		Reporter: reporter,
-		Plan:     address.DefaultPlan(), Node: NodePrefix, Edge: b.Edge, MTUReserve: b.MTUReserve,
+		Reporter: reporter, Addresses: services.Addresses{Ports: []netip.Addr{tenant.NodeAddress(NodePrefix)}},
+		Plan: address.DefaultPlan(), Node: NodePrefix, Edge: b.Edge, MTUReserve: b.MTUReserve,
 		MaxEndpoints: b.Max, MaxTenantIDs: b.MaxIDs,
 		Now: func() time.Time { return b.Now }, Log: slog.New(slog.DiscardHandler),
 	})

@@ -18,6 +18,7 @@ type Orchestrator struct {
 	Calls    int
 	Err      error
 	Policies map[string]bool // tenants that have some
+	Older    bool            // it knows no host ports
 }
 
 // NewOrchestrator returns one with tenants blue and red.
@@ -31,7 +32,9 @@ func NewOrchestrator() *Orchestrator {
 	}
 }
 
-func (o *Orchestrator) Resolve(_ context.Context, name string, identity map[string]string) (agent.Resolved, error) {
+func (o *Orchestrator) Resolve(
+	_ context.Context, name string, identity map[string]string, exposes bool,
+) (agent.Resolved, error) {
 	o.Mu.Lock()
 	defer o.Mu.Unlock()
 	o.Calls++
@@ -41,6 +44,11 @@ func (o *Orchestrator) Resolve(_ context.Context, name string, identity map[stri
 	t, ok := o.Tenants[name]
 	if !ok {
 		return agent.Resolved{}, refusal.New(refusal.ErrNotFound, "tenant %s does not exist", name)
+	}
+	if exposes && !o.Older && t.ServicesNumber == 0 && tenant.NetworkHas(t.OnNetwork(), tenant.Services) {
+		t.Changes++
+		t.ServicesNumber = uint32(t.IDs[0].ID)
+		o.Tenants[name] = t
 	}
 	set := name + " " + tenant.Canonical(identity)
 	if o.Apps[set] == 0 {

@@ -50,6 +50,13 @@ func endpointToProto(of *networks.Set, r endpoint.Record) *pilasterv1.Endpoint {
 	if e.HostDevice != "" { // otherwise the index is internal to the packet path
 		e.HostIfindex = uint32(r.Device.HostIfindex)
 	}
+	for _, p := range r.HostPorts {
+		h := &pilasterv1.HostPort{Host: uint32(p.Host), Container: uint32(p.Container), Protocol: p.Protocol}
+		if p.Address.IsValid() {
+			h.Address = p.Address.String()
+		}
+		e.HostPorts = append(e.HostPorts, h)
+	}
 	for _, a := range r.Attachments {
 		p := &pilasterv1.Attachment{Network: a.Network, Address: a.Address.String(), Gateway: a.Gateway.String()}
 		if a.Plaintext.IsValid() {
@@ -67,6 +74,17 @@ func endpointToProto(of *networks.Set, r endpoint.Record) *pilasterv1.Endpoint {
 		e.Attachments = append(e.Attachments, p)
 	}
 	return e
+}
+
+func hostPortsFromProto(all []*pilasterv1.HostPort) (ports []endpoint.HostPort, err error) {
+	for _, p := range all {
+		port, err := endpoint.NewHostPort(int(p.Host), int(p.Container), p.Protocol, p.Address)
+		if err != nil {
+			return nil, connect.NewError(connect.CodeInvalidArgument, err)
+		}
+		ports = append(ports, port)
+	}
+	return ports, nil
 }
 
 func endpointsToProto(of *networks.Set, records []endpoint.Record) []*pilasterv1.Endpoint {

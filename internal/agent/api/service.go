@@ -131,6 +131,10 @@ func (s *Service) AddEndpoint(
 	if err := core.blocked(); err != nil {
 		return nil, connect.NewError(connect.CodeUnavailable, err)
 	}
+	ports, err := hostPortsFromProto(req.Msg.HostPorts)
+	if err != nil {
+		return nil, err
+	}
 	netns, err := openNetns(ctx, req.Msg.Netns)
 	if err != nil {
 		return nil, toConnect(err)
@@ -140,7 +144,7 @@ func (s *Service) AddEndpoint(
 		ContainerID: req.Msg.ContainerId, Interface: req.Msg.Interface,
 		Netns: req.Msg.Netns, OpenNetns: fdPath(netns),
 		Tenant: req.Msg.Tenant, Labels: req.Msg.Labels, Pod: req.Msg.Pod, CNINetwork: req.Msg.CniNetwork,
-		AddressKey: req.Msg.AddressKey,
+		AddressKey: req.Msg.AddressKey, HostPorts: ports,
 	})
 	if err != nil {
 		return nil, toConnect(err)
@@ -180,6 +184,13 @@ func (s *Service) CheckEndpoint(
 			)
 		}
 		q.Addresses = append(q.Addresses, p)
+	}
+	if req.Msg.HostPorts != nil {
+		ports, err := hostPortsFromProto(req.Msg.HostPorts.All)
+		if err != nil {
+			return nil, err
+		}
+		q.HostPorts = &ports
 	}
 	netns, err := openNetns(ctx, req.Msg.Netns)
 	if err != nil {

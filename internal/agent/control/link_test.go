@@ -371,7 +371,7 @@ func TestResolveSaysWhatIsMissing(t *testing.T) {
 	} {
 		b := newLinkBed(t)
 		b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) { return nil, c.err }
-		_, err := b.link.Resolve(t.Context(), "blue", map[string]string{"app": "web"})
+		_, err := b.link.Resolve(t.Context(), "blue", map[string]string{"app": "web"}, false)
 		if !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -388,7 +388,7 @@ func TestResolveSaysWhatIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.server.Close()
-	_, err := b.link.Resolve(t.Context(), "blue", map[string]string{"app": "web"})
+	_, err := b.link.Resolve(t.Context(), "blue", map[string]string{"app": "web"}, false)
 	if !errors.Is(err, refusal.ErrUnavailable) || !strings.Contains(err.Error(), `labels "app=web" in tenant blue`) {
 		t.Errorf("known tenant, unknown labels: %v", err)
 	}
@@ -411,7 +411,7 @@ func TestUnusableAnswersAreRefused(t *testing.T) {
 	} {
 		b := newLinkBed(t)
 		b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) { return r, nil }
-		if _, err := b.link.Resolve(t.Context(), "blue", nil); err == nil {
+		if _, err := b.link.Resolve(t.Context(), "blue", nil, false); err == nil {
 			t.Errorf("%s was taken", name)
 		}
 	}

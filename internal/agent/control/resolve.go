@@ -20,7 +20,9 @@ import (
 const resolveTimeout = 5 * time.Second
 
 // Resolve implements Resolver.
-func (l *Link) Resolve(ctx context.Context, name string, identity map[string]string) (agent.Resolved, error) {
+func (l *Link) Resolve(
+	ctx context.Context, name string, identity map[string]string, exposes bool,
+) (agent.Resolved, error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	client, err := l.dial(ctx)
@@ -29,14 +31,16 @@ func (l *Link) Resolve(ctx context.Context, name string, identity map[string]str
 		resp, err = client.Resolve(
 			ctx,
 			connect.NewRequest(
-				&pilasterv1.ResolveRequest{Tenant: name, Labels: identity, Sequence: l.config.Node.Sequence()},
+				&pilasterv1.ResolveRequest{
+					Tenant: name, Labels: identity, Sequence: l.config.Node.Sequence(), Exposes: exposes,
+				},
 			),
 		)
 		if err == nil {
 			return resolved(resp.Msg, l.plan())
 		}
 	}
-	return agent.Resolved{}, l.resolveError(err, l.missingState(name, identity))
+	return agent.Resolved{}, l.resolveError(err, l.missingState(name, identity, exposes))
 }
 
 // resolveError is the refusal of an ADD that needs something from the orchestrator.
@@ -62,8 +66,12 @@ func (l *Link) resolveError(err error, lacking string) error {
 }
 
 // missingState names what this node does not know.
-func (l *Link) missingState(name string, identity map[string]string) string {
-	if _, _, known := l.config.Tenants.Get(name); known {
+func (l *Link) missingState(name string, identity map[string]string, exposes bool) string {
+	t, _, known := l.config.Tenants.Get(name)
+	if known && exposes && t.Tenant.ServicesNumber == 0 {
+		return fmt.Sprintf("host ports need a number of tenant %s for services, which it does not have yet", name)
+	}
+	if known {
 		return fmt.Sprintf(
 			"this node does not know the app of labels %q in tenant %s",
 			tenant.Canonical(identity),

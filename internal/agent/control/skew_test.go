@@ -57,7 +57,7 @@ func TestEarlierOrchestratorIsNamed(t *testing.T) {
 	b.cluster.resolve = func(*pilasterv1.ResolveRequest) (*pilasterv1.ResolveResponse, error) {
 		return nil, connect.NewError(connect.CodeUnimplemented, nil)
 	}
-	_, err := b.link.Resolve(t.Context(), "blue", nil)
+	_, err := b.link.Resolve(t.Context(), "blue", nil, false)
 	if err == nil || !strings.Contains(err.Error(), "nothing was changed; try again") {
 		t.Errorf("said is %v", err)
 	}

@@ -46,6 +46,9 @@ func (s *Set) Prepare(
 	if err := tenant.CheckKeyed(t.Name, Of(t), r.AddressKey); err != nil {
 		return nil, refusal.New(refusal.ErrInvalid, "%w", err)
 	}
+	if err := tenant.CheckPublishes(t.Name, Of(t), len(r.HostPorts)); err != nil {
+		return nil, refusal.New(refusal.ErrInvalid, "%w", err)
+	}
 	a, err := n.Prepare(ctx, t, app, r)
 	if errors.Is(err, endpoint.ErrExhausted) {
 		return nil, refusal.New(refusal.ErrExhausted, "%w", err)

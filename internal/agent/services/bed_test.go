@@ -78,10 +78,14 @@ type bed struct {
 }
 
 // run calls test with a running manager, with a clock that advances when all wait.
-func run(t *testing.T, test func(*bed)) {
+func run(t *testing.T, test func(*bed)) { runWith(t, nil, test) }
+
+// runWith is run with containers that an earlier process has recorded.
+func runWith(t *testing.T, records []endpoint.Record, test func(*bed)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bed{
-			t: t, Frontends: agenttest.NewFrontends(), hosted: map[string]tenant.Tenant{"blue": blue},
+			records: records,
+			t:       t, Frontends: agenttest.NewFrontends(), hosted: map[string]tenant.Tenant{"blue": blue},
 			synced: map[string]bool{},
 		}
 		b.Manager = services.New(services.Config{

@@ -2,19 +2,26 @@ package services
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/service"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
 // frontends computes what clients on this node, and hosts outside of the cluster, get of a service; nothing if it is
 // headless or gone.
-func (t *tenantServices) frontends(name service.Name, as *translator, c Config) map[dpapi.FrontendKey]dpapi.Frontend {
+func (t *tenantServices) frontends(
+	name service.Name, as *translator, hosts *publishers, c Config,
+) map[dpapi.FrontendKey]dpapi.Frontend {
 	delete(t.unknown, name)
+	was := t.unexposed[name]
+	delete(t.unexposed, name)
 	s, ok := t.services[name]
 	if !ok || !s.Address.IsValid() {
 		return nil
@@ -48,8 +55,18 @@ func (t *tenantServices) frontends(name service.Name, as *translator, c Config) 
 			continue
 		}
 		for _, a := range t.addresses.Ports {
+			at := endpoint.HostPort{Host: p.NodePort, Protocol: p.Protocol.String(), Address: a}
+			if by := hosts.holder(at); by != nil {
+				why := fmt.Sprintf("%s is a host port of %s", at.At(), by.name())
+				t.unexposed[name] = append(t.unexposed[name], why)
+				continue
+			}
 			f.add(a, p.NodePort, p, dpapi.Exposed{Services: as.tenant.ServicesNumber, Node: true})
 		}
+	}
+	if now := t.unexposed[name]; len(now) > 0 && !slices.Equal(now, was) {
+		c.Log.Warn("a node port of a service is not exposed on this node", "service", s.Name, "tenant", s.Tenant,
+			"because", strings.Join(now, ", "))
 	}
 	return f.all
 }

@@ -31,9 +31,10 @@ type Manager struct {
 
 	addresses Addresses // of this node; the caller must not change them
 
-	// exposed has the tenant that wrote each exposed frontend last. An external address or a node port may pass from a
-	// tenant to another: what the former one deletes later must not be the frontend of the new one.
-	exposed map[dpapi.FrontendKey]string
+	// exposed has who wrote each exposed frontend last. An external address, a node port or a host port may pass from
+	// one owner to another: what the former one deletes later must not be the frontend of the new one.
+	exposed map[dpapi.FrontendKey]owner
+	hosts   publishers
 }
 
 // Config is what a Manager needs of the agent.
@@ -73,11 +74,14 @@ func New(c Config) *Manager {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	return &Manager{
+	m := &Manager{
 		config: c, due: make(chan struct{}, 1), tenants: map[string]*tenantServices{}, records: map[string]bool{},
 		awaited: map[string]chan struct{}{}, link: linkState{most: maxSlices},
-		addresses: c.Addresses, exposed: map[dpapi.FrontendKey]string{},
+		addresses: c.Addresses, exposed: map[dpapi.FrontendKey]owner{},
+		hosts: publishers{by: map[portNumber][]*publisher{}},
 	}
+	m.restore(c.Endpoints())
+	return m
 }
 
 func (m *Manager) wake() {
@@ -137,9 +141,8 @@ func (m *Manager) EndpointsChanged(name string) {
 func (m *Manager) TenantChanged(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.tenants[name] != nil {
-		m.wake()
-	}
+	m.hosts.changed = true
+	m.wake()
 }
 
 // SetAddresses sets the addresses of this node, which have changed.
@@ -147,6 +150,7 @@ func (m *Manager) SetAddresses(is Addresses) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.addresses = is
+	m.hosts.changed = true
 	m.wake()
 }
 
@@ -197,7 +201,7 @@ func (m *Manager) Forget(t tenant.Tenant) error {
 	delete(m.tenants, t.Name)
 	delete(m.records, t.Name)
 	m.arrived(t.Name)
-	maps.DeleteFunc(m.exposed, func(_ dpapi.FrontendKey, of string) bool { return of == t.Name })
+	maps.DeleteFunc(m.exposed, func(_ dpapi.FrontendKey, of owner) bool { return of == owner{tenant: t.Name} })
 	m.config.Tenants.SetServicesSynced(t.Name, false)
 	m.mu.Unlock()
 	prefix, err := m.config.Plan.TenantServices(t.ServicesNumber)
@@ -253,6 +257,7 @@ func pause(failures int) time.Duration { return min(leastPause<<min(failures, 10
 func (m *Manager) write() (next time.Time) {
 	m.writing.Lock()
 	defer m.writing.Unlock()
+	next = m.publishAll()
 	for _, name := range m.names() {
 		m.mu.Lock()
 		t := m.tenants[name]
@@ -269,7 +274,7 @@ func (m *Manager) write() (next time.Time) {
 			continue
 		}
 		t.setAddresses(m.addresses)
-		work := t.work(known, m.config)
+		work := t.work(known, &m.hosts, m.config)
 		if work.isEmpty() && t.whole {
 			m.arrived(name)
 		}
@@ -277,12 +282,15 @@ func (m *Manager) write() (next time.Time) {
 			m.mu.Unlock()
 			continue
 		}
-		work.leaveOthers(name, m.exposed)
+		if work.prefix.IsValid() {
+			work.keys = append(work.keys, m.hostPortKeys()...)
+		}
+		work.leaveOthers(owner{tenant: name}, m.exposed)
 		m.mu.Unlock()
 		err := work.write(m.config.Driver)
 		m.mu.Lock()
 		if err == nil {
-			work.noteExposed(name, m.exposed)
+			work.noteExposed(owner{tenant: name}, m.exposed)
 		}
 		t.note(work, err, m.config.Now())
 		m.arrived(name)

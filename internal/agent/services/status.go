@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/humanize"
@@ -39,6 +40,12 @@ func (m *Manager) Status(counts bool) (s Status) {
 		var err error
 		if counted, err = m.config.Driver.ServiceCounts(); err != nil {
 			s.Problems = append(s.Problems, "reading the counters of services failed: "+err.Error())
+		}
+	}
+	for _, p := range m.hosts.all {
+		if p.err != nil {
+			s.Problems = append(s.Problems, fmt.Sprintf("host ports of %s are not as they should be: %v", p.name(),
+				p.err))
 		}
 	}
 	for name, t := range m.tenants {
@@ -77,6 +84,10 @@ func (t *tenantServices) problems(name string) (all []string) {
 	for of, n := range t.unknown {
 		all = append(all, fmt.Sprintf("service %s of tenant %s: %s under tenant ids that this node does not have get "+
 			"no connections from here", of, name, humanize.Of(n, "endpoint", "endpoints")))
+	}
+	for of, why := range t.unexposed {
+		all = append(all, fmt.Sprintf("service %s of tenant %s: hosts outside do not reach its node port by this "+
+			"node: %s\n  use another node port, or remove the container", of, name, strings.Join(why, ", ")))
 	}
 	for of, a := range t.reported {
 		if a.err != nil && same(a.slice, t.own[of]) {

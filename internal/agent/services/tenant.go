@@ -25,13 +25,15 @@ type tenantServices struct {
 
 	addresses Addresses // of this node; the caller must not change them
 
-	dirty    map[service.Name]bool // their frontends may have changed
-	unswept  bool                  // the packet path may have frontends of services that are gone
-	written  map[service.Name]map[dpapi.FrontendKey]dpapi.Frontend
-	unknown  map[service.Name]int // endpoints under tenant ids that this node does not have
-	failures int                  // of consecutive writes
-	retryAt  time.Time            // no write before
-	err      error                // why the last write failed; nil if it did not
+	dirty   map[service.Name]bool // their frontends may have changed
+	unswept bool                  // the packet path may have frontends of services that are gone
+	written map[service.Name]map[dpapi.FrontendKey]dpapi.Frontend
+	unknown map[service.Name]int // endpoints under tenant ids that this node does not have
+	// node ports that are not exposed here, and why
+	unexposed map[service.Name][]string
+	failures  int       // of consecutive writes
+	retryAt   time.Time // no write before
+	err       error     // why the last write failed; nil if it did not
 }
 
 func newTenantServices() *tenantServices {
@@ -40,6 +42,7 @@ func newTenantServices() *tenantServices {
 		stored: map[SliceName]service.Slice{}, own: map[SliceName]service.Slice{}, reported: map[SliceName]attempt{},
 		dirty:   map[service.Name]bool{},
 		written: map[service.Name]map[dpapi.FrontendKey]dpapi.Frontend{}, unknown: map[service.Name]int{},
+		unexposed: map[service.Name][]string{},
 	}
 }
 
@@ -124,7 +127,7 @@ type work struct {
 func (w work) isEmpty() bool { return len(w.puts)+len(w.deletes) == 0 && !w.prefix.IsValid() }
 
 // work computes the frontends that may have changed.
-func (t *tenantServices) work(known tenant.Tenant, c Config) work {
+func (t *tenantServices) work(known tenant.Tenant, hosts *publishers, c Config) work {
 	w := work{is: map[service.Name]map[dpapi.FrontendKey]dpapi.Frontend{}}
 	if !t.whole {
 		return w
@@ -138,7 +141,7 @@ func (t *tenantServices) work(known tenant.Tenant, c Config) work {
 	if len(t.dirty) > 0 {
 		seen := newTranslator(known)
 		for name := range t.dirty {
-			w.add(name, t.frontends(name, seen, c), t.written[name])
+			w.add(name, t.frontends(name, seen, hosts, c), t.written[name])
 		}
 		clear(t.dirty)
 	}
@@ -171,23 +174,23 @@ func (w *work) add(name service.Name, is, was map[dpapi.FrontendKey]dpapi.Fronte
 	}
 }
 
-// leaveOthers takes the deletions of exposed frontends that another tenant has meanwhile out of the work of a tenant.
-// of has the tenant that wrote each last.
-func (w *work) leaveOthers(name string, of map[dpapi.FrontendKey]string) {
+// leaveOthers takes the deletions of exposed frontends that another owner has meanwhile out of the work of one. of has
+// the owner that wrote each last.
+func (w *work) leaveOthers(by owner, of map[dpapi.FrontendKey]owner) {
 	w.deletes = slices.DeleteFunc(w.deletes, func(key dpapi.FrontendKey) bool {
 		is, exposed := of[key]
-		return exposed && is != name
+		return exposed && is != by
 	})
 }
 
-// noteExposed notes which exposed frontends a tenant has in the packet path.
-func (w *work) noteExposed(name string, of map[dpapi.FrontendKey]string) {
+// noteExposed notes which exposed frontends an owner has in the packet path.
+func (w *work) noteExposed(by owner, of map[dpapi.FrontendKey]owner) {
 	for _, key := range w.deletes {
 		delete(of, key)
 	}
 	for _, f := range w.puts {
 		if f.Exposed.Services != 0 {
-			of[f.FrontendKey] = name
+			of[f.FrontendKey] = by
 		}
 	}
 }
@@ -219,17 +222,22 @@ func (w work) write(to dpapi.Services) error {
 	return err
 }
 
+// unknown returns what the packet path may have after a failed write.
+func unknown(is, was map[dpapi.FrontendKey]dpapi.Frontend) map[dpapi.FrontendKey]dpapi.Frontend {
+	some := map[dpapi.FrontendKey]dpapi.Frontend{}
+	for _, of := range []map[dpapi.FrontendKey]dpapi.Frontend{is, was} {
+		for key := range of {
+			some[key] = dpapi.Frontend{}
+		}
+	}
+	return some
+}
+
 // note records the result of a write. After an error it is unknown what the packet path has of the services.
 func (t *tenantServices) note(w work, err error, now time.Time) {
 	for name, is := range w.is {
 		if err != nil {
-			some := map[dpapi.FrontendKey]dpapi.Frontend{}
-			for _, of := range []map[dpapi.FrontendKey]dpapi.Frontend{is, t.written[name]} {
-				for key := range of {
-					some[key] = dpapi.Frontend{}
-				}
-			}
-			t.written[name], t.dirty[name] = some, true
+			t.written[name], t.dirty[name] = unknown(is, t.written[name]), true
 			continue
 		}
 		if t.written[name] = is; len(is) == 0 {

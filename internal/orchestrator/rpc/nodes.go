@@ -295,7 +295,11 @@ func (s *NodeService) Resolve(
 	if err != nil {
 		return nil, err
 	}
-	tenant, app, err := s.Store.Resolve(ctx, node, req.Msg.Sequence, req.Msg.Tenant, req.Msg.Labels)
+	resolve := s.Store.Resolve
+	if req.Msg.Exposes {
+		resolve = s.Store.ResolveExposing
+	}
+	tenant, app, err := resolve(ctx, node, req.Msg.Sequence, req.Msg.Tenant, req.Msg.Labels)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -163,17 +164,19 @@ func (a *applying) begin() (err error) {
 	if err != nil {
 		return refuse(Refused, "%v; nothing was changed", err)
 	}
-	if a.of.ServicesNumber == 0 {
-		if err := a.number(all); err != nil {
-			return err
-		}
+	if err := a.number(a.of, all); err != nil {
+		return err
 	}
 	a.prefix, err = a.plan.TenantServices(a.of.ServicesNumber)
 	return err
 }
 
-func (a *applying) number(all netip.Prefix) error {
-	n, err := a.mark(keyServicesMark)
+// number gives a tenant its number for services, if it has none.
+func (t *txn) number(of *pilasterv1.Tenant, all netip.Prefix) error {
+	if of.ServicesNumber != 0 {
+		return nil
+	}
+	n, err := t.mark(keyServicesMark)
 	if err != nil {
 		return err
 	}
@@ -181,12 +184,36 @@ func (a *applying) number(all netip.Prefix) error {
 		return refuse(Full, "%d tenants have had services, which is the maximum; nothing was changed",
 			address.MaxServicesNumber)
 	}
-	if err := a.reserveServices(all); err != nil {
+	if err := t.reserveServices(all); err != nil {
 		return err
 	}
-	a.setMark(keyServicesMark, n+1)
-	a.of.ServicesNumber = uint32(n)
-	return a.saveChanged(a.of)
+	t.setMark(keyServicesMark, n+1)
+	of.ServicesNumber = uint32(n)
+	return t.saveChanged(of)
+}
+
+// numberFor gives a tenant its number for services because of host ports. Nothing happens on a network without
+// services: the node refuses the container.
+func (t *txn) numberFor(of *pilasterv1.Tenant) error {
+	if !tenant.NetworkHas(of.Network, tenant.Services) {
+		return nil
+	}
+	plan, err := t.plan()
+	if err != nil {
+		return err
+	}
+	all, err := plan.ServicePrefix()
+	if err == nil {
+		err = t.number(of, all)
+	}
+	var refused *Error
+	if errors.As(err, &refused) && refused.Reason != Refused {
+		return err
+	}
+	if err != nil {
+		return refuse(Invalid, "host ports need a number for services of tenant %s: %v", of.Name, err)
+	}
+	return nil
 }
 
 // reserveServices reserves the prefix of services at the first service of the cluster, unless something is in it that

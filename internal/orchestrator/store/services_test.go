@@ -125,6 +125,21 @@ func testServiceAddresses(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("an address that no service has any more: %s", got)
 	}
 
+	// A container with host ports needs the number without a service.
+	register(t, s, 1)
+	if _, err := s.CreateTenant(t.Context(), "bare", 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		is, _, err := s.ResolveExposing(t.Context(), node(1), 1, "bare", nil)
+		if err != nil || is.ServicesNumber != 3 || stored(t, s, "bare").ServicesNumber != 3 {
+			t.Errorf("a tenant with host ports: got %v, %v; want number 3", is, err)
+		}
+	}
+	if is, _, err := s.ResolveExposing(t.Context(), node(1), 1, "green", nil); err == nil && is.ServicesNumber != 0 {
+		t.Errorf("a tenant on a network without services got number %d", is.ServicesNumber)
+	}
+
 	keys, few := keysOf(t, etcd), func(name string) []service.Service { return []service.Service{web(name)} }
 	nowHeadless := web("web")
 	nowHeadless.Headless = true
@@ -171,7 +186,7 @@ func testServiceAddresses(t *testing.T, etcd *clientv3.Client) {
 	if _, err := s.CreateTenant(t.Context(), "blue", 0); err != nil {
 		t.Fatal(err)
 	}
-	if got := appliedServices(t, s, "blue", few("web")); got != "blue web fd70:696c:7300:3::1 created" ||
+	if got := appliedServices(t, s, "blue", few("web")); got != "blue web fd70:696c:7300:4::1 created" ||
 		keysOf(t, etcd) != "blue//web red//web" {
 		t.Errorf("a new tenant of the same name: %s, and the store has %s", got, keysOf(t, etcd))
 	}
@@ -255,6 +270,8 @@ func testServicePrefix(t *testing.T, etcd *clientv3.Client) {
 	}
 	_, err = s.ApplyServices(t.Context(), "blue", []service.Service{web("web")}, nil, store.ApplyingServices{})
 	refused(t, err, store.Refused, "overlaps fd70:696c:73ff::9/128, an address of node n1")
+	_, _, err = s.ResolveExposing(t.Context(), node(1), 1, "blue", nil)
+	refused(t, err, store.Invalid, "host ports need a number for services of tenant blue", "an address of node n1")
 	_, err = store.Open(t.Context(), etcd, address.Plan{Egress: netip.MustParsePrefix("fd70:696c:7300::/48")},
 		slog.Default())
 	refused(t, err, store.Invalid, "overlaps fd70:696c:7300::/40, which has the addresses of services")

@@ -212,6 +212,29 @@ func (s *Store) Resolve(
 	name string,
 	labels map[string]string,
 ) (*pilasterv1.Tenant, *pilasterv1.App, error) {
+	return s.resolve(ctx, n, sequence, name, labels, false)
+}
+
+// ResolveExposing is Resolve for a container with host ports: its tenant gets a number for services, by which the
+// packet path finds its connections.
+func (s *Store) ResolveExposing(
+	ctx context.Context,
+	n pki.Node,
+	sequence uint64,
+	name string,
+	labels map[string]string,
+) (*pilasterv1.Tenant, *pilasterv1.App, error) {
+	return s.resolve(ctx, n, sequence, name, labels, true)
+}
+
+func (s *Store) resolve(
+	ctx context.Context,
+	n pki.Node,
+	sequence uint64,
+	name string,
+	labels map[string]string,
+	exposes bool,
+) (*pilasterv1.Tenant, *pilasterv1.App, error) {
 	if err := checkTenant(name); err != nil {
 		return nil, nil, err
 	}
@@ -232,6 +255,11 @@ func (s *Store) Resolve(
 		}
 		if err := t.beginHosting(n, sequence, found); err != nil {
 			return err
+		}
+		if exposes {
+			if err := t.numberFor(found); err != nil {
+				return err
+			}
 		}
 		if exists, err := t.load(dirApps+name+"/"+hash, app); err != nil {
 			return err
