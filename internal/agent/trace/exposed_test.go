@@ -100,7 +100,7 @@ func TestExposed(t *testing.T) {
 	}{
 		"to an endpoint here": {to: "near", want: near, answer: outside.Addr().String(),
 			says: "service shop/web of tenant blue has 1 endpoint"},
-		"to one elsewhere": {to: "far", want: away, answer: outside.Addr().String()},
+		"to one elsewhere":                       {to: "far", want: away, answer: outside.Addr().String()},
 		"of which the client's port chooses one": {to: "both", want: near, says: "--source-port names it"},
 		"that the client's port chooses": {to: "both", want: away, says: "the client's address and port choose one",
 			change: func(_ *exposedBed, of *agent.Connection, _ *trace.Way) { of.SourcePort = 20_001 }},
