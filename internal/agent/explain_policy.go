@@ -645,9 +645,8 @@ func (c *Core) whyExposed(of Connection, from Explanation) (all []Reason, is boo
 		}
 	}
 	if n := len(elsewhere); n > 0 {
-		all[0].Access += fmt.Sprintf("; the policies of %s on other nodes are known there: pilaster why %v ADDRESS %v/PORT "+
-			"with %s", humanize.Of(n, "endpoint", "endpoints"), of.Source,
-			strings.ToLower(service.Protocol(of.Protocol).String()), strings.Join(elsewhere[:min(n, shownBackends)], ", "))
+		all[0].Access += fmt.Sprintf("; for %s on other nodes run the command there, to %s",
+			humanize.Of(n, "endpoint", "endpoints"), strings.Join(elsewhere[:min(n, shownBackends)], ", "))
 	}
 	return all, true, nil
 }

@@ -315,7 +315,7 @@ func servicesAt(
 		if err != nil {
 			return nil, err
 		}
-		if v.LoadBalancerIP == a.String() || slices.Contains(v.ExternalIPs, a.String()) {
+		if v.isAt(a) {
 			at = append(at, v)
 		}
 	}

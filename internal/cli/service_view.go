@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -127,6 +128,11 @@ func (v serviceView) exposed() string {
 		return ""
 	}
 	return strings.Join(append(all, "policy "+v.TrafficPolicy), ", ")
+}
+
+// isAt reports whether hosts outside reach the service at an external or load-balancer address.
+func (v serviceView) isAt(a netip.Addr) bool {
+	return v.LoadBalancerIP == a.String() || slices.Contains(v.ExternalIPs, a.String())
 }
 
 // nodePorts formats the node ports: "node port 30080/TCP, node port 30081/UDP".

@@ -18,6 +18,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/service"
 	"pilaster.io/pilaster/internal/trace"
 )
 
@@ -31,14 +32,14 @@ type traceFlags struct {
 	port    uint16 // of the source; 0: any
 }
 
-// bind adds the flags. ingress is the default of that flag, in words.
+// bind adds the flags. ingress is the end of that flag's help.
 func (f *traceFlags) bind(c *cobra.Command, ingress string) {
 	f.out.bind(c)
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only read the tables; send and follow no packet")
 	c.Flags().StringVar(&f.backend, "backend", "",
 		"`address` of an endpoint of the service that is the destination, with --dry-run; empty: the first one")
 	c.Flags().StringVar(&f.ingress, "ingress", "",
-		"`node` by which the packet of a host outside comes in; empty: "+ingress)
+		"`node` by which the packet of a host outside comes in"+ingress)
 	bindSourcePort(c, &f.port)
 	c.Flags().Var(&f.wait, "wait", "follow a packet that the source itself sends in this time, instead of a probe")
 }
@@ -100,17 +101,20 @@ dropped or not seen.`,
 			job.nodes = []traceNode{{client: socket.client(), peerApp: uint32(peerApp)}}
 			job.exposedBy = func(ctx context.Context) string { return exposedBy(ctx, orchestrator.client(), job.ask) }
 			if flags.ingress != "" {
-				at, is := socket.nodeAddress(c.Context(), flags.ingress, &orchestrator)
-				if !is {
-					return usage("--ingress %s: neither this node nor an orchestrator on this machine knows a node with "+
-						"this name", flags.ingress)
+				at, err := netip.ParseAddr(strings.TrimSuffix(flags.ingress, fmt.Sprint("/", address.NodeBits)))
+				if err != nil {
+					var is bool
+					if at, is = socket.nodeAddress(c.Context(), flags.ingress, &orchestrator); !is {
+						return usage("--ingress %s: neither this node nor an orchestrator on this machine knows a node "+
+							"with this name; use its /64", flags.ingress)
+					}
 				}
 				job.ingress = netip.PrefixFrom(at, address.NodeBits).Masked().String()
 			}
 			return job.run(c.Context(), env)
 		},
 	}
-	flags.bind(c, "this node")
+	flags.bind(c, " (name or /64); empty: this node")
 	socket.bind(c)
 	orchestrator.bind(c)
 	c.ValidArgsFunction = socket.offerEnds
@@ -164,7 +168,7 @@ The exit status is 0 if the packet is delivered, leaves the cluster, or is sent 
 			return job.run(c.Context(), env)
 		},
 	}
-	own.bind(c, "the node to which the fabric routes the destination")
+	own.bind(c, "; empty: the one to which the fabric routes the destination")
 	return c
 }
 
@@ -289,21 +293,37 @@ func (j *traceJob) fromOutside(c *cobra.Command, l *lab.Lab, way lab.Way, host s
 // connections.
 func probePort() uint16 { return uint16(20_000 + rand.UintN(10_000)) }
 
-// exposedBy names the services that have the destination as an exposed port, for a node that does not expose it, as a
-// line for a note; empty if no orchestrator answers.
+// exposedBy names the service that has the destination as an exposed port, for a node that does not expose it, as a line
+// for a note; empty if no orchestrator answers.
 func exposedBy(ctx context.Context, of pilasterv1connect.OperatorServiceClient, ask whyView) string {
-	all, err := servicesAt(ctx, of, ask.Destination)
+	protocol := service.Protocol(ask.Protocol).String()
+	ports := func(v serviceView) bool {
+		return slices.ContainsFunc(v.Ports, func(p servicePortView) bool {
+			return p.NodePort != 0 && p.NodePort == ask.Port && p.Protocol == protocol
+		})
+	}
+	all, err := of.ListServices(ctx, connect.NewRequest(&pilasterv1.ListServicesRequest{}))
 	if err != nil {
 		return "" // the trace is complete without it
 	}
-	for _, s := range all {
-		its, err := of.GetService(ctx, connect.NewRequest(&pilasterv1.GetServiceRequest{Tenant: s.Tenant, Name: s.called()}))
-		if err == nil {
-			return fmt.Sprintf("%v is of service %s of tenant %s: have the fabric route it to nodes that host the tenant: "+
-				"%s", ask.Destination, s.called(), s.Tenant, cmp.Or(strings.Join(its.Msg.Nodes, ", "), "none does"))
+	for _, its := range all.Msg.Services {
+		v, err := viewService(its.Service)
+		if err != nil || !v.isAt(ask.Destination) && !ports(v) {
+			continue
 		}
+		got, err := of.GetService(ctx, connect.NewRequest(&pilasterv1.GetServiceRequest{Tenant: v.Tenant, Name: v.called()}))
+		if err != nil {
+			return ""
+		}
+		what := ask.Destination.String() + " is the address"
+		if !v.isAt(ask.Destination) {
+			what = fmt.Sprintf("%d/%s is a node port", ask.Port, protocol)
+		}
+		return fmt.Sprintf("%s of service %s of tenant %s, for packets to nodes that host the tenant: %s", what, v.called(),
+			v.Tenant, cmp.Or(strings.Join(got.Msg.Nodes, ", "), "none does"))
 	}
-	return fmt.Sprintf("no service of the cluster has the address %v", ask.Destination)
+	return fmt.Sprintf("no service of the cluster has the address %v or the node port %d/%s", ask.Destination, ask.Port,
+		protocol)
 }
 
 // traceJob is one trace over some nodes.

@@ -303,8 +303,8 @@ func (j *traceJob) toBackend(
 	ctx context.Context, t trace.Trace, client *pilasterv1.TraceResponse, seen []trace.Observed,
 ) (trace.Trace, error) {
 	to, translated := t.Backend(seen)
-	if to == "" {
-		return t, nil
+	if first := client.Backends[0]; to == "" || t.Ingress != "" && (to == first.Plaintext || to == first.Address) {
+		return t, nil // as the tables said before the packet
 	}
 	k, flags := *j, *j.traceFlags
 	k.traceFlags, k.nodes, flags.backend = &flags, j.nodes[:1:1], to

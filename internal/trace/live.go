@@ -221,7 +221,7 @@ func (l *live) enter(s *Step, e Observed) {
 		s.Detail = "in by " + e.Device
 		s.Entry = cmp.Or(l.entry(e.Node, "uplink"), l.entry(e.Node, "endpoint"))
 	case e.Hook == "uplink-out":
-		s.Detail, s.Entry = "out by "+e.Device, l.entry(e.Node, "next hop")
+		s.Detail, s.Entry = "out by "+e.Device, cmp.Or(l.entry(e.Node, "next hop"), l.entry(e.Node, "tunnel"))
 	case e.Hook == "switch":
 		s.Detail, s.Entry = "from Open vSwitch, at "+e.Device, l.both(e.Node, "forwarding")
 	default:

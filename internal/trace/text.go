@@ -104,7 +104,7 @@ func (t Trace) goOn() string {
 	case t.Service != "":
 		how := "run the command there with the endpoint's address and port"
 		if t.Ingress != "" {
-			how += ", with --ingress " + t.Ingress
+			how += ", with --ingress " + t.ingress
 		}
 		return how + map[bool]string{true: " and --wait 1m, then repeat it here"}[t.Live]
 	case t.Live && t.Verdict == Sent:

@@ -33,6 +33,7 @@ type Trace struct {
 	others []Step
 	// the /64 of another gateway that the packet may leave by, if the sender's node is one too
 	gateway string
+	ingress string // the /64 of Ingress
 	// events that did not fit into a node's ring buffer
 	LostEvents uint64 `json:"lostEvents,omitempty"`
 }
@@ -83,6 +84,9 @@ type Answer struct {
 // Merge puts the parts of nodes together, the sender's first.
 func Merge(parts ...*pilasterv1.TraceResponse) Trace {
 	t := Trace{Steps: []Step{}, Verdict: NotHere, Service: ServiceOf(parts), Ingress: ingressOf(parts)}
+	if t.Ingress != "" {
+		t.ingress = parts[0].Prefix
+	}
 	if len(parts) > 0 && len(parts[0].Gateways) > 0 && parts[0].Verdict == Left {
 		t.gateway = parts[0].Gateways[0]
 	}

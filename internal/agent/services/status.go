@@ -68,6 +68,13 @@ func (m *Manager) Status(counts bool) (s Status) {
 	return s
 }
 
+// IsOwn reports whether an address is one of this node.
+func (m *Manager) IsOwn(a netip.Addr) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Contains(m.addresses.Own, a) || slices.Contains(m.addresses.Ports, a)
+}
+
 // At returns the services that containers or hosts outside reach at an address: those of hosted tenants that have it,
 // and at an address of this node those with node ports.
 func (m *Manager) At(a netip.Addr) (all []service.Service) {

@@ -135,14 +135,21 @@ func (r *run) notExposed() {
 	r.outsideEnds()
 	r.step("uplink", "from outside, to an address without exposed ports", fmt.Sprintf("no %v in %s", r.dst,
 		r.tables.Exposed))
-	r.toStack("no service of a tenant on this node has the address: the packet goes to the node's own stack; route "+
-		"an address of a service to nodes that host its tenant", "")
+	why := "no service of a tenant on this node has the address: the packet goes to the node's own stack; route an " +
+		"address of a service to nodes that host its tenant"
+	if r.isOwn(r.dst) {
+		why = "no service of a tenant on this node has node ports: the packet goes to the node's own stack"
+	}
+	r.toStack(why, "")
 }
 
 // mayBeExposed reports whether an address could be one of exposed ports: that of no container, service or gateway.
 func (r *run) mayBeExposed(a netip.Addr, e agent.Explanation) bool {
-	return (r.isOutside(a) && !r.Plan.Gateway6.Contains(a) && e.Outside == nil && e.Gateway == "") || r.isNode(a)
+	return (r.isOutside(a) && !r.Plan.Gateway6.Contains(a) && e.Outside == nil && e.Gateway == "") || r.isOwn(a)
 }
+
+// isOwn reports whether an address is one of this node.
+func (r *run) isOwn(a netip.Addr) bool { return r.isNode(a) || r.Core.IsOwn(a) }
 
 // fromIngress adds the stages of a packet that comes in the tunnel from its ingress node.
 func (r *run) fromIngress(to agent.Explanation) error {
