@@ -102,38 +102,42 @@ func TestTraceOutside(t *testing.T) {
 	var sources ports
 
 	const in = "n1 uplink, n1 service, n1 maglev, "
+	ways := map[string][2]string{"w1": {
+		in + "n1 endpoint, n1 target, n1 policy, n1 session, n1 translate, n1 deliver, n1 answer: delivered",
+		in + "n1 policy, n1 deliver: delivered",
+	}}
+	for name, node := range map[string]string{"w2": "n2", "w3": "n3"} {
+		ways[name] = [2]string{
+			strings.ReplaceAll(in+"n1 tunnel, N uplink, N source, N endpoint, N target, N policy, N session, "+
+				"N translate, N deliver, N answer, n1 answer: delivered", "N", node),
+			strings.ReplaceAll(in+"n1 tunnel, n1 uplink, N uplink, N policy, N deliver: delivered", "N", node),
+		}
+	}
+	traceTo := func(args ...string) (name, way string, t trace.Trace) {
+		t, way = b.traceOutside(append([]string{external.String(), "tcp/80"}, args...)...)
+		return strings.TrimPrefix(t.Destination.Name, b.Name()+"-"), way, t
+	}
 	seen := map[string]bool{}
 	for i := 0; i < 60 && len(seen) < len(web); i++ {
 		from := sources.next()
-		dry, way := b.traceOutside(external.String(), "tcp/80", "--dry-run", "--source-port", fmt.Sprint(from))
-		name := strings.TrimPrefix(dry.Destination.Name, b.Name()+"-")
-		node := "n" + strings.TrimPrefix(name, "w")
-		want := strings.ReplaceAll(in+"n1 tunnel, N uplink, N source, N endpoint, N target, N policy, N session, "+
-			"N translate, N deliver, N answer, n1 answer: delivered", "N", node)
-		live := strings.ReplaceAll(in+"n1 tunnel, n1 uplink, N uplink, N policy, N deliver: delivered", "N", node)
-		if node == "n1" {
-			want = in + "n1 endpoint, n1 target, n1 policy, n1 session, n1 translate, n1 deliver, n1 answer: delivered"
-			live = in + "n1 policy, n1 deliver: delivered"
-		}
-		if way != want {
-			t.Fatalf("from port %d to %s: %s; want %s", from, name, way, want)
-		}
-		if got := b.connect(b.to, from); got != name {
-			t.Fatalf("from port %d a connection got %s, and the dry run says %s", from, got, name)
-		}
+		name, way, _ := traceTo("--dry-run", "--source-port", fmt.Sprint(from))
 		if seen[name] {
 			continue
 		}
 		seen[name] = true
-		from = sources.next()
-		got, way := b.traceOutside(external.String(), "tcp/80", "--source-port", fmt.Sprint(from))
-		to := "n" + strings.TrimPrefix(got.Destination.Name, b.Name()+"-w")
-		if to == node && way != live || got.Answer == nil || got.Answer.Kind != "connected" {
-			t.Errorf("live to %s: %s, answer %+v; want %s", to, way, got.Answer, live)
+		if way != ways[name][0] {
+			t.Errorf("from port %d to %s: %s; want %s", from, name, way, ways[name][0])
+		}
+		if got := b.connect(b.to, from); got != name {
+			t.Errorf("from port %d a connection got %s, and the dry run says %s", from, got, name)
+		}
+		name, way, live := traceTo("--source-port", fmt.Sprint(sources.next()))
+		if way != ways[name][1] || live.Answer == nil || live.Answer.Kind != "connected" {
+			t.Errorf("live to %s: %s, answer %+v; want %s", name, way, live.Answer, ways[name][1])
 		}
 	}
 	if len(seen) < len(web) {
-		t.Errorf("60 connections have got %v only", seen)
+		t.Errorf("60 connections would get %v only", seen)
 	}
 
 	n5, err := b.Address("n5")
