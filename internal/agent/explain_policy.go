@@ -511,8 +511,8 @@ func (c *Core) Exposed(of Connection) (e Exposed, is bool, err error) {
 		return e, true, err
 	}
 	if !found {
-		e.Drop, e.Because = dropreason.NoService, fmt.Sprintf("the address does not have port %d/%v: pilaster explain %v "+
-			"names its ports", of.Port, protocol, of.Destination)
+		e.Drop, e.Because = dropreason.NoService, fmt.Sprintf("the address does not have port %d/%v: pilaster explain "+
+			"%v names its ports", of.Port, protocol, of.Destination)
 		return e, true, nil
 	}
 	return e, true, c.chooseExposed(&e, of)

@@ -488,7 +488,8 @@ fd70:696c:7300:5::
 `,
 		"2001:db8:8::7": `
 2001:db8:8::7
-  exposed   shop/web           80/TCP to 8080, policy Local   for hosts outside, at a load-balancer address, of tenant blue
+  exposed   shop/web           80/TCP to 8080, policy Local   ` +
+			`for hosts outside, at a load-balancer address, of tenant blue
   pool      2001:db8:8::/112   of load-balancer addresses
 `,
 		"2001:db8:7::9": `

@@ -44,6 +44,24 @@ func (f *traceFlags) bind(c *cobra.Command, ingress string) {
 	c.Flags().Var(&f.wait, "wait", "follow a packet that the source itself sends in this time, instead of a probe")
 }
 
+// ingressNode returns the /64 of a node by its name, its /64 or its address; empty if it is not given.
+func (s *agentSocket) ingressNode(
+	ctx context.Context, given string, orchestrator *orchestratorSocket,
+) (prefix string, err error) {
+	if given == "" {
+		return "", nil
+	}
+	at, err := netip.ParseAddr(strings.TrimSuffix(given, fmt.Sprint("/", address.NodeBits)))
+	if err != nil {
+		known := false
+		if at, known = s.nodeAddress(ctx, given, orchestrator); !known {
+			return "", usage("--ingress %s: neither this node nor an orchestrator on this machine knows a node with "+
+				"this name; use its /64", given)
+		}
+	}
+	return address.Split(at).Node.String(), nil
+}
+
 // bindSourcePort adds the flag for the source port of a connection.
 func bindSourcePort(c *cobra.Command, port *uint16) {
 	c.Flags().Uint16Var(port, "source-port", 0,
@@ -78,9 +96,9 @@ A packet of a host outside to an exposed port of a service is traced on its ingr
 that host, so without --dry-run the command waits for such a packet. On the node of the endpoint, give the endpoint's
 address and port, and --ingress. The client's port chooses the endpoint: --source-port says which one it is.
 
-As with pilaster why, --peer-app and --tenant say what addresses of a tenant's own CIDRs do not contain. Of Open vSwitch a live
-trace shows where it takes and delivers a packet; a dry run shows its flows. If frontends look up the rules,
-the command only reads the tables; pilaster lab trace shows the whole way.
+As with pilaster why, --peer-app and --tenant say what addresses of a tenant's own CIDRs do not contain. Of Open
+vSwitch a live trace shows where it takes and delivers a packet; a dry run shows its flows. If frontends look up
+the rules, the command only reads the tables; pilaster lab trace shows the whole way.
 
 The exit status is 0 if the packet is delivered, sent to another node or leaves the cluster, and 1 if it is
 dropped or not seen.`,
@@ -100,16 +118,8 @@ dropped or not seen.`,
 			job.tenant = tenant
 			job.nodes = []traceNode{{client: socket.client(), peerApp: uint32(peerApp)}}
 			job.exposedBy = func(ctx context.Context) string { return exposedBy(ctx, orchestrator.client(), job.ask) }
-			if flags.ingress != "" {
-				at, err := netip.ParseAddr(strings.TrimSuffix(flags.ingress, fmt.Sprint("/", address.NodeBits)))
-				if err != nil {
-					var is bool
-					if at, is = socket.nodeAddress(c.Context(), flags.ingress, &orchestrator); !is {
-						return usage("--ingress %s: neither this node nor an orchestrator on this machine knows a node "+
-							"with this name; use its /64", flags.ingress)
-					}
-				}
-				job.ingress = netip.PrefixFrom(at, address.NodeBits).Masked().String()
+			if job.ingress, err = socket.ingressNode(c.Context(), flags.ingress, &orchestrator); err != nil {
+				return err
 			}
 			return job.run(c.Context(), env)
 		},
@@ -257,15 +267,15 @@ func (j *traceJob) inLab(c *cobra.Command, l *lab.Lab, way lab.Way, named bool) 
 func (j *traceJob) fromOutside(c *cobra.Command, l *lab.Lab, way lab.Way, host string) error {
 	in := cmp.Or(j.traceFlags.ingress, way.From.Node)
 	if in == "" {
-		return fmt.Errorf("the fabric of lab %[1]s routes %[2]v to no node; nothing was sent: pilaster lab route %[2]v "+
-			"NODE, or choose a node by --ingress, with --dry-run", l.Name(), way.Destination)
+		return fmt.Errorf("the fabric of lab %[1]s routes %[2]v to no node; nothing was sent: pilaster lab route "+
+			"%[2]v NODE, or choose a node by --ingress, with --dry-run", l.Name(), way.Destination)
 	}
 	if !slices.Contains(l.NodeNames(), in) {
 		return usage("--ingress %s: lab %s has no node with this name", in, l.Name())
 	}
 	if in != way.From.Node && !j.dryRun {
-		return usage("--ingress %s: the fabric of lab %s routes %v to another node, so a packet does not come in by it; "+
-			"nothing was sent: add --dry-run", in, l.Name(), way.Destination)
+		return usage("--ingress %s: the fabric of lab %s routes %v to another node, so a packet does not come in by "+
+			"it; nothing was sent: add --dry-run", in, l.Name(), way.Destination)
 	}
 	at := func(node string) traceNode {
 		socket := agentSocket{daemonSocket{path: l.AgentSocket(node), command: c}}
@@ -293,8 +303,8 @@ func (j *traceJob) fromOutside(c *cobra.Command, l *lab.Lab, way lab.Way, host s
 // connections.
 func probePort() uint16 { return uint16(20_000 + rand.UintN(10_000)) }
 
-// exposedBy names the service that has the destination as an exposed port, for a node that does not expose it, as a line
-// for a note; empty if no orchestrator answers.
+// exposedBy names the service that has the destination as an exposed port, for a node that does not expose it, as a
+// line for a note; empty if no orchestrator answers.
 func exposedBy(ctx context.Context, of pilasterv1connect.OperatorServiceClient, ask whyView) string {
 	protocol := service.Protocol(ask.Protocol).String()
 	ports := func(v serviceView) bool {
@@ -311,7 +321,9 @@ func exposedBy(ctx context.Context, of pilasterv1connect.OperatorServiceClient, 
 		if err != nil || !v.isAt(ask.Destination) && !ports(v) {
 			continue
 		}
-		got, err := of.GetService(ctx, connect.NewRequest(&pilasterv1.GetServiceRequest{Tenant: v.Tenant, Name: v.called()}))
+		got, err := of.GetService(ctx, connect.NewRequest(&pilasterv1.GetServiceRequest{
+			Tenant: v.Tenant, Name: v.called(),
+		}))
 		if err != nil {
 			return ""
 		}
@@ -319,8 +331,8 @@ func exposedBy(ctx context.Context, of pilasterv1connect.OperatorServiceClient, 
 		if !v.isAt(ask.Destination) {
 			what = fmt.Sprintf("%d/%s is a node port", ask.Port, protocol)
 		}
-		return fmt.Sprintf("%s of service %s of tenant %s, for packets to nodes that host the tenant: %s", what, v.called(),
-			v.Tenant, cmp.Or(strings.Join(got.Msg.Nodes, ", "), "none does"))
+		return fmt.Sprintf("%s of service %s of tenant %s, for packets to nodes that host the tenant: %s", what,
+			v.called(), v.Tenant, cmp.Or(strings.Join(got.Msg.Nodes, ", "), "none does"))
 	}
 	return fmt.Sprintf("no service of the cluster has the address %v or the node port %d/%s", ask.Destination, ask.Port,
 		protocol)

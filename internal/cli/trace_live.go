@@ -228,9 +228,9 @@ func (j *traceJob) collect(ctx context.Context, wait time.Duration, alone bool, 
 	}
 }
 
-// followedToService returns the node of the client, or the ingress node, and those of the backends. A packet enters with
-// the address of the service or, if the socket has chosen the backend when it connected, with that of a backend. It
-// leaves the node with the backend's address on the fabric.
+// followedToService returns the node of the client, or the ingress node, and those of the backends. A packet enters
+// with the address of the service or, if the socket has chosen the backend when it connected, with that of a backend.
+// It leaves the node with the backend's address on the fabric.
 func (j *traceJob) followedToService(
 	t trace.Trace, parts []*pilasterv1.TraceResponse, sources []string,
 ) (all []followed, err error) {

@@ -607,7 +607,8 @@ func TestChooseBackend(t *testing.T) {
 	expose := func(affinity time.Duration, backends ...dpapi.Backend) {
 		t.Helper()
 		must(t, b.datapath.PutServices([]dpapi.Frontend{{
-			FrontendKey: key, Exposed: dpapi.Exposed{Services: b.of.ServicesNumber}, Affinity: affinity, Backends: backends,
+			FrontendKey: key, Exposed: dpapi.Exposed{Services: b.of.ServicesNumber}, Affinity: affinity,
+			Backends: backends,
 		}}))
 	}
 	choose := func(port uint16) dpapi.Choice {
@@ -647,7 +648,8 @@ func TestChooseBackend(t *testing.T) {
 	// A new connection from a port does not get an endpoint that drains.
 	must(t, b.datapath.PutServices([]dpapi.Frontend{{
 		FrontendKey: key, Exposed: dpapi.Exposed{Services: b.of.ServicesNumber},
-		Backends: []dpapi.Backend{backendAt(b.b2, atPort)}, Draining: []dpapi.Backend{b.atFar(atPort), b.atFar(farPort)},
+		Backends: []dpapi.Backend{backendAt(b.b2, atPort)},
+		Draining: []dpapi.Backend{b.atFar(atPort), b.atFar(farPort)},
 	}}))
 	for port := uint16(6000); port < 6004; port++ {
 		if c := choose(port); c.Plain != b.b2.plain() {

@@ -83,15 +83,15 @@ func (l *Lab) OutsideNames() (all []string) {
 	return all
 }
 
-// wayFromOutside is WayTo from a host outside, to an address or a node. From.Node is the node that the fabric routes the
-// address to, empty if it routes it to none.
+// wayFromOutside is WayTo from a host outside, to an address or a node. From.Node is the node that the fabric routes
+// the address to, empty if it routes it to none.
 func (l *Lab) wayFromOutside(from, to string) (w Way, err error) {
 	w.Source, _ = l.state.Spec.outsideHost(from)
 	if w.Destination, err = netip.ParseAddr(to); err != nil {
 		if !slices.Contains(l.NodeNames(), to) {
-			return w, fmt.Errorf("%s is no address and no node: hosts outside of the cluster reach containers by exposed "+
-				"ports of services; give the external address, which pilaster service list shows, or a node for a node "+
-				"port", to)
+			return w, fmt.Errorf("%s is no address and no node: hosts outside of the cluster reach containers by "+
+				"exposed ports of services; give the external address, which pilaster service list shows, or a node "+
+				"for a node port", to)
 		}
 		if w.Destination, err = l.Address(to); err != nil {
 			return w, err

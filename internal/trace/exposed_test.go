@@ -73,8 +73,8 @@ func TestExposed(t *testing.T) {
 		t.Errorf("denied: %s", got)
 	}
 	alone := Merge(ingress())
-	if got := text(alone); stagesOf(alone) != in+": sent" ||
-		!strings.Contains(got, "run the command there with the endpoint's address and port, with --ingress "+ingressPrefix) {
+	const how = "run the command there with the endpoint's address and port, with --ingress " + ingressPrefix
+	if got := text(alone); stagesOf(alone) != in+": sent" || !strings.Contains(got, how) {
 		t.Errorf("%s\n%s", stagesOf(alone), got)
 	}
 

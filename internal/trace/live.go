@@ -63,7 +63,10 @@ func (t Trace) FromEvents(events []Observed) Trace {
 	tables, fate, last := slices.Concat(t.Steps, t.others), t.Verdict, Observed{PacketEvent: &pilasterv1.PacketEvent{}}
 	t.Live, t.Steps, t.Verdict, t.Drop = true, []Step{}, NotSeen, ""
 	events, port := t.ordered(events)
-	l := live{tables: tables, passes: fate == Passed, packets: map[string]uint64{}, entered: map[string]uint64{}, hooks: map[string]bool{}}
+	l := live{
+		tables: tables, passes: fate == Passed,
+		packets: map[string]uint64{}, entered: map[string]uint64{}, hooks: map[string]bool{},
+	}
 	for _, e := range events {
 		t.LostEvents = max(t.LostEvents, e.LostEvents)
 		if e.SourcePort != 0 && e.SourcePort != port {

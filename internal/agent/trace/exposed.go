@@ -33,7 +33,8 @@ func (r *run) exposed(from agent.Explanation) (e agent.Exposed, is bool, err err
 func (r *run) atIngress(e agent.Exposed) error {
 	if in := r.way.Ingress; in.IsValid() && in != r.Prefix {
 		return refusal.New(refusal.ErrInvalid, "from ingress node %v packets come with the address and port of an "+
-			"endpoint, and %v has exposed ports: give the endpoint's, or run the command on the ingress node", in, r.dst)
+			"endpoint, and %v has exposed ports: give the endpoint's, or run the command on the ingress node", in,
+			r.dst)
 	}
 	r.response.Network = e.Tenant.Network
 	r.outsideEnds()
@@ -88,8 +89,8 @@ func (r *run) chosen(e agent.Exposed) (to dpapi.Backend, entry string, err error
 			return b.Seen == r.way.Backend || b.Plain == r.way.Backend
 		})
 		if i < 0 {
-			return to, "", refusal.New(refusal.ErrInvalid, "%v is no endpoint of the service for hosts outside by this "+
-				"node: choose one that pilaster service describe shows as ready, or none", r.way.Backend)
+			return to, "", refusal.New(refusal.ErrInvalid, "%v is no endpoint of the service for hosts outside by "+
+				"this node: choose one that pilaster service describe shows as ready, or none", r.way.Backend)
 		}
 		all, entry = slices.Concat(all[i:i+1], all[:i], all[i+1:]), r.tables.Maglev
 	case c != nil && c.Connected:
@@ -206,8 +207,8 @@ func (r *run) toTarget(ingress netip.Prefix) error {
 	r.deliver(local.Endpoint, local.Device, r.tables.Locals)
 	if ingress != r.Prefix {
 		hop, err := r.Path.NextHop(tenant.ExposedTunnel(r.Prefix), tenant.ExposedTunnel(ingress))
-		r.answer(plain, fmt.Sprintf("by its session, without an egress rule, in a tunnel to ingress node %v, ", ingress),
-			hop, err)
+		r.answer(plain, fmt.Sprintf("by its session, without an egress rule, in a tunnel to ingress node %v, ",
+			ingress), hop, err)
 	}
 	return nil
 }

@@ -153,8 +153,10 @@ func TestExposed(t *testing.T) {
 		b := newExposedBed(t)
 		to := map[string][]dpapi.Backend{"near": {b.local}, "far": {b.far}, "both": {b.local, b.far}}[c.to]
 		b.expose(t, c.policy, c.affinity, to...)
-		of, way := agent.Connection{Source: client, Destination: outside.Addr(), Protocol: packet.ProtocolTCP, Port: 80},
-			trace.Way{}
+		way := trace.Way{}
+		of := agent.Connection{
+			Source: client, Destination: outside.Addr(), Protocol: packet.ProtocolTCP, Port: outside.Port(),
+		}
 		if c.change != nil {
 			c.change(b, &of, &way)
 		}
@@ -185,8 +187,9 @@ func TestFromIngress(t *testing.T) {
 		"delivered": {nil, "uplink, source, endpoint, target, policy, session, translate, deliver: delivered"},
 		"from a node": {func(_ *exposedBed, of *agent.Connection) { of.Source = tenant.NodeAddress(another) },
 			"uplink, source: dropped exposed-source"},
-		"to a container that has gone": {func(b *exposedBed, _ *agent.Connection) { delete(b.path.locals, b.local.Plain) },
-			"uplink, source, endpoint: dropped no-endpoint"},
+		"to a container that has gone": {func(b *exposedBed, _ *agent.Connection) {
+			delete(b.path.locals, b.local.Plain)
+		}, "uplink, source, endpoint: dropped no-endpoint"},
 		"to a port that is not exposed": {func(_ *exposedBed, of *agent.Connection) { of.Port = 22 },
 			"uplink, source, endpoint, target: dropped no-service"},
 		"denied": {func(b *exposedBed, _ *agent.Connection) { b.deny() },

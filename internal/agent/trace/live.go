@@ -153,8 +153,8 @@ func (t *Tracer) SendProbe(ctx context.Context, p Probe) (*pilasterv1.SendProbeR
 	probe := packet.Probe{Source: source, To: netip.AddrPortFrom(p.Destination, p.Port), Protocol: p.Protocol}
 	answer, err := probe.Send(ctx, ns)
 	if errors.Is(err, packet.ErrNoProbe) {
-		return nil, refusal.New(refusal.ErrInvalid, "%v; nothing was sent; with --wait the command follows a packet that "+
-			"you send", err)
+		return nil, refusal.New(refusal.ErrInvalid, "%v; nothing was sent; with --wait the command follows a packet "+
+			"that you send", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("from %v: %w", p.Source, err)

@@ -118,7 +118,8 @@ func TestService(t *testing.T) {
 			if n := len(got.Backends); n == 0 && got.Verdict != "dropped" {
 				t.Error("no backends")
 			}
-			if _, err := tracer.Trace(t.Context(), of, trace.Way{Backend: netip.MustParseAddr("fc00::5")}); got.Verdict != "dropped" &&
+			other := trace.Way{Backend: netip.MustParseAddr("fc00::5")}
+			if _, err := tracer.Trace(t.Context(), of, other); got.Verdict != "dropped" &&
 				!errors.Is(err, refusal.ErrInvalid) {
 				t.Errorf("to a backend that the service does not have: %v", err)
 			}
