@@ -42,6 +42,7 @@ type Connection struct {
 	Source, Destination netip.Addr
 	Protocol            uint8
 	Port                uint16        // of the destination
+	SourcePort          uint16        // by which an exposed port chooses an endpoint; 0: not known
 	Tenant              string        // for own CIDRs only: needed if several tenants here use the addresses
 	PeerApp             address.AppID // for own CIDRs only: app of the peer that is not on this node
 }
@@ -51,6 +52,9 @@ type Connection struct {
 func (c *Core) Why(of Connection) ([]Reason, error) {
 	from, to := c.Explain(of.Source), c.Explain(of.Destination)
 	if reasons, is, err := c.whyService(of, from); is {
+		return reasons, err
+	}
+	if reasons, is, err := c.whyExposed(of, from); is {
 		return reasons, err
 	}
 	if reasons, is, err := c.whyBeyond(of, from, to); is {
@@ -149,14 +153,20 @@ func (c *Core) whyBeyond(of Connection, from, to Explanation) (all []Reason, is 
 		r.Allowed, r.Access = true, "a node always reaches its own containers"
 		return []Reason{r}, true, nil
 	case direction == policy.Ingress && !node:
-		r.Access = "hosts outside only answer: they open no connections to containers"
-		return []Reason{r}, true, nil
+		if r.Allowed, err = c.IsExposed(own.Plaintext, of); err != nil {
+			return nil, true, err
+		}
+		if r.Access = "hosts outside reach this port by an exposed port of a service"; !r.Allowed {
+			r.Access = "hosts outside only answer: they open no connections to this port, which no service exposes"
+			return []Reason{r}, true, nil
+		}
+	default:
+		access, err := c.Access(here.Tenant, peer)
+		if err != nil {
+			return nil, true, err
+		}
+		r.Allowed, r.Access = access.Allowed, access.Because
 	}
-	access, err := c.Access(here.Tenant, peer)
-	if err != nil {
-		return nil, true, err
-	}
-	r.Allowed, r.Access = access.Allowed, access.Because
 	if isOwn { // no policy applies between a node and its own containers
 		return []Reason{r}, true, nil
 	}
@@ -454,6 +464,189 @@ func (c *Core) whyService(of Connection, from Explanation) (all []Reason, is boo
 			reasons[i].Backend = netip.AddrPortFrom(b.Seen, b.Port)
 		}
 		all = append(all, reasons...)
+	}
+	return all, true, nil
+}
+
+// Exposed is what the tables of this node say of packets that hosts outside send to an exposed port.
+type Exposed struct {
+	Served
+	IsNode  bool           // the address is this node's
+	Service string         // its tenant and name, if the agent knows it
+	Tenant  tenant.Tenant  // of the service
+	Choice  *dpapi.Choice  // what the connection gets; nil if the client's port decides and is not known
+	Client  netip.AddrPort // whose address is checked
+}
+
+// ToNode reports whether the node's own stack gets the packets.
+func (e Exposed) ToNode() bool {
+	return e.IsNode && (e.Drop == dropreason.NoService || e.Drop == dropreason.ServiceProtocol)
+}
+
+// Exposed looks up the exposed port that a host outside reaches at a destination by this node. It returns false if the
+// address has no exposed ports here. The checks are in the order of exposed_in (exposed_stages.h).
+func (c *Core) Exposed(of Connection) (e Exposed, is bool, err error) {
+	if e.IsNode, is, err = c.driver.LookupExposed(of.Destination); err != nil || !is {
+		return e, is, err
+	}
+	e.Client = netip.AddrPortFrom(of.Source, of.SourcePort)
+	protocol := service.Protocol(of.Protocol)
+	if protocol != service.TCP && protocol != service.UDP {
+		e.Drop, e.Because = dropreason.ServiceProtocol, "exposed ports are of TCP and UDP"
+		return e, true, nil
+	}
+	key := dpapi.FrontendKey{Address: netip.AddrPortFrom(of.Destination, of.Port), Protocol: of.Protocol}
+	found := false
+	if e.Frontend, found, err = c.driver.LookupService(key); err != nil {
+		return e, true, err
+	}
+	e.FrontendKey = key
+	if e.IsNode && !found {
+		e.Drop, e.Because = dropreason.NoService, fmt.Sprintf("no service of a tenant on this node has node port %d/%v",
+			of.Port, protocol)
+		return e, true, nil
+	}
+	if why, err := c.NoClient(of.Source); err != nil || why != "" {
+		e.Drop, e.Because = dropreason.ExposedSource, why
+		return e, true, err
+	}
+	if !found {
+		e.Drop, e.Because = dropreason.NoService, fmt.Sprintf("the address does not have port %d/%v: pilaster explain "+
+			"%v names its ports", of.Port, protocol, of.Destination)
+		return e, true, nil
+	}
+	return e, true, c.chooseExposed(&e, of)
+}
+
+// nameExposed finds the service and its tenant by what the orchestrator has sent.
+func (c *Core) nameExposed(e *Exposed) (s service.Service) {
+	for _, k := range c.tenants.All() {
+		if k.Tenant.ServicesNumber == e.Frontend.Exposed.Services {
+			e.Tenant = k.Tenant
+		}
+	}
+	for _, of := range c.services.At(e.Address.Addr()) {
+		if of.Tenant == e.Tenant.Name && slices.ContainsFunc(of.Ports, func(p service.Port) bool {
+			at := p.Port
+			if e.IsNode {
+				at = p.NodePort
+			}
+			return at == e.Address.Port() && uint8(p.Protocol) == e.Protocol
+		}) {
+			s, e.Service = of, of.Name.String()
+		}
+	}
+	return s
+}
+
+// chooseExposed finds the endpoint that a connection gets.
+func (c *Core) chooseExposed(e *Exposed, of Connection) error {
+	s := c.nameExposed(e)
+	name := "a service"
+	if e.Service != "" {
+		name = "service " + e.Service
+	}
+	e.Because = fmt.Sprintf("%s of tenant %s", name, e.Tenant.Name)
+	switch {
+	case len(e.Backends) == 0 && s.TrafficPolicy == service.Local:
+		e.Drop = dropreason.NoBackend
+		e.Because += " has the traffic policy local, and no endpoint on this node that can serve: route its address " +
+			"to nodes with ready endpoints"
+		return nil
+	case len(e.Backends) == 0:
+		e.Drop = dropreason.NoBackend
+		e.Because += " has no endpoint that can serve: pilaster service describe shows why"
+		return nil
+	case of.SourcePort == 0 && e.Affinity == 0 && len(e.Backends) > 1:
+		e.Because += fmt.Sprintf(" has %d endpoints, of which the client's port chooses one: --source-port names it",
+			len(e.Backends))
+		return nil
+	}
+	choice, ok, err := c.driver.ChooseBackend(e.FrontendKey, e.Client)
+	if err != nil {
+		return err
+	}
+	if !ok { // its table has been replaced since it was read
+		e.Drop, e.Because = dropreason.NoBackend, e.Because+" has changed at this moment: repeat the command"
+		return nil
+	}
+	e.Choice = &choice
+	e.Because += " has " + humanize.Of(len(e.Backends), "endpoint", "endpoints")
+	switch {
+	case choice.Connected:
+		e.Because += "; the client has a connection from this port, which keeps its endpoint"
+	case e.Affinity != 0:
+		e.Because += "; with affinity, the client's address chooses one"
+	case len(e.Backends) > 1:
+		e.Because += "; the client's address and port choose one"
+	}
+	return nil
+}
+
+// NoClient returns why packets with a source are refused at exposed ports; empty if they are not. It is the opposite of
+// is_client (exposed_stages.h).
+func (c *Core) NoClient(source netip.Addr) (why string, err error) {
+	services, _ := c.plan.ServicePrefix()
+	own := []netip.Prefix{c.plan.Base, c.plan.Private, services, c.plan.ReservedPrefix()}
+	if tenant.IsEgressAddress(source) {
+		own = append(own, c.plan.Egress)
+	}
+	for _, p := range own {
+		if p.Contains(source) {
+			return fmt.Sprintf("the source is in %v of the cluster: containers use the service's own address, and "+
+				"processes of nodes reach no exposed ports", p), nil
+		}
+	}
+	protected, is, err := c.driver.LookupAccess(0, source)
+	if err != nil || !is {
+		return "", err
+	}
+	return fmt.Sprintf("the source is in %v, which is no prefix of hosts outside", protected.To), nil
+}
+
+// IsExposed reports whether the port of a connection is one at which a container of this node is an endpoint of an
+// exposed port.
+func (c *Core) IsExposed(plain netip.Addr, of Connection) (bool, error) {
+	return c.driver.LookupTarget(netip.AddrPortFrom(c.seen(plain), of.Port), of.Protocol)
+}
+
+// whyExposed is Why for a host outside and an exposed port: one verdict that says which endpoint the connection gets,
+// and those of the policies for the endpoints on this node. It returns false for other ends.
+func (c *Core) whyExposed(of Connection, from Explanation) (all []Reason, is bool, err error) {
+	if from.Endpoint != nil {
+		return nil, false, nil
+	}
+	e, is, err := c.Exposed(of)
+	if err != nil || !is {
+		return nil, is, err
+	}
+	r := Reason{
+		Direction: policy.Ingress, Tenant: e.Tenant.Name, Peer: of.Source, Allowed: e.Drop == 0, Access: e.Because,
+	}
+	if e.Choice != nil {
+		r.Backend = netip.AddrPortFrom(e.Choice.Seen, e.Choice.Port)
+	}
+	if all = []Reason{r}; e.Drop != 0 {
+		return all, true, nil
+	}
+	var elsewhere []string
+	for _, b := range e.Backends {
+		to, at := of, netip.AddrPortFrom(b.Seen, b.Port)
+		to.Destination, to.Port = b.Plain, b.Port
+		switch reasons, _, err := c.whyBeyond(to, from, c.Explain(b.Plain)); {
+		case err != nil:
+			return nil, true, err
+		case len(reasons) == 0:
+			elsewhere = append(elsewhere, at.String())
+		case len(all) <= shownBackends:
+			last := reasons[len(reasons)-1] // the first says that the port is exposed
+			last.Backend = at
+			all = append(all, last)
+		}
+	}
+	if n := len(elsewhere); n > 0 {
+		all[0].Access += fmt.Sprintf("; for %s on other nodes run the command there, to %s",
+			humanize.Of(n, "endpoint", "endpoints"), strings.Join(elsewhere[:min(n, shownBackends)], ", "))
 	}
 	return all, true, nil
 }

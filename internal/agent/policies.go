@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -48,6 +49,9 @@ func (c *Core) Linked() { c.services.Linked() }
 
 // SetAddresses sets the addresses of this node, which have changed.
 func (c *Core) SetAddresses(is services.Addresses) { c.services.SetAddresses(is) }
+
+// IsOwn reports whether an address is one of this node.
+func (c *Core) IsOwn(a netip.Addr) bool { return c.services.IsOwn(a) }
 
 // Services returns the state of services on this node, with counts if wanted.
 func (c *Core) Services(counts bool) services.Status { return c.services.Status(counts) }

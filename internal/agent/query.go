@@ -12,6 +12,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/refusal"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/service"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -87,6 +88,8 @@ type Explanation struct {
 	UnderlayServices []TenantUnderlayService
 	Outside          *endpoint.Record // the container on this node that hosts outside see at the address
 	Gateway          string           // the tenant whose containers hosts outside see at it, by an egress gateway
+	// of tenants on this node, with this address for containers or hosts outside
+	Services []service.Service
 }
 
 // OverlayMatch is a tenant with an overlay CIDR that contains the address.
@@ -107,6 +110,7 @@ type TenantUnderlayService struct {
 func (c *Core) Explain(addr netip.Addr) Explanation {
 	e := Explanation{Overlays: c.overlayMatches(addr), UnderlayServices: explainUnderlayServices(c.tenants.All(), addr)}
 	e.Outside, e.Gateway = c.outside(addr)
+	e.Services = c.services.At(addr)
 	if all, err := c.plan.ServicePrefix(); err == nil && all.Contains(addr) {
 		e.Tenant = c.tenantOfServices(addr)
 		return e

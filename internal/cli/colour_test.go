@@ -47,6 +47,7 @@ func TestExplainColoured(t *testing.T) {
 2001:db8::1
   foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (containers), ` +
 			`and no tenant of network nimitz or evpn on this node has it in its CIDRs
+  exposed   unknown: no orchestrator answers on this machine; pilaster service list on one shows exposed ports
 `,
 	} {
 		a, err := address.Parse(addr)

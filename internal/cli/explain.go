@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/tenant"
 )
@@ -20,7 +21,7 @@ import (
 // explanation is a decoded address. Unknown parts are absent.
 type explanation struct {
 	Address   netip.Addr       `json:"address"`
-	Kind      string           `json:"kind"` // plaintext, ciphertext, overlay, identifier, locator, service, underlay-service, gateway, egress or foreign
+	Kind      string           `json:"kind"` // plaintext, ciphertext, overlay, identifier, locator, service, underlay-service, gateway, egress, exposed, pool or foreign
 	Plan      explainedPlan    `json:"plan"`
 	Plaintext *netip.Addr      `json:"plaintext,omitempty"`
 	Node      *explainedNode   `json:"node,omitempty"`
@@ -31,12 +32,15 @@ type explanation struct {
 	// of an address of a network whose addresses are identifiers, and of what it is on the fabric
 	Identifier *explainedIdentifier `json:"identifier,omitempty"`
 	Service    *explainedService    `json:"service,omitempty"` // of an address in the prefix of services
+	Exposed    []explainedExposed   `json:"exposed,omitempty"` // services that hosts outside reach at the address
+	Pool       string               `json:"pool,omitempty"`    // of load-balancer addresses, if an orchestrator knows it
 	// tenants on this node that have the address in a CIDR of their own
 	Overlays []explainedOverlay `json:"overlays,omitempty"`
 	// underlay services with this virtual address, of tenants on this node
 	UnderlayServices []explainedUnderlayService `json:"underlayServices,omitempty"`
 	Publication      *explainedPublication      `json:"publication,omitempty"`
 	Unknown          string                     `json:"unknown,omitempty"` // why names are missing
+	asked            bool                       // the orchestrator, for exposed ports and pools
 }
 
 type explainedPlan struct {
@@ -76,12 +80,21 @@ type explainedIdentifier struct {
 }
 
 type explainedService struct {
-	Prefix netip.Prefix `json:"prefix"`          // of all services
-	Number uint32       `json:"number"`          // of the tenant
-	Name   string       `json:"name,omitempty"`  // "namespace/name", if an orchestrator knows it
-	Ports  string       `json:"ports,omitempty"` // likewise
-	Alias  bool         `json:"alias,omitempty"` // at which a container sees itself behind a service
-	asked  bool         // the orchestrator
+	Prefix  netip.Prefix `json:"prefix"`            // of all services
+	Number  uint32       `json:"number"`            // of the tenant
+	Name    string       `json:"name,omitempty"`    // "namespace/name", if this node or an orchestrator knows it
+	Ports   string       `json:"ports,omitempty"`   // likewise
+	Outside string       `json:"outside,omitempty"` // likewise: where hosts outside reach it
+	Alias   bool         `json:"alias,omitempty"`   // at which a container sees itself behind a service
+	asked   bool         // the orchestrator
+}
+
+type explainedExposed struct {
+	Tenant string `json:"tenant"`
+	Name   string `json:"name"` // "namespace/name"
+	Ports  string `json:"ports"`
+	As     string `json:"as"` // "external", "load-balancer" or "node"
+	Policy string `json:"trafficPolicy"`
 }
 
 type explainedUnderlayService struct {
@@ -117,8 +130,9 @@ prefixes. If this node's agent answers, the command uses the agent's prefixes, a
 node and of tenants, apps and endpoints on it, and decrypts addresses of tenants that this node hosts. For an
 IPv4 or IPv6 address of network ` + withCIDRs + ` it lists the tenants on this node whose CIDRs or underlay services
 contain the address. Of an address at which hosts outside of the cluster see containers it names the container, or
-the tenant of the egress gateway. Of the address of a service it names the tenant and, by an orchestrator, the
-service. If an orchestrator on this machine answers, the command adds the names of
+the tenant of the egress gateway. Of the address of a service, and of external and load-balancer addresses, it names
+tenant, service and ports, by the agent if the node hosts the tenant, else by an orchestrator. An orchestrator also
+knows the pools of load-balancer addresses. If an orchestrator on this machine answers, the command adds the names of
 nodes, tenants and apps that the agent does not know. On a terminal the fields of the address and their rows have the
 same colour, unless NO_COLOR is set.`,
 		Example: "  pilaster explain fd70:696c:6100:3:0:100:100:13",
@@ -176,7 +190,7 @@ func (s *orchestratorSocket) addNames(ctx context.Context, e *explanation) error
 	if e.Service != nil {
 		return s.addService(ctx, e)
 	}
-	if e.Node == nil && e.Identifier == nil && e.Kind != "foreign" {
+	if e.Node == nil && e.Identifier == nil && e.Kind != "foreign" && e.Kind != "exposed" {
 		return nil
 	}
 	client := s.client()
@@ -198,6 +212,9 @@ func (s *orchestratorSocket) addNames(ctx context.Context, e *explanation) error
 	}
 	if e.Tenant == nil || e.Tenant.ID == 0 {
 		e.setGateway(gatewayOf(tenants.Msg.Tenants, e.Address))
+		if e.Kind == "foreign" || e.Kind == "exposed" {
+			return s.addExposed(ctx, e)
+		}
 		return nil
 	}
 	e.Unknown = ""
@@ -248,10 +265,93 @@ func (s *orchestratorSocket) addService(ctx context.Context, e *explanation) err
 			return err
 		}
 		if its.Service.Address == e.Address.String() {
-			e.Service.Name, e.Service.Ports = v.called(), v.ports()
+			e.Service.set(v)
 		}
 	}
 	return nil
+}
+
+func (s *explainedService) set(v serviceView) {
+	s.Name, s.Ports, s.Outside = v.called(), v.ports(), v.exposed()
+}
+
+// addExposed adds the services that hosts outside reach at the address, and the pool that has it.
+func (s *orchestratorSocket) addExposed(ctx context.Context, e *explanation) error {
+	all, err := servicesAt(ctx, s.client(), e.Address)
+	if err != nil {
+		return err
+	}
+	pools, err := s.client().ListServicePools(ctx, connect.NewRequest(&pilasterv1.ListServicePoolsRequest{}))
+	if err != nil {
+		return err
+	}
+	e.asked = true
+	if len(all) > 0 {
+		e.Exposed = nil // as the agent knows them
+	}
+	for _, v := range all {
+		e.expose(v, false)
+	}
+	for _, p := range pools.Msg.Pools {
+		if prefix, err := netip.ParsePrefix(p.Prefix); err == nil && prefix.Contains(e.Address) {
+			if e.Pool = p.Prefix; e.Kind == "foreign" {
+				e.Kind = "pool"
+			}
+		}
+	}
+	return nil
+}
+
+// servicesAt returns the services of all tenants with an external or load-balancer address.
+func servicesAt(
+	ctx context.Context, of pilasterv1connect.OperatorServiceClient, a netip.Addr,
+) (at []serviceView, err error) {
+	all, err := of.ListServices(ctx, connect.NewRequest(&pilasterv1.ListServicesRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	for _, its := range all.Msg.Services {
+		v, err := viewService(its.Service)
+		if err != nil {
+			return nil, err
+		}
+		if v.isAt(a) {
+			at = append(at, v)
+		}
+	}
+	return at, nil
+}
+
+// addServices adds the services with the address that the agent knows.
+func (e *explanation) addServices(all []*pilasterv1.Service) {
+	for _, s := range all {
+		v, err := viewService(s)
+		if err != nil {
+			continue // of a newer agent
+		}
+		if e.Service != nil && v.Address == e.Address.String() {
+			e.Service.set(v)
+		}
+		e.expose(v, true)
+	}
+}
+
+// expose adds a service that hosts outside reach at the address. own says that it may be an address of this node.
+func (e *explanation) expose(v serviceView, own bool) {
+	x := explainedExposed{Tenant: v.Tenant, Name: v.called(), Ports: v.ports(), Policy: v.TrafficPolicy}
+	switch a := e.Address.String(); {
+	case v.LoadBalancerIP == a:
+		x.As = "load-balancer"
+	case slices.Contains(v.ExternalIPs, a):
+		x.As = "external"
+	case own && v.Address != a:
+		x.As, x.Ports = "node", v.nodePorts()
+	default:
+		return
+	}
+	if e.Exposed = append(e.Exposed, x); e.Kind == "foreign" {
+		e.Kind = "exposed"
+	}
 }
 
 // explain returns the agent's information about an address, its plan and its node.
@@ -293,8 +393,8 @@ func (s *agentSocket) explain(
 }
 
 // explain combines the fields of the address with an agent's information; known may be nil.
-func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse) explanation {
-	e := explanation{Address: a, Kind: "foreign", Plan: explainedPlan{Base: plan.Base, Private: plan.Private}}
+func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse) (e explanation) {
+	e = explanation{Address: a, Kind: "foreign", Plan: explainedPlan{Base: plan.Base, Private: plan.Private}}
 	for _, gateway := range []netip.Prefix{plan.Gateway4, plan.Gateway6} {
 		if gateway.IsValid() {
 			e.Plan.Gateways = append(e.Plan.Gateways, gateway)
@@ -309,6 +409,7 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 	for _, s := range known.GetUnderlayServices() {
 		e.UnderlayServices = append(e.UnderlayServices, explainedUnderlayService{s.Tenant + "/" + s.Name, s.Real})
 	}
+	defer func() { e.addServices(known.GetServices()) }()
 	switch {
 	case plan.Gateway4.Contains(a), plan.Gateway6.Contains(a):
 		e.Kind = "gateway"

@@ -84,10 +84,24 @@ func (explainAgent) Explain(
 		known.Plaintext, known.Tenant = "", "blue"
 	case "fd70:696c:7300:6::1":
 		known.Plaintext = ""
+	case "fd70:696c:7300:5::3":
+		known.Plaintext, known.Tenant, known.Services = "", "blue", []*pilasterv1.Service{exposedService()}
+	case "2001:db8:7::9", "2001:db8:70::3":
+		known.Plaintext, known.Services = "", []*pilasterv1.Service{exposedService()}
 	case "fd70:696c:6100:3:0:ff:0:2":
 		known.Publication, known.Published = "green/web", "fd12::3:1"
 	}
 	return connect.NewResponse(known), nil
+}
+
+// exposedService is a service with all kinds of addresses for hosts outside.
+func exposedService() *pilasterv1.Service {
+	return &pilasterv1.Service{
+		Tenant: "blue", Namespace: "shop", Name: "web", Address: "fd70:696c:7300:5::3", NodePorts: true,
+		Ports:       []*pilasterv1.ServicePort{{Protocol: "TCP", Port: 80, Target: 8080, NodePort: 30080}},
+		ExternalIps: []string{"2001:db8:7::9"}, TrafficPolicy: "Local", LoadBalancer: true,
+		LoadBalancerIp: "2001:db8:8::7",
+	}
 }
 
 // serve serves an agent on a new socket and returns the socket's path.
@@ -183,6 +197,7 @@ fd09::7
 2001:db8::1
   foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (containers), ` +
 			`tenants of network nimitz or evpn unknown: no agent answers on /nonexistent/agent.sock
+  exposed   unknown: no orchestrator answers on this machine; pilaster service list on one shows exposed ports
 `},
 		{"IPv4, perhaps of an overlay", []string{"10.0.3.1"}, `
 10.0.3.1
@@ -330,6 +345,22 @@ fd70:696c:7300:6::1
   service    unknown               ` +
 			`no orchestrator answers on this machine; pilaster service list on one names it
 `},
+		{"a service that this node knows", []string{"--agent-socket", agent, "fd70:696c:7300:5::3"}, `
+fd70:696c:7300:5::3
+  services   fd70:696c:7300::/40   addresses that stand for many containers each
+  tenant     5                     blue
+  service    shop/web              80/TCP to 8080
+  exposed    for hosts outside     [2001:db8:8::7]:80/TCP, [2001:db8:7::9]:80/TCP, node port 30080/TCP, ` +
+			`policy Local
+`},
+		{"an external address", []string{"--agent-socket", agent, "2001:db8:7::9"}, `
+2001:db8:7::9
+  exposed   shop/web   80/TCP to 8080, policy Local   for hosts outside, at an external address, of tenant blue
+`},
+		{"an address of the node", []string{"--agent-socket", agent, "2001:db8:70::3"}, `
+2001:db8:70::3
+  exposed   shop/web   node port 30080/TCP, policy Local   for hosts outside, at this node, of tenant blue
+`},
 		{"the tunnel of a node", []string{"fd70:696c:6100:3:0:ff:100:1"}, `
 fd70:696c:6100:3:0:ff:100:1
   base     fd70:696c:6100::/40
@@ -342,6 +373,7 @@ fd70:696c:6100:3:0:ff:100:1
 fd70:696c:6100:3::1
   foreign   in neither 2001:db8::/32 (nodes) nor fc00::/8 (containers), ` +
 			`and no tenant of network nimitz or evpn on this node has it in its CIDRs
+  exposed   unknown: no orchestrator answers on this machine; pilaster service list on one shows exposed ports
 `},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -383,8 +415,16 @@ func (explainOperator) ListServices(
 	return connect.NewResponse(&pilasterv1.ListServicesResponse{Services: []*pilasterv1.ServiceSummary{
 		{Service: &pilasterv1.Service{Tenant: "blue", Namespace: "shop", Name: "web", Address: "fd70:696c:7300:5::1",
 			Ports: []*pilasterv1.ServicePort{{Protocol: "TCP", Port: 80, Target: 8080}}}},
-		{Service: &pilasterv1.Service{Tenant: "blue", Name: "db", Headless: true}},
+		{Service: &pilasterv1.Service{Tenant: "blue", Name: "db", Headless: true}}, {Service: exposedService()},
 	}}), nil
+}
+
+func (explainOperator) ListServicePools(
+	context.Context, *connect.Request[pilasterv1.ListServicePoolsRequest],
+) (*connect.Response[pilasterv1.ListServicePoolsResponse], error) {
+	return connect.NewResponse(&pilasterv1.ListServicePoolsResponse{
+		Pools: []*pilasterv1.ServicePool{{Prefix: "2001:db8:8::/112"}},
+	}), nil
 }
 
 func (explainOperator) GetTenant(
@@ -445,6 +485,26 @@ fd70:696c:7300:5::
   services   fd70:696c:7300::/40   addresses that stand for many containers each
   tenant     5                     blue
   service    none                  the alias at which a container sees itself if it is its own endpoint
+`,
+		"2001:db8:8::7": `
+2001:db8:8::7
+  exposed   shop/web           80/TCP to 8080, policy Local   ` +
+			`for hosts outside, at a load-balancer address, of tenant blue
+  pool      2001:db8:8::/112   of load-balancer addresses
+`,
+		"2001:db8:7::9": `
+2001:db8:7::9
+  exposed   shop/web   80/TCP to 8080, policy Local   for hosts outside, at an external address, of tenant blue
+`,
+		"2001:db8:8::8": `
+2001:db8:8::8
+  pool   2001:db8:8::/112   of load-balancer addresses; no service has this one
+`,
+		"2001:db8:5::8": `
+2001:db8:5::8
+  foreign   in neither fd70:696c:6100::/40 (nodes) nor fc00::/8 (containers), ` +
+			`tenants of network nimitz or evpn unknown: no agent answers on /nonexistent/agent.sock
+  exposed   no service has it for hosts outside, and it is in no pool
 `,
 		"fd70:696c:7300:6::1": `
 fd70:696c:7300:6::1

@@ -38,11 +38,19 @@ func (e explanation) text(w io.Writer) {
 			row("endpoint", here.ID, strings.TrimSpace(here.Pod+" "+here.ContainerID), here.Interface, here.State)
 		}
 	}
+	for _, x := range e.Exposed {
+		row("exposed", x.Name, x.Ports+", policy "+x.Policy, "for hosts outside, at "+map[string]string{
+			"external": "an external address", "load-balancer": "a load-balancer address", "node": "this node",
+		}[x.As]+", of tenant "+x.Tenant)
+	}
+	if e.Pool != "" {
+		row("pool", e.Pool, "of load-balancer addresses"+choose(e.Kind == "pool", "; no service has this one", ""))
+	}
 	for _, s := range e.UnderlayServices {
 		row("underlay service", s.Name, "real address "+s.Real)
 	}
 	switch e.Kind {
-	case "overlay", "underlay-service":
+	case "overlay", "underlay-service", "exposed", "pool":
 		return
 	case "gateway":
 		row(
@@ -67,6 +75,10 @@ func (e explanation) text(w io.Writer) {
 				e.overlayUnknown(),
 			),
 		)
+		if e.Address.Is6() {
+			row("exposed", choose(e.asked, "no service has it for hosts outside, and it is in no pool",
+				"unknown: no orchestrator answers on this machine; pilaster service list on one shows exposed ports"))
+		}
 		return
 	}
 	if e.Kind == "ciphertext" {
@@ -120,6 +132,9 @@ func (e explanation) serviceText(row func(string, ...any)) {
 		row("service", "none", "the alias at which a container sees itself if it is its own endpoint")
 	case s.Name != "":
 		row("service", s.Name, s.Ports)
+		if s.Outside != "" {
+			row("exposed", "for hosts outside", s.Outside)
+		}
 	case s.asked:
 		row("service", "none", "no service has this address")
 	default:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -120,15 +121,29 @@ func (v serviceView) exposed() string {
 			all = append(all, fmt.Sprintf("[%s]:%d/%s", a, p.Port, p.Protocol))
 		}
 	}
-	for _, p := range v.Ports {
-		if p.NodePort != 0 {
-			all = append(all, fmt.Sprintf("node port %d/%s", p.NodePort, p.Protocol))
-		}
+	if ports := v.nodePorts(); ports != "" {
+		all = append(all, ports)
 	}
 	if len(all) == 0 {
 		return ""
 	}
 	return strings.Join(append(all, "policy "+v.TrafficPolicy), ", ")
+}
+
+// isAt reports whether hosts outside reach the service at an external or load-balancer address.
+func (v serviceView) isAt(a netip.Addr) bool {
+	return v.LoadBalancerIP == a.String() || slices.Contains(v.ExternalIPs, a.String())
+}
+
+// nodePorts formats the node ports: "node port 30080/TCP, node port 30081/UDP".
+func (v serviceView) nodePorts() string {
+	var all []string
+	for _, p := range v.Ports {
+		if p.NodePort != 0 {
+			all = append(all, fmt.Sprintf("node port %d/%s", p.NodePort, p.Protocol))
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 // states returns the endpoints that clients at a place get, and those that they do not.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,6 +17,8 @@ import (
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/lab"
+	"pilaster.io/pilaster/internal/packet"
+	"pilaster.io/pilaster/internal/service"
 	"pilaster.io/pilaster/internal/trace"
 )
 
@@ -25,14 +28,44 @@ type traceFlags struct {
 	dryRun  bool
 	wait    atMost
 	backend string // of the service that is the destination; empty: any
+	ingress string // node by which a packet of a host outside comes in; empty: this one, or that of the fabric's route
+	port    uint16 // of the source; 0: any
 }
 
-func (f *traceFlags) bind(c *cobra.Command) {
+// bind adds the flags. ingress is the end of that flag's help.
+func (f *traceFlags) bind(c *cobra.Command, ingress string) {
 	f.out.bind(c)
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only read the tables; send and follow no packet")
 	c.Flags().StringVar(&f.backend, "backend", "",
 		"`address` of an endpoint of the service that is the destination, with --dry-run; empty: the first one")
+	c.Flags().StringVar(&f.ingress, "ingress", "",
+		"`node` by which the packet of a host outside comes in"+ingress)
+	bindSourcePort(c, &f.port)
 	c.Flags().Var(&f.wait, "wait", "follow a packet that the source itself sends in this time, instead of a probe")
+}
+
+// ingressNode returns the /64 of a node by its name, its /64 or its address; empty if it is not given.
+func (s *agentSocket) ingressNode(
+	ctx context.Context, given string, orchestrator *orchestratorSocket,
+) (prefix string, err error) {
+	if given == "" {
+		return "", nil
+	}
+	at, err := netip.ParseAddr(strings.TrimSuffix(given, fmt.Sprint("/", address.NodeBits)))
+	if err != nil {
+		known := false
+		if at, known = s.nodeAddress(ctx, given, orchestrator); !known {
+			return "", usage("--ingress %s: neither this node nor an orchestrator on this machine knows a node with "+
+				"this name; use its /64", given)
+		}
+	}
+	return address.Split(at).Node.String(), nil
+}
+
+// bindSourcePort adds the flag for the source port of a connection.
+func bindSourcePort(c *cobra.Command, port *uint16) {
+	c.Flags().Uint16Var(port, "source-port", 0,
+		"port of the source, by which an exposed port chooses the endpoint; 0: not known")
 }
 
 func newTraceCommand(env Env) *cobra.Command {
@@ -56,16 +89,23 @@ the packet. Then run it on the node of the source. In a lab, pilaster lab trace 
 
 SOURCE and DESTINATION are addresses, or names of endpoints on this node. One may be the name of a
 node; names of other nodes come from an orchestrator on this machine. For the part of an egress gateway, run
-the command on its node, with the source's address on the fabric. The way back is not traced. As with pilaster
-why, --peer-app and --tenant say what addresses of a tenant's own CIDRs do not contain. Of Open vSwitch a live
-trace shows where it takes and delivers a packet; a dry run shows its flows. If frontends look up the rules,
-the command only reads the tables; pilaster lab trace shows the whole way.
+the command on its node, with the source's address on the fabric. The way back is traced for exposed ports only, with
+--dry-run.
+
+A packet of a host outside to an exposed port of a service is traced on its ingress node. Nothing of Pilaster runs on
+that host, so without --dry-run the command waits for such a packet. On the node of the endpoint, give the endpoint's
+address and port, and --ingress. The client's port chooses the endpoint: --source-port says which one it is.
+
+As with pilaster why, --peer-app and --tenant say what addresses of a tenant's own CIDRs do not contain. Of Open
+vSwitch a live trace shows where it takes and delivers a packet; a dry run shows its flows. If frontends look up
+the rules, the command only reads the tables; pilaster lab trace shows the whole way.
 
 The exit status is 0 if the packet is delivered, sent to another node or leaves the cluster, and 1 if it is
 dropped or not seen.`,
 		Example: `  pilaster trace shop/front fc98:14bc:4974:c7a8:470f:98a:c932:1f42 tcp/80
   pilaster trace $SOURCE $DESTINATION --dry-run
-  pilaster trace $SOURCE $DESTINATION udp/53 --wait 10s -o json`,
+  pilaster trace $SOURCE $DESTINATION udp/53 --wait 10s -o json
+  pilaster trace 2001:db8:f00d::2 2001:db8:7::9 tcp/443 --source-port 51234 --dry-run`,
 		Args: cobra.RangeArgs(2, 3),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := socket.resolveEnds(c.Context(), args[:2], &orchestrator); err != nil {
@@ -77,10 +117,14 @@ dropped or not seen.`,
 			}
 			job.tenant = tenant
 			job.nodes = []traceNode{{client: socket.client(), peerApp: uint32(peerApp)}}
+			job.exposedBy = func(ctx context.Context) string { return exposedBy(ctx, orchestrator.client(), job.ask) }
+			if job.ingress, err = socket.ingressNode(c.Context(), flags.ingress, &orchestrator); err != nil {
+				return err
+			}
 			return job.run(c.Context(), env)
 		},
 	}
-	flags.bind(c)
+	flags.bind(c, " (name or /64); empty: this node")
 	socket.bind(c)
 	orchestrator.bind(c)
 	c.ValidArgsFunction = socket.offerEnds
@@ -101,6 +145,8 @@ from a node to a container, as pilaster trace does on one node: the stages on bo
 each hits, the addresses after each, and the time. If frontends look up the rules, it reads the tables of all
 three nodes, and sends no packet. If the packet leaves the cluster by an egress gateway, it shows the gateway's
 part too.
+From a host outside to an external or load-balancer address of a service, or to a node for a node port, it begins at the
+node to which the fabric routes the address, and sends the packet from the host.
 An address of a container of the lab stands for the container. Of the way to any other address it shows the part on
 the sender's node.
 The exit status is 0 if the packet is delivered, leaves the cluster, or is sent to an address outside the lab, else 1.`,
@@ -121,13 +167,18 @@ The exit status is 0 if the packet is delivered, leaves the cluster, or is sent 
 				return err
 			}
 			_, notAddress := netip.ParseAddr(args[1])
-			if err := job.inLab(c, l, way, notAddress != nil); err != nil {
+			if slices.Contains(l.OutsideNames(), args[0]) {
+				err = job.fromOutside(c, l, way, args[0])
+			} else {
+				err = job.inLab(c, l, way, notAddress != nil)
+			}
+			if err != nil {
 				return err
 			}
 			return job.run(c.Context(), env)
 		},
 	}
-	own.bind(c)
+	own.bind(c, "; empty: the one to which the fabric routes the destination")
 	return c
 }
 
@@ -211,6 +262,82 @@ func (j *traceJob) inLab(c *cobra.Command, l *lab.Lab, way lab.Way, named bool) 
 	return nil
 }
 
+// fromOutside lets the job ask the agents of a lab about a packet of a host outside: that of the ingress node, and the
+// one of the endpoint's node.
+func (j *traceJob) fromOutside(c *cobra.Command, l *lab.Lab, way lab.Way, host string) error {
+	in := cmp.Or(j.traceFlags.ingress, way.From.Node)
+	if in == "" {
+		return fmt.Errorf("the fabric of lab %[1]s routes %[2]v to no node; nothing was sent: pilaster lab route "+
+			"%[2]v NODE, or choose a node by --ingress, with --dry-run", l.Name(), way.Destination)
+	}
+	if !slices.Contains(l.NodeNames(), in) {
+		return usage("--ingress %s: lab %s has no node with this name", in, l.Name())
+	}
+	if in != way.From.Node && !j.dryRun {
+		return usage("--ingress %s: the fabric of lab %s routes %v to another node, so a packet does not come in by "+
+			"it; nothing was sent: add --dry-run", in, l.Name(), way.Destination)
+	}
+	at := func(node string) traceNode {
+		socket := agentSocket{daemonSocket{path: l.AgentSocket(node), command: c}}
+		return traceNode{client: socket.client()}
+	}
+	j.from, j.nodeWith, j.nodes = host, l.NodeWith, []traceNode{at(in)}
+	j.nodeAt = func(prefix string) traceNode { return at(l.NodeWith(prefix)) }
+	j.exposedBy = func(ctx context.Context) string { return exposedBy(ctx, l.Operator(), j.ask) }
+	if j.dryRun || j.wait != 0 {
+		return nil
+	}
+	if j.ask.Port != 0 && j.ask.SourcePort == 0 {
+		j.ask.SourcePort = probePort()
+	}
+	j.probeBy = func(ctx context.Context) (packet.ProbeAnswer, error) {
+		return l.Probe(ctx, host, packet.Probe{
+			Source: netip.AddrPortFrom(j.ask.Source, j.ask.SourcePort), Protocol: j.ask.Protocol,
+			To: netip.AddrPortFrom(j.ask.Destination, j.ask.Port),
+		})
+	}
+	return nil
+}
+
+// probePort returns the source port of a probe, by which it differs from other packets: kernels choose higher ones for
+// connections.
+func probePort() uint16 { return uint16(20_000 + rand.UintN(10_000)) }
+
+// exposedBy names the service that has the destination as an exposed port, for a node that does not expose it, as a
+// line for a note; empty if no orchestrator answers.
+func exposedBy(ctx context.Context, of pilasterv1connect.OperatorServiceClient, ask whyView) string {
+	protocol := service.Protocol(ask.Protocol).String()
+	ports := func(v serviceView) bool {
+		return slices.ContainsFunc(v.Ports, func(p servicePortView) bool {
+			return p.NodePort != 0 && p.NodePort == ask.Port && p.Protocol == protocol
+		})
+	}
+	all, err := of.ListServices(ctx, connect.NewRequest(&pilasterv1.ListServicesRequest{}))
+	if err != nil {
+		return "" // the trace is complete without it
+	}
+	for _, its := range all.Msg.Services {
+		v, err := viewService(its.Service)
+		if err != nil || !v.isAt(ask.Destination) && !ports(v) {
+			continue
+		}
+		got, err := of.GetService(ctx, connect.NewRequest(&pilasterv1.GetServiceRequest{
+			Tenant: v.Tenant, Name: v.called(),
+		}))
+		if err != nil {
+			return ""
+		}
+		what := ask.Destination.String() + " is the address"
+		if !v.isAt(ask.Destination) {
+			what = fmt.Sprintf("%d/%s is a node port", ask.Port, protocol)
+		}
+		return fmt.Sprintf("%s of service %s of tenant %s, for packets to nodes that host the tenant: %s", what,
+			v.called(), v.Tenant, cmp.Or(strings.Join(got.Msg.Nodes, ", "), "none does"))
+	}
+	return fmt.Sprintf("no service of the cluster has the address %v or the node port %d/%s", ask.Destination, ask.Port,
+		protocol)
+}
+
 // traceJob is one trace over some nodes.
 type traceJob struct {
 	*traceFlags
@@ -226,8 +353,10 @@ type traceJob struct {
 	frontend func(prefix string) traceNode
 	// nodeAt returns the node with a prefix, to which the packet goes on; nil if only the nodes above are asked.
 	nodeAt func(prefix string) traceNode
-	// sourcePort is that of a TCP or UDP probe, by which it differs from other packets of the same ends; 0 without one.
-	sourcePort uint32
+	// probeBy sends the probe of a host outside; nil if agents send probes.
+	probeBy   func(context.Context) (packet.ProbeAnswer, error)
+	ingress   string                       // /64 of the ingress node of a packet of a host outside; empty: not known
+	exposedBy func(context.Context) string // who exposes the destination; nil if that is not asked
 }
 
 type traceNode struct {
@@ -261,6 +390,10 @@ func newTraceJob(flags *traceFlags, args []string) (*traceJob, error) {
 	if echo := map[bool]uint8{true: 58, false: 1}[ask.Source.Is4()]; err == nil && ask.Protocol == echo {
 		err = usage("%s is not a protocol of %v; use icmp with IPv4 and icmpv6 with IPv6", args[2], ask.Source)
 	}
+	if err == nil && flags.port != 0 && ask.Port == 0 {
+		err = usage("--source-port %d: a packet of protocol %d has no ports", flags.port, ask.Protocol)
+	}
+	ask.SourcePort = flags.port
 	return &traceJob{traceFlags: flags, ask: ask}, err
 }
 
@@ -284,6 +417,9 @@ func (j *traceJob) run(ctx context.Context, env Env) error {
 	}
 	if j.whole {
 		t.Elsewhere = ""
+	}
+	if t.Verdict == trace.Passed && j.exposedBy != nil {
+		j.note = j.exposedBy(ctx)
 	}
 	if t.Note = j.note; t.Elsewhere != "" && j.nodeWith != nil {
 		t.ElsewhereName = j.nodeWith(t.Elsewhere)
@@ -340,11 +476,12 @@ func usesFrontend(parts []*pilasterv1.TraceResponse) bool {
 func (j *traceJob) parts(ctx context.Context) ([]*pilasterv1.TraceResponse, error) {
 	var parts []*pilasterv1.TraceResponse
 	var pre *pilasterv1.PreActions
+	ingress := j.ingress
 	source, destination, port := j.ask.Source.String(), j.ask.Destination.String(), uint32(j.ask.Port)
 	ask := func(n traceNode) (*pilasterv1.TraceResponse, error) {
 		resp, err := n.client.Trace(ctx, connect.NewRequest(&pilasterv1.TraceRequest{
 			Source: source, Destination: destination, Protocol: uint32(j.ask.Protocol), Port: port, Tenant: j.tenant,
-			PeerApp: n.peerApp, Pre: pre, Backend: j.backend,
+			PeerApp: n.peerApp, Pre: pre, Backend: j.backend, SourcePort: uint32(j.ask.SourcePort), Ingress: ingress,
 		}))
 		if err != nil {
 			return nil, err
@@ -373,7 +510,11 @@ func (j *traceJob) parts(ctx context.Context) ([]*pilasterv1.TraceResponse, erro
 		}
 	}
 	first := parts[0]
-	source = first.Source.GetPlaintext()
+	if trace.IsExposed(parts) {
+		ingress = first.Prefix
+	} else {
+		source = first.Source.GetPlaintext()
+	}
 	isService := slices.ContainsFunc(first.Steps, func(s *pilasterv1.TraceStep) bool { return s.Stage == "service" })
 	if first.Verdict == trace.Left || first.Verdict == trace.Delivered || isService {
 		j.note = ""

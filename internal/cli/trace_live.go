@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +25,8 @@ const (
 	probeWait  = 2 * time.Second        // for a probe to arrive
 	answerWait = 500 * time.Millisecond // for its answer, after it has arrived or left the only node that is asked
 	settleWait = 100 * time.Millisecond // for events of other nodes, after the last one of a packet
+	// of a host outside, for an answer; as agents have it
+	longestProbe = 10 * time.Second
 )
 
 // live follows a packet on all nodes.
@@ -43,9 +45,9 @@ func (j *traceJob) live(ctx context.Context, t trace.Trace, parts []*pilasterv1.
 		return t, err
 	}
 	ready := make(chan error, len(all))
-	probes := j.wait == 0 && (parts[0].Source.GetEndpointId() != 0 || parts[0].Source.GetIsNode())
-	if probes && j.ask.Port != 0 {
-		j.sourcePort = 20_000 + rand.Uint32N(10_000) // kernels choose higher ones for connections
+	probes := j.wait == 0 && (j.probeBy != nil || parts[0].Source.GetEndpointId() != 0 || parts[0].Source.GetIsNode())
+	if probes && j.ask.Port != 0 && j.ask.SourcePort == 0 {
+		j.ask.SourcePort = probePort()
 	}
 	for _, f := range all {
 		followers.Go(func() { j.follow(ctx, f, events, ready, cancel) })
@@ -93,7 +95,7 @@ type followed struct {
 func (j *traceJob) followed(t trace.Trace, parts []*pilasterv1.TraceResponse) (all []followed, err error) {
 	sources, destinations := trace.Addresses(parts...)
 	if t.Service != "" {
-		return j.followedToService(t, parts[0], sources)
+		return j.followedToService(t, parts, sources)
 	}
 	for i, n := range j.nodes {
 		all = append(all, followed{node: n, name: parts[i].Node, ask: &pilasterv1.FollowPacketsRequest{
@@ -124,7 +126,7 @@ func (j *traceJob) follow(ctx context.Context, f followed, events chan<- trace.O
 	}
 	ready <- nil
 	for stream.Receive() {
-		if p := stream.Msg().Event.GetSourcePort(); j.sourcePort != 0 && p != 0 && p != j.sourcePort {
+		if p := stream.Msg().Event.GetSourcePort(); j.ask.SourcePort != 0 && p != 0 && p != uint32(j.ask.SourcePort) {
 			continue // another connection's
 		}
 		if p := stream.Msg().Event.GetDestinationPort(); f.ports != nil && !slices.Contains(f.ports, p) {
@@ -158,9 +160,17 @@ type probed struct {
 
 // probe sends a packet to the address at which the sender sees the destination.
 func (j *traceJob) probe(ctx context.Context, t trace.Trace, to string) (p probed) {
+	if j.probeBy != nil {
+		ctx, cancel := context.WithTimeout(ctx, longestProbe)
+		defer cancel()
+		got, err := j.probeBy(ctx)
+		p.answer = trace.Answer{Answered: got.Kind != "", Kind: got.Kind, RttUs: float64(got.RTT) / 1000}
+		p.err = err
+		return p
+	}
 	resp, err := j.nodes[0].client.SendProbe(ctx, connect.NewRequest(&pilasterv1.SendProbeRequest{
 		Source: t.Source.Address, Destination: cmp.Or(to, t.Destination.Address), Protocol: uint32(j.ask.Protocol),
-		Port: uint32(j.ask.Port), Tenant: t.Source.Tenant, SourcePort: j.sourcePort,
+		Port: uint32(j.ask.Port), Tenant: t.Source.Tenant, SourcePort: uint32(j.ask.SourcePort),
 	}))
 	if connect.CodeOf(err) == connect.CodeUnavailable && !connect.IsWireError(err) {
 		err = lostStream(t.Source.Node, err)
@@ -218,12 +228,13 @@ func (j *traceJob) collect(ctx context.Context, wait time.Duration, alone bool, 
 	}
 }
 
-// followedToService returns the node of the client and those of the backends. A packet enters with the address of the
-// service or, if the socket has chosen the backend when it connected, with that of a backend. It leaves the node with
-// the backend's address on the fabric.
+// followedToService returns the node of the client, or the ingress node, and those of the backends. A packet enters
+// with the address of the service or, if the socket has chosen the backend when it connected, with that of a backend.
+// It leaves the node with the backend's address on the fabric.
 func (j *traceJob) followedToService(
-	t trace.Trace, client *pilasterv1.TraceResponse, sources []string,
+	t trace.Trace, parts []*pilasterv1.TraceResponse, sources []string,
 ) (all []followed, err error) {
+	client, isExposed := parts[0], trace.IsExposed(parts)
 	port := client.Backends[0].Port
 	request := func(port uint32, destinations ...string) *pilasterv1.FollowPacketsRequest {
 		return &pilasterv1.FollowPacketsRequest{
@@ -244,11 +255,12 @@ func (j *traceJob) followedToService(
 		to.Destinations = append(to.Destinations, addr)
 		return nil
 	}
-	source, err := netip.ParseAddr(client.Source.GetPlaintext())
+	here, err := netip.ParseAddr(cmp.Or(client.Source.GetPlaintext(), strings.TrimSuffix(client.Prefix, "/64")))
 	if err != nil {
-		return nil, fmt.Errorf("the source's address on the fabric: %w", err)
+		return nil, fmt.Errorf("the prefix of node %s: %w", client.Node, err)
 	}
-	own, others := address.Split(source).Node, map[netip.Prefix]*followed{}
+	own := address.Split(here).Node
+	others := map[netip.Prefix]*followed{}
 	var order []netip.Prefix
 	var away []string
 	for _, b := range client.Backends {
@@ -256,7 +268,7 @@ func (j *traceJob) followedToService(
 		if err != nil {
 			return nil, fmt.Errorf("an endpoint's address on the fabric: %w", err)
 		}
-		if service.Protocol(j.ask.Protocol) == service.TCP {
+		if service.Protocol(j.ask.Protocol) == service.TCP && !isExposed {
 			if err := add(first.ask, b.Address); err != nil {
 				return nil, err
 			}
@@ -291,8 +303,8 @@ func (j *traceJob) toBackend(
 	ctx context.Context, t trace.Trace, client *pilasterv1.TraceResponse, seen []trace.Observed,
 ) (trace.Trace, error) {
 	to, translated := t.Backend(seen)
-	if to == "" {
-		return t, nil
+	if first := client.Backends[0]; to == "" || t.Ingress != "" && (to == first.Plaintext || to == first.Address) {
+		return t, nil // as the tables said before the packet
 	}
 	k, flags := *j, *j.traceFlags
 	k.traceFlags, k.nodes, flags.backend = &flags, j.nodes[:1:1], to

@@ -44,7 +44,8 @@ type whyView struct {
 	Destination netip.Addr   `json:"destination"`
 	Protocol    uint8        `json:"protocol"`
 	Port        uint16       `json:"port"`
-	Reasons     []reasonView `json:"reasons"` // for each end on this node
+	SourcePort  uint16       `json:"sourcePort,omitempty"` // 0: not known
+	Reasons     []reasonView `json:"reasons"`              // for each end on this node
 	Frontend    *frontedView `json:"frontend,omitempty"`
 }
 
@@ -64,7 +65,7 @@ func newWhyCommand(env Env) *cobra.Command {
 	var orchestrator orchestratorSocket
 	atReceiver := tenant.NetworksWith(tenant.PolicyAtReceiver)
 	var name string
-	var peerApp uint16
+	var peerApp, sourcePort uint16
 	c := &cobra.Command{
 		Use:   "why SOURCE DESTINATION PROTOCOL[/PORT]",
 		Short: "Show whether policies allow a connection, and which rule decides",
@@ -78,6 +79,10 @@ If the other end is a host outside of the cluster or a node, egress rules or the
 too, and the command shows their verdict before that of the policies. If it is a service, the command shows the
 verdicts for its endpoints, at most 10: policies see the endpoint and its port. The exit status is 1 if one is denied.
 
+If SOURCE is a host outside of the cluster and DESTINATION an external or load-balancer address, or one of this node
+for a node port, the command shows which endpoint a connection by this node gets, and the verdicts for the client's
+address at the endpoints on this node. Without affinity, the client's port chooses the endpoint: --source-port.
+
 SOURCE and DESTINATION are addresses, or for ends on this node names: a pod, container id or endpoint id as in
 pilaster endpoint list. They may be names of nodes; names of other nodes come from an orchestrator on this machine.
 
@@ -87,6 +92,7 @@ Addresses of network ` + atReceiver + ` do not contain an app, and several tenan
 		Example: `  pilaster why shop/front shop/web tcp/80
   pilaster why fc05:3c9f:712b:239e:df1b:6d97:4bae:9aef shop/web tcp/80
   pilaster why $SOURCE $DESTINATION icmpv6 -o json
+  pilaster why 2001:db8:f00d::2 2001:db8:7::9 tcp/443 --source-port 51234
   pilaster why 10.0.1.7 10.0.2.9 tcp/80 --tenant green --peer-app 3`,
 		Args:              cobra.RangeArgs(2, 3),
 		ValidArgsFunction: socket.offerEnds,
@@ -100,6 +106,9 @@ Addresses of network ` + atReceiver + ` do not contain an app, and several tenan
 			view, err := askWhy(args)
 			if err != nil {
 				return err
+			}
+			if view.SourcePort = sourcePort; sourcePort != 0 && view.Port == 0 {
+				return usage("--source-port %d: protocol %d has no ports", sourcePort, view.Protocol)
 			}
 			if err := socket.why(c.Context(), &view, name, peerApp); err != nil {
 				return err
@@ -117,6 +126,7 @@ Addresses of network ` + atReceiver + ` do not contain an app, and several tenan
 	out.bind(c)
 	socket.bind(c)
 	orchestrator.bind(c)
+	bindSourcePort(c, &sourcePort)
 	c.Flags().StringVar(&name, "tenant", "", "tenant of the addresses, on network "+atReceiver)
 	c.Flags().
 		Uint16Var(&peerApp, "peer-app", 0, "app of the end that is not on this node, on network "+atReceiver)
@@ -234,7 +244,7 @@ func (s *agentSocket) why(ctx context.Context, v *whyView, tenant string, peerAp
 	resp, err := s.client().
 		Why(ctx, connect.NewRequest(&pilasterv1.WhyRequest{Source: v.Source.String(),
 			Destination: v.Destination.String(), Protocol: uint32(v.Protocol), Port: uint32(v.Port), Tenant: tenant,
-			PeerApp: uint32(peerApp)}))
+			PeerApp: uint32(peerApp), SourcePort: uint32(v.SourcePort)}))
 	if err != nil {
 		return err
 	}
@@ -304,7 +314,9 @@ func (v whyView) text(w io.Writer) {
 			because = "the packet path has no rules for it; see pilaster status"
 		}
 		who := fmt.Sprintf("endpoint %d %s", r.Endpoint, r.Name)
-		if r.Endpoint == 0 {
+		if r.Endpoint == 0 && r.Rule != "" && r.Policy == "" {
+			who = fmt.Sprintf("exposed port %v", netip.AddrPortFrom(v.Destination, v.Port))
+		} else if r.Endpoint == 0 {
 			who = "not on this node"
 		}
 		as := ""

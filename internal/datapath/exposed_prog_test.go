@@ -4,6 +4,7 @@ import (
 	"math"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -596,4 +597,76 @@ func TestExposedErrorLimit(t *testing.T) {
 	b.arrives(t, progCase{name: "another address", frame: b.onWire(between(outsideHost, redAt, syn)),
 		reason: "no-service", out: between(redAt, outsideHost,
 			acknowledging(tcp(otherOne, 5000, packet.RST|packet.ACK), 0, 2))})
+}
+
+// TestChooseBackend: the tables say before a connection which endpoint the program gives it, and afterwards that it
+// keeps this one. With affinity, the client's port does not count.
+func TestChooseBackend(t *testing.T) {
+	b := newExposedBench(t)
+	key := dpapi.FrontendKey{Address: netip.AddrPortFrom(exposedAt, 90), Protocol: packet.ProtocolTCP}
+	expose := func(affinity time.Duration, backends ...dpapi.Backend) {
+		t.Helper()
+		must(t, b.datapath.PutServices([]dpapi.Frontend{{
+			FrontendKey: key, Exposed: dpapi.Exposed{Services: b.of.ServicesNumber}, Affinity: affinity,
+			Backends: backends,
+		}}))
+	}
+	choose := func(port uint16) dpapi.Choice {
+		t.Helper()
+		c, ok, err := b.datapath.ChooseBackend(key, netip.AddrPortFrom(outsideHost, port))
+		if err != nil || !ok {
+			t.Fatalf("no endpoint for port %d: %v", port, err)
+		}
+		return c
+	}
+	expose(0)
+	if _, ok, err := b.datapath.ChooseBackend(key, netip.AddrPortFrom(outsideHost, 1)); ok || err != nil {
+		t.Errorf("without endpoints: %v, %v", ok, err)
+	}
+	for _, affinity := range []time.Duration{0, time.Hour} {
+		expose(affinity, b.atFar(atPort), b.atFar(farPort), backendAt(b.b2, atPort))
+		seen := map[dpapi.Backend]bool{}
+		for port := 6000 + uint16(affinity/time.Hour)*100; len(seen) < 3 && port%100 < 60; port++ {
+			first := choose(port)
+			seen[first.Backend] = true
+			b.run(t, b.datapath.Objects.PilUplinkIn, b.fromOutside(tcp(port, 90, packet.SYN)),
+				skb{Ifindex: b.uplinkIfindex()})
+			var got bpfobj.PilasterNatEntry
+			must(t, b.connections(t).Lookup(tcpKey(exposedAt, 90, port), &got))
+			if got.Address.Addr() != first.Plain || got.Port != bigEndian(first.Port) || first.Connected {
+				t.Errorf("port %d, affinity %v: %v, and the program chose %v port %d", port, affinity, first,
+					got.Address.Addr(), bigEndian(got.Port))
+			}
+			if then := choose(port); then.Backend != first.Backend || !then.Connected {
+				t.Errorf("port %d, connected: %v, before %v", port, then, first)
+			}
+		}
+		if n := map[bool]int{true: 1, false: 3}[affinity != 0]; len(seen) != n {
+			t.Errorf("affinity %v: %d endpoints, want %d", affinity, len(seen), n)
+		}
+	}
+	// A new connection from a port does not get an endpoint that drains.
+	must(t, b.datapath.PutServices([]dpapi.Frontend{{
+		FrontendKey: key, Exposed: dpapi.Exposed{Services: b.of.ServicesNumber},
+		Backends: []dpapi.Backend{backendAt(b.b2, atPort)},
+		Draining: []dpapi.Backend{b.atFar(atPort), b.atFar(farPort)},
+	}}))
+	for port := uint16(6000); port < 6004; port++ {
+		if c := choose(port); c.Plain != b.b2.plain() {
+			t.Errorf("port %d gets %v, which drains", port, c)
+		}
+	}
+	for a, want := range map[netip.Addr][2]bool{
+		exposedAt: {false, true}, b.node: {true, true}, outsideHost: {false, false},
+	} {
+		if node, found, err := b.datapath.LookupExposed(a); err != nil || [2]bool{node, found} != want {
+			t.Errorf("%v: of the node %v, exposed %v, %v", a, node, found, err)
+		}
+	}
+	for port, want := range map[uint16]bool{atPort: true, 22: false} {
+		is, err := b.datapath.LookupTarget(netip.AddrPortFrom(b.b2.seen(), port), packet.ProtocolTCP)
+		if err != nil || is != want {
+			t.Errorf("port %d of an endpoint: exposed %v, %v", port, is, err)
+		}
+	}
 }

@@ -391,7 +391,8 @@ func (d *Datapath) TableNames() dpapi.TableNames {
 	return dpapi.TableNames{
 		Sources: bpfobj.PinSources, Locals: bpfobj.PinLocals, Tenants: bpfobj.PinTenants, Keys: bpfobj.PinKeys,
 		Access: bpfobj.PinAccess, Egress: bpfobj.PinEgressSources, Gateways: bpfobj.PinGatewayTenants,
-		Services: bpfobj.PinServices, Backends: bpfobj.PinServiceBacks,
+		Services: bpfobj.PinServices, Backends: bpfobj.PinServiceBacks, Exposed: bpfobj.PinExposed,
+		Maglev: bpfobj.PinMaglev, Connections: bpfobj.PinExposedConnections, Targets: bpfobj.PinExposedTargets,
 	}
 }
 

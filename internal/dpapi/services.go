@@ -19,6 +19,14 @@ type Services interface {
 	KeepServices(prefix netip.Prefix, keys []FrontendKey) error
 	// LookupService reads a frontend from the kernel; false if there is none.
 	LookupService(key FrontendKey) (Frontend, bool, error)
+	// LookupExposed reports whether an address has exposed ports, and whether it is one of the node's own.
+	LookupExposed(a netip.Addr) (node, found bool, err error)
+	// LookupTarget reports whether a port of a container of this node, at the address that it sees, is a backend of an
+	// exposed frontend.
+	LookupTarget(port netip.AddrPort, protocol uint8) (bool, error)
+	// ChooseBackend returns what the first packet of a client's connection to an exposed frontend gets; false if the
+	// frontend has no backend. With affinity, the client's port does not count.
+	ChooseBackend(key FrontendKey, client netip.AddrPort) (Choice, bool, error)
 	// ServiceCounts returns what clients on this node have done since the tables were made.
 	ServiceCounts() (map[FrontendKey]ServiceCounts, error)
 }
@@ -49,6 +57,13 @@ type Backend struct {
 	Plain netip.Addr // plaintext address
 	Seen  netip.Addr // as containers of the tenant see it
 	Port  uint16
+}
+
+// Choice is the backend that a connection to an exposed frontend gets.
+type Choice struct {
+	Backend
+	Connected bool   // the client has a connection from this port, whose backend it keeps
+	Slot      uint32 // of the table of Maglev; without a connection
 }
 
 // ServiceCounts counts new flows.

@@ -39,6 +39,7 @@ type Lookup interface {
 // TableNames are the names of the tables that Lookup reads, as other tools show them.
 type TableNames struct {
 	Sources, Locals, Tenants, Keys, Access, Egress, Gateways, Services, Backends string
+	Exposed, Maglev, Connections, Targets                                        string // of exposed ports
 }
 
 // SourceEntry is an address that a container may send from.

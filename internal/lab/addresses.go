@@ -180,8 +180,8 @@ type Way struct {
 var ErrFamily = errors.New("no address of one family")
 
 // WayTo returns the addresses from a container to another, on the first network that connects them, or to an address;
-// or from a node to a container. An address of a container is resolved to it. WayTo takes only addresses of the sender
-// that fit.
+// or from a node to a container, or from a host outside to an address. An address of a container is resolved to it.
+// WayTo takes only addresses of the sender that fit.
 func (l *Lab) WayTo(ctx context.Context, from, to string, fits func(netip.Addr) bool) (w Way, err error) {
 	if _, err := netip.ParseAddr(from); err == nil {
 		return w, fmt.Errorf("%s is an address: name the container that sends; pilaster lab status lists them", from)
@@ -190,8 +190,7 @@ func (l *Lab) WayTo(ctx context.Context, from, to string, fits func(netip.Addr) 
 		return l.wayFromNode(ctx, from, to)
 	}
 	if slices.Contains(l.OutsideNames(), from) {
-		return w, fmt.Errorf("%s is a host outside of the cluster, which only answers containers: name the container "+
-			"that sends", from)
+		return l.wayFromOutside(from, to)
 	}
 	w.Destination, err = netip.ParseAddr(to)
 	if named := err != nil; named {

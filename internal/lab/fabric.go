@@ -257,6 +257,29 @@ func (l *Lab) AllowSource(prefix netip.Prefix) error {
 	return nil
 }
 
+// routedTo returns the node to which the fabric routes an address; empty if it routes it to none.
+func (l *Lab) routedTo(to netip.Addr) (node string, err error) {
+	r, err := openFabric(l.folder)
+	if err != nil {
+		return "", err
+	}
+	defer r.close()
+	routes, err := r.handle.RouteGet(to.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return "", nil // unreachable
+	}
+	link, err := r.handle.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return "", fmt.Errorf("device of the fabric's route to %v: %w", to, err)
+	}
+	for _, n := range l.NodeNames() {
+		if name := link.Attrs().Name; name == n || name == l.RouterLink(n) {
+			return n, nil
+		}
+	}
+	return "", nil
+}
+
 // route4 adds the route to a node's IPv4 tunnel address, and the rules for packets from the node: other IPv4 sources
 // are refused.
 func (r *fabric) route4(name string, prefix netip.Prefix, via netip.Addr) error {

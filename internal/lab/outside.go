@@ -12,6 +12,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -80,6 +81,34 @@ func (l *Lab) OutsideNames() (all []string) {
 		all = append(all, h.Name)
 	}
 	return all
+}
+
+// wayFromOutside is WayTo from a host outside, to an address or a node. From.Node is the node that the fabric routes
+// the address to, empty if it routes it to none.
+func (l *Lab) wayFromOutside(from, to string) (w Way, err error) {
+	w.Source, _ = l.state.Spec.outsideHost(from)
+	if w.Destination, err = netip.ParseAddr(to); err != nil {
+		if !slices.Contains(l.NodeNames(), to) {
+			return w, fmt.Errorf("%s is no address and no node: hosts outside of the cluster reach containers by "+
+				"exposed ports of services; give the external address, which pilaster service list shows, or a node "+
+				"for a node port", to)
+		}
+		if w.Destination, err = l.Address(to); err != nil {
+			return w, err
+		}
+	}
+	w.From.Node, err = l.routedTo(w.Destination)
+	return w, err
+}
+
+// Probe sends a packet from a host outside.
+func (l *Lab) Probe(ctx context.Context, from string, p packet.Probe) (packet.ProbeAnswer, error) {
+	ns, err := l.Namespace(from)
+	if err != nil {
+		return packet.ProbeAnswer{}, err
+	}
+	defer ns.Close()
+	return p.Send(ctx, ns)
 }
 
 // plan is the address plan of a region of the lab.

@@ -367,6 +367,19 @@ func (t *serviceTables) LookupService(key dpapi.FrontendKey) (dpapi.Frontend, bo
 	return f, ok, nil
 }
 
+// LookupExposed implements dpapi.Services.
+func (t *serviceTables) LookupExposed(netip.Addr) (node, found bool, err error) {
+	return false, false, nil
+}
+
+// LookupTarget implements dpapi.Services.
+func (t *serviceTables) LookupTarget(netip.AddrPort, uint8) (bool, error) { return false, nil }
+
+// ChooseBackend implements dpapi.Services.
+func (t *serviceTables) ChooseBackend(dpapi.FrontendKey, netip.AddrPort) (dpapi.Choice, bool, error) {
+	return dpapi.Choice{}, false, nil
+}
+
 // ServiceCounts implements dpapi.Services.
 func (t *serviceTables) ServiceCounts() (map[dpapi.FrontendKey]dpapi.ServiceCounts, error) {
 	return nil, errors.New("the simulated packet path has no packets")

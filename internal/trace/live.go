@@ -63,7 +63,10 @@ func (t Trace) FromEvents(events []Observed) Trace {
 	tables, fate, last := slices.Concat(t.Steps, t.others), t.Verdict, Observed{PacketEvent: &pilasterv1.PacketEvent{}}
 	t.Live, t.Steps, t.Verdict, t.Drop = true, []Step{}, NotSeen, ""
 	events, port := t.ordered(events)
-	l := live{tables: tables, packets: map[string]uint64{}, entered: map[string]uint64{}, hooks: map[string]bool{}}
+	l := live{
+		tables: tables, passes: fate == Passed,
+		packets: map[string]uint64{}, entered: map[string]uint64{}, hooks: map[string]bool{},
+	}
 	for _, e := range events {
 		t.LostEvents = max(t.LostEvents, e.LostEvents)
 		if e.SourcePort != 0 && e.SourcePort != port {
@@ -90,7 +93,7 @@ func (t Trace) FromEvents(events []Observed) Trace {
 			t.Steps = append(t.Steps, step)
 			// else the socket has got its backend when it connected
 			if e.Point == "enter" && t.Service != "" && e.Destination == t.Service {
-				t.Steps = append(t.Steps, l.service(step))
+				t.Steps = append(t.Steps, l.service(step)...)
 			}
 			if t.Verdict == NotSeen {
 				t.Verdict = Unknown
@@ -108,6 +111,9 @@ func (t Trace) FromEvents(events []Observed) Trace {
 	}
 	// the sender's node is a gateway, and did not translate the packet: it is in the tunnel to the other gateway
 	toOther := t.gateway != "" && last.Node == t.Source.Node && last.Source == t.Source.Plaintext
+	if t.Verdict == Delivered && fate == Passed && last.ToEndpoint == "" {
+		t.Verdict = fate
+	}
 	if t.Verdict == Sent && slices.Contains(t.Ends, last.Node) && !toOther {
 		t.Verdict = fate
 	} else if t.Verdict == Sent && toOther {
@@ -139,6 +145,7 @@ type live struct {
 	packets map[string]uint64 // by node, and by node and switch
 	entered map[string]uint64 // time at which a node's present program began
 	hooks   map[string]bool   // where the packet has entered, by node and hook
+	passes  bool              // by the tables, no program takes the packet
 	staged  bool              // the pipeline of network nimitz has the packet
 	denied  string            // the reason of a denial by policy
 }
@@ -178,14 +185,15 @@ func (l *live) step(e Observed) (Step, bool) {
 	return s, true
 }
 
-// service returns the step in which a packet that enters gets its backend.
-func (l *live) service(s Step) Step {
-	i := slices.IndexFunc(l.tables, func(of Step) bool { return of.Node == s.Node && of.Stage == "service" })
-	if i >= 0 {
-		s.Stage, s.Detail, s.Entry = "service", l.tables[i].Detail, l.tables[i].Entry
-		s.Source, s.Destination = l.tables[i].Source, l.tables[i].Destination
+// service returns the steps in which a packet that enters gets its backend.
+func (l *live) service(s Step) (all []Step) {
+	for _, of := range l.tables {
+		if of.Node == s.Node && (of.Stage == "service" || of.Stage == "maglev") {
+			of.AtUs = s.AtUs
+			all = append(all, of)
+		}
 	}
-	return s
+	return all
 }
 
 // why says why a packet was dropped, as the tables do.
@@ -213,15 +221,17 @@ func (l *live) enter(s *Step, e Observed) {
 	case s.Stage == "container":
 		s.Detail, s.Entry = "from "+e.Device, cmp.Or(l.entry(e.Node, "container"), l.both(e.Node, "register"))
 	case e.Hook == "uplink-in":
-		s.Detail, s.Entry = "in by "+e.Device, l.entry(e.Node, "endpoint")
+		s.Detail = "in by " + e.Device
+		s.Entry = cmp.Or(l.entry(e.Node, "uplink"), l.entry(e.Node, "endpoint"))
 	case e.Hook == "uplink-out":
-		s.Detail, s.Entry = "out by "+e.Device, l.entry(e.Node, "next hop")
+		s.Detail, s.Entry = "out by "+e.Device, cmp.Or(l.entry(e.Node, "next hop"), l.entry(e.Node, "tunnel"))
 	case e.Hook == "switch":
 		s.Detail, s.Entry = "from Open vSwitch, at "+e.Device, l.both(e.Node, "forwarding")
 	default:
 		s.Detail, s.Entry = "at "+e.Device, l.entry(e.Node, s.Stage)
 	}
-	if e.Cache != "" && !inside && l.entry(e.Node, "register") == "" && !(ofNode && s.Stage == "uplink") {
+	exposed := l.entry(e.Node, "uplink") != "" || l.entry(e.Node, "target") != "" // has no flow cache
+	if e.Cache != "" && !inside && !exposed && l.entry(e.Node, "register") == "" && !(ofNode && s.Stage == "uplink") {
 		s.Detail += ", flow cache " + e.Cache
 	}
 }
@@ -251,6 +261,9 @@ func (l *live) leave(s *Step, e Observed) bool {
 		s.Stage, s.Detail = "deliver", fmt.Sprintf("to %s by %s, %s", e.ToEndpoint, e.ToDevice, took)
 		s.Entry = cmp.Or(l.entry(e.Node, "translate"), l.entry(e.Node, "deliver"))
 		return true
+	case e.Hook == "uplink-in" && e.Action == "pass" && l.passes:
+		s.Stage, s.Detail, s.Entry = "node", l.find(e.Node, "node").Detail+", "+took, l.entry(e.Node, "node")
+		return true
 	case e.Hook == "uplink-in" && e.Action == "pass":
 		s.Stage, s.Detail = "deliver", "to this node, "+took
 		return true
@@ -259,6 +272,9 @@ func (l *live) leave(s *Step, e Observed) bool {
 		return true
 	case e.Action == "redirect" && l.staged:
 		s.Stage, s.Detail, s.Entry = "encap", fmt.Sprintf("to %s, %s", e.ToDevice, took), l.entry(e.Node, "encap")
+		return true
+	case e.Action == "redirect" && l.entry(e.Node, "tunnel") != "":
+		s.Stage, s.Detail, s.Entry = "tunnel", fmt.Sprintf("to %s, %s", e.ToDevice, took), l.both(e.Node, "tunnel")
 		return true
 	case e.Action == "redirect" && (e.Hook == "uplink-in" || l.entry(e.Node, "rule") != ""):
 		s.Stage, s.Detail = "egress address", fmt.Sprintf("to %s, %s", e.ToDevice, took)
@@ -287,22 +303,25 @@ func (l *live) first(node string) string {
 	return l.tables[i].Stage
 }
 
-// entry returns the entry of a stage, from the tables.
-func (l *live) entry(node, stage string) string {
+// find returns the step of a stage, from the tables; without a stage if they have none.
+func (l *live) find(node, stage string) Step {
 	i := slices.IndexFunc(l.tables, func(s Step) bool { return s.Node == node && s.Stage == stage })
 	if i < 0 {
-		return ""
+		return Step{}
 	}
-	return l.tables[i].Entry
+	return l.tables[i]
 }
+
+// entry returns the entry of a stage, from the tables.
+func (l *live) entry(node, stage string) string { return l.find(node, stage).Entry }
 
 // both returns the entry of a stage with what it says, from the tables.
 func (l *live) both(node, stage string) string {
-	i := slices.IndexFunc(l.tables, func(s Step) bool { return s.Node == node && s.Stage == stage })
-	if i < 0 {
+	s := l.find(node, stage)
+	if s.Stage == "" {
 		return ""
 	}
-	return l.tables[i].Entry + ": " + l.tables[i].Detail
+	return s.Entry + ": " + s.Detail
 }
 
 // policyEntry returns what decided, from the tables.

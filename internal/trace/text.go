@@ -102,8 +102,11 @@ func (t Trace) elsewhere() string {
 func (t Trace) goOn() string {
 	switch {
 	case t.Service != "":
-		return "run the command there with the endpoint's address and port" + map[bool]string{true: " and --wait 1m, " +
-			"then repeat it here"}[t.Live]
+		how := "run the command there with the endpoint's address and port"
+		if t.Ingress != "" {
+			how += ", with --ingress " + t.ingress
+		}
+		return how + map[bool]string{true: " and --wait 1m, then repeat it here"}[t.Live]
 	case t.Live && t.Verdict == Sent:
 		return "start the command there with --wait 1m, then repeat it here"
 	case t.Live && t.Source.Node == "":
@@ -126,6 +129,8 @@ func (t Trace) verdict() string {
 			return fmt.Sprintf("left the cluster %.1f µs after the first step", t.ElapsedUs)
 		}
 		return "leaves the cluster"
+	case Passed:
+		return "not for a service: the packet goes to the node's own stack"
 	case Sent:
 		switch {
 		case t.Elsewhere != "":
@@ -145,6 +150,10 @@ func (t Trace) verdict() string {
 
 // unseen says what to check if no packet was seen.
 func (t Trace) unseen() string {
+	if t.Ingress != "" {
+		return fmt.Sprintf("none of %s came in by node %s in the time of --wait\ncheck that the fabric routes the "+
+			"address to this node", cmp.Or(t.Source.Name, t.Source.Address), t.Ingress)
+	}
 	if t.Source.Node == "" {
 		return "none arrived from the source's node in the time of --wait"
 	}

@@ -15,6 +15,7 @@ type Trace struct {
 	Port        uint16 `json:"port,omitempty"`
 	Network     string `json:"network,omitempty"`
 	Service     string `json:"service,omitempty"` // that the packet is sent to; the destination is one of its endpoints
+	Ingress     string `json:"ingress,omitempty"` // node by which a packet of a host outside comes in, if it was asked
 	Live        bool   `json:"live"`              // the steps are observations of a packet; otherwise they follow from the tables
 	Steps       []Step `json:"steps"`
 	Verdict     string `json:"verdict"`        // what became of the packet
@@ -32,6 +33,7 @@ type Trace struct {
 	others []Step
 	// the /64 of another gateway that the packet may leave by, if the sender's node is one too
 	gateway string
+	ingress string // the /64 of Ingress
 	// events that did not fit into a node's ring buffer
 	LostEvents uint64 `json:"lostEvents,omitempty"`
 }
@@ -42,6 +44,7 @@ const (
 	Sent      = "sent" // to a node that was not asked, or that did not see the packet
 	Left      = "left" // the cluster, for a host outside
 	Dropped   = "dropped"
+	Passed    = "passed"   // to a node's own stack: no program takes the packet of a host outside
 	NotHere   = "not-here" // no node that was asked has a part of the way
 	NotSeen   = "not-seen" // live: no packet
 	Unknown   = "unknown"  // live: the packet was seen, and not how it left
@@ -80,7 +83,10 @@ type Answer struct {
 
 // Merge puts the parts of nodes together, the sender's first.
 func Merge(parts ...*pilasterv1.TraceResponse) Trace {
-	t := Trace{Steps: []Step{}, Verdict: NotHere, Service: ServiceOf(parts)}
+	t := Trace{Steps: []Step{}, Verdict: NotHere, Service: ServiceOf(parts), Ingress: ingressOf(parts)}
+	if t.Ingress != "" {
+		t.ingress = parts[0].Prefix
+	}
 	if len(parts) > 0 && len(parts[0].Gateways) > 0 && parts[0].Verdict == Left {
 		t.gateway = parts[0].Gateways[0]
 	}
@@ -102,6 +108,7 @@ func Merge(parts ...*pilasterv1.TraceResponse) Trace {
 		t.Steps = append(t.Steps, stepsOf(p)...)
 		if p.Verdict == Dropped || p.Verdict == Delivered || p.Verdict == Left {
 			t.Elsewhere = ""
+			t.addAnswer(parts[:i+1])
 			for _, other := range parts[i+1:] {
 				t.others = append(t.others, stepsOf(other)...)
 			}
@@ -123,10 +130,44 @@ func ServiceOf(parts []*pilasterv1.TraceResponse) string {
 	return parts[0].Steps[0].Destination // at the container
 }
 
+// ingressOf returns the node by which a packet of a host outside comes in; empty if no node was asked as this one.
+func ingressOf(parts []*pilasterv1.TraceResponse) string {
+	if len(parts) == 0 || len(parts[0].Steps) == 0 || parts[0].Steps[0].Stage != "uplink" {
+		return ""
+	}
+	of := parts[0]
+	if of.Source.GetPlaintext() != "" || of.Source.GetTenant() != "" || of.Next != "" && len(of.Backends) == 0 {
+		return ""
+	}
+	return of.Node
+}
+
+// IsExposed reports whether the packet of a host outside goes to an exposed port, by the node that was asked first.
+func IsExposed(parts []*pilasterv1.TraceResponse) bool {
+	return ingressOf(parts) != "" && len(parts[0].Backends) > 0
+}
+
+// addAnswer adds the way of the answer to a packet that was delivered to its endpoint.
+func (t *Trace) addAnswer(parts []*pilasterv1.TraceResponse) {
+	if t.Verdict != Delivered {
+		return
+	}
+	for _, p := range slices.Backward(parts) {
+		for _, s := range steps(p.Node, p.Answer) {
+			if t.Steps = append(t.Steps, s); s.Drop != "" {
+				t.Verdict, t.Drop = Dropped, s.Drop
+				return
+			}
+		}
+	}
+}
+
 // stepsOf returns the steps of a node's part.
-func stepsOf(p *pilasterv1.TraceResponse) (all []Step) {
-	for _, s := range p.Steps {
-		step := Step{Node: p.Node, Stage: s.Stage, Detail: s.Detail, Entry: s.Entry, Drop: s.Drop}
+func stepsOf(p *pilasterv1.TraceResponse) []Step { return steps(p.Node, p.Steps) }
+
+func steps(node string, of []*pilasterv1.TraceStep) (all []Step) {
+	for _, s := range of {
+		step := Step{Node: node, Stage: s.Stage, Detail: s.Detail, Entry: s.Entry, Drop: s.Drop}
 		step.Source, _ = netip.ParseAddr(s.Source)
 		step.Destination, _ = netip.ParseAddr(s.Destination)
 		all = append(all, step)

@@ -3399,8 +3399,10 @@ type ExplainResponse struct {
 	Publication      string                 `protobuf:"bytes,6,opt,name=publication,proto3" json:"publication,omitempty"`                                   // "tenant/name", if the address is that of a publication
 	Published        string                 `protobuf:"bytes,7,opt,name=published,proto3" json:"published,omitempty"`                                       // the container of that publication
 	UnderlayServices []*UnderlayService     `protobuf:"bytes,8,rep,name=underlay_services,json=underlayServices,proto3" json:"underlay_services,omitempty"` // of tenants on this node, with this virtual address
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// of tenants on this node, with this address for containers or for hosts outside of the cluster
+	Services      []*Service `protobuf:"bytes,9,rep,name=services,proto3" json:"services,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExplainResponse) Reset() {
@@ -3489,6 +3491,13 @@ func (x *ExplainResponse) GetUnderlayServices() []*UnderlayService {
 	return nil
 }
 
+func (x *ExplainResponse) GetServices() []*Service {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
 // Overlaid is a tenant that has the address in one of its CIDRs. CIDRs of different tenants can overlap.
 type Overlaid struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3562,10 +3571,11 @@ type WhyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // address in a container, or plaintext
 	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
-	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`              // of IP: 6 is TCP
-	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`                      // of the destination; 0 if the protocol has no ports
-	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                   // on network nimitz, if several tenants on this node have the addresses
-	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"` // on network nimitz: of the end that is not on this node
+	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`                       // of IP: 6 is TCP
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`                               // of the destination; 0 if the protocol has no ports
+	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                            // on network nimitz, if several tenants on this node have the addresses
+	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"`          // on network nimitz: of the end that is not on this node
+	SourcePort    uint32                 `protobuf:"varint,7,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"` // of TCP and UDP, by which an exposed port chooses an endpoint; 0: not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3638,6 +3648,13 @@ func (x *WhyRequest) GetTenant() string {
 func (x *WhyRequest) GetPeerApp() uint32 {
 	if x != nil {
 		return x.PeerApp
+	}
+	return 0
+}
+
+func (x *WhyRequest) GetSourcePort() uint32 {
+	if x != nil {
+		return x.SourcePort
 	}
 	return 0
 }
@@ -3957,15 +3974,18 @@ func (x *RuleName) GetAudit() bool {
 }
 
 type TraceRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // address in a container, or plaintext
-	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
-	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`              // of IP: 6 is TCP
-	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`                      // of the destination; 0 if the protocol has no ports
-	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                   // on network nimitz, if several tenants on this node have the addresses
-	PeerApp       uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"` // on network nimitz: of the end that is not on this node
-	Pre           *PreActions            `protobuf:"bytes,7,opt,name=pre,proto3" json:"pre,omitempty"`                         // of the frontend from which the packet comes to this backend
-	Backend       string                 `protobuf:"bytes,8,opt,name=backend,proto3" json:"backend,omitempty"`                 // of the service that is the destination; empty: the first one
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Source      string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // address in a container, or plaintext
+	Destination string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	Protocol    uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`                       // of IP: 6 is TCP
+	Port        uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`                               // of the destination; 0 if the protocol has no ports
+	Tenant      string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`                            // on network nimitz, if several tenants on this node have the addresses
+	PeerApp     uint32                 `protobuf:"varint,6,opt,name=peer_app,json=peerApp,proto3" json:"peer_app,omitempty"`          // on network nimitz: of the end that is not on this node
+	Pre         *PreActions            `protobuf:"bytes,7,opt,name=pre,proto3" json:"pre,omitempty"`                                  // of the frontend from which the packet comes to this backend
+	Backend     string                 `protobuf:"bytes,8,opt,name=backend,proto3" json:"backend,omitempty"`                          // of the service that is the destination; empty: the first one
+	SourcePort  uint32                 `protobuf:"varint,9,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"` // of TCP and UDP, by which an exposed port chooses an endpoint; 0: not known
+	// /64 of the node by which a packet of a host outside came in and in whose tunnel it comes here; empty: this node
+	Ingress       string `protobuf:"bytes,10,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4056,6 +4076,20 @@ func (x *TraceRequest) GetBackend() string {
 	return ""
 }
 
+func (x *TraceRequest) GetSourcePort() uint32 {
+	if x != nil {
+		return x.SourcePort
+	}
+	return 0
+}
+
+func (x *TraceRequest) GetIngress() string {
+	if x != nil {
+		return x.Ingress
+	}
+	return ""
+}
+
 type TraceResponse struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Node         string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -4074,6 +4108,8 @@ type TraceResponse struct {
 	Gateways     []string               `protobuf:"bytes,14,rep,name=gateways,proto3" json:"gateways,omitempty"`   // /64s of other nodes, by one of which the packet leaves the cluster
 	// of the service that is the destination, at most 4; the trace goes on to the first one
 	Backends      []*TraceBackend `protobuf:"bytes,15,rep,name=backends,proto3" json:"backends,omitempty"`
+	Answer        []*TraceStep    `protobuf:"bytes,16,rep,name=answer,proto3" json:"answer,omitempty"` // of the answer to a host outside, on this node
+	Prefix        string          `protobuf:"bytes,17,opt,name=prefix,proto3" json:"prefix,omitempty"` // /64 of this node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4211,6 +4247,20 @@ func (x *TraceResponse) GetBackends() []*TraceBackend {
 		return x.Backends
 	}
 	return nil
+}
+
+func (x *TraceResponse) GetAnswer() []*TraceStep {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
 }
 
 type TraceBackend struct {
@@ -4385,8 +4435,8 @@ func (x *TraceEnd) GetIsNode() bool {
 type TraceStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// container, service, translate, policy, next hop, uplink, endpoint, deliver, node; on the way outside: rule, egress
-	// address, gateway; of network nimitz: decap, register, nat,
-	// forwarding, sharing, nsh, encap
+	// address, gateway; from outside: maglev, tunnel, source, target, session, answer; of network nimitz: decap,
+	// register, nat, forwarding, sharing, nsh, encap
 	Stage         string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	Source        string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"` // addresses after the step
 	Destination   string `protobuf:"bytes,3,opt,name=destination,proto3" json:"destination,omitempty"`
@@ -5427,7 +5477,7 @@ var File_pilaster_v1_agent_proto protoreflect.FileDescriptor
 
 const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x17pilaster/v1/agent.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\"\x8d\x03\n" +
+	"\x17pilaster/v1/agent.proto\x12\vpilaster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pilaster/v1/cluster.proto\x1a\x19pilaster/v1/service.proto\"\x8d\x03\n" +
 	"\x12AddEndpointRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x14\n" +
@@ -5718,7 +5768,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vlast_minute\x18\x03 \x01(\x04R\n" +
 	"lastMinute\"*\n" +
 	"\x0eExplainRequest\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\tR\aaddress\"\xdc\x02\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\"\x8e\x03\n" +
 	"\x0fExplainResponse\x12\x1c\n" +
 	"\tplaintext\x18\x01 \x01(\tR\tplaintext\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\"\n" +
@@ -5727,12 +5777,13 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\boverlaid\x18\x05 \x03(\v2\x15.pilaster.v1.OverlaidR\boverlaid\x12 \n" +
 	"\vpublication\x18\x06 \x01(\tR\vpublication\x12\x1c\n" +
 	"\tpublished\x18\a \x01(\tR\tpublished\x12I\n" +
-	"\x11underlay_services\x18\b \x03(\v2\x1c.pilaster.v1.UnderlayServiceR\x10underlayServices\"\x81\x01\n" +
+	"\x11underlay_services\x18\b \x03(\v2\x1c.pilaster.v1.UnderlayServiceR\x10underlayServices\x120\n" +
+	"\bservices\x18\t \x03(\v2\x14.pilaster.v1.ServiceR\bservices\"\x81\x01\n" +
 	"\bOverlaid\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x16\n" +
 	"\x06region\x18\x03 \x01(\tR\x06region\x121\n" +
-	"\bendpoint\x18\x04 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xa9\x01\n" +
+	"\bendpoint\x18\x04 \x01(\v2\x15.pilaster.v1.EndpointR\bendpoint\"\xca\x01\n" +
 	"\n" +
 	"WhyRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
@@ -5740,7 +5791,9 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x19\n" +
-	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\"g\n" +
+	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\x12\x1f\n" +
+	"\vsource_port\x18\a \x01(\rR\n" +
+	"sourcePort\"g\n" +
 	"\vWhyResponse\x12-\n" +
 	"\areasons\x18\x01 \x03(\v2\x13.pilaster.v1.ReasonR\areasons\x12)\n" +
 	"\x03pre\x18\x02 \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\"v\n" +
@@ -5767,7 +5820,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bRuleName\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x14\n" +
-	"\x05audit\x18\x03 \x01(\bR\x05audit\"\xf0\x01\n" +
+	"\x05audit\x18\x03 \x01(\bR\x05audit\"\xab\x02\n" +
 	"\fTraceRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1a\n" +
@@ -5776,7 +5829,11 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x19\n" +
 	"\bpeer_app\x18\x06 \x01(\rR\apeerApp\x12)\n" +
 	"\x03pre\x18\a \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\x12\x18\n" +
-	"\abackend\x18\b \x01(\tR\abackend\"\x81\x04\n" +
+	"\abackend\x18\b \x01(\tR\abackend\x12\x1f\n" +
+	"\vsource_port\x18\t \x01(\rR\n" +
+	"sourcePort\x12\x18\n" +
+	"\aingress\x18\n" +
+	" \x01(\tR\aingress\"\xc9\x04\n" +
 	"\rTraceResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\anetwork\x18\x02 \x01(\tR\anetwork\x12-\n" +
@@ -5793,7 +5850,9 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\x03pre\x18\f \x01(\v2\x17.pilaster.v1.PreActionsR\x03pre\x12\x1c\n" +
 	"\tfrontends\x18\r \x03(\tR\tfrontends\x12\x1a\n" +
 	"\bgateways\x18\x0e \x03(\tR\bgateways\x125\n" +
-	"\bbackends\x18\x0f \x03(\v2\x19.pilaster.v1.TraceBackendR\bbackends\"Z\n" +
+	"\bbackends\x18\x0f \x03(\v2\x19.pilaster.v1.TraceBackendR\bbackends\x12.\n" +
+	"\x06answer\x18\x10 \x03(\v2\x16.pilaster.v1.TraceStepR\x06answer\x12\x16\n" +
+	"\x06prefix\x18\x11 \x01(\tR\x06prefix\"Z\n" +
 	"\fTraceBackend\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1c\n" +
 	"\tplaintext\x18\x02 \x01(\tR\tplaintext\x12\x12\n" +
@@ -6022,6 +6081,7 @@ var file_pilaster_v1_agent_proto_goTypes = []any{
 	(OffloadPhase)(0),                      // 81: pilaster.v1.OffloadPhase
 	(*App)(nil),                            // 82: pilaster.v1.App
 	(*UnderlayService)(nil),                // 83: pilaster.v1.UnderlayService
+	(*Service)(nil),                        // 84: pilaster.v1.Service
 }
 var file_pilaster_v1_agent_proto_depIdxs = []int32{
 	70, // 0: pilaster.v1.AddEndpointRequest.labels:type_name -> pilaster.v1.AddEndpointRequest.LabelsEntry
@@ -6075,72 +6135,74 @@ var file_pilaster_v1_agent_proto_depIdxs = []int32{
 	3,  // 48: pilaster.v1.ExplainResponse.endpoint:type_name -> pilaster.v1.Endpoint
 	49, // 49: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
 	83, // 50: pilaster.v1.ExplainResponse.underlay_services:type_name -> pilaster.v1.UnderlayService
-	3,  // 51: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
-	53, // 52: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
-	52, // 53: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
-	3,  // 54: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
-	54, // 55: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
-	54, // 56: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
-	52, // 57: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
-	58, // 58: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
-	58, // 59: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
-	59, // 60: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
-	52, // 61: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
-	57, // 62: pilaster.v1.TraceResponse.backends:type_name -> pilaster.v1.TraceBackend
-	76, // 63: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
-	62, // 64: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
-	54, // 65: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
-	68, // 66: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	77, // 67: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	54, // 68: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
-	69, // 69: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
-	69, // 70: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
-	2,  // 71: pilaster.v1.CheckEndpointRequest.HostPorts.all:type_name -> pilaster.v1.HostPort
-	0,  // 72: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	13, // 73: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	15, // 74: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	17, // 75: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	19, // 76: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	21, // 77: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	27, // 78: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	47, // 79: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	50, // 80: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
-	55, // 81: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
-	60, // 82: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
-	63, // 83: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
-	39, // 84: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
-	23, // 85: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
-	25, // 86: pilaster.v1.AgentService.SetEndpoint:input_type -> pilaster.v1.SetEndpointRequest
-	8,  // 87: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
-	10, // 88: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
-	5,  // 89: pilaster.v1.AgentService.FindEgressAddress:input_type -> pilaster.v1.FindEgressAddressRequest
-	67, // 90: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	65, // 91: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 92: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	14, // 93: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	16, // 94: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	18, // 95: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	20, // 96: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	22, // 97: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	28, // 98: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	48, // 99: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	51, // 100: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
-	56, // 101: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
-	61, // 102: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
-	64, // 103: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
-	40, // 104: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
-	24, // 105: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
-	26, // 106: pilaster.v1.AgentService.SetEndpoint:output_type -> pilaster.v1.SetEndpointResponse
-	9,  // 107: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
-	11, // 108: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
-	6,  // 109: pilaster.v1.AgentService.FindEgressAddress:output_type -> pilaster.v1.FindEgressAddressResponse
-	68, // 110: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	66, // 111: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	92, // [92:112] is the sub-list for method output_type
-	72, // [72:92] is the sub-list for method input_type
-	72, // [72:72] is the sub-list for extension type_name
-	72, // [72:72] is the sub-list for extension extendee
-	0,  // [0:72] is the sub-list for field type_name
+	84, // 51: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
+	3,  // 52: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
+	53, // 53: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
+	52, // 54: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
+	3,  // 55: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
+	54, // 56: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
+	54, // 57: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
+	52, // 58: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
+	58, // 59: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
+	58, // 60: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
+	59, // 61: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
+	52, // 62: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
+	57, // 63: pilaster.v1.TraceResponse.backends:type_name -> pilaster.v1.TraceBackend
+	59, // 64: pilaster.v1.TraceResponse.answer:type_name -> pilaster.v1.TraceStep
+	76, // 65: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
+	62, // 66: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
+	54, // 67: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
+	68, // 68: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	77, // 69: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	54, // 70: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
+	69, // 71: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
+	69, // 72: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
+	2,  // 73: pilaster.v1.CheckEndpointRequest.HostPorts.all:type_name -> pilaster.v1.HostPort
+	0,  // 74: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	13, // 75: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	15, // 76: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	17, // 77: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	19, // 78: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	21, // 79: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	27, // 80: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	47, // 81: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	50, // 82: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	55, // 83: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
+	60, // 84: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
+	63, // 85: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
+	39, // 86: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
+	23, // 87: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
+	25, // 88: pilaster.v1.AgentService.SetEndpoint:input_type -> pilaster.v1.SetEndpointRequest
+	8,  // 89: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
+	10, // 90: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
+	5,  // 91: pilaster.v1.AgentService.FindEgressAddress:input_type -> pilaster.v1.FindEgressAddressRequest
+	67, // 92: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	65, // 93: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 94: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	14, // 95: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	16, // 96: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	18, // 97: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	20, // 98: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	22, // 99: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	28, // 100: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	48, // 101: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	51, // 102: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	56, // 103: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
+	61, // 104: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
+	64, // 105: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
+	40, // 106: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
+	24, // 107: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
+	26, // 108: pilaster.v1.AgentService.SetEndpoint:output_type -> pilaster.v1.SetEndpointResponse
+	9,  // 109: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
+	11, // 110: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
+	6,  // 111: pilaster.v1.AgentService.FindEgressAddress:output_type -> pilaster.v1.FindEgressAddressResponse
+	68, // 112: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	66, // 113: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	94, // [94:114] is the sub-list for method output_type
+	74, // [74:94] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }
@@ -6149,6 +6211,7 @@ func file_pilaster_v1_agent_proto_init() {
 		return
 	}
 	file_pilaster_v1_cluster_proto_init()
+	file_pilaster_v1_service_proto_init()
 	file_pilaster_v1_agent_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

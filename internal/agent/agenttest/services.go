@@ -90,6 +90,45 @@ func (f *Frontends) LookupService(key dpapi.FrontendKey) (dpapi.Frontend, bool, 
 	return is, ok, f.fail
 }
 
+func (f *Frontends) LookupExposed(a netip.Addr) (node, found bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for key, is := range f.has {
+		if key.Address.Addr() == a && is.Exposed.Services != 0 {
+			return is.Exposed.Node, true, f.fail
+		}
+	}
+	return false, false, f.fail
+}
+
+func (f *Frontends) LookupTarget(port netip.AddrPort, protocol uint8) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for key, is := range f.has {
+		for _, b := range slices.Concat(is.Backends, is.Draining) {
+			if is.Exposed.Services != 0 && key.Protocol == protocol && netip.AddrPortFrom(b.Seen, b.Port) == port {
+				return true, f.fail
+			}
+		}
+	}
+	return false, f.fail
+}
+
+// ChooseBackend chooses by the client's port, or, with affinity, the first one.
+func (f *Frontends) ChooseBackend(key dpapi.FrontendKey, client netip.AddrPort) (c dpapi.Choice, ok bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	is := f.has[key]
+	if len(is.Backends) == 0 {
+		return c, false, f.fail
+	}
+	if is.Affinity == 0 {
+		c.Slot = uint32(client.Port()) % uint32(len(is.Backends))
+	}
+	c.Backend = is.Backends[c.Slot]
+	return c, true, f.fail
+}
+
 func (f *Frontends) ServiceCounts() (map[dpapi.FrontendKey]dpapi.ServiceCounts, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

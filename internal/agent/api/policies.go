@@ -79,7 +79,7 @@ func (s *Service) Why(
 	}
 	ends, err := parseAddresses(req.Msg.Source, req.Msg.Destination)
 	if err == nil {
-		err = checkPort(req.Msg.Protocol, req.Msg.Port)
+		err = checkPort(req.Msg.Protocol, req.Msg.Port, req.Msg.SourcePort)
 	}
 	if err != nil {
 		return nil, err
@@ -97,6 +97,7 @@ func (s *Service) Why(
 		Port:        uint16(req.Msg.Port),
 		Tenant:      req.Msg.Tenant,
 		PeerApp:     address.AppID(req.Msg.PeerApp),
+		SourcePort:  uint16(req.Msg.SourcePort),
 	}
 	reasons, err := core.Why(of)
 	if err != nil {

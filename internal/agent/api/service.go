@@ -312,6 +312,9 @@ func (s *Service) Explain(
 			},
 		)
 	}
+	for _, s := range e.Services {
+		resp.Services = append(resp.Services, s.Proto())
+	}
 	if e.Published != nil {
 		resp.Publication, resp.Published = e.Publisher+"/"+e.Published.Name, e.Published.Container.String()
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 
 	"connectrpc.com/connect"
 
@@ -39,11 +40,17 @@ func (s *Service) Trace(
 	}
 	ends, err := parseAddresses(req.Msg.Source, req.Msg.Destination)
 	if err == nil {
-		err = checkPort(req.Msg.Protocol, req.Msg.Port)
+		err = checkPort(req.Msg.Protocol, req.Msg.Port, req.Msg.SourcePort)
 	}
 	if err == nil && req.Msg.PeerApp >= uint32(address.FirstReservedApp) {
 		err = connect.NewError(connect.CodeInvalidArgument,
 			fmt.Errorf("app %d: choose 1 to %d", req.Msg.PeerApp, address.FirstReservedApp-1))
+	}
+	var ingress netip.Prefix
+	if err == nil && req.Msg.Ingress != "" {
+		if ingress, err = netip.ParsePrefix(req.Msg.Ingress); err != nil {
+			err = connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("ingress node: %w", err))
+		}
 	}
 	var backend netip.Addr
 	if err == nil && req.Msg.Backend != "" {
@@ -57,8 +64,8 @@ func (s *Service) Trace(
 	}
 	response, err := t.Trace(ctx, agent.Connection{
 		Source: ends[0], Destination: ends[1], Protocol: uint8(req.Msg.Protocol), Port: uint16(req.Msg.Port),
-		Tenant: req.Msg.Tenant, PeerApp: address.AppID(req.Msg.PeerApp),
-	}, backend, req.Msg.Pre)
+		Tenant: req.Msg.Tenant, PeerApp: address.AppID(req.Msg.PeerApp), SourcePort: uint16(req.Msg.SourcePort),
+	}, trace.Way{Backend: backend, Ingress: ingress, Pre: req.Msg.Pre})
 	if err != nil {
 		return nil, toConnect(err)
 	}
@@ -107,11 +114,7 @@ func (s *Service) SendProbe(
 	}
 	ends, err := parseAddresses(req.Msg.Source, req.Msg.Destination)
 	if err == nil {
-		err = checkPort(req.Msg.Protocol, req.Msg.Port)
-	}
-	if err == nil && req.Msg.SourcePort > math.MaxUint16 {
-		err = connect.NewError(connect.CodeInvalidArgument,
-			fmt.Errorf("source port %d: choose at most 65535", req.Msg.SourcePort))
+		err = checkPort(req.Msg.Protocol, req.Msg.Port, req.Msg.SourcePort)
 	}
 	if err != nil {
 		return nil, err
@@ -137,10 +140,10 @@ func parseAddresses(texts ...string) (all []netip.Addr, err error) {
 	return all, nil
 }
 
-func checkPort(protocol, port uint32) error {
-	if protocol > 255 || port > 65535 {
+func checkPort(protocol uint32, ports ...uint32) error {
+	if protocol > math.MaxUint8 || slices.Max(ports) > math.MaxUint16 {
 		return connect.NewError(connect.CodeInvalidArgument,
-			fmt.Errorf("protocol %d, port %d: out of range", protocol, port))
+			fmt.Errorf("protocol %d, ports %v: out of range", protocol, ports))
 	}
 	return nil
 }

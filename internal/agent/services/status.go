@@ -3,6 +3,7 @@ package services
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -72,6 +73,32 @@ func (m *Manager) Status(counts bool) (s Status) {
 			a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol))
 	})
 	return s
+}
+
+// IsOwn reports whether an address is one of this node.
+func (m *Manager) IsOwn(a netip.Addr) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Contains(m.addresses.Own, a) || slices.Contains(m.addresses.Ports, a)
+}
+
+// At returns the services that containers or hosts outside reach at an address: those of hosted tenants that have it,
+// and at an address of this node those with node ports.
+func (m *Manager) At(a netip.Addr) (all []service.Service) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	node := slices.Contains(m.addresses.Ports, a)
+	for _, t := range m.tenants {
+		for _, s := range t.services {
+			if s.Address == a || slices.Contains(s.Outside(), a) || node && s.NodePorts {
+				all = append(all, s)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b service.Service) int {
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Name.String(), b.Name.String()))
+	})
+	return all
 }
 
 // problems describes what is not in the packet path, or not known to the orchestrator, of a tenant's services.

@@ -9,6 +9,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/agenttest"
+	"pilaster.io/pilaster/internal/agent/trace"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/policy"
@@ -110,7 +111,7 @@ func TestBeyond(t *testing.T) {
 		if c.change != nil {
 			c.change(&b, &of)
 		}
-		got, err := tracer.Trace(t.Context(), of, netip.Addr{}, nil)
+		got, err := tracer.Trace(t.Context(), of, trace.Way{})
 		if err != nil || summary(got) != c.want || got.Next != c.next {
 			t.Errorf("%s: %s, next %q, %v; want %s, %q", name, summary(got), got.GetNext(), err, c.want, c.next)
 			continue

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
@@ -149,37 +146,22 @@ func (t *Tracer) SendProbe(ctx context.Context, p Probe) (*pilasterv1.SendProbeR
 	defer ns.Close()
 	ctx, cancel := context.WithTimeout(ctx, longestProbe)
 	defer cancel()
-	response := &pilasterv1.SendProbeResponse{}
-	switch p.Protocol {
-	case syscall.IPPROTO_ICMP, syscall.IPPROTO_ICMPV6:
-		deadline, _ := ctx.Deadline()
-		var ping packet.PingResult
-		wait := min(time.Until(deadline), time.Second)
-		ping, err = packet.Ping(ctx, ns, p.Destination, packet.PingOptions{Timeout: wait})
-		if len(ping.RTT) > 0 {
-			response.Answered, response.Answer, response.Rtt = true, "echo reply", uint64(ping.RTT[0])
-		}
-	case syscall.IPPROTO_TCP, syscall.IPPROTO_UDP:
-		source := p.Source
-		if t.isNode(source) {
-			source = netip.Addr{}
-		}
-		err = ns.Do(func() error {
-			began := time.Now()
-			answer, err := p.dial(ctx, source)
-			if answer != "" {
-				response.Answered, response.Answer, response.Rtt = true, answer, uint64(time.Since(began))
-			}
-			return err
-		})
-	default:
-		return nil, refusal.New(refusal.ErrInvalid, "protocol %d: a probe is TCP, UDP, ICMP or ICMPv6; nothing was "+
-			"sent; with --wait the command follows a packet that you send", p.Protocol)
+	source := netip.AddrPortFrom(p.Source, p.SourcePort)
+	if t.isNode(p.Source) {
+		source = netip.AddrPortFrom(netip.Addr{}, p.SourcePort)
 	}
-	if err != nil && ctx.Err() == nil && !isSilence(err) {
-		return nil, fmt.Errorf("send a probe from %v to %v: %w", p.Source, p.Destination, err)
+	probe := packet.Probe{Source: source, To: netip.AddrPortFrom(p.Destination, p.Port), Protocol: p.Protocol}
+	answer, err := probe.Send(ctx, ns)
+	if errors.Is(err, packet.ErrNoProbe) {
+		return nil, refusal.New(refusal.ErrInvalid, "%v; nothing was sent; with --wait the command follows a packet "+
+			"that you send", err)
 	}
-	return response, nil
+	if err != nil {
+		return nil, fmt.Errorf("from %v: %w", p.Source, err)
+	}
+	return &pilasterv1.SendProbeResponse{
+		Answered: answer.Kind != "", Answer: answer.Kind, Rtt: uint64(answer.RTT),
+	}, nil
 }
 
 // ownNamespace is the namespace of this process: the node's.
@@ -209,44 +191,4 @@ func hasAddress(r endpoint.Record, addresses ...netip.Addr) bool {
 	return slices.ContainsFunc(r.Attachments, func(a endpoint.Attachment) bool {
 		return slices.Contains(addresses, a.Address)
 	})
-}
-
-// isSilence reports whether an error says that no answer arrived.
-func isSilence(err error) bool {
-	var timeout net.Error
-	return errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, syscall.EHOSTUNREACH) ||
-		errors.Is(err, syscall.ENETUNREACH)
-}
-
-// dial opens a TCP connection or sends an empty datagram, in the thread's namespace. Without a source, the kernel
-// chooses one. It returns the kind of the answer.
-func (p Probe) dial(ctx context.Context, source netip.Addr) (answer string, err error) {
-	network, local := "tcp", net.Addr(&net.TCPAddr{IP: source.AsSlice(), Port: int(p.SourcePort)})
-	if p.Protocol == syscall.IPPROTO_UDP {
-		network, local = "udp", &net.UDPAddr{IP: source.AsSlice(), Port: int(p.SourcePort)}
-	}
-	d := net.Dialer{LocalAddr: local, FallbackDelay: -1}
-	conn, err := d.DialContext(ctx, network, net.JoinHostPort(p.Destination.String(), strconv.Itoa(int(p.Port))))
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		return "refused", nil
-	}
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close()
-	if p.Protocol == syscall.IPPROTO_TCP {
-		return "connected", nil
-	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
-	defer stop()
-	if _, err := conn.Write(nil); err != nil {
-		return "", err
-	}
-	if _, err = conn.Read(make([]byte, 1)); errors.Is(err, syscall.ECONNREFUSED) {
-		return "refused", nil
-	}
-	if err != nil {
-		return "", err
-	}
-	return "datagram", nil
 }

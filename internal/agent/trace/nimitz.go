@@ -150,8 +150,8 @@ func (s *stages) ownVTEP() netip.Addr {
 
 // from adds the steps of a packet.
 func (s *stages) from(p pipeline.Packet, arrival string) error {
-	if s.pre != nil {
-		s.step("nsh", "from frontend "+s.pre.Frontend, "what its rules say")
+	if s.way.Pre != nil {
+		s.step("nsh", "from frontend "+s.way.Pre.Frontend, "what its rules say")
 	} else if p.From != pipeline.VXLAN {
 		s.step("container", arrival, "")
 	} else if s.its.Pool.IsValid() { // every VTEP may send; what it may send is checked next
@@ -159,7 +159,7 @@ func (s *stages) from(p pipeline.Packet, arrival string) error {
 	}
 	verdict, entries := s.table.Run(p)
 	for _, e := range entries {
-		if s.pre != nil && e.Stage() < pipeline.NAT {
+		if s.way.Pre != nil && e.Stage() < pipeline.NAT {
 			continue // done before the frontend was asked, or by the sender
 		}
 		switch e := e.(type) {
@@ -203,7 +203,7 @@ func (s *stages) from(p pipeline.Packet, arrival string) error {
 // checked adds the decisions of the policies for some directions. It reports whether all allow the packet, and this
 // node goes on with it.
 func (s *stages) checked(directions ...policy.Direction) (allowed bool, err error) {
-	if s.pre == nil {
+	if s.way.Pre == nil {
 		for _, e := range s.table.Entries {
 			b, is := e.(pipeline.Backend)
 			if !is || !b.Asks || b.VNI != pipeline.VNI(s.response.Vni) {
@@ -219,9 +219,9 @@ func (s *stages) checked(directions ...policy.Direction) (allowed bool, err erro
 		return s.policies(directions...)
 	}
 	because := fmt.Sprintf("by what frontend %s says, with policies of revision %d, and the session here",
-		s.pre.Frontend, s.pre.Revision)
+		s.way.Pre.Frontend, s.way.Pre.Revision)
 	for _, d := range directions {
-		if slices.Contains(s.pre.Denied, d.String()) {
+		if slices.Contains(s.way.Pre.Denied, d.String()) {
 			s.drop("policy", dropreason.PolicyDenied, d.String()+" denied", because)
 			return false, nil
 		}

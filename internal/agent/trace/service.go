@@ -37,11 +37,11 @@ func (r *run) toService(source dpapi.SourceEntry) (is bool, err error) {
 	}
 	all := slices.Concat(s.Backends, s.Draining) // connections that exist may have a draining one
 	i := slices.IndexFunc(all, func(b dpapi.Backend) bool {
-		return !r.backend.IsValid() || b.Seen == r.backend || b.Plain == r.backend
+		return !r.way.Backend.IsValid() || b.Seen == r.way.Backend || b.Plain == r.way.Backend
 	})
 	if i < 0 {
 		return true, refusal.New(refusal.ErrInvalid, "%v is no endpoint of the service for clients on this node: "+
-			"choose one that pilaster service describe shows as ready, or none", r.backend)
+			"choose one that pilaster service describe shows as ready, or none", r.way.Backend)
 	}
 	to := all[i]
 	all = slices.Concat([]dpapi.Backend{to}, all[:i], all[i+1:])

@@ -9,6 +9,7 @@ import (
 
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/agent/trace"
 	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/packet"
 )
@@ -92,7 +93,7 @@ func TestService(t *testing.T) {
 			if c.protocol != 0 {
 				of.Protocol, of.Port = c.protocol, 0
 			}
-			got, err := tracer.Trace(t.Context(), of, seen["plain "+c.backend], nil)
+			got, err := tracer.Trace(t.Context(), of, trace.Way{Backend: seen["plain "+c.backend]})
 			if err != nil || summary(got) != c.want {
 				t.Fatalf("%s, %v; want %s", summary(got), err, c.want)
 			}
@@ -117,7 +118,8 @@ func TestService(t *testing.T) {
 			if n := len(got.Backends); n == 0 && got.Verdict != "dropped" {
 				t.Error("no backends")
 			}
-			if _, err := tracer.Trace(t.Context(), of, netip.MustParseAddr("fc00::5"), nil); got.Verdict != "dropped" &&
+			other := trace.Way{Backend: netip.MustParseAddr("fc00::5")}
+			if _, err := tracer.Trace(t.Context(), of, other); got.Verdict != "dropped" &&
 				!errors.Is(err, refusal.ErrInvalid) {
 				t.Errorf("to a backend that the service does not have: %v", err)
 			}

@@ -57,33 +57,44 @@ const (
 	Sent      = "sent"      // to another node
 	Left      = "left"      // the cluster
 	Dropped   = "dropped"
+	Passed    = "passed" // to this node's own stack, because no program takes a packet of a host outside
 )
+
+// Way is what only other nodes know of the way of a packet, and what was asked for.
+type Way struct {
+	// Backend is the endpoint to trace to, if the destination is a service. Zero: the one that the packet gets, or if
+	// the tables do not say so the first one.
+	Backend netip.Addr
+	// Ingress is the /64 of the node in whose tunnel a packet of a host outside comes to this node; zero: none.
+	Ingress netip.Prefix
+	Pre     *pilasterv1.PreActions // of the frontend from which the packet comes; nil if it does not
+}
 
 // run is one trace.
 type run struct {
 	*Tracer
 	of       agent.Connection
-	backend  netip.Addr             // to trace to, if the destination is a service; zero: the first one
-	pre      *pilasterv1.PreActions // of the frontend from which the packet comes; nil if it does not
+	way      Way
 	tables   dpapi.TableNames
 	response *pilasterv1.TraceResponse
 	src, dst netip.Addr // after the last step
 }
 
-// Trace returns this node's steps for the first packet of a connection, which need not exist. It sends nothing. If the
-// packet comes to this node from a frontend, pre is what that says. If the destination is a service, the packet goes to
-// the given backend of it, or if that is zero to the first one.
-func (t *Tracer) Trace(
-	ctx context.Context, of agent.Connection, backend netip.Addr, pre *pilasterv1.PreActions,
-) (*pilasterv1.TraceResponse, error) {
+// Trace returns this node's steps for the first packet of a connection, which need not exist. It sends nothing.
+func (t *Tracer) Trace(ctx context.Context, of agent.Connection, way Way) (*pilasterv1.TraceResponse, error) {
 	r := &run{
-		Tracer: t, of: of, backend: backend, pre: pre, tables: t.Path.TableNames(),
-		response: &pilasterv1.TraceResponse{Node: t.Node},
+		Tracer: t, of: of, way: way, tables: t.Path.TableNames(),
+		response: &pilasterv1.TraceResponse{Node: t.Node, Prefix: t.Prefix.String()},
 		src:      of.Source, dst: of.Destination,
 	}
 	from, to := t.Core.Explain(of.Source), t.Core.Explain(of.Destination)
-	var err error
+	exposed, isExposed, err := r.exposed(from)
 	switch {
+	case err != nil:
+	case isExposed:
+		err = r.atIngress(exposed)
+	case way.Ingress.IsValid() && way.Ingress != t.Prefix && isContainer(to) && to.Endpoint != nil:
+		err = r.fromIngress(to)
 	case t.isNode(from.Plaintext) && isContainer(to):
 		err = r.fromNode(from, to)
 	case from.Plaintext.IsValid() && from.Endpoint != nil:
@@ -98,6 +109,9 @@ func (t *Tracer) Trace(
 		err = r.identified(from, to)
 	default:
 		err = r.pipelined(ctx, from.Overlays, to.Overlays)
+		if err == nil && len(r.response.Steps) == 0 && t.isOutside(of.Source) && r.mayBeExposed(of.Destination, to) {
+			r.notExposed()
+		}
 	}
 	return r.response, err
 }

@@ -41,7 +41,8 @@ type tables struct {
 
 func (p *tables) TableNames() dpapi.TableNames {
 	return dpapi.TableNames{Sources: "sources", Locals: "locals", Tenants: "tenants", Keys: "keys", Access: "access",
-		Egress: "egress", Gateways: "gateways", Services: "services", Backends: "backends"}
+		Egress: "egress", Gateways: "gateways", Services: "services", Backends: "backends",
+		Exposed: "exposed", Maglev: "maglev", Connections: "connections", Targets: "targets"}
 }
 
 func (p *tables) LookupSource(a netip.Addr) (dpapi.SourceEntry, bool, error) {
@@ -234,7 +235,7 @@ func TestTrace(t *testing.T) {
 		of := agent.Connection{Source: b.c1.Attachments[0].Address, Destination: b.c2.Attachments[0].Address,
 			Protocol: policy.TCP, Port: 80}
 		c.change(&b, &of)
-		got, err := tracer.Trace(t.Context(), of, netip.Addr{}, nil)
+		got, err := tracer.Trace(t.Context(), of, trace.Way{})
 		if err != nil || summary(got) != c.want {
 			t.Errorf("%s: %s, %v; want %s", name, summary(got), err, c.want)
 		}
@@ -300,7 +301,7 @@ func TestTraceNimitz(t *testing.T) {
 	} {
 		of := agent.Connection{Source: netip.MustParseAddr(c.from), Destination: netip.MustParseAddr(c.to),
 			Protocol: policy.TCP, Port: 80, PeerApp: 1}
-		got, err := tracer.Trace(t.Context(), of, netip.Addr{}, nil)
+		got, err := tracer.Trace(t.Context(), of, trace.Way{})
 		if err != nil || summary(got) != c.want {
 			t.Errorf("%s: %s, %v; want %s", name, summary(got), err, c.want)
 		}
@@ -360,7 +361,7 @@ func TestTraceTunnels4(t *testing.T) {
 		of := agent.Connection{Source: netip.MustParseAddr(c.from), Destination: netip.MustParseAddr(c.to),
 			Protocol: policy.TCP, Port: 80, PeerApp: 1}
 		path.hop = ""
-		got, err := tracer.Trace(t.Context(), of, netip.Addr{}, nil)
+		got, err := tracer.Trace(t.Context(), of, trace.Way{})
 		if err != nil || summary(got) != c.want || got.Next != c.next || path.hop != c.hop {
 			t.Errorf("%s: %s, next node %q, next hop for %q, %v; want %s, %q, %q", name, summary(got), got.GetNext(),
 				path.hop, err, c.want, c.next, c.hop)
