@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/service"
 )
 
 // Placement says where a tenant is: the nodes that host it, and its mappings, both in no order.
@@ -33,6 +34,45 @@ func (m *Cache) Placements(on func(network string) bool) (all []Placement, revis
 			p.Mappings = slices.Collect(maps.Values(of.mappings))
 		}
 		all = append(all, p)
+	}
+	return all, m.Revision
+}
+
+// Exposed is a tenant that has services with external or load-balancer addresses: these services, their slices, and
+// the nodes that host the tenant, all in no order.
+type Exposed struct {
+	Tenant   string
+	Services []*pilasterv1.Service
+	Slices   map[service.Name][]*pilasterv1.EndpointSlice
+	Nodes    []*pilasterv1.Node
+}
+
+// Exposed returns the tenants with such services, and the revision of the cache.
+func (m *Cache) Exposed() (all []Exposed, revision int64) {
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	for tenant, services := range m.Services.of {
+		e := Exposed{Tenant: tenant, Slices: map[service.Name][]*pilasterv1.EndpointSlice{}}
+		for name, s := range services {
+			if s.LoadBalancerIp != "" || len(s.ExternalIps) > 0 {
+				e.Services = append(e.Services, s)
+				e.Slices[name] = nil
+			}
+		}
+		if len(e.Services) == 0 {
+			continue
+		}
+		for name, slice := range m.Services.slices[tenant] {
+			if of, ok := e.Slices[name.of]; ok {
+				e.Slices[name.of] = append(of, slice)
+			}
+		}
+		for node := range m.Hosting[tenant] {
+			if n := m.Nodes[node]; n != nil {
+				e.Nodes = append(e.Nodes, n)
+			}
+		}
+		all = append(all, e)
 	}
 	return all, m.Revision
 }
