@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -200,6 +201,14 @@ func TestServiceHost(t *testing.T) {
 			f.Affinity = time.Hour
 			must(t, b.self.datapath.PutServices([]dpapi.Frontend{f}))
 			b.affine("affinity", b.tcp.Address)
+			f.Backends = f.Backends[1:2]
+			must(t, b.self.datapath.PutServices([]dpapi.Frontend{f}))
+			b.connections("affinity to another node", b.tcp.Address, 1)
+			f.Backends = b.frontend(b.tcp.Address.String(), 6).Backends
+			must(t, b.self.datapath.PutServices([]dpapi.Frontend{f}))
+			b.connections("affinity to another node", b.tcp.Address, 1)
+			b.reachNodes()
+			b.connections("affinity to a node that the tenant no longer reaches", b.tcp.Address, 0)
 			b.connectionRefused("another port", netip.AddrPortFrom(b.tcp.Address.Addr(), 81))
 			b.put(t, nil, []int{0})
 			b.connectionRefused("without endpoints", b.tcp.Address)
@@ -278,6 +287,15 @@ func TestServiceHostDatagrams(t *testing.T) {
 	if got := b.answer("connected, without its endpoint", connected, no, to); got != "1" {
 		t.Errorf("connected, without its endpoint: the socket has changed to %q", got)
 	}
+	b.put(t, []int{1}, nil)
+	moved := b.socket()
+	b.answer("not connected", moved, to, to)
+	b.put(t, []int{0, 1}, nil)
+	b.reachNodes()
+	if got := b.answer("a node that the tenant no longer reaches", moved, to, to); got != "0" {
+		t.Errorf("a node that the tenant no longer reaches: the socket has changed to %q", got)
+	}
+	b.put(t, []int{0}, nil)
 	// Another service with the same endpoint, by the same socket.
 	other := b.frontend(netip.AddrPortFrom(to.Addr(), 81).String(), 17)
 	other.Backends = other.Backends[:1]
@@ -296,13 +314,16 @@ func TestServiceHostDatagrams(t *testing.T) {
 	direct := netip.AddrPortFrom(b.backends[0].seen(), 8080)
 	conn, err := dialDatagrams(t, node, to)
 	must(t, err)
-	raw, err := conn.SyscallConn()
-	must(t, err)
-	must(t, raw.Control(func(fd uintptr) {
-		must(t, unix.Connect(int(fd), &unix.SockaddrInet6{Addr: direct.Addr().As16(), Port: int(direct.Port())}))
-	}))
+	connectTo(t, conn, &direct)
 	b.answer("connected elsewhere", conn, no, direct)
 	conn.Close()
+	b.reachNodes(b.nodes[0].datapath.config.Plan.Base) // else no unconnected socket gets answers but those of services
+	loose := b.socket()
+	connectTo(t, loose, &to)
+	connectTo(t, loose, nil)
+	answerUDP(t, b.backends[0], 8081, "0")
+	direct = netip.AddrPortFrom(direct.Addr(), 8081) // of another address the kernel accepts nothing
+	b.answer("another port after a connection", loose, direct, direct)
 
 	conn, err = dialDatagrams(t, b.client, to)
 	must(t, err)
@@ -313,6 +334,24 @@ func TestServiceHostDatagrams(t *testing.T) {
 	conn.Close()
 }
 
+// connectTo connects a socket, or ends its connection.
+func connectTo(t testing.TB, conn *net.UDPConn, to *netip.AddrPort) {
+	t.Helper()
+	raw, err := conn.SyscallConn()
+	must(t, err)
+	must(t, raw.Control(func(fd uintptr) {
+		if to != nil {
+			must(t, unix.Connect(int(fd), &unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())}))
+			return
+		}
+		none := unix.RawSockaddrInet6{Family: unix.AF_UNSPEC}
+		_, _, errno := unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none))
+		if errno != 0 {
+			t.Fatal(errno)
+		}
+	}))
+}
+
 // TestServiceHostExposed: processes of the node reach exposed ports: node ports at the node's addresses and at ::1, and
 // external addresses. The node's other ports are those of its processes.
 func TestServiceHostExposed(t *testing.T) {
@@ -320,6 +359,7 @@ func TestServiceHostExposed(t *testing.T) {
 	b.reachNodes(b.nodes[0].datapath.config.Plan.Base)
 	at := netip.AddrPortFrom(b.self.address(), 30080)
 	all := []string{at.String(), fmt.Sprintf("[%v]:30080", b.self.underlay), "[2001:db8:7::9]:80"}
+	names := []string{"the node's address", "an address of an uplink", "an external address", "loopback"}
 	put := func(affinity time.Duration, backends int) {
 		t.Helper()
 		var list []dpapi.Frontend
@@ -334,10 +374,10 @@ func TestServiceHostExposed(t *testing.T) {
 		must(t, b.self.datapath.PutServices(list))
 	}
 	put(0, 3)
-	for _, address := range append(slices.Clone(all), "[::1]:30080") {
+	for i, address := range append(slices.Clone(all), "[::1]:30080") {
 		to := netip.MustParseAddrPort(address)
-		b.connections("TCP to "+strings.TrimPrefix(address, "["), to, 0, 1, 2)
-		b.answer("UDP to an exposed port", b.socket(), to, to)
+		b.connections("TCP to "+names[i], to, 0, 1, 2)
+		b.answer("UDP to "+names[i], b.socket(), to, to)
 	}
 	put(time.Hour, 3)
 	b.affine("affinity of an exposed port", at)

@@ -6,6 +6,7 @@
 #pragma once
 #include "net/netpila/access.h"
 #include "net/netpila/exposed_nat.h"
+#include "net/netpila/service_datagrams.h"
 
 enum sock_choice {
 	NO_SERVICE, /* the address stays */
@@ -13,34 +14,14 @@ enum sock_choice {
 	CHOSEN,
 };
 
-/* Datagrams of a socket that is not connected to the service: a socket keeps its backend, and the process sees answers
- * of the service. Each flow has an entry by the address that the process has asked for, with that of the backend, and
- * one the other way round. */
-struct datagram_key {
-	__u64 socket; /* cookie */
-	struct svc_end peer;
-};
-
-struct datagram_peer {
-	struct svc_end other;
-	__u32 backend; /* number */
-	__u32 zero;
-};
-_Static_assert(sizeof(struct datagram_key) == 32 && sizeof(struct datagram_peer) == 32, "no implicit padding");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct datagram_key);
-	__type(value, struct datagram_peer);
-	__uint(max_entries, 16384);
-} pil_svcudp_v1 SEC(".maps");
-
 static __always_inline bool host_reaches(const struct svc_backend *b)
 {
 	return b->plain.hi == own_node || may_reach_node(tenant_id(&b->plain), own_node);
 }
 
-/* A search for a backend of a service that the node reaches. */
+/* A search for a backend of a service that the node reaches. start + i does not overflow. */
+#define MAX_START (1U << 31)
+
 struct host_search {
 	struct svc service;
 	__u32 start;
@@ -78,7 +59,7 @@ static long host_try(__u32 i, struct host_search *s)
 /* host_search_backend returns the number of a backend for a new flow, or 0. */
 static __noinline __u32 host_search_backend(const struct svc_key *key, struct svc *s)
 {
-	struct nat_key client = {.remote = node_address()};
+	struct addr node = node_address();
 	struct host_search search;
 	struct svc_backend *b;
 	struct svc *found;
@@ -91,16 +72,13 @@ static __noinline __u32 host_search_backend(const struct svc_key *key, struct sv
 		if (!found)
 			return 0;
 		*s = *found;
-		if (s->affinity && !s->exposed) {
-			last = svc_by_affinity(s, &client.remote);
+		if (s->affinity) {
+			last = svc_by_affinity(s, &node);
 			b = svc_backend_of(last);
 			if (b && host_reaches(b))
 				return last;
 		}
-		search = (struct host_search){.service = *s};
-		/* Below 2^31, so that start + i does not overflow. */
-		search.start =
-			(s->affinity && s->exposed ? (__u32)maglev_hash(&client, s) : bpf_get_prandom_u32()) >> 1;
+		search = (struct host_search){.service = *s, .start = bpf_get_prandom_u32() % MAX_START};
 		bpf_loop(s->count, host_try, &search, 0);
 		if (!search.replaced)
 			break;
@@ -133,8 +111,8 @@ static __noinline void host_keep_datagrams(const struct datagram_key *key, const
 static __noinline enum sock_choice host_choose(const struct svc_key *asked, struct datagram_key *flow,
 					       struct svc_end *to)
 {
-	struct addr node = node_address();
 	struct datagram_peer *has = NULL;
+	struct addr node = node_address();
 	struct svc_backend *b = NULL;
 	struct svc *found, s = {};
 	__u32 kind, number = 0;
@@ -160,13 +138,13 @@ static __noinline enum sock_choice host_choose(const struct svc_key *asked, stru
 		number = has->backend;
 		b = svc_backend_of(number);
 	}
-	if (!b || b->frontend != found->frontend || !host_reaches(b)) {
+	if (!b || !host_reaches(b)) {
 		number = host_search_backend(&key, &s);
 		b = svc_backend_of(number);
 		svc_count(found->frontend, !b);
 		if (!b)
 			return NO_BACKEND;
-		if (s.affinity && !s.exposed)
+		if (s.affinity)
 			svc_keep_affinity(&s, &node, number);
 	}
 	to->address = b->plain.hi == own_node ? b->seen : b->plain;

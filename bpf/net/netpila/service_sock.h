@@ -157,7 +157,7 @@ static __always_inline int service_send(struct bpf_sock_addr *ctx)
 	struct svc_end to = {};
 	enum sock_choice choice;
 
-	if (ctx->protocol != NEXTHDR_UDP || bpf_get_netns_cookie(ctx) != node_cookie)
+	if (bpf_get_netns_cookie(ctx) != node_cookie)
 		return SOCK_ADDR_ALLOW;
 	asked = sock_key(ctx);
 	key.socket = bpf_get_socket_cookie(ctx);
