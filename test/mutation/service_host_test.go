@@ -6,7 +6,12 @@ func serviceHost() []mutation {
 		connections, datagrams = "TestServiceHost", "TestServiceHostDatagrams"
 		exposed, containers    = "TestServiceHostExposed", "TestServiceConnect"
 	)
-	here := []string{"on this node", "affinity to a node that the tenant no longer reaches"}
+	here := []string{"on this node", "counts", "affinity to a node that the tenant no longer reaches"}
+	exposedPorts := []string{
+		"TCP to the node's address", "TCP to an address of an uplink", "TCP to an external address", "TCP to loopback",
+		"UDP to the node's address", "UDP to an address of an uplink", "UDP to an external address", "UDP to loopback",
+		"affinity of an exposed port", "an exposed port, on this node",
+	}
 	return []mutation{
 		{
 			name: "sockets of other tenants",
@@ -84,14 +89,14 @@ func serviceHost() []mutation {
 			old:   "if (b && host_reaches(b))",
 			new:   "if (b)",
 			test:  connections,
-			cases: here[1:],
+			cases: here[2:],
 		},
 		{
 			name:  "tables of exposed ports",
 			old:   "if (s->service.exposed)",
 			new:   "if (0)",
 			test:  exposed,
-			cases: []string{},
+			cases: exposedPorts,
 		},
 		{
 			name:  "affinity",
@@ -154,7 +159,7 @@ func serviceHost() []mutation {
 			old:   "b->plain.hi == own_node ? b->seen : b->plain",
 			new:   "b->plain",
 			test:  connections,
-			cases: []string{},
+			cases: append(here, "on all nodes"),
 		},
 		{
 			name:  "sockets that have sent to a backend",
