@@ -6,7 +6,6 @@
 #include "common/border.h"
 #include "net/netpila/forward.h"
 #include "net/netpila/resolve.h"
-#include "net/netpila/service_datagrams.h"
 
 #define ICMPV6_REPLY  129
 #define CURRENT_NETNS ((__u64)-1)

@@ -38,9 +38,11 @@ func serviceHost() []mutation {
 			name: "refused connections",
 			old: `return refuse(ECONNREFUSED);
 	now.backend`,
-			new:   "return SOCK_ADDR_ALLOW;\n\tnow.backend",
-			test:  connections,
-			cases: []string{"another port", "on nodes that the tenant does not reach", "without endpoints", "without the service"},
+			new:  "return SOCK_ADDR_ALLOW;\n\tnow.backend",
+			test: connections,
+			cases: []string{
+				"another port", "on nodes that the tenant does not reach", "without endpoints", "without the service",
+			},
 		},
 		{
 			name:  "port of the peer",
@@ -121,8 +123,8 @@ func serviceHost() []mutation {
 		},
 		{
 			name:  "last service of a backend",
-			old:   "if (!has || !same_addr(&has->other.address, &is.other.address) || has->other.port != is.other.port)",
-			new:   "if (!has)",
+			old:   "!has || !same_addr(&has->other.address, &is.other.address) || has->other.port != is.other.port",
+			new:   "!has",
 			test:  datagrams,
 			cases: []string{"two services"},
 		},

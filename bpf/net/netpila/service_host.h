@@ -6,7 +6,6 @@
 #pragma once
 #include "net/netpila/access.h"
 #include "net/netpila/exposed_nat.h"
-#include "net/netpila/service_datagrams.h"
 
 enum sock_choice {
 	NO_SERVICE, /* the address stays */
