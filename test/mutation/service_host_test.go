@@ -37,8 +37,8 @@ func serviceHost() []mutation {
 		{
 			name: "refused connections",
 			old: `return refuse(ECONNREFUSED);
-	now.backend`,
-			new:  "return SOCK_ADDR_ALLOW;\n\tnow.backend",
+	kept =`,
+			new:  "return SOCK_ADDR_ALLOW;\n\tkept =",
 			test: connections,
 			cases: []string{
 				"another port", "on nodes that the tenant does not reach", "without endpoints", "without the service",
@@ -46,7 +46,7 @@ func serviceHost() []mutation {
 		},
 		{
 			name:  "port of the peer",
-			old:   " || (__be16)ctx->user_port != kept->port",
+			old:   " || (__be16)ctx->user_port != kept->backend.port",
 			test:  datagrams,
 			cases: []string{"another port after a connection"},
 		},
@@ -60,8 +60,8 @@ func serviceHost() []mutation {
 		{
 			name: "refused datagrams",
 			old: `return refuse(ECONNREFUSED);
-	set_sock_address`,
-			new:   "return SOCK_ADDR_ALLOW;\n\tset_sock_address",
+	host_keep`,
+			new:   "return SOCK_ADDR_ALLOW;\n\thost_keep",
 			test:  datagrams,
 			cases: []string{"not connected, without endpoints"},
 		},
@@ -102,15 +102,15 @@ func serviceHost() []mutation {
 		},
 		{
 			name:  "affinity",
-			old:   "svc_keep_affinity(&s, &node, number);",
+			old:   "svc_keep_affinity(&search.service, &node, search.found);",
 			new:   ";",
 			test:  connections,
 			cases: []string{"affinity", "affinity to another node"},
 		},
 		{
 			name:  "affinity of exposed ports",
-			old:   "if (s->affinity) {",
-			new:   "if (s->affinity && !s->exposed) {",
+			old:   "if (search.service.affinity)",
+			new:   "if (search.service.affinity && !search.service.exposed)",
 			test:  exposed,
 			cases: []string{"affinity of an exposed port"},
 		},

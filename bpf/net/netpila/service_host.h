@@ -55,34 +55,74 @@ static long host_try(__u32 i, struct host_search *s)
 	return 1;
 }
 
+/* host_last sets what a search has found to the backend that the node has last got, by affinity. */
+static __always_inline void host_last(struct host_search *s, const struct addr *node)
+{
+	__u32 last = svc_by_affinity(&s->service, node);
+	struct svc_backend *b = svc_backend_of(last);
+
+	if (b && host_reaches(b))
+		s->found = last;
+}
+
 /* host_search_backend returns the number of a backend for a new flow, or 0. */
-static __noinline __u32 host_search_backend(const struct svc_key *key, struct svc *s)
+static __noinline __u32 host_search_backend(const struct svc_key *key)
 {
 	struct addr node = node_address();
 	struct host_search search;
-	struct svc_backend *b;
 	struct svc *found;
-	__u32 last;
 
-	if (!key || !s)
+	if (!key)
 		return 0;
 	for (int i = 0; i < 2; i++) {
 		found = bpf_map_lookup_elem(&pil_svc_v1, key);
 		if (!found)
 			return 0;
-		*s = *found;
-		if (s->affinity) {
-			last = svc_by_affinity(s, &node);
-			b = svc_backend_of(last);
-			if (b && host_reaches(b))
-				return last;
-		}
-		search = (struct host_search){.service = *s, .start = bpf_get_prandom_u32() % MAX_START};
-		bpf_loop(s->count, host_try, &search, 0);
+		search = (struct host_search){.service = *found, .start = bpf_get_prandom_u32() % MAX_START};
+		if (search.service.affinity)
+			host_last(&search, &node);
+		if (!search.found)
+			bpf_loop(search.service.count, host_try, &search, 0);
 		if (!search.replaced)
 			break;
 	}
+	if (search.found && search.service.affinity)
+		svc_keep_affinity(&search.service, &node, search.found);
 	return search.found;
+}
+
+/* host_choose chooses a backend for a process of the node. number is that of the backend which the flow has, or 0; the
+ * flow keeps it as long as there is one. */
+static __noinline enum sock_choice host_choose(const struct svc_key *asked, __u32 *number, struct svc_end *to)
+{
+	struct svc_backend *b = NULL;
+	struct svc *found;
+	struct svc_key key;
+	__u32 kind;
+
+	if (!asked || !number || !to)
+		return NO_SERVICE;
+	key = *asked;
+	if (!key.address.hi && key.address.lo == bpf_cpu_to_be64(1)) /* ::1 */
+		key.address = node_address();
+	kind = in_services(&key.address) ? EXPOSED_ADDRESS : exposed_kind_of(&key.address);
+	if (!kind)
+		return NO_SERVICE;
+	found = bpf_map_lookup_elem(&pil_svc_v1, &key);
+	if (!found)
+		return kind == EXPOSED_NODE ? NO_SERVICE : NO_BACKEND; /* a node's other ports are its processes' */
+	if (*number)
+		b = svc_backend_of(*number);
+	if (!b || !host_reaches(b)) {
+		*number = host_search_backend(&key);
+		b = svc_backend_of(*number);
+		svc_count(found->frontend, !b);
+		if (!b)
+			return NO_BACKEND;
+	}
+	to->address = b->plain.hi == own_node ? b->seen : b->plain;
+	to->port = b->port;
+	return CHOSEN;
 }
 
 /* host_keep_datagrams makes both entries of a flow of datagrams, or changes them. */
@@ -103,52 +143,4 @@ static __noinline void host_keep_datagrams(const struct datagram_key *key, const
 	has = bpf_map_lookup_elem(&pil_svcudp_v1, &back);
 	if (!has || !same_addr(&has->other.address, &is.other.address) || has->other.port != is.other.port)
 		bpf_map_update_elem(&pil_svcudp_v1, &back, &is, BPF_ANY);
-}
-
-/* host_choose chooses a backend for a process of the node. The flow of datagrams of a socket, whose key has its cookie,
- * keeps its backend as long as there is one. */
-static __noinline enum sock_choice host_choose(const struct svc_key *asked, struct datagram_key *flow,
-					       struct svc_end *to)
-{
-	struct datagram_peer *has = NULL;
-	struct addr node = node_address();
-	struct svc_backend *b = NULL;
-	struct svc *found, s = {};
-	__u32 kind, number = 0;
-	struct svc_key key;
-
-	if (!asked || !to)
-		return NO_SERVICE;
-	key = *asked;
-	if (!key.address.hi && key.address.lo == bpf_cpu_to_be64(1)) /* ::1 */
-		key.address = node;
-	kind = in_services(&key.address) ? EXPOSED_ADDRESS : exposed_kind_of(&key.address);
-	if (!kind)
-		return NO_SERVICE;
-	found = bpf_map_lookup_elem(&pil_svc_v1, &key);
-	if (!found)
-		return kind == EXPOSED_NODE ? NO_SERVICE : NO_BACKEND; /* a node's other ports are its processes' */
-	if (flow) {
-		flow->peer.address = asked->address;
-		flow->peer.port = asked->port;
-		has = bpf_map_lookup_elem(&pil_svcudp_v1, flow);
-	}
-	if (has) {
-		number = has->backend;
-		b = svc_backend_of(number);
-	}
-	if (!b || !host_reaches(b)) {
-		number = host_search_backend(&key, &s);
-		b = svc_backend_of(number);
-		svc_count(found->frontend, !b);
-		if (!b)
-			return NO_BACKEND;
-		if (s.affinity)
-			svc_keep_affinity(&s, &node, number);
-	}
-	to->address = b->plain.hi == own_node ? b->seen : b->plain;
-	to->port = b->port;
-	if (flow)
-		host_keep_datagrams(flow, to, number);
-	return CHOSEN;
 }

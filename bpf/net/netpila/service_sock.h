@@ -30,9 +30,7 @@ struct {
 /* What a socket is connected to: its process sees the address that it has asked for. */
 struct svc_socket {
 	struct svc_key service;
-	struct addr backend;
-	__be16 port;
-	__u8 zero[6];
+	struct svc_end backend;
 };
 _Static_assert(sizeof(struct svc_socket) == 48, "no implicit padding");
 
@@ -100,8 +98,8 @@ static __always_inline enum sock_choice container_choose(__u64 cookie, const str
 static __always_inline int service_connect(struct bpf_sock_addr *ctx)
 {
 	struct svc_socket *kept, now = {};
-	struct svc_end to = {};
 	enum sock_choice choice;
+	__u32 number = 0;
 	__u64 cookie;
 	bool host;
 
@@ -111,17 +109,16 @@ static __always_inline int service_connect(struct bpf_sock_addr *ctx)
 	now.service = sock_key(ctx);
 	cookie = bpf_get_netns_cookie(ctx);
 	host = cookie == node_cookie;
-	choice = host ? host_choose(&now.service, NULL, &to) : container_choose(cookie, &now.service, &to);
+	choice = host ? host_choose(&now.service, &number, &now.backend)
+		      : container_choose(cookie, &now.service, &now.backend);
 	if (choice == NO_SERVICE)
 		return SOCK_ADDR_ALLOW;
 	if (choice == NO_BACKEND)
 		return refuse(ECONNREFUSED);
-	now.backend = to.address;
-	now.port = to.port;
 	kept = bpf_sk_storage_get(&pil_svcsockets_v1, ctx->sk, &now, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!kept)
 		return host ? refuse(ENOMEM) : SOCK_ADDR_ALLOW; /* the packet path does it */
-	set_sock_address(ctx, &to.address, to.port);
+	set_sock_address(ctx, &now.backend.address, now.backend.port);
 	return SOCK_ADDR_ALLOW;
 }
 
@@ -135,7 +132,7 @@ static __always_inline bool connected_service(struct bpf_sock_addr *ctx)
 		return false;
 	kept = bpf_sk_storage_get(&pil_svcsockets_v1, ctx->sk, NULL, 0);
 	peer = sock_address(ctx);
-	if (!kept || !same_addr(&peer, &kept->backend) || (__be16)ctx->user_port != kept->port)
+	if (!kept || !same_addr(&peer, &kept->backend.address) || (__be16)ctx->user_port != kept->backend.port)
 		return false;
 	set_sock_address(ctx, &kept->service.address, kept->service.port);
 	return true;
@@ -155,17 +152,24 @@ static __always_inline int service_send(struct bpf_sock_addr *ctx)
 	struct datagram_key key = {};
 	struct svc_key asked;
 	struct svc_end to = {};
+	struct datagram_peer *has;
 	enum sock_choice choice;
+	__u32 number;
 
 	if (bpf_get_netns_cookie(ctx) != node_cookie)
 		return SOCK_ADDR_ALLOW;
 	asked = sock_key(ctx);
 	key.socket = bpf_get_socket_cookie(ctx);
-	choice = host_choose(&asked, &key, &to);
+	key.peer.address = asked.address;
+	key.peer.port = asked.port;
+	has = bpf_map_lookup_elem(&pil_svcudp_v1, &key);
+	number = has ? has->backend : 0;
+	choice = host_choose(&asked, &number, &to);
 	if (choice == NO_SERVICE)
 		return SOCK_ADDR_ALLOW;
 	if (choice == NO_BACKEND)
 		return refuse(ECONNREFUSED);
+	host_keep_datagrams(&key, &to, number);
 	set_sock_address(ctx, &to.address, to.port);
 	return SOCK_ADDR_ALLOW;
 }
