@@ -155,10 +155,10 @@ because a bpffs that it mounted there would disappear with the namespace.`,
 		"folder where the agent stores endpoints, keys and the node's identity")
 	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/pilaster",
 		"bpffs folder where the eBPF programs and maps are pinned; mounted when missing")
-	f.StringVar(&cgroup, "cgroup-root", cgroupAuto, "folder of the cgroup (version 2) of this node's containers: "+
-		"their "+
-		"TCP sockets get a backend when they connect to a service; "+cgroupAuto+": where cgroup2 is mounted, "+
-		cgroupNone+": the node translates packets to services instead")
+	f.StringVar(&cgroup, "cgroup-root", cgroupAuto, "folder of the cgroup (version 2) of this node's processes "+
+		"and containers: their sockets get a backend when they connect to a service; "+cgroupAuto+": where cgroup2 is "+
+		"mounted, "+cgroupNone+": the node translates packets of containers to services instead, and its own "+
+		"processes reach no services")
 	f.IntVar(&o.MaxEndpoints, "max-endpoints", dpapi.DefaultMaxEndpoints, "maximum endpoints on this node, 1 to 65535")
 	f.IntVar(
 		&o.MaxTenantIDs,

@@ -45,8 +45,8 @@ type Config struct {
 	// the programs push and pull the headers of the VXLAN tunnel, instead of the kernel's device
 	DirectTunnel bool
 	Device       string // kind of new containers' devices: one of device.DeviceChoices; "" means the first
-	// CgroupRoot is the cgroup (version 2) whose TCP sockets get a backend when they connect to a service; "": none,
-	// all packets to services are translated.
+	// CgroupRoot is the cgroup (version 2) whose sockets get a backend when they connect to a service; "": none, all
+	// packets of containers to services are translated, and processes of the node reach none.
 	CgroupRoot     string
 	CgroupOptional bool // the node works also if the programs cannot be attached there
 	NoCache        bool // for measurements only: disables the flow cache

@@ -95,8 +95,8 @@ func (d *Datapath) attachSteps(found []endpoint.Record, lost map[endpoint.ID]err
 	sockets := func() error {
 		err := d.AttachSockets(d.config.CgroupRoot)
 		if err != nil && d.config.CgroupOptional {
-			d.Log.Warn("sockets get no backend when they connect to a service; the node translates their packets",
-				"error", err)
+			d.Log.Warn("sockets get no backend when they connect to a service; the node translates packets of "+
+				"containers, and its own processes reach no services", "error", err)
 			return nil
 		}
 		return err

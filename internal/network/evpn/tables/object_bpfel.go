@@ -57,6 +57,7 @@ const (
 	objectMapPilSvcpairsV1       = "pil_svcpairs_v1"
 	objectMapPilSvcpeersV1       = "pil_svcpeers_v1"
 	objectMapPilSvcsetsV1        = "pil_svcsets_v1"
+	objectMapPilSvcudpV1         = "pil_svcudp_v1"
 	objectMapPilTenantsV2        = "pil_tenants_v2"
 	objectMapPilUplinksV1        = "pil_uplinks_v1"
 	objectMapPilVerdicts         = "pil_verdicts"
@@ -199,6 +200,7 @@ type objectMapSpecs struct {
 	PilSvcpairsV1       *ebpf.MapSpec `ebpf:"pil_svcpairs_v1"`
 	PilSvcpeersV1       *ebpf.MapSpec `ebpf:"pil_svcpeers_v1"`
 	PilSvcsetsV1        *ebpf.MapSpec `ebpf:"pil_svcsets_v1"`
+	PilSvcudpV1         *ebpf.MapSpec `ebpf:"pil_svcudp_v1"`
 	PilTenantsV2        *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
 	PilUplinksV1        *ebpf.MapSpec `ebpf:"pil_uplinks_v1"`
 	PilVerdicts         *ebpf.MapSpec `ebpf:"pil_verdicts"`
@@ -315,6 +317,7 @@ type objectMaps struct {
 	PilSvcpairsV1       *ebpf.Map `ebpf:"pil_svcpairs_v1"`
 	PilSvcpeersV1       *ebpf.Map `ebpf:"pil_svcpeers_v1"`
 	PilSvcsetsV1        *ebpf.Map `ebpf:"pil_svcsets_v1"`
+	PilSvcudpV1         *ebpf.Map `ebpf:"pil_svcudp_v1"`
 	PilTenantsV2        *ebpf.Map `ebpf:"pil_tenants_v2"`
 	PilUplinksV1        *ebpf.Map `ebpf:"pil_uplinks_v1"`
 	PilVerdicts         *ebpf.Map `ebpf:"pil_verdicts"`
@@ -372,6 +375,7 @@ func (m *objectMaps) Close() error {
 		m.PilSvcpairsV1,
 		m.PilSvcpeersV1,
 		m.PilSvcsetsV1,
+		m.PilSvcudpV1,
 		m.PilTenantsV2,
 		m.PilUplinksV1,
 		m.PilVerdicts,

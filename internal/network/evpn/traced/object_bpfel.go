@@ -57,6 +57,7 @@ const (
 	objectMapPilSvcpairsV1       = "pil_svcpairs_v1"
 	objectMapPilSvcpeersV1       = "pil_svcpeers_v1"
 	objectMapPilSvcsetsV1        = "pil_svcsets_v1"
+	objectMapPilSvcudpV1         = "pil_svcudp_v1"
 	objectMapPilTenantsV2        = "pil_tenants_v2"
 	objectMapPilTrace            = "pil_trace"
 	objectMapPilTraceFrom        = "pil_trace_from"
@@ -204,6 +205,7 @@ type objectMapSpecs struct {
 	PilSvcpairsV1       *ebpf.MapSpec `ebpf:"pil_svcpairs_v1"`
 	PilSvcpeersV1       *ebpf.MapSpec `ebpf:"pil_svcpeers_v1"`
 	PilSvcsetsV1        *ebpf.MapSpec `ebpf:"pil_svcsets_v1"`
+	PilSvcudpV1         *ebpf.MapSpec `ebpf:"pil_svcudp_v1"`
 	PilTenantsV2        *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
 	PilTrace            *ebpf.MapSpec `ebpf:"pil_trace"`
 	PilTraceFrom        *ebpf.MapSpec `ebpf:"pil_trace_from"`
@@ -325,6 +327,7 @@ type objectMaps struct {
 	PilSvcpairsV1       *ebpf.Map `ebpf:"pil_svcpairs_v1"`
 	PilSvcpeersV1       *ebpf.Map `ebpf:"pil_svcpeers_v1"`
 	PilSvcsetsV1        *ebpf.Map `ebpf:"pil_svcsets_v1"`
+	PilSvcudpV1         *ebpf.Map `ebpf:"pil_svcudp_v1"`
 	PilTenantsV2        *ebpf.Map `ebpf:"pil_tenants_v2"`
 	PilTrace            *ebpf.Map `ebpf:"pil_trace"`
 	PilTraceFrom        *ebpf.Map `ebpf:"pil_trace_from"`
@@ -385,6 +388,7 @@ func (m *objectMaps) Close() error {
 		m.PilSvcpairsV1,
 		m.PilSvcpeersV1,
 		m.PilSvcsetsV1,
+		m.PilSvcudpV1,
 		m.PilTenantsV2,
 		m.PilTrace,
 		m.PilTraceFrom,
