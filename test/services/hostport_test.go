@@ -87,6 +87,16 @@ func call(t *testing.T, l *lab.Lab, network, to string) (c net.Conn, seen string
 	return c, strings.TrimSpace(seen), err
 }
 
+// startsWith reports whether all lines begin with some text.
+func startsWith(lines map[string]int, text string) bool {
+	for line := range lines {
+		if !strings.HasPrefix(line, text) {
+			return false
+		}
+	}
+	return true
+}
+
 // TestHostPort: a host outside reaches a container by host ports of its node, over TCP and UDP, and the container sees
 // the client's own address. A connection goes on while the agent is dead, and with the next agent. Another container
 // does not get the port before DEL; then it gets it, and the connections of the first one have ended.
@@ -125,6 +135,13 @@ func TestHostPort(t *testing.T) {
 		}
 	}
 	kept := reach("at first")
+	b := &bed{Lab: l, T: t}
+	for _, a := range []netip.Addr{node, netip.IPv6Loopback()} { // processes of the node reach it, too
+		at := netip.AddrPortFrom(a, hostPort)
+		if all := b.processOf("n1", "tcp6", at); len(all) != 30 || !startsWith(all, at.String()) {
+			t.Errorf("processes of the node at %v: %v", at, all)
+		}
+	}
 	must(t, l.CheckContainer(ctx, "first"))
 
 	must(t, l.KillNoRestart(ctx, lab.AgentProcess("n1")))
