@@ -139,9 +139,10 @@ func TestDerive(t *testing.T) {
 
 // Addresses spread over nodes, and a node that goes changes the order of the others nowhere.
 func TestRank(t *testing.T) {
-	var nodes []Node
+	var nodes []candidate
 	for i := range 20 {
-		nodes = append(nodes, Node{fmt.Sprint("n", i), netip.MustParseAddr(fmt.Sprintf("fd70:696c:6100:%x::1", i+1))})
+		a := netip.MustParseAddr(fmt.Sprintf("fd70:696c:6100:%x::1", i+1))
+		nodes = append(nodes, candidate{Node: Node{fmt.Sprint("n", i), a}})
 	}
 	const addresses = 2000
 	first := map[string]int{}
@@ -149,7 +150,7 @@ func TestRank(t *testing.T) {
 		a := netip.MustParseAddr(fmt.Sprintf("2001:db8:7::%x", i))
 		all := rank(a, nodes)
 		first[all[0].Name]++
-		without := slices.DeleteFunc(slices.Clone(all), func(n Node) bool { return n == nodes[7] })
+		without := slices.DeleteFunc(slices.Clone(all), func(n candidate) bool { return n == nodes[7] })
 		if !slices.Equal(rank(a, without), without) {
 			t.Fatalf("%v: without a node the order differs", a)
 		}
@@ -182,7 +183,7 @@ func TestProber(t *testing.T) {
 			t.Errorf("%v: usable %v, known %v, want %v, %v", a, u, k, usable, known)
 		}
 	}
-	p.watch(map[netip.Addr]string{here: "n1", dead: "n2"})
+	p.watch(map[netip.Addr]bool{here: true, dead: true})
 	want(here, false, false)
 	rounds(2)
 	want(here, true, true)
@@ -190,33 +191,101 @@ func TestProber(t *testing.T) {
 	rounds(deadAfter)
 	want(here, true, true)
 	want(dead, false, true)
-	p.watch(map[netip.Addr]string{dead: "n2"})
+	p.watch(map[netip.Addr]bool{dead: true})
 	rounds(deadAfter + 1)
 	want(dead, false, true) // it stays as it is
 	other := netip.MustParseAddr("2001:db8:dead::2")
-	p.watch(map[netip.Addr]string{other: "n3"})
+	p.watch(map[netip.Addr]bool{other: true})
 	rounds(deadAfter + 1)
 	want(other, true, true)
+	p.watch(map[netip.Addr]bool{here: true, other: true}) // the network returns, but not yet for all
+	rounds(2)
+	want(here, true, true)
+	want(other, true, true)
+	rounds(deadAfter)
+	want(other, false, true)
 }
 
-// A node that begins to host a tenant waits, those that were there at the start do not.
-func TestNewHostsWait(t *testing.T) {
-	c := &Control{}
-	e := exposed(nil, nil)
+// A node that gets an address waits, and begins only while its agent has a session. One that was there at the start, or
+// has begun, needs neither.
+func TestNewNodesWait(t *testing.T) {
+	c := &Control{config: Config{NextHops: 2}, speaker: &speaker{}, prober: &prober{nodes: map[netip.Addr]*state{}}}
+	web := map[string]*pilasterv1.Service{"web": {ExternalIps: []string{external}}}
+	e := exposed(web, map[string][]string{"web": {"n1"}})
+	all := e.Nodes
+	e.Live = map[string]bool{}
+	begun := func() (names []string) {
+		for _, n := range c.targets[0].candidates {
+			if _, ok := c.since[route{c.targets[0].addr, n.Addr}]; ok {
+				names = append(names, n.Name)
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
 	now := time.Now()
-	first := e
-	first.Nodes = e.Nodes[:2]
-	if left := c.waits([]cache.Exposed{first}, now); len(left) != 0 {
-		t.Errorf("at the start: %v", left)
+	see := func(nodes []*pilasterv1.Node, want ...string) {
+		t.Helper()
+		e.Nodes = nodes
+		c.targets = derive([]cache.Exposed{e})
+		c.note(now)
+		if is := begun(); !slices.Equal(is, want) {
+			t.Errorf("%v have begun, want %v", is, want)
+		}
 	}
-	n3 := hosting{"shop", "n3"}
-	if left := c.waits([]cache.Exposed{e}, now); len(left) != 1 || left[n3] != settling {
-		t.Errorf("a new node: %v", left)
+	see(all[:1], "n1")
+	see(all[:2], "n1")
+	e.Live["n2"] = true
+	see(all[:2], "n1", "n2")
+	e.Live["n2"] = false
+	see(all[:2], "n1", "n2")
+	if s := c.choose(c.targets[0], now); s.waits != settling || len(s.probed) != 1 || s.probed[0].Name != "n1" {
+		t.Errorf("before n2 has settled: %+v", s)
 	}
-	if left := c.waits([]cache.Exposed{e}, now.Add(settling-1)); left[n3] != 1 {
-		t.Errorf("before the end: %v", left)
+	if s := c.choose(c.targets[0], now.Add(settling)); s.waits != 0 || len(s.probed) != 2 {
+		t.Errorf("after n2 has settled: %+v", s)
 	}
-	if left := c.waits([]cache.Exposed{e}, now.Add(settling)); len(left) != 0 {
-		t.Errorf("at the end: %v", left)
+}
+
+// The first usable nodes are next hops, one more is probed, and dead or unknown ones take no place. A next hop stays
+// until there are enough before it.
+func TestChoose(t *testing.T) {
+	var is target
+	c := &Control{config: Config{NextHops: 2}, since: map[route]time.Time{}}
+	c.prober, c.speaker = &prober{nodes: map[netip.Addr]*state{}}, &speaker{announced: map[route]bool{}}
+	for i := range 9 {
+		n := Node{fmt.Sprint("n", i), netip.MustParseAddr(fmt.Sprintf("fd70:696c:6100:%x::1", i+1))}
+		is.candidates = append(is.candidates, candidate{Node: n})
+		c.since[route{is.addr, n.Addr}] = time.Time{}
 	}
+	set := func(s *state, nodes ...int) {
+		for _, n := range nodes {
+			c.prober.nodes[is.candidates[n].Addr] = s
+		}
+	}
+	names := func(nodes []Node) (all string) {
+		for _, n := range nodes {
+			all += n.Name
+		}
+		return all
+	}
+	want := func(hops, probed, reason string) {
+		t.Helper()
+		s := c.choose(is, time.Now())
+		if names(s.is.Nodes) != hops || names(s.probed) != probed || s.is.Reason != reason {
+			t.Errorf("next hops %s, probed %s, %q; want %s, %s, %q", names(s.is.Nodes), names(s.probed), s.is.Reason,
+				hops, probed, reason)
+		}
+	}
+	good, dead := &state{known: true, usable: true}, &state{known: true}
+	want("", "n0n1n2", whySettling)
+	set(dead, 0, 1, 2, 3, 4)
+	want("", "n0n1n2n3n4n5n6n7", whySilent)
+	set(good, 6, 7)
+	want("n6n7", "n0n1n2n3n4n5n6n7", "")
+	c.speaker.announced[route{is.addr, is.candidates[8].Addr}] = true
+	set(good, 8)
+	want("n6n7", "n0n1n2n3n4n5n6n7n8", "")
+	set(&state{}, 0, 1, 2, 3)
+	want("n8", "n0n1n2n8", "")
 }

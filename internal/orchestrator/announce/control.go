@@ -20,24 +20,25 @@ type Control struct {
 	log     *slog.Logger
 	speaker *speaker
 	prober  *prober
+	wake    chan struct{} // something changed
 
-	wake  chan struct{}         // something changed
-	since map[hosting]time.Time // when nodes began to host tenants; zero: before the first derivation. Run's
-	nodes map[netip.Addr]string // that are probed, by NODE::1. Run's
+	// Only Run uses these.
+	revision int64 // of the cache, of which targets are
+	targets  []target
+	since    map[route]time.Time // by which nodes may take packets to an address; zero: since before the start
+	started  bool                // since has what was there at the start
 
 	mu     sync.Mutex
 	status []AddressStatus
 	err    error // of the last announcement
 }
 
-type hosting struct{ tenant, node string }
-
 const (
-	interval    = 50 * time.Millisecond // minimum between two announcements
-	idleFactor  = 3                     // pause after an announcement, in times that it took
+	interval    = 20 * time.Millisecond // minimum between two announcements
+	idleFactor  = 3                     // pause after reading the cache, in times that it took
 	retryPeriod = time.Second
-	// settling is how long a node must have hosted a tenant before packets come in by it: its tables must be complete,
-	// or it would reset connections that the fabric moves to it.
+	// settling is how long a node waits before packets to an address come in by it, while its agent has a session: its
+	// tables must have the address, or it would reset connections that the fabric moves to it.
 	settling = 3 * time.Second
 )
 
@@ -57,7 +58,6 @@ func Start(ctx context.Context, c Config, m *cache.Cache, identity [16]byte, log
 	}
 	return &Control{
 		config: c, cache: m, log: log, speaker: s, prober: p, wake: make(chan struct{}, 1),
-		nodes: map[netip.Addr]string{},
 	}, nil
 }
 
@@ -68,25 +68,26 @@ func (c *Control) Run(ctx context.Context) {
 	defer running.Wait()
 	running.Go(c.prober.run)
 	defer c.prober.close()
-	targets := make(chan struct{}, 1)
-	running.Go(func() { probe.Rounds(ctx, targets, c.probe) })
+	more := make(chan struct{}, 1)
+	running.Go(func() { probe.Rounds(ctx, more, c.probe) })
 	running.Go(func() { c.follow(ctx) })
+	notify(c.wake)
 	for {
 		select {
 		case <-c.wake:
 		case <-ctx.Done():
 			return
 		}
-		began := time.Now()
-		changed, again := c.announce(ctx)
-		if changed {
-			notify(targets)
+		took := c.read()
+		probed, again := c.announce(ctx, time.Now())
+		if probed {
+			notify(more)
 		}
 		if again > 0 {
 			time.AfterFunc(again, func() { notify(c.wake) })
 		}
 		select {
-		case <-time.After(max(interval, idleFactor*time.Since(began))):
+		case <-time.After(max(interval, idleFactor*took)):
 		case <-ctx.Done():
 			return
 		}
@@ -103,8 +104,11 @@ func notify(to chan<- struct{}) {
 // follow wakes Run after changes of the cache.
 func (c *Control) follow(ctx context.Context) {
 	last := int64(0)
-	for c.cache.Await(ctx, func() bool { return c.cache.Revision > last }) == nil {
-		last = c.cache.CurrentRevision()
+	for c.cache.Await(ctx, func() bool {
+		changed := c.cache.ExposedRevision > last
+		last = c.cache.ExposedRevision
+		return changed
+	}) == nil {
 		notify(c.wake)
 	}
 }
@@ -118,44 +122,60 @@ func (c *Control) probe() time.Duration {
 	return next
 }
 
-// announce announces what the cache and the probes say. It returns whether other nodes are to be probed, and after
-// which time it must run again without a change.
-func (c *Control) announce(ctx context.Context) (probed bool, again time.Duration) {
-	tenants, _ := c.cache.Exposed()
-	targets := derive(tenants)
-	left := c.waits(tenants, time.Now())
-	wanted, nodes := map[route]bool{}, map[netip.Addr]string{}
-	ready := true // the state of all nodes is known
-	status := make([]AddressStatus, 0, len(targets))
-	for _, t := range targets {
-		is := AddressStatus{Address: t.addr, Tenant: t.tenant, Reason: t.reason}
-		for i, n := range t.candidates {
-			if len(is.Nodes) == c.config.NextHops || i == 2*c.config.NextHops {
-				break
-			}
-			wait := left[hosting{t.tenant, n.Name}]
-			if wait > 0 {
-				is.Reason = whySettling
-				again = minimum(again, wait)
-				continue
-			}
-			nodes[n.Addr] = n.Name
-			usable, known := c.prober.usable(n.Addr)
-			ready = ready && known
-			if usable {
-				is.Nodes = append(is.Nodes, n)
-				wanted[route{t.addr, n.Addr}] = true
-			} else {
-				is.Silent = append(is.Silent, n)
-				is.Reason = whySilent
-			}
-		}
-		if len(is.Nodes) > 0 {
-			is.Reason = ""
-		}
-		status = append(status, is)
+// read derives the targets again if the cache has changed, and returns how long that took.
+func (c *Control) read() time.Duration {
+	began := time.Now()
+	tenants, revision := c.cache.Exposed(c.revision)
+	if revision == c.revision && c.started {
+		return 0
 	}
-	probed = c.watch(nodes)
+	c.targets, c.revision = derive(tenants), revision
+	c.note(began)
+	return time.Since(began)
+}
+
+// note records since when nodes may take packets to addresses. A node whose agent has no session does not begin,
+// because it may not have the address; one that has begun goes on.
+func (c *Control) note(now time.Time) {
+	is := map[route]time.Time{}
+	for _, t := range c.targets {
+		for _, n := range t.candidates {
+			r := route{t.addr, n.Addr}
+			since, had := c.since[r]
+			switch {
+			case had:
+				is[r] = since
+			case !c.started:
+				is[r] = time.Time{}
+			case n.live:
+				is[r] = now
+			}
+		}
+	}
+	c.since, c.started = is, true
+}
+
+// announce announces what the cache and the probes say. It returns whether more nodes are to be probed, and after which
+// time it must run again without a change.
+func (c *Control) announce(ctx context.Context, now time.Time) (probed bool, again time.Duration) {
+	wanted, nodes := map[route]bool{}, map[netip.Addr]bool{}
+	ready := true // the state of all nodes is known
+	status := make([]AddressStatus, 0, len(c.targets))
+	for _, t := range c.targets {
+		s := c.choose(t, now)
+		for _, n := range s.is.Nodes {
+			wanted[route{t.addr, n.Addr}] = true
+		}
+		for _, n := range s.probed {
+			nodes[n.Addr] = true
+		}
+		ready = ready && s.unknown == 0
+		if s.waits > 0 && (again == 0 || s.waits < again) {
+			again = s.waits
+		}
+		status = append(status, s.is)
+	}
+	probed = c.prober.watch(nodes)
 	var err error
 	if ready || c.speaker.connected {
 		err = c.speaker.announce(ctx, wanted)
@@ -170,43 +190,61 @@ func (c *Control) announce(ctx context.Context) (probed bool, again time.Duratio
 	return probed, again
 }
 
-// watch sets which nodes are probed, and returns whether that is a change.
-func (c *Control) watch(nodes map[netip.Addr]string) bool {
-	c.prober.watch(nodes)
-	changed := false
-	for a := range nodes {
-		_, had := c.nodes[a]
-		changed = changed || !had
-	}
-	c.nodes = nodes
-	return changed
+// choice is what follows for one address.
+type choice struct {
+	is      AddressStatus
+	probed  []Node
+	unknown int           // probed nodes that have neither answered nor been silent for long
+	waits   time.Duration // until a node has settled; 0: none waits
 }
 
-// waits returns for how much longer nodes must wait that have just begun to host a tenant.
-func (c *Control) waits(tenants []cache.Exposed, now time.Time) map[hosting]time.Duration {
-	is, left := map[hosting]time.Time{}, map[hosting]time.Duration{}
-	for _, t := range tenants {
-		for _, n := range t.Nodes {
-			h := hosting{t.Tenant, n.Name}
-			since, known := c.since[h]
-			if !known && c.since != nil {
-				since = now
+// choose chooses the first usable candidates, and probes one more, so that it can replace one. A node that is a next
+// hop now stays one until there are enough before it.
+func (c *Control) choose(t target, now time.Time) choice {
+	s := choice{is: AddressStatus{Address: t.addr, Tenant: t.tenant, Reason: t.reason}}
+	limit, silent := c.config.NextHops, 0
+	var stay []Node
+	for _, n := range t.candidates {
+		r := route{t.addr, n.Addr}
+		since, begun := c.since[r]
+		if !begun {
+			continue
+		}
+		if left := settling - now.Sub(since); left > 0 {
+			if s.waits == 0 || left < s.waits {
+				s.waits = left
 			}
-			is[h] = since
-			if wait := settling - now.Sub(since); wait > 0 {
-				left[h] = wait
-			}
+			continue
+		}
+		enough := len(s.is.Nodes)+s.unknown > limit
+		if enough && !c.speaker.announced[r] {
+			continue
+		}
+		s.probed = append(s.probed, n.Node)
+		usable, known := c.prober.usable(n.Addr)
+		switch {
+		case !known:
+			s.unknown++
+		case !usable:
+			silent++
+			s.is.Silent = append(s.is.Silent, n.Node)
+		case enough:
+			stay = append(stay, n.Node)
+		default:
+			s.is.Nodes = append(s.is.Nodes, n.Node)
 		}
 	}
-	c.since = is
-	return left
-}
-
-func minimum(a, b time.Duration) time.Duration {
-	if a == 0 {
-		return b
+	if s.is.Nodes = append(s.is.Nodes, stay...); len(s.is.Nodes) > limit {
+		s.is.Nodes = s.is.Nodes[:limit]
 	}
-	return min(a, b)
+	switch {
+	case len(s.is.Nodes) > 0 || s.is.Reason != "":
+	case silent > 0:
+		s.is.Reason = whySilent
+	default:
+		s.is.Reason = whySettling
+	}
+	return s
 }
 
 // Status is the state of the announcements, as JSON.

@@ -17,12 +17,18 @@ type Node struct {
 	Addr netip.Addr `json:"address"` // NODE::1, which the fabric routes to it
 }
 
+// candidate is a node that hosts a tenant.
+type candidate struct {
+	Node
+	live bool // its agent has a session
+}
+
 // target is an address of services, with the nodes that packets to it can come in by.
 type target struct {
 	addr       netip.Addr
 	tenant     string
-	candidates []Node // by preference, which is another order for each address
-	reason     string // why there is none
+	candidates []candidate // by preference, which is another order for each address
+	reason     string      // why there is none
 }
 
 // Reasons why an address has no next hop.
@@ -31,7 +37,7 @@ const (
 	whyNoNode     = "no node hosts the tenant"
 	whyNoneForAll = "policy Local: no node has a ready endpoint of each of its services"
 	whySilent     = "no node answers probes"
-	whySettling   = "its nodes have just begun to host the tenant"
+	whySettling   = "its nodes have just received the address, or have not because their agents are dead"
 )
 
 // derive returns the addresses in order. A node is a candidate if it hosts the tenant and has endpoints of those
@@ -57,10 +63,10 @@ func derive(tenants []cache.Exposed) (all []target) {
 	return all
 }
 
-func nodesOf(e cache.Exposed) (all []Node) {
+func nodesOf(e cache.Exposed) (all []candidate) {
 	for _, n := range e.Nodes {
 		if prefix, err := netip.ParsePrefix(n.Prefix); err == nil {
-			all = append(all, Node{n.Name, tenant.NodeAddress(prefix)})
+			all = append(all, candidate{Node{n.Name, tenant.NodeAddress(prefix)}, e.Live[n.Name]})
 		}
 	}
 	return all
@@ -81,8 +87,8 @@ func byAddress(e cache.Exposed) map[netip.Addr][]service.Service {
 }
 
 func candidates(
-	services []service.Service, endpoints map[service.Name][]service.Slice, nodes []Node,
-) (all []Node, reason string) {
+	services []service.Service, endpoints map[service.Name][]service.Slice, nodes []candidate,
+) (all []candidate, reason string) {
 	if len(nodes) == 0 {
 		return nil, whyNoNode
 	}
@@ -108,7 +114,7 @@ func candidates(
 }
 
 // withEndpoint returns the nodes that have endpoints of a service for hosts outside.
-func withEndpoint(s service.Service, endpoints []service.Slice, nodes []Node) (with []Node) {
+func withEndpoint(s service.Service, endpoints []service.Slice, nodes []candidate) (with []candidate) {
 	of := map[string][]service.Slice{}
 	for _, slice := range endpoints {
 		of[slice.Node] = append(of[slice.Node], slice)
@@ -123,19 +129,26 @@ func withEndpoint(s service.Service, endpoints []service.Slice, nodes []Node) (w
 
 // rank orders nodes by the highest random weight (Thaler, Ravishankar, 1998): addresses spread over nodes, and a node
 // that comes or goes changes no more than its own place.
-func rank(a netip.Addr, nodes []Node) []Node {
-	weights := make(map[Node]uint64, len(nodes))
+func rank(a netip.Addr, nodes []candidate) []candidate {
+	type weighted struct {
+		candidate
+		weight uint64
+	}
+	all := make([]weighted, 0, len(nodes))
 	for _, n := range nodes {
 		h := fnv.New64a()
 		for _, raw := range [][16]byte{a.As16(), n.Addr.As16()} {
 			h.Write(raw[:])
 		}
-		weights[n] = mix(h.Sum64())
+		all = append(all, weighted{n, mix(h.Sum64())})
 	}
-	nodes = slices.Clone(nodes)
-	slices.SortFunc(nodes, func(a, b Node) int {
-		return cmp.Or(cmp.Compare(weights[b], weights[a]), a.Addr.Compare(b.Addr))
+	slices.SortFunc(all, func(a, b weighted) int {
+		return cmp.Or(cmp.Compare(b.weight, a.weight), a.Addr.Compare(b.Addr))
 	})
+	nodes = make([]candidate, 0, len(all))
+	for _, w := range all {
+		nodes = append(nodes, w.candidate)
+	}
 	return nodes
 }
 

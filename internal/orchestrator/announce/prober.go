@@ -1,13 +1,17 @@
 package announce
 
 import (
+	"bytes"
+	"crypto/hmac"
 	"crypto/rand"
-	"encoding/binary"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,9 +25,13 @@ import (
 // of the announcement, peers lose the route within 1 s.
 const deadAfter = 5
 
-// maxRate is how many probes a second are sent at most. With more nodes than maxRate / 10, each one gets fewer, and
-// the loss of one is noticed later.
-const maxRate = 10_000
+// Probes are sent in bursts, so that the answers fit into the socket's buffer, at most maxRate a second. With more than
+// 1,000 nodes each gets fewer, and the loss of one is noticed later.
+const (
+	burst   = 50
+	pause   = 5 * time.Millisecond
+	maxRate = burst * int(time.Second/pause)
+)
 
 // state is what is known of a probed node.
 type state struct {
@@ -33,33 +41,39 @@ type state struct {
 	// stays as it is.
 	usable bool
 	answer time.Time // of the last answer; zero: none
+	fresh  bool      // the last probe was answered
 }
 
 // prober sends ICMPv6 echo requests to nodes, which their kernels answer.
 type prober struct {
-	conn   *icmp.PacketConn
+	conn   net.PacketConn
+	raw    bool
 	log    *slog.Logger
-	nonce  [8]byte // so that only those who receive the probes can answer
-	seq    uint16
-	mu     sync.Mutex
-	nodes  map[netip.Addr]*state
-	failed string // of the last round
+	secret [16]byte
+	seq    uint16 // only round uses it
+	failed string // of the last round; likewise
+
+	mu    sync.Mutex
+	nodes map[netip.Addr]*state
+	alive bool // some node answers
 }
 
 func newProber(log *slog.Logger) (*prober, error) {
 	p := &prober{log: log, nodes: map[netip.Addr]*state{}}
-	rand.Read(p.nonce[:])
-	// A ping socket needs no privilege but the group's; a raw one needs CAP_NET_RAW.
-	conn, err := icmp.ListenPacket("udp6", "::")
-	if err != nil {
-		var raw error
-		if conn, raw = icmp.ListenPacket("ip6:ipv6-icmp", "::"); raw != nil {
-			return nil, fmt.Errorf("--bgp-peer: open a socket to probe nodes: %w; permit ping sockets for the group "+
-				"of this process (sysctl net.ipv4.ping_group_range) or give it CAP_NET_RAW", errors.Join(err, raw))
-		}
+	rand.Read(p.secret[:])
+	var err error
+	if p.conn, p.raw, err = openSocket(); err != nil {
+		return nil, fmt.Errorf("--bgp-peer: open a socket to probe nodes: %w; permit ping sockets for the group of "+
+			"this process (sysctl net.ipv4.ping_group_range) or give it CAP_NET_RAW", err)
 	}
-	p.conn = conn
 	return p, nil
+}
+
+// cookie is the content of probes of a node: only who receives them can answer for it.
+func (p *prober) cookie(a netip.Addr) []byte {
+	h, raw := hmac.New(sha256.New, p.secret[:]), a.As16()
+	h.Write(raw[:])
+	return h.Sum(nil)[:16]
 }
 
 // run reads answers until close.
@@ -71,15 +85,16 @@ func (p *prober) run() {
 			return
 		}
 		if err != nil {
-			time.Sleep(probe.Every) // the round notices that answers are missing
+			time.Sleep(pause) // round notices that answers are missing
 			continue
 		}
 		m, err := icmp.ParseMessage(ipv6.ICMPTypeEchoReply.Protocol(), buffer[:n])
 		if err != nil || m.Type != ipv6.ICMPTypeEchoReply {
 			continue
 		}
-		if echo, ok := m.Body.(*icmp.Echo); ok && string(echo.Data) == string(p.nonce[:]) {
-			p.answered(addressOf(from))
+		a := addressOf(from)
+		if echo, ok := m.Body.(*icmp.Echo); ok && bytes.Equal(echo.Data, p.cookie(a)) {
+			p.answered(a)
 		}
 	}
 }
@@ -105,36 +120,60 @@ func (p *prober) answered(a netip.Addr) {
 	}
 }
 
-// watch sets which nodes are probed.
-func (p *prober) watch(nodes map[netip.Addr]string) {
+// watch sets which nodes are probed, and returns whether some are new.
+func (p *prober) watch(nodes map[netip.Addr]bool) (more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for a := range p.nodes {
-		if _, stays := nodes[a]; !stays {
-			delete(p.nodes, a)
-		}
-	}
+	maps.DeleteFunc(p.nodes, func(a netip.Addr, _ *state) bool { return !nodes[a] })
 	for a := range nodes {
 		if p.nodes[a] == nil {
-			p.nodes[a] = &state{}
+			p.nodes[a], more = &state{}, true
 		}
 	}
+	return more
 }
 
 // round counts the answers to the last probes and sends the next ones. It returns whether a node became usable or
 // unusable, and the time of the next round; 0 if there is nothing to probe.
 func (p *prober) round() (changed bool, next time.Duration) {
+	changed, all := p.count()
+	var failed error
+	for i, a := range all {
+		if i%burst == 0 && i > 0 {
+			time.Sleep(pause)
+		}
+		if err := p.send(a); err != nil {
+			failed = fmt.Errorf("probe %v: %w", a, err)
+		}
+	}
+	p.report(failed)
+	if len(all) == 0 {
+		return changed, 0
+	}
+	return changed, max(probe.Every, time.Duration(len(all))*time.Second/time.Duration(maxRate))
+}
+
+// count returns whether a node became usable or unusable, and the nodes to probe.
+func (p *prober) count() (changed bool, all []netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now, alive := time.Now(), false
 	for _, s := range p.nodes {
+		before := s.Answered
 		s.Count(now.Sub(s.answer), !s.answer.IsZero())
+		s.fresh = s.Answered != before
 		alive = alive || !s.Answered.IsZero() && s.Missed < 2
 	}
+	if alive && !p.alive { // this machine's network may have returned just now: what was missed does not count
+		for _, s := range p.nodes {
+			s.Missed = 0
+		}
+	}
+	p.alive = alive
 	for _, s := range p.nodes {
 		was := *s
 		switch silent := s.Missed >= deadAfter; {
-		case !silent && !s.Answered.IsZero():
+		case s.fresh:
 			s.known, s.usable = true, true
 		case silent && alive:
 			s.known, s.usable = true, false
@@ -142,42 +181,26 @@ func (p *prober) round() (changed bool, next time.Duration) {
 			s.known, s.usable = true, true
 		}
 		changed = changed || was.known != s.known || was.usable != s.usable
-	}
-	var failed error
-	for a, s := range p.nodes {
-		if err := p.send(a); err != nil {
-			failed = fmt.Errorf("probe %v: %w", a, err)
-		}
 		s.Send(true)
 	}
-	p.report(failed)
-	if len(p.nodes) == 0 {
-		return changed, 0
-	}
-	return changed, max(probe.Every, time.Duration(len(p.nodes))*time.Second/maxRate)
+	return changed, slices.Collect(maps.Keys(p.nodes))
 }
 
 // send sends a probe. A node without a route misses it like one that is dead.
 func (p *prober) send(to netip.Addr) error {
 	p.seq++
-	m := icmp.Message{Type: ipv6.ICMPTypeEchoRequest, Body: &icmp.Echo{
-		ID: int(binary.BigEndian.Uint16(p.nonce[:])), Seq: int(p.seq), Data: p.nonce[:],
-	}}
-	raw, err := m.Marshal(nil)
+	const id = 1 // of raw sockets; a ping socket has its own
+	m := icmp.Message{Type: ipv6.ICMPTypeEchoRequest, Body: &icmp.Echo{ID: id, Seq: int(p.seq), Data: p.cookie(to)}}
+	text, err := m.Marshal(nil)
 	if err != nil {
 		return err
 	}
 	var at net.Addr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 0))
-	if isRaw(p.conn) {
+	if p.raw {
 		at = &net.IPAddr{IP: to.AsSlice()}
 	}
-	_, err = p.conn.WriteTo(raw, at)
+	_, err = p.conn.WriteTo(text, at)
 	return err
-}
-
-func isRaw(c *icmp.PacketConn) bool {
-	_, raw := c.LocalAddr().(*net.IPAddr)
-	return raw
 }
 
 // report logs an error of a round once.

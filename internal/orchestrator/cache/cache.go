@@ -49,6 +49,7 @@ type Cache struct {
 	Allocations     allocations
 	Policies        policies
 	Services        services
+	ExposedRevision int64 // of the last change that Exposed may show
 	reserved        reservations
 	regions         map[string]region          // other regions, by name
 	edge            string                     // name of the node that is the Edge Switch
@@ -119,6 +120,9 @@ func (m *Cache) Apply(b store.Batch) {
 	edge, identifiers := m.Nodes[m.edge], m.identifiers
 	for _, e := range b.Events {
 		m.applyEvent(e, b.Revision)
+		if b.Whole || showsInExposed(e) {
+			m.ExposedRevision = b.Revision
+		}
 	}
 	if b.Whole {
 		m.dropLoads()

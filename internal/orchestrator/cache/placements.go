@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/orchestrator/store"
 	"pilaster.io/pilaster/internal/service"
 )
 
@@ -45,14 +46,26 @@ type Exposed struct {
 	Services []*pilasterv1.Service
 	Slices   map[service.Name][]*pilasterv1.EndpointSlice
 	Nodes    []*pilasterv1.Node
+	Live     map[string]bool // of these, the nodes whose agents have a session
 }
 
-// Exposed returns the tenants with such services, and the revision of the cache.
-func (m *Cache) Exposed() (all []Exposed, revision int64) {
+func showsInExposed(e store.Event) bool {
+	return serviceTenantOf(e) != "" || e.Node != nil || e.DeletedNode != "" || e.DeletedTenant != "" ||
+		e.Hosting != nil || e.EndedHosting != nil || e.Session != nil
+}
+
+// Exposed returns the tenants with such services, and ExposedRevision. If this is the revision that the caller knows,
+// it returns no tenants.
+func (m *Cache) Exposed(known int64) (all []Exposed, revision int64) {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
+	if known == m.ExposedRevision {
+		return nil, known
+	}
 	for tenant, services := range m.Services.of {
-		e := Exposed{Tenant: tenant, Slices: map[service.Name][]*pilasterv1.EndpointSlice{}}
+		e := Exposed{
+			Tenant: tenant, Slices: map[service.Name][]*pilasterv1.EndpointSlice{}, Live: map[string]bool{},
+		}
 		for name, s := range services {
 			if s.LoadBalancerIp != "" || len(s.ExternalIps) > 0 {
 				e.Services = append(e.Services, s)
@@ -70,11 +83,12 @@ func (m *Cache) Exposed() (all []Exposed, revision int64) {
 		for node := range m.Hosting[tenant] {
 			if n := m.Nodes[node]; n != nil {
 				e.Nodes = append(e.Nodes, n)
+				e.Live[node] = !m.Sessions[node].None()
 			}
 		}
 		all = append(all, e)
 	}
-	return all, m.Revision
+	return all, m.ExposedRevision
 }
 
 // CurrentRevision returns the revision of the cache.
