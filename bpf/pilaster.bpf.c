@@ -176,6 +176,18 @@ int pil_getpeername6(struct bpf_sock_addr *ctx)
 	return service_peer(ctx);
 }
 
+SEC("cgroup/sendmsg6")
+int pil_sendmsg6(struct bpf_sock_addr *ctx)
+{
+	return service_send(ctx);
+}
+
+SEC("cgroup/recvmsg6")
+int pil_recvmsg6(struct bpf_sock_addr *ctx)
+{
+	return service_receive(ctx);
+}
+
 SEC("tc")
 int pil_tapped(struct __sk_buff *skb)
 {

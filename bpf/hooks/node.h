@@ -6,15 +6,17 @@
 #include "common/border.h"
 #include "net/netpila/forward.h"
 #include "net/netpila/resolve.h"
+#include "net/netpila/service_datagrams.h"
 
 #define ICMPV6_REPLY  129
 #define CURRENT_NETNS ((__u64)-1)
 
 /* has_connection reports whether a process of the node has a connection: a TCP socket that does not listen, or a UDP
- * socket that is connected to this peer. */
+ * socket that is connected to this peer, or has sent to it as a backend of a service. */
 static __noinline bool has_connection(struct __sk_buff *skb, struct bpf_sock_tuple *t, __u32 proto)
 {
 	struct bpf_sock *socket;
+	struct addr peer;
 	bool connected;
 
 	if (proto == NEXTHDR_TCP) {
@@ -26,7 +28,8 @@ static __noinline bool has_connection(struct __sk_buff *skb, struct bpf_sock_tup
 		socket = bpf_sk_lookup_udp(skb, t, sizeof(t->ipv6), CURRENT_NETNS, 0);
 		if (!socket)
 			return false;
-		connected = socket->state == BPF_TCP_ESTABLISHED;
+		__builtin_memcpy(&peer, t->ipv6.saddr, sizeof(peer));
+		connected = socket->state == BPF_TCP_ESTABLISHED || has_sent_datagrams(socket, &peer, t->ipv6.sport);
 	}
 	bpf_sk_release(socket);
 	return connected;

@@ -45,6 +45,7 @@ func netpilaPart() networkPart {
 				{bpfobj.PilasterMapPilSvcclientsV1, bpfobj.PinServiceClients, 0},
 				{bpfobj.PilasterMapPilSvcnetnsV1, bpfobj.PinServiceNetns, c.MaxEndpoints},
 				{bpfobj.PilasterMapPilSvcsocketsV1, bpfobj.PinServiceSockets, 0},
+				{bpfobj.PilasterMapPilSvcudpV1, bpfobj.PinServiceDatagrams, 0},
 				{bpfobj.PilasterMapPilExposedV1, bpfobj.PinExposed, servicemap.MaxAddresses},
 				{bpfobj.PilasterMapPilExtargetsV1, bpfobj.PinExposedTargets, servicemap.MaxTargets},
 				{bpfobj.PilasterMapPilMaglevV1, bpfobj.PinMaglev, servicemap.MaxParts},

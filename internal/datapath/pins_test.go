@@ -22,7 +22,7 @@ func TestPinNames(t *testing.T) {
 		"pil_networks_v1", "pil_ports_v1", "pil_services_v1", "pil_session_counts_v1", "pil_session_tenants_v1",
 		"pil_session_users_v1", "pil_sessions_v1", "pil_sources_v2",
 		"pil_svc_v1", "pil_svcbacks_v1", "pil_svcclients_v1", "pil_svcfronts_v1", "pil_svcnetns_v1", "pil_svcpairs_v1",
-		"pil_svcpeers_v1", "pil_svcsets_v1", "pil_svcsockets_v1", "pil_tenants_v2", "pil_uplinks_v1",
+		"pil_svcpeers_v1", "pil_svcsets_v1", "pil_svcsockets_v1", "pil_svcudp_v1", "pil_tenants_v2", "pil_uplinks_v1",
 		"pol_adoptions_v1", "pol_apps_v1", "pol_blocks_v1", "pol_generation_v1", "pol_hits_v1", "pol_overrides_v1",
 		"pol_ports_v1", "pol_ranges_v1", "pol_subjects_v1",
 	}

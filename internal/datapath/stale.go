@@ -197,13 +197,14 @@ func stalePrefixes(own, egress netip.Prefix) ([]network.StaleState, error) {
 			hasTunnel[node] = hasTunnel[node] || p.Addr() == tenant.TunnelAddress(node)
 		}
 	}
+	services, _ := address.DefaultPlan().ServicePrefix() // the same in all plans
 	var private []network.StaleState
 	for _, r := range routes {
 		switch p := host.PrefixOf(r.Dst); {
 		case !p.IsValid() || !isUnreachableRoute(r):
 		case p.Bits() == address.NodeBits:
 			guarded[p] = true
-		case p.Bits() >= address.MinPrivateBits && p.Bits() <= address.MaxPrivateBits:
+		case p == services || p.Bits() >= address.MinPrivateBits && p.Bits() <= address.MaxPrivateBits:
 			private = append(private, staleRoute(p))
 		}
 	}
@@ -232,7 +233,7 @@ func stalePrefixes(own, egress netip.Prefix) ([]network.StaleState, error) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, nil // without a node, the route of the private prefix is not ours
+		return nil, nil // without a node, the routes of the private prefix and of services are not ours
 	}
 	return append(private, all...), nil
 }

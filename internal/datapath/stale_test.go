@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/datapath/bpfobj"
 	"pilaster.io/pilaster/internal/datapath/hook"
 	"pilaster.io/pilaster/internal/datapath/host"
@@ -64,8 +65,12 @@ func TestLeftoversWithoutState(t *testing.T) {
 		t.Error(err)
 	}
 	must(t, h.RouteDel(hook.UnreachableRoute(guard)))
-	if err := h.RouteDel(hook.UnreachableRoute(egress)); err == nil {
-		t.Errorf("the route of the egress addresses %v is left", egress)
+	services, err := address.DefaultPlan().ServicePrefix()
+	must(t, err)
+	for _, p := range []netip.Prefix{egress, services} {
+		if err := h.RouteDel(hook.UnreachableRoute(p)); err == nil {
+			t.Errorf("the route of %v is left", p)
+		}
 	}
 	must(t, h.AddrDel(lo, hook.NodeAddress(alone)))
 	// Another program has removed a part: the node's own prefix is enough to find the rest.

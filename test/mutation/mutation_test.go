@@ -82,6 +82,7 @@ func table(t *testing.T) map[string][]mutation {
 	add(services(), "net/netpila/service_stages.h", "net/netpila/service.h", "net/netpila/service_table.h",
 		"net/netpila/tcp_reset.h", "net/netpila/icmp.h", "net/netpila/forward.h", "net/netpila/gateway_nat.h",
 		"hooks/container.h", "hooks/uplink.h")
+	add(serviceHost(), "net/netpila/service_sock.h", "net/netpila/service_host.h", "net/netpila/service_datagrams.h")
 	add(exposed(), "net/netpila/exposed_stages.h", "net/netpila/exposed_nat.h", "net/netpila/exposed.h",
 		"net/netpila/exposed_table.h",
 		"net/netpila/policy.h", "net/netpila/egress_stages.h", "policy/policy.h", "policy/ct.h", "policy/ct_table.h",

@@ -55,9 +55,9 @@ func node() []mutation {
 		{
 			name: "datagrams without a socket",
 			old: `return false;
-		connected = socket->state == BPF_TCP_ESTABLISHED;`,
+		__builtin_memcpy(&peer, t->ipv6.saddr, sizeof(peer));`,
 			new: `return true;
-		connected = socket->state == BPF_TCP_ESTABLISHED;`,
+		__builtin_memcpy(&peer, t->ipv6.saddr, sizeof(peer));`,
 			test: "TestToNode",
 			cases: []string{
 				"datagram to a connected socket, from another port", "datagram without a socket",

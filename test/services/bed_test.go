@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -174,33 +175,65 @@ const processVar = "PILASTER_TEST_SERVICE"
 
 // TestConnectingProcess is not a test but a process of processes: it connects many times and prints backend and peer.
 func TestConnectingProcess(*testing.T) {
-	to := os.Getenv(processVar)
-	if to == "" {
+	network, to, ok := strings.Cut(os.Getenv(processVar), ",")
+	if !ok {
 		return
 	}
 	for range 30 {
-		c, err := net.DialTimeout("tcp6", to, connectTime)
+		line, err := question(network, to)
 		if err != nil {
-			fmt.Println("failed", err)
-			continue
+			line = fmt.Sprintln("failed", err)
 		}
-		c.SetDeadline(time.Now().Add(connectTime))
-		name, _ := bufio.NewReader(c).ReadString('\n')
-		fmt.Print(c.RemoteAddr(), " ", name)
-		c.Close()
+		fmt.Print(line)
 	}
 	os.Exit(0)
+}
+
+// question asks a service for the backend's name, and returns a line with the peer and it.
+func question(network, to string) (string, error) {
+	network, free := strings.CutSuffix(network, " unconnected")
+	if free {
+		c, err := net.ListenUDP(network, nil)
+		if err != nil {
+			return "", err
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(connectTime))
+		if _, err := c.WriteToUDPAddrPort([]byte("?"), netip.MustParseAddrPort(to)); err != nil {
+			return "", err
+		}
+		name := make([]byte, 100)
+		n, from, err := c.ReadFromUDPAddrPort(name)
+		return fmt.Sprint(from, " ", string(name[:n])), err
+	}
+	c, err := net.DialTimeout(network, to, connectTime)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(connectTime))
+	if network == "udp6" {
+		c.Write([]byte("?"))
+	}
+	name, err := bufio.NewReader(c).ReadString('\n')
+	return fmt.Sprint(c.RemoteAddr(), " ", name), err
 }
 
 // process runs a process in a container, in the cgroup of its node, that connects to the service many times. It returns
 // how often each line was printed.
 func (b *bed) process(container string) map[string]int {
 	b.Helper()
+	return b.processOf(container, "tcp6", b.to)
+}
+
+// processOf runs such a process on a node or in a container, for an address and a network.
+func (b *bed) processOf(place, network string, to netip.AddrPort) map[string]int {
+	b.Helper()
 	command := exec.Command("/proc/self/exe", "-test.run=^TestConnectingProcess$")
-	command.Env = append(os.Environ(), processVar+"="+b.to.String())
+	command.Env = append(os.Environ(), processVar+"="+network+","+to.String())
 	out, err := command.StdoutPipe()
 	must(b.T, err)
-	must(b.T, b.Launch(container, command))
+	must(b.T, b.Launch(place, command))
 	all := map[string]int{}
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		all[lines.Text()]++

@@ -17,13 +17,6 @@ struct svc_flow {
 	__u8 zero;
 };
 
-/* An address and a port. */
-struct svc_end {
-	struct addr address;
-	__be16 port;
-	__u8 zero[6];
-};
-
 /* Data that is too large for the stack. Programs run with softirqs off, so a CPU's copy is never shared. */
 struct svc_work {
 	struct flow_key key;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Connections to services over TCP get their backend when a socket connects: its packets then go to the backend as if
- * the process had asked for it, at no cost a packet. The programs are attached to the cgroup of the node's processes.
- * They know a container by the cookie of its network namespace. What they do not see takes the packet path
- * (service_stages.h): sockets of other namespaces, and all that is not TCP. */
+/* Sockets get the backend of a service when they connect: their packets then go to the backend as if the process had
+ * asked for it, at no cost a packet. The programs are attached to the cgroup of the node's processes. They know the
+ * client by the cookie of its network namespace: a container, with TCP, or the node (service_host.h). What they do not
+ * see of a container takes the packet path (service_stages.h): sockets of other namespaces, and all that is not TCP. */
 #pragma once
-#include "net/netpila/service.h"
+#include "net/netpila/service_host.h"
 
-#define SOCK_STREAM	 1
-#define ECONNREFUSED	 111
 #define SOCK_ADDR_ALLOW	 1
 #define SOCK_ADDR_REFUSE 0
+#define ENOMEM		 12
+#define ECONNREFUSED	 111
 
 /* A container as a client, by the cookie of its network namespace. */
 struct svc_netns {
@@ -27,7 +27,7 @@ struct {
 	__uint(max_entries, 1); /* set at load */
 } pil_svcnetns_v1 SEC(".maps");
 
-/* What a socket is connected to, for getpeername: its process sees the address that it has asked for. */
+/* What a socket is connected to: its process sees the address that it has asked for. */
 struct svc_socket {
 	struct svc_key service;
 	struct addr backend;
@@ -58,63 +58,131 @@ static __always_inline void set_sock_address(struct bpf_sock_addr *ctx, const st
 	ctx->user_port = port;
 }
 
-/* service_connect replaces the destination of a TCP socket of a container that connects to a service of its tenant. */
-static __always_inline int service_connect(struct bpf_sock_addr *ctx)
+static __always_inline struct svc_key sock_key(const struct bpf_sock_addr *ctx)
 {
-	struct svc_socket *kept, now = {};
+	return (struct svc_key){.address = sock_address(ctx), .port = ctx->user_port, .proto = ctx->protocol};
+}
+
+static __always_inline int refuse(int error)
+{
+	bpf_set_retval(-error);
+	return SOCK_ADDR_REFUSE;
+}
+
+/* container_choose chooses a backend for a container that connects to a service of its tenant by TCP. */
+static __always_inline enum sock_choice container_choose(__u64 cookie, const struct svc_key *asked, struct svc_end *to)
+{
 	struct svc_netns *client;
 	struct svc_backend *b;
 	struct svc s = {};
-	__u64 cookie;
 	__u32 number;
 
-	if (ctx->type != SOCK_STREAM || ctx->protocol != NEXTHDR_TCP || !ctx->sk)
-		return SOCK_ADDR_ALLOW;
-	now.service.address = sock_address(ctx);
-	if (!in_services(&now.service.address))
-		return SOCK_ADDR_ALLOW;
-	now.service.port = ctx->user_port;
-	now.service.proto = NEXTHDR_TCP;
-	cookie = bpf_get_netns_cookie(ctx);
+	if (asked->proto != NEXTHDR_TCP || !in_services(&asked->address))
+		return NO_SERVICE;
 	client = bpf_map_lookup_elem(&pil_svcnetns_v1, &cookie);
-	if (!client || !client->services || services_number(&now.service.address) != client->services)
-		return SOCK_ADDR_ALLOW; /* the packet path decides, and refuses those of other tenants */
-	number = svc_choose(&now.service, &client->address, &s);
+	if (!client || !client->services || services_number(&asked->address) != client->services)
+		return NO_SERVICE; /* the packet path decides, and refuses those of other tenants */
+	number = svc_choose(asked, &client->address, &s);
 	if (!s.frontend)
-		return SOCK_ADDR_ALLOW;
+		return NO_SERVICE;
 	b = svc_backend_of(number);
-	if (!b) {
-		svc_count(s.frontend, true);
-		bpf_set_retval(-ECONNREFUSED);
-		return SOCK_ADDR_REFUSE;
-	}
-	now.backend = b->seen;
-	now.port = b->port;
-	kept = bpf_sk_storage_get(&pil_svcsockets_v1, ctx->sk, &now, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!kept)
-		return SOCK_ADDR_ALLOW; /* no memory: the packet path does it */
-	*kept = now;
-	svc_count(s.frontend, false);
+	svc_count(s.frontend, !b);
+	if (!b)
+		return NO_BACKEND;
 	if (s.affinity)
 		svc_keep_affinity(&s, &client->address, number);
-	set_sock_address(ctx, &now.backend, now.port);
+	to->address = b->seen;
+	to->port = b->port;
+	return CHOSEN;
+}
+
+/* service_connect replaces the destination of a socket that connects to a service. */
+static __always_inline int service_connect(struct bpf_sock_addr *ctx)
+{
+	struct svc_socket *kept, now = {};
+	struct svc_end to = {};
+	enum sock_choice choice;
+	__u64 cookie;
+	bool host;
+
+	if ((ctx->protocol != NEXTHDR_TCP && ctx->protocol != NEXTHDR_UDP) || !ctx->sk)
+		return SOCK_ADDR_ALLOW;
+	bpf_sk_storage_delete(&pil_svcsockets_v1, ctx->sk); /* of a connection before this one */
+	now.service = sock_key(ctx);
+	cookie = bpf_get_netns_cookie(ctx);
+	host = cookie == node_cookie;
+	choice = host ? host_choose(&now.service, NULL, &to) : container_choose(cookie, &now.service, &to);
+	if (choice == NO_SERVICE)
+		return SOCK_ADDR_ALLOW;
+	if (choice == NO_BACKEND)
+		return refuse(ECONNREFUSED);
+	now.backend = to.address;
+	now.port = to.port;
+	kept = bpf_sk_storage_get(&pil_svcsockets_v1, ctx->sk, &now, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!kept)
+		return host ? refuse(ENOMEM) : SOCK_ADDR_ALLOW; /* the packet path does it */
+	set_sock_address(ctx, &to.address, to.port);
 	return SOCK_ADDR_ALLOW;
 }
 
-/* service_peer gives the name of a socket's peer the address of the service. */
-static __always_inline int service_peer(struct bpf_sock_addr *ctx)
+/* connected_service gives the peer of a socket the address of the service that it is connected to, if any. */
+static __always_inline bool connected_service(struct bpf_sock_addr *ctx)
 {
 	struct svc_socket *kept;
 	struct addr peer;
 
-	if (ctx->type != SOCK_STREAM || !ctx->sk)
-		return SOCK_ADDR_ALLOW;
+	if (!ctx->sk)
+		return false;
 	kept = bpf_sk_storage_get(&pil_svcsockets_v1, ctx->sk, NULL, 0);
-	if (!kept)
-		return SOCK_ADDR_ALLOW;
 	peer = sock_address(ctx);
-	if (same_addr(&peer, &kept->backend) &&
-	    (__be16)ctx->user_port == kept->port) /* it may have connected elsewhere */
-		set_sock_address(ctx, &kept->service.address, kept->service.port);
+	if (!kept || !same_addr(&peer, &kept->backend) || (__be16)ctx->user_port != kept->port)
+		return false;
+	set_sock_address(ctx, &kept->service.address, kept->service.port);
+	return true;
+}
+
+/* service_peer is the program of getpeername. */
+static __always_inline int service_peer(struct bpf_sock_addr *ctx)
+{
+	connected_service(ctx);
+	return SOCK_ADDR_ALLOW;
+}
+
+/* service_send replaces the destination of a datagram to a service that a process of the node sends by a socket that is
+ * not connected to it. */
+static __always_inline int service_send(struct bpf_sock_addr *ctx)
+{
+	struct datagram_key key = {};
+	struct svc_key asked;
+	struct svc_end to = {};
+	enum sock_choice choice;
+
+	if (bpf_get_netns_cookie(ctx) != node_cookie)
+		return SOCK_ADDR_ALLOW;
+	asked = sock_key(ctx);
+	key.socket = bpf_get_socket_cookie(ctx);
+	choice = host_choose(&asked, &key, &to);
+	if (choice == NO_SERVICE)
+		return SOCK_ADDR_ALLOW;
+	if (choice == NO_BACKEND)
+		return refuse(ECONNREFUSED);
+	set_sock_address(ctx, &to.address, to.port);
+	return SOCK_ADDR_ALLOW;
+}
+
+/* service_receive gives a datagram of a backend the address of the service as its source. */
+static __always_inline int service_receive(struct bpf_sock_addr *ctx)
+{
+	struct datagram_key key = {};
+	struct datagram_peer *sent;
+
+	if (bpf_get_netns_cookie(ctx) != node_cookie || connected_service(ctx))
+		return SOCK_ADDR_ALLOW;
+	key.socket = bpf_get_socket_cookie(ctx);
+	key.peer.address = sock_address(ctx);
+	key.peer.port = ctx->user_port;
+	sent = bpf_map_lookup_elem(&pil_svcudp_v1, &key);
+	if (sent)
+		set_sock_address(ctx, &sent->other.address, sent->other.port);
 	return SOCK_ADDR_ALLOW;
 }

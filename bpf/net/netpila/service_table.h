@@ -26,6 +26,13 @@ static __always_inline bool is_hairpin_alias(const struct addr *a)
 	return !a->lo;
 }
 
+/* An address and a port. */
+struct svc_end {
+	struct addr address;
+	__be16 port;
+	__u8 zero[6];
+};
+
 /* A port of a service. */
 struct svc_key {
 	struct addr address;

@@ -703,6 +703,7 @@ const (
 	PilasterMapPilSvcpeersV1       = "pil_svcpeers_v1"
 	PilasterMapPilSvcsetsV1        = "pil_svcsets_v1"
 	PilasterMapPilSvcsocketsV1     = "pil_svcsockets_v1"
+	PilasterMapPilSvcudpV1         = "pil_svcudp_v1"
 	PilasterMapPilSvcwork          = "pil_svcwork"
 	PilasterMapPilTenantsV2        = "pil_tenants_v2"
 	PilasterMapPilUplinksV1        = "pil_uplinks_v1"
@@ -736,6 +737,8 @@ const (
 	PilasterProgPilOffloadIn       = "pil_offload_in"
 	PilasterProgPilOffloadOut      = "pil_offload_out"
 	PilasterProgPilPortIn          = "pil_port_in"
+	PilasterProgPilRecvmsg6        = "pil_recvmsg6"
+	PilasterProgPilSendmsg6        = "pil_sendmsg6"
 	PilasterProgPilServiceIn       = "pil_service_in"
 	PilasterProgPilServiceOut      = "pil_service_out"
 	PilasterProgPilSetKey          = "pil_set_key"
@@ -851,6 +854,8 @@ type PilasterProgramSpecs struct {
 	PilOffloadIn    *ebpf.ProgramSpec `ebpf:"pil_offload_in"`
 	PilOffloadOut   *ebpf.ProgramSpec `ebpf:"pil_offload_out"`
 	PilPortIn       *ebpf.ProgramSpec `ebpf:"pil_port_in"`
+	PilRecvmsg6     *ebpf.ProgramSpec `ebpf:"pil_recvmsg6"`
+	PilSendmsg6     *ebpf.ProgramSpec `ebpf:"pil_sendmsg6"`
 	PilServiceIn    *ebpf.ProgramSpec `ebpf:"pil_service_in"`
 	PilServiceOut   *ebpf.ProgramSpec `ebpf:"pil_service_out"`
 	PilSetKey       *ebpf.ProgramSpec `ebpf:"pil_set_key"`
@@ -930,6 +935,7 @@ type PilasterMapSpecs struct {
 	PilSvcpeersV1       *ebpf.MapSpec `ebpf:"pil_svcpeers_v1"`
 	PilSvcsetsV1        *ebpf.MapSpec `ebpf:"pil_svcsets_v1"`
 	PilSvcsocketsV1     *ebpf.MapSpec `ebpf:"pil_svcsockets_v1"`
+	PilSvcudpV1         *ebpf.MapSpec `ebpf:"pil_svcudp_v1"`
 	PilSvcwork          *ebpf.MapSpec `ebpf:"pil_svcwork"`
 	PilTenantsV2        *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
 	PilUplinksV1        *ebpf.MapSpec `ebpf:"pil_uplinks_v1"`
@@ -1067,6 +1073,7 @@ type PilasterMaps struct {
 	PilSvcpeersV1       *ebpf.Map `ebpf:"pil_svcpeers_v1"`
 	PilSvcsetsV1        *ebpf.Map `ebpf:"pil_svcsets_v1"`
 	PilSvcsocketsV1     *ebpf.Map `ebpf:"pil_svcsockets_v1"`
+	PilSvcudpV1         *ebpf.Map `ebpf:"pil_svcudp_v1"`
 	PilSvcwork          *ebpf.Map `ebpf:"pil_svcwork"`
 	PilTenantsV2        *ebpf.Map `ebpf:"pil_tenants_v2"`
 	PilUplinksV1        *ebpf.Map `ebpf:"pil_uplinks_v1"`
@@ -1143,6 +1150,7 @@ func (m *PilasterMaps) Close() error {
 		m.PilSvcpeersV1,
 		m.PilSvcsetsV1,
 		m.PilSvcsocketsV1,
+		m.PilSvcudpV1,
 		m.PilSvcwork,
 		m.PilTenantsV2,
 		m.PilUplinksV1,
@@ -1226,6 +1234,8 @@ type PilasterPrograms struct {
 	PilOffloadIn    *ebpf.Program `ebpf:"pil_offload_in"`
 	PilOffloadOut   *ebpf.Program `ebpf:"pil_offload_out"`
 	PilPortIn       *ebpf.Program `ebpf:"pil_port_in"`
+	PilRecvmsg6     *ebpf.Program `ebpf:"pil_recvmsg6"`
+	PilSendmsg6     *ebpf.Program `ebpf:"pil_sendmsg6"`
 	PilServiceIn    *ebpf.Program `ebpf:"pil_service_in"`
 	PilServiceOut   *ebpf.Program `ebpf:"pil_service_out"`
 	PilSetKey       *ebpf.Program `ebpf:"pil_set_key"`
@@ -1264,6 +1274,8 @@ func (p *PilasterPrograms) Close() error {
 		p.PilOffloadIn,
 		p.PilOffloadOut,
 		p.PilPortIn,
+		p.PilRecvmsg6,
+		p.PilSendmsg6,
 		p.PilServiceIn,
 		p.PilServiceOut,
 		p.PilSetKey,

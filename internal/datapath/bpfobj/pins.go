@@ -28,6 +28,7 @@ const (
 	PinServiceClients     = "pil_svcclients_v1"
 	PinServiceNetns       = "pil_svcnetns_v1"
 	PinServiceSockets     = "pil_svcsockets_v1"
+	PinServiceDatagrams   = "pil_svcudp_v1"
 	PinExposed            = "pil_exposed_v1"
 	PinExposedTargets     = "pil_extargets_v1"
 	PinExposedConnections = "pil_exconns_v1"

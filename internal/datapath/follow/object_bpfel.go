@@ -121,6 +121,7 @@ const (
 	objectMapPilSvcpeersV1       = "pil_svcpeers_v1"
 	objectMapPilSvcsetsV1        = "pil_svcsets_v1"
 	objectMapPilSvcsocketsV1     = "pil_svcsockets_v1"
+	objectMapPilSvcudpV1         = "pil_svcudp_v1"
 	objectMapPilSvcwork          = "pil_svcwork"
 	objectMapPilTenantsV2        = "pil_tenants_v2"
 	objectMapPilTrace            = "pil_trace"
@@ -325,6 +326,7 @@ type objectMapSpecs struct {
 	PilSvcpeersV1       *ebpf.MapSpec `ebpf:"pil_svcpeers_v1"`
 	PilSvcsetsV1        *ebpf.MapSpec `ebpf:"pil_svcsets_v1"`
 	PilSvcsocketsV1     *ebpf.MapSpec `ebpf:"pil_svcsockets_v1"`
+	PilSvcudpV1         *ebpf.MapSpec `ebpf:"pil_svcudp_v1"`
 	PilSvcwork          *ebpf.MapSpec `ebpf:"pil_svcwork"`
 	PilTenantsV2        *ebpf.MapSpec `ebpf:"pil_tenants_v2"`
 	PilTrace            *ebpf.MapSpec `ebpf:"pil_trace"`
@@ -473,6 +475,7 @@ type objectMaps struct {
 	PilSvcpeersV1       *ebpf.Map `ebpf:"pil_svcpeers_v1"`
 	PilSvcsetsV1        *ebpf.Map `ebpf:"pil_svcsets_v1"`
 	PilSvcsocketsV1     *ebpf.Map `ebpf:"pil_svcsockets_v1"`
+	PilSvcudpV1         *ebpf.Map `ebpf:"pil_svcudp_v1"`
 	PilSvcwork          *ebpf.Map `ebpf:"pil_svcwork"`
 	PilTenantsV2        *ebpf.Map `ebpf:"pil_tenants_v2"`
 	PilTrace            *ebpf.Map `ebpf:"pil_trace"`
@@ -555,6 +558,7 @@ func (m *objectMaps) Close() error {
 		m.PilSvcpeersV1,
 		m.PilSvcsetsV1,
 		m.PilSvcsocketsV1,
+		m.PilSvcudpV1,
 		m.PilSvcwork,
 		m.PilTenantsV2,
 		m.PilTrace,

@@ -15,11 +15,11 @@ import (
 )
 
 // cgroupPins are the pins of the programs for sockets.
-var cgroupPins = []string{"connect6", "getpeername6"}
+var cgroupPins = []string{"connect6", "getpeername6", "sendmsg6", "recvmsg6"}
 
 // AttachSockets attaches the programs that give sockets of a cgroup a backend when they connect to a service, or
-// replaces those of an earlier process. Without a cgroup it detaches them: then packets are translated. The links are
-// pinned.
+// replaces those of an earlier process. Without a cgroup it detaches them: then packets of containers are translated,
+// and processes of the node reach no services. The links are pinned.
 func (d *Hooks) AttachSockets(root string) error {
 	if root == "" {
 		for _, pin := range cgroupPins {
@@ -39,6 +39,8 @@ func (d *Hooks) AttachSockets(root string) error {
 	}{
 		{cgroupPins[0], ebpf.AttachCGroupInet6Connect, d.Objects.PilConnect6},
 		{cgroupPins[1], ebpf.AttachCgroupInet6GetPeername, d.Objects.PilGetpeername6},
+		{cgroupPins[2], ebpf.AttachCGroupUDP6Sendmsg, d.Objects.PilSendmsg6},
+		{cgroupPins[3], ebpf.AttachCGroupUDP6Recvmsg, d.Objects.PilRecvmsg6},
 	} {
 		if err := d.attachSocket(root, filepath.Join(d.LinksDir(), h.pin), h.attach, h.program); err != nil {
 			return fmt.Errorf("attach %s to cgroup %s: %w", h.pin, root, err)

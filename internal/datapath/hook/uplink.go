@@ -372,8 +372,8 @@ func (d *Hooks) isOurLink(h hook, p link.AttachedProgram) bool {
 }
 
 // BlockUnclaimedPrefixes gives the node its own address, prefix::1, and makes the rest of its /64, its /64 of egress
-// addresses, the private prefix, and, if they are reserved, its locator and the SIR prefix unreachable: a packet that
-// no program takes must not follow the default route.
+// addresses, the private prefix, that of services, and, if they are reserved, its locator and the SIR prefix
+// unreachable: a packet that no program takes must not follow the default route.
 func (d *Hooks) BlockUnclaimedPrefixes() error {
 	lo, err := d.Netlink.LinkByName("lo")
 	if err != nil {
@@ -384,6 +384,9 @@ func (d *Hooks) BlockUnclaimedPrefixes() error {
 		return fmt.Errorf("give lo the node address %v: %w", self.IPNet, err)
 	}
 	blocked := []netip.Prefix{d.NodePrefix, d.Plan.Private}
+	if services, err := d.Plan.ServicePrefix(); err == nil { // else the cluster has none
+		blocked = append(blocked, services)
+	}
 	if egress, ok := d.Plan.EgressNode(d.NodePrefix); ok && egress != d.NodePrefix {
 		blocked = append(blocked, egress)
 	}
