@@ -13,7 +13,7 @@ import (
 
 const (
 	servicesOfTenant = 3
-	policiesOfTenant = 3
+	policiesOfTenant = 2
 )
 
 // portKeys are ports that a service may have, and targets are ports at which each container serves.
@@ -81,7 +81,7 @@ func (m *model) applyService(is *modelService) string {
 	}
 	keep := portKeys[m.random.IntN(len(portKeys))]
 	for _, k := range portKeys {
-		if k == keep || m.random.IntN(3) > 0 {
+		if k == keep || m.random.IntN(4) > 0 {
 			s.Ports = append(s.Ports, &pilasterv1.ServicePort{Name: fmt.Sprintf("p%d-%c", k.port, k.protocol[0]|0x20),
 				Protocol: k.protocol, Port: uint32(k.port), Target: uint32(targets[m.random.IntN(2)])})
 		}
@@ -130,10 +130,10 @@ func (m *model) deleteService(is *modelService) string {
 	return fmt.Sprintf("delete %s/%s", is.tenant, is.name)
 }
 
-// setEndpoint sets whether a container is ready or terminating. Half of the containers are neither.
+// setEndpoint sets whether a container is ready, and whether it is terminating.
 func (m *model) setEndpoint(c *container) string {
 	m.Helper()
-	c.notReady, c.terminating = m.random.IntN(3) == 0, m.random.IntN(3) == 0
+	c.notReady, c.terminating = m.random.IntN(4) == 0, m.random.IntN(4) == 0
 	ready := !c.notReady
 	_, err := m.Agent(c.node).SetEndpoint(m.Context(), connect.NewRequest(&pilasterv1.SetEndpointRequest{
 		Key: m.ContainerID(c.name), Ready: &ready, Terminating: &c.terminating,

@@ -19,7 +19,7 @@ const (
 	// inForce bounds the time from the end of changes' calls until all nodes do as they say, also on a busy machine.
 	inForce = 5 * time.Second
 	// changesInCI is the number of changes without PILASTER_SERVICES_CHANGES.
-	changesInCI = 150
+	changesInCI = 300
 	// mostAtOnce is the maximum number of changes between two rounds of probes.
 	mostAtOnce = 6
 	// probesOfRound is the number of probes of a round, and rounds how many must be as predicted one after the other:
@@ -44,8 +44,12 @@ type model struct {
 	seed   uint64
 
 	connections, served, refused, denied int
+	affine                               int // connections to one of several backends by affinity
 	took                                 []time.Duration
 	refuted                              map[rule]int
+
+	kept   map[flowKey]string // backends by affinity
+	keptBy map[flowKey]probe
 }
 
 // TestModel makes random changes of services, their endpoints, policies and the setting for nodes. A model predicts
@@ -58,12 +62,13 @@ func TestModel(t *testing.T) {
 	m := newModel(t)
 	changes := int(number(t, "PILASTER_SERVICES_CHANGES", changesInCI))
 	defer m.report()
-	for made := 0; made < changes; {
+	for made := 0; made < changes || made < 4*changes && len(m.needless()) > 0; {
 		var what []string
 		before := made
-		for range 1 + m.random.IntN(min(mostAtOnce, changes-made)) {
+		for range 1 + m.random.IntN(mostAtOnce) {
 			made++
 			what = append(what, m.change())
+			m.forget()
 		}
 		deep := made/thorough > before/thorough
 		m.settle(fmt.Sprintf("after change %d: %s", made, strings.Join(what, "; ")), deep)
@@ -71,11 +76,14 @@ func TestModel(t *testing.T) {
 			m.Fatalf("seed %d: the rest of the changes is left out", m.seed)
 		}
 	}
-	for _, r := range rules {
-		if m.refuted[r] == 0 {
-			t.Errorf("no connection has shown that the model needs the rule: %s", r)
-		}
+	for _, r := range m.needless() {
+		t.Errorf("no connection has shown that the model needs the rule: %s", r)
 	}
+}
+
+// needless are the rules without which the model would have predicted all that was observed.
+func (m *model) needless() []rule {
+	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return m.refuted[r] > 0 })
 }
 
 func newModel(t *testing.T) *model {
@@ -83,7 +91,7 @@ func newModel(t *testing.T) *model {
 		Nodes: []string{"n1", "n2", "n3"}, Device: labtest.Device(), Outside: []lab.OutsideHost{{Name: internet}},
 		Racks: map[string]string{"n1": "near", "n2": "near", "n3": "far"},
 	}
-	m := &model{refuted: map[rule]int{}, seed: number(t, "PILASTER_SERVICES_SEED", rand.Uint64()), state: state{
+	m := &model{refuted: map[rule]int{}, kept: map[flowKey]string{}, keptBy: map[flowKey]probe{}, seed: number(t, "PILASTER_SERVICES_SEED", rand.Uint64()), state: state{
 		containers: map[string]*container{}, services: map[string]*modelService{},
 		policies: map[string]*modelPolicy{}, nodes: map[string]string{}, ingress: map[string]string{},
 		zones: s.Racks, address: map[string]netip.Addr{},
@@ -150,8 +158,9 @@ func (m *model) report() {
 	at := func(share float64) time.Duration {
 		return m.took[int(share*float64(len(m.took)-1))].Round(time.Millisecond)
 	}
-	m.Logf("%d connections in the rounds as predicted: served %d, refused %d, denied or without service %d; changes "+
-		"are in force: P50 %v, P99 %v, at most %v", m.connections, m.served, m.refused, m.denied, at(.5), at(.99), at(1))
+	m.Logf("%d connections in the rounds as predicted: served %d, refused %d, denied or without service %d; with "+
+		"affinity %d; changes are in force: P50 %v, P99 %v, at most %v", m.connections, m.served, m.refused, m.denied,
+		m.affine, at(.5), at(.99), at(1))
 	for _, r := range rules {
 		m.Logf("without the rule %q, the model is wrong about %d", r, m.refuted[r])
 	}
@@ -168,7 +177,7 @@ func (m *model) settle(when string, deep bool) {
 	var observed [][]string
 	for len(observed) < enough {
 		began := time.Since(returned)
-		outcomes, wrong := m.round(probes, began, observed)
+		outcomes, wrong := m.round(probes, began, len(observed))
 		switch {
 		case len(wrong) == 0:
 			if len(observed) == 0 {
@@ -192,31 +201,66 @@ func (m *model) settle(when string, deep bool) {
 }
 
 // round makes a connection for each probe, and returns what is not as predicted.
-func (m *model) round(probes []probe, since time.Duration, before [][]string) (outcomes, wrong []string) {
+func (m *model) round(probes []probe, since time.Duration, before int) (outcomes, wrong []string) {
 	m.Helper()
 	attempts, cgroups, expect := make([]Attempt, len(probes)), make([]string, len(probes)), make([]expected, len(probes))
 	for i, p := range probes {
 		expect[i] = m.predict(p, "")
 		// Resets and errors that are packets of the data path come at a limited rate.
-		expect[i].rarely = len(before) >= rounds && !p.byCall()
+		expect[i].rarely = before >= rounds && !p.byCall()
 		attempts[i] = Attempt{m.places.index[p.place], p.port.protocol, p.to, expect[i].must()}
 		cgroups[i] = p.cgroup
 	}
 	// Right after a change, a connection without an answer is one that the change has not reached yet.
 	outcomes = m.places.connect(attempts, cgroups, min(max(100*time.Millisecond, since), 3*time.Second))
 	for i, p := range probes {
+		if p.service.affinity && m.kept[p.key()] != "" && len(expect[i].names) > 1 {
+			m.affine++
+		}
 		switch {
 		case !expect[i].agrees(outcomes[i]):
 			wrong = append(wrong, fmt.Sprintf("%v: %s, must be %v", p, outcomes[i], expect[i]))
-		case p.service.affinity && strings.Contains(outcomes[i], ":"):
-			for _, o := range before {
-				if strings.Contains(o[i], ":") && o[i] != outcomes[i] {
-					wrong = append(wrong, fmt.Sprintf("%v: %s, and before %s, in spite of affinity", p, outcomes[i], o[i]))
-				}
-			}
+		case p.service.affinity && m.kept[p.key()] != "" && outcomes[i] != m.kept[p.key()]:
+			wrong = append(wrong, fmt.Sprintf("%v: %s, and with affinity before: %s", p, outcomes[i], m.kept[p.key()]))
 		}
 	}
+	m.keep(probes, outcomes)
 	return outcomes, wrong
+}
+
+// flowKey is what the affinity of a connection depends on.
+type flowKey struct {
+	place string
+	to    netip.AddrPort
+	portKey
+}
+
+func (p probe) key() flowKey { return flowKey{p.place, p.to, p.port} }
+
+// keep notes the backends that clients keep by affinity: those that they got last. Connections of a round are
+// concurrent, so of different ones neither is known to be the last.
+func (m *model) keep(probes []probe, outcomes []string) {
+	last := map[flowKey]string{}
+	for i, p := range probes {
+		if !p.service.affinity {
+			continue
+		}
+		got, twice := last[p.key()]
+		if last[p.key()] = outcomes[i]; twice && got != outcomes[i] || !strings.Contains(outcomes[i], ":") {
+			last[p.key()] = "" // not known
+		}
+		m.kept[p.key()], m.keptBy[p.key()] = last[p.key()], p
+	}
+}
+
+// forget drops the backends that a change takes from clients: they may get another one, also if it comes back.
+func (m *model) forget() {
+	for key, p := range m.keptBy {
+		if !p.service.affinity || p.from.isOutside() || !slices.Contains(m.predict(p, "").names, m.kept[key]) {
+			delete(m.kept, key)
+			delete(m.keptBy, key)
+		}
+	}
 }
 
 // count counts outcomes, and the rules without which they would not be as predicted.
@@ -250,7 +294,7 @@ func (m *model) cover(when string, probes []probe) {
 		seen := map[string]bool{}
 		many := slices.Repeat([]probe{p}, 20)
 		for n := 0; n < coverage && len(seen) < len(e.names); n += len(many) {
-			outcomes, wrong := m.round(many, inForce, nil)
+			outcomes, wrong := m.round(many, inForce, rounds)
 			if len(wrong) > 0 {
 				m.Errorf("%s: %s", when, wrong[0])
 				return

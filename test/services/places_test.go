@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -65,6 +66,7 @@ func TestPlacesProcess(*testing.T) {
 	if os.Getenv(placesVar) == "" {
 		return
 	}
+	runtime.LockOSThread()
 	in, out := gob.NewDecoder(os.Stdin), gob.NewEncoder(os.Stdout)
 	for {
 		var b batch

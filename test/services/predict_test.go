@@ -281,9 +281,10 @@ type probe struct {
 	to      netip.AddrPort
 }
 
-// byCall reports whether the programs of the cgroup translate or refuse, and not those of the packet path.
+// byCall reports whether a refusal is the result of the call that connects, and not a packet of the data path.
 func (p probe) byCall() bool {
-	return p.cgroup != "" && (p.from.container == nil || p.port.protocol == "TCP")
+	_, has := p.service.ports[p.port]
+	return p.cgroup != "" && (p.from.container == nil || p.port.protocol == "TCP" && has)
 }
 
 func (p probe) String() string {
