@@ -91,11 +91,15 @@ func newModel(t *testing.T) *model {
 		Nodes: []string{"n1", "n2", "n3"}, Device: labtest.Device(), Outside: []lab.OutsideHost{{Name: internet}},
 		Racks: map[string]string{"n1": "near", "n2": "near", "n3": "far"},
 	}
-	m := &model{refuted: map[rule]int{}, kept: map[flowKey]string{}, keptBy: map[flowKey]probe{}, seed: number(t, "PILASTER_SERVICES_SEED", rand.Uint64()), state: state{
-		containers: map[string]*container{}, services: map[string]*modelService{},
-		policies: map[string]*modelPolicy{}, nodes: map[string]string{}, ingress: map[string]string{},
-		zones: s.Racks, address: map[string]netip.Addr{},
-	}}
+	m := &model{
+		state: state{
+			containers: map[string]*container{}, services: map[string]*modelService{},
+			policies: map[string]*modelPolicy{}, nodes: map[string]string{}, ingress: map[string]string{},
+			zones: s.Racks, address: map[string]netip.Addr{},
+		},
+		refuted: map[rule]int{}, kept: map[flowKey]string{}, keptBy: map[flowKey]probe{},
+		seed: number(t, "PILASTER_SERVICES_SEED", rand.Uint64()),
+	}
 	m.random = rand.New(rand.NewPCG(m.seed, 0))
 	t.Logf("PILASTER_SERVICES_SEED=%d", m.seed)
 	for _, name := range []string{"blue", "glass"} {
@@ -203,7 +207,8 @@ func (m *model) settle(when string, deep bool) {
 // round makes a connection for each probe, and returns what is not as predicted.
 func (m *model) round(probes []probe, since time.Duration, before int) (outcomes, wrong []string) {
 	m.Helper()
-	attempts, cgroups, expect := make([]Attempt, len(probes)), make([]string, len(probes)), make([]expected, len(probes))
+	expect := make([]expected, len(probes))
+	attempts, cgroups := make([]Attempt, len(probes)), make([]string, len(probes))
 	for i, p := range probes {
 		expect[i] = m.predict(p, "")
 		// Resets and errors that are packets of the data path come at a limited rate.
@@ -221,7 +226,7 @@ func (m *model) round(probes []probe, since time.Duration, before int) (outcomes
 		case !expect[i].agrees(outcomes[i]):
 			wrong = append(wrong, fmt.Sprintf("%v: %s, must be %v", p, outcomes[i], expect[i]))
 		case p.service.affinity && m.kept[p.key()] != "" && outcomes[i] != m.kept[p.key()]:
-			wrong = append(wrong, fmt.Sprintf("%v: %s, and with affinity before: %s", p, outcomes[i], m.kept[p.key()]))
+			wrong = append(wrong, fmt.Sprintf("%v: %s, by affinity before: %s", p, outcomes[i], m.kept[p.key()]))
 		}
 	}
 	m.keep(probes, outcomes)
@@ -274,6 +279,9 @@ func (m *model) count(probes []probe, outcomes []string) {
 			m.refused++
 		default:
 			m.denied++
+		}
+		if !m.predict(p, "").agrees(outcomes[i]) {
+			continue // a refusal was left out
 		}
 		for _, r := range rules {
 			if !m.predict(p, r).agrees(outcomes[i]) {
