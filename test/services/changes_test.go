@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/internal/lab"
 )
 
 const (
@@ -34,8 +36,10 @@ func (m *model) change() string {
 		return m.deleteService(is)
 	case kind < 54:
 		return m.setEndpoint(c)
-	case kind < 68:
+	case kind < 66:
 		return m.label(c)
+	case kind < 68:
+		return m.replace(c)
 	case kind < 82:
 		return m.applyPolicy(m.one("blue", "glass"))
 	case kind < 92:
@@ -89,7 +93,7 @@ func (m *model) applyService(is *modelService) string {
 	slice := &pilasterv1.EndpointSlice{Tenant: is.tenant, Service: is.name, Name: "fixed"}
 	for _, f := range is.fixed {
 		slice.Endpoints = append(slice.Endpoints, &pilasterv1.ServiceEndpoint{
-			Address: m.containers[f.container].plaintext.String(), NotReady: f.notReady, Terminating: f.terminating,
+			Address: f.address.String(), NotReady: f.notReady, Terminating: f.terminating,
 		})
 	}
 	applied, err := m.Operator().ApplyServices(m.Context(), connect.NewRequest(&pilasterv1.ApplyServicesRequest{
@@ -112,7 +116,8 @@ func (m *model) applyService(is *modelService) string {
 func (m *model) chooseFixed(is *modelService) {
 	for _, c := range sorted(m.containers) {
 		if c.tenant == is.tenant && m.coin() {
-			is.fixed = append(is.fixed, fixedEndpoint{c.name, m.random.IntN(4) == 0, m.random.IntN(4) == 0})
+			notReady, terminating := m.random.IntN(4) == 0, m.random.IntN(4) == 0
+			is.fixed = append(is.fixed, fixedEndpoint{c.name, c.plaintext, c.node, notReady, terminating})
 		}
 	}
 }
@@ -150,6 +155,45 @@ func (m *model) label(c *container) string {
 	}))
 	must(m.T, err)
 	return fmt.Sprintf("%s: app %s", c.name, c.app)
+}
+
+// replace removes a container and adds another one in its place, with another address; also on another node, if its
+// tenant has a container left there. All nodes host all tenants, except meanwhile.
+func (m *model) replace(c *container) string {
+	m.Helper()
+	m.places.leave(c.name)
+	for _, end := range c.end {
+		end()
+	}
+	must(m.T, m.RemoveContainer(m.Context(), c.name))
+	for _, other := range m.containers {
+		if other != c && other.tenant == c.tenant && other.node == c.node {
+			c.node = m.one(m.NodeNames()...)
+			break
+		}
+	}
+	c.app, c.notReady, c.terminating = m.one(apps...), false, false
+	must(m.T, m.AddContainer(m.Context(), lab.Container{Name: c.name, Node: c.node, Tenant: c.tenant,
+		Labels: map[string]string{"app": c.app}}))
+	m.enter(c)
+	m.places.enter(c.name)
+	for key, backend := range m.kept {
+		if key.place == c.name || strings.HasPrefix(backend, c.name+":") {
+			delete(m.kept, key)
+		}
+	}
+	return fmt.Sprintf("new container %v", c)
+}
+
+// enter notes the address of a container, and runs its servers.
+func (m *model) enter(c *container) {
+	m.Helper()
+	is, err := m.Container(c.name)
+	must(m.T, err)
+	c.plaintext, c.end = is.Plaintext, nil
+	for _, port := range targets {
+		c.end = append(c.end, m.serveAt(c.name, port))
+	}
 }
 
 func (m *model) setNodes(tenant string) string {

@@ -52,11 +52,12 @@ type model struct {
 	keptBy map[flowKey]probe
 }
 
-// TestModel makes random changes of services, their endpoints, policies and the setting for nodes. A model predicts
-// which backends a new connection may get: of containers, by sockets that get their backend when they connect and by
-// sockets whose packets are translated; of processes of nodes; and of a host outside. After some changes at once,
-// rounds of connections must be as predicted, inForce after the last change at the latest; sometimes, each backend must
-// be seen that a client may get. Each rule of the model must be needed: what is observed refutes the model without it.
+// TestModel makes random changes of services, their endpoints, containers, policies and the setting for nodes. A model
+// predicts which backends a new connection may get: of containers, by sockets that get their backend when they connect
+// and by sockets whose packets are translated; of processes of nodes; and of a host outside. After some changes at
+// once, rounds of connections must be as predicted, inForce after the last change at the latest; sometimes, each
+// backend must be seen that a client may get. Each rule of the model must be needed: what is observed refutes the model
+// without it.
 // PILASTER_SERVICES_CHANGES is the number of changes; PILASTER_SERVICES_SEED repeats the choices of a run.
 func TestModel(t *testing.T) {
 	m := newModel(t)
@@ -116,12 +117,7 @@ func newModel(t *testing.T) *model {
 	room := func(o *lab.Options) { o.AgentArgs = []string{"--max-sessions", "2000000"} }
 	m.bed = &bed{Lab: labtest.New(t, s, room), T: t}
 	for _, c := range sorted(m.containers) {
-		is, err := m.Container(c.name)
-		must(t, err)
-		c.plaintext = is.Plaintext
-		for _, port := range targets {
-			m.serveAt(c.name, port)
-		}
+		m.enter(c)
 	}
 	for _, name := range append(m.NodeNames(), internet) {
 		a, err := m.Address(name)
@@ -136,6 +132,13 @@ func newModel(t *testing.T) *model {
 			m.routeTo(is, m.one(m.NodeNames()...))
 		}
 	}
+	m.Cleanup(func() {
+		for _, c := range m.containers {
+			for _, end := range c.end {
+				end()
+			}
+		}
+	})
 	m.places = newPlaces(m.bed)
 	return m
 }
@@ -200,7 +203,21 @@ func (m *model) settle(when string, deep bool) {
 		m.count(probes, outcomes)
 	}
 	if deep {
+		m.compare(probes)
 		m.cover(when, probes)
+	}
+}
+
+// compare counts the rules without which a client could get further backends: in many connections, none got one.
+func (m *model) compare(probes []probe) {
+	for _, p := range probes {
+		is := m.predict(p, "")
+		for _, r := range rules {
+			more := func(name string) bool { return !slices.Contains(is.names, name) }
+			if !p.service.affinity && slices.ContainsFunc(m.predict(p, r).names, more) {
+				m.refuted[r]++
+			}
+		}
 	}
 }
 
@@ -213,7 +230,7 @@ func (m *model) round(probes []probe, since time.Duration, before int) (outcomes
 		expect[i] = m.predict(p, "")
 		// Resets and errors that are packets of the data path come at a limited rate.
 		expect[i].rarely = before >= rounds && !p.byCall()
-		attempts[i] = Attempt{m.places.index[p.place], p.port.protocol, p.to, expect[i].must()}
+		attempts[i] = Attempt{m.places.path(p.place), p.port.protocol, p.to, expect[i].must()}
 		cgroups[i] = p.cgroup
 	}
 	// Right after a change, a connection without an answer is one that the change has not reached yet.

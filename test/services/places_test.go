@@ -21,8 +21,7 @@ import (
 // places has the namespaces of a lab, and a process in the cgroup of each node that connects from them.
 type places struct {
 	*bed
-	index   map[string]int // of a place's namespace
-	ns      []*netns.Namespace
+	ns      map[string]*netns.Namespace
 	process map[string]*exchange // by node
 }
 
@@ -35,10 +34,10 @@ type exchange struct {
 // Attempt is a new connection, or a new flow of datagrams, whose server answers with its name. The fields are those
 // that a process receives.
 type Attempt struct {
-	Place   int // index of its namespace
-	Network string
-	To      netip.AddrPort
-	Must    bool // be answered or refused; else silence is as likely
+	Namespace string // its path, also for a process with other mounts
+	Network   string
+	To        netip.AddrPort
+	Must      bool // be answered or refused; else silence is as likely
 }
 
 // batch are attempts at the same time, and how long the process waits for answers that must come.
@@ -60,8 +59,7 @@ const quiet = 3 * time.Millisecond
 
 const placesVar = "PILASTER_TEST_PLACES"
 
-// TestPlacesProcess is not a test but a process in a node's cgroup. It has the namespaces as files, and connects from
-// them as it reads.
+// TestPlacesProcess is not a test but a process in a node's cgroup, which connects as it reads.
 func TestPlacesProcess(*testing.T) {
 	if os.Getenv(placesVar) == "" {
 		return
@@ -73,7 +71,7 @@ func TestPlacesProcess(*testing.T) {
 		if err := in.Decode(&b); err != nil {
 			os.Exit(0) // the test has closed the pipe
 		}
-		outcomes, err := b.run(func(place int) int { return 3 + place })
+		outcomes, err := b.run()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -85,22 +83,19 @@ func TestPlacesProcess(*testing.T) {
 }
 
 func newPlaces(b *bed) *places {
-	p := &places{bed: b, index: map[string]int{}, process: map[string]*exchange{}}
-	var files []*os.File
+	p := &places{bed: b, ns: map[string]*netns.Namespace{}, process: map[string]*exchange{}}
+	b.Cleanup(func() {
+		for _, ns := range p.ns {
+			ns.Close()
+		}
+	})
 	for _, name := range b.PingTargets() {
-		ns, err := b.Namespace(name)
-		must(b.T, err)
-		b.Cleanup(func() { ns.Close() })
-		file, err := os.Open(ns.Path())
-		must(b.T, err)
-		defer file.Close()
-		p.index[name] = len(p.ns)
-		p.ns, files = append(p.ns, ns), append(files, file)
+		p.enter(name)
 	}
 	for _, node := range b.NodeNames() {
 		command := exec.Command("/proc/self/exe", "-test.run=^TestPlacesProcess$")
 		command.Env = append(os.Environ(), placesVar+"=1")
-		command.ExtraFiles, command.Stderr = files, os.Stderr
+		command.Stderr = os.Stderr
 		in, err := command.StdinPipe()
 		must(b.T, err)
 		out, err := command.StdoutPipe()
@@ -113,6 +108,25 @@ func newPlaces(b *bed) *places {
 		p.process[node] = &exchange{gob.NewEncoder(in), gob.NewDecoder(out)}
 	}
 	return p
+}
+
+// enter opens the namespace of a place, in which attempts then are made.
+func (p *places) enter(name string) {
+	p.Helper()
+	ns, err := p.Namespace(name)
+	must(p.T, err)
+	p.ns[name] = ns
+}
+
+// leave closes the namespace of a place, which is about to end.
+func (p *places) leave(name string) {
+	p.ns[name].Close()
+	delete(p.ns, name)
+}
+
+// path is where processes find the namespace of a place.
+func (p *places) path(name string) string {
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.ns[name].FD())
 }
 
 // connect makes attempts at the same time. Those with the name of a node run in its cgroup, the others in none.
@@ -141,7 +155,7 @@ func (p *places) connect(all []Attempt, cgroups []string, wait time.Duration) []
 	if b := batches[""]; b != nil {
 		var some []string
 		must(p.T, netns.OnThread(func() (err error) {
-			some, err = b.run(func(place int) int { return p.ns[place].FD() })
+			some, err = b.run()
 			return err
 		}))
 		put("", some)
@@ -164,15 +178,15 @@ type flow struct {
 }
 
 // run makes the attempts on this thread, which it leaves in another namespace.
-func (b batch) run(namespace func(place int) int) ([]string, error) {
+func (b batch) run() ([]string, error) {
 	flows := make([]flow, len(b.Attempts))
-	byPlace := map[int][]int{}
+	byPlace := map[string][]int{}
 	for i, a := range b.Attempts {
-		byPlace[a.Place] = append(byPlace[a.Place], i)
+		byPlace[a.Namespace] = append(byPlace[a.Namespace], i)
 	}
-	for place, some := range byPlace {
-		if err := unix.Setns(namespace(place), unix.CLONE_NEWNET); err != nil {
-			return nil, fmt.Errorf("enter namespace %d: %w", place, err)
+	for path, some := range byPlace {
+		if err := enter(path); err != nil {
+			return nil, err
 		}
 		for _, i := range some {
 			if err := flows[i].open(b.Attempts[i]); err != nil {
@@ -191,6 +205,19 @@ func (b batch) run(namespace func(place int) int) ([]string, error) {
 		}
 	}
 	return outcomes, nil
+}
+
+// enter moves this thread to a namespace.
+func enter(path string) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open namespace %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter namespace %s: %w", path, err)
+	}
+	return nil
 }
 
 // open begins an attempt. Its end resets a TCP connection, so that none stays.
@@ -273,8 +300,9 @@ func outcomeOf(err error) string {
 	return err.Error()
 }
 
-// serveAt runs servers in a container at a port, for both protocols, which answer with the container's name and port.
-func (b *bed) serveAt(container string, port uint16) {
+// serveAt runs servers in a container at a port, for both protocols, which answer with the container's name and port
+// until the returned function is called.
+func (b *bed) serveAt(container string, port uint16) (end func()) {
 	b.Helper()
 	ns, err := b.Namespace(container)
 	must(b.T, err)
@@ -285,11 +313,9 @@ func (b *bed) serveAt(container string, port uint16) {
 		if l, err = net.Listen("tcp6", fmt.Sprintf("[::]:%d", port)); err != nil {
 			return err
 		}
-		b.Cleanup(func() { l.Close() })
 		datagrams, err = net.ListenUDP("udp6", &net.UDPAddr{Port: int(port)})
 		return err
 	}))
-	b.Cleanup(func() { datagrams.Close() })
 	name := []byte(serverName(container, port))
 	go func() {
 		for {
@@ -315,6 +341,7 @@ func (b *bed) serveAt(container string, port uint16) {
 			}
 		}
 	}()
+	return func() { l.Close(); datagrams.Close() }
 }
 
 func serverName(container string, port uint16) string { return fmt.Sprintf("%s:%d", container, port) }

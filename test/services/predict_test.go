@@ -45,6 +45,7 @@ type container struct {
 	name, tenant, node, app string
 	plaintext               netip.Addr
 	notReady, terminating   bool
+	end                     []func() // its servers
 }
 
 // modelService is a service. One without an address is deleted.
@@ -75,6 +76,8 @@ func (c *container) String() string {
 
 type fixedEndpoint struct {
 	container             string
+	address               netip.Addr
+	host                  string // node that has the address
 	notReady, terminating bool
 }
 
@@ -118,6 +121,7 @@ type end struct {
 type expected struct {
 	names   []string // of servers, sorted
 	denied  bool     // a policy denies one of the backends: silence
+	gone    bool     // one of the backends is a fixed endpoint, and is no more
 	refused bool
 	nothing bool // no server, for whatever reason
 	rarely  bool // the refusal may be left out
@@ -149,14 +153,16 @@ func (s *state) predict(p probe, without rule) expected {
 	if without == byTarget {
 		target = p.port.port
 	}
-	for _, name := range s.active(is, node, p.at != atOwn, without) {
-		b := s.containers[name]
-		if !s.nodeReaches(p.from, b) && without != byNodes {
+	for _, to := range s.active(is, node, p.at != atOwn, without) {
+		b := s.containers[to.container]
+		if !s.nodeReaches(p.from, b.tenant, to.host) && without != byNodes {
 			continue
 		}
 		reached = true
-		if s.allows(p.from, b, portKey{p.port.protocol, target}, without) {
-			e.names = append(e.names, serverName(name, target))
+		if to.address != b.plaintext {
+			e.gone = true
+		} else if s.allows(p.from, b, portKey{p.port.protocol, target}, without) {
+			e.names = append(e.names, serverName(b.name, target))
 		} else {
 			e.denied = true
 		}
@@ -166,13 +172,15 @@ func (s *state) predict(p probe, without rule) expected {
 	return e
 }
 
-// active returns the containers that get new connections of clients on a node, or, for an exposed port, of those that
+// placed is an endpoint and its node, if it has one.
+type placed struct {
+	fixedEndpoint
+	node string
+}
+
+// active returns the endpoints that get new connections of clients on a node, or, for an exposed port, of those that
 // come in by it.
-func (s *state) active(is *modelService, node string, exposed bool, without rule) []string {
-	type placed struct {
-		fixedEndpoint
-		node string
-	}
+func (s *state) active(is *modelService, node string, exposed bool, without rule) []placed {
 	var all []placed
 	if is.app == "" {
 		for _, f := range is.fixed {
@@ -181,7 +189,7 @@ func (s *state) active(is *modelService, node string, exposed bool, without rule
 	} else {
 		for _, c := range s.containers {
 			if c.tenant == is.tenant && (c.app == is.app || without == byLabels) {
-				all = append(all, placed{fixedEndpoint{c.name, c.notReady, c.terminating}, c.node})
+				all = append(all, placed{fixedEndpoint{c.name, c.plaintext, c.node, c.notReady, c.terminating}, c.node})
 			}
 		}
 	}
@@ -202,22 +210,19 @@ func (s *state) active(is *modelService, node string, exposed bool, without rule
 	if !exposed && without != byDistribution && slices.ContainsFunc(all, near) {
 		all = slices.DeleteFunc(all, func(p placed) bool { return !near(p) })
 	}
-	var names []string
-	for _, p := range all {
-		names = append(names, p.container)
-	}
-	return names
+	return all
 }
 
 // isOutside reports whether an end is a host outside.
 func (e end) isOutside() bool { return e.container == nil && e.node == "" }
 
-// nodeReaches reports whether a node may open connections to a container, if the client is a process of a node.
-func (s *state) nodeReaches(from end, b *container) bool {
-	if from.container != nil || from.isOutside() || from.node == b.node {
+// nodeReaches reports whether a node may open connections to containers of a tenant on a node, if the client is a
+// process of a node.
+func (s *state) nodeReaches(from end, tenant, node string) bool {
+	if from.container != nil || from.isOutside() || from.node == node {
 		return true
 	}
-	allowed := s.nodes[b.tenant]
+	allowed := s.nodes[tenant]
 	prefix, err := netip.ParsePrefix(allowed)
 	return allowed == "allow" || err == nil && prefix.Contains(from.address)
 }
@@ -304,11 +309,12 @@ func (e expected) agrees(outcome string) bool {
 	case e.refused:
 		return outcome == refused || e.rarely && outcome == silent
 	}
-	return slices.Contains(e.names, outcome) || e.denied && (outcome == silent || outcome == denied)
+	return slices.Contains(e.names, outcome) || e.denied && (outcome == silent || outcome == denied) ||
+		e.gone && !strings.Contains(outcome, ":")
 }
 
 // must reports whether there is always an answer or an error.
-func (e expected) must() bool { return !e.nothing && !e.denied && !(e.refused && e.rarely) }
+func (e expected) must() bool { return !e.nothing && !e.denied && !e.gone && !(e.refused && e.rarely) }
 
 func (e expected) String() string {
 	switch {
@@ -316,8 +322,8 @@ func (e expected) String() string {
 		return "no server"
 	case e.refused:
 		return refused
-	case e.denied:
-		return fmt.Sprintf("%v or denied", e.names)
+	case e.denied, e.gone:
+		return fmt.Sprintf("%v or denied (%v) or gone (%v)", e.names, e.denied, e.gone)
 	}
 	return fmt.Sprint(e.names)
 }
