@@ -81,6 +81,11 @@ type fixedEndpoint struct {
 	notReady, terminating bool
 }
 
+func (f fixedEndpoint) String() string {
+	return fmt.Sprintf("%s at %v of %s, not ready %v, terminating %v", f.container, f.address, f.host, f.notReady,
+		f.terminating)
+}
+
 type portKey struct {
 	protocol string
 	port     uint16
