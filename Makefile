@@ -17,8 +17,8 @@ plugin_entry = $(if $(filter amd64,$(shell go env GOARCH)),-E main.start)
 as_root = $(if $(filter 0,$(shell id -u)),,$(error make $@ needs root: it creates network namespaces and loads eBPF programs))
 
 # The suites of `make long`, in its order. test/README.md describes each one and its duration.
-suites := policies routing restart churn egress scans chaos flannel kube-proxy accelerate fuzz soak mutation macvlan netkit vm-ovs \
-    network vm-ila packets offload evpn paper bench
+suites := policies routing restart churn egress services scans chaos flannel kube-proxy accelerate fuzz soak mutation macvlan \
+    netkit vm-ovs network vm-ila packets offload evpn paper bench
 
 .PHONY: help build plugin demo check test tests long $(suites) survive fuzz-long deps lint generate generated vm budget
 
@@ -70,7 +70,7 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	@trap '.ci/test-times $(times)' EXIT; \
 	    $(go_test) -p 3 -timeout 40m -skip '$(timed_tests)|$(evpn_tests)' $(slowest) ./... $(report); \
 	    $(go_test) -p 1 ./test/policies ./test/restart ./test/move ./internal/datapath ./internal/accelerate \
-	        ./test/services ./internal/bench/suites -run '$(timed_tests)' $(report) -v least=9; \
+	        ./test/services ./internal/bench/suites -run '$(timed_tests)' $(report) -v least=10; \
 	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \
 	    PILASTER_TEST_ACCELERATE=oncache $(go_test) ./internal/datapath -run '^TestNimitz' $(report) -v least=19
 # Tests that check durations or shares of CPUs, which need an otherwise idle machine.
@@ -220,6 +220,15 @@ egress: ## CHANGES=10000 of egress rules, gateways, policies, containers and nod
 	$(call suite,CHANGES=$(PILASTER_EGRESS_CHANGES)) bash -ec 'for device in veth macvlan; do \
 	    $(if $(SEED),PILASTER_EGRESS_SEED=$(SEED)) PILASTER_TEST_DEVICE=$$device $(go_test) -timeout 0 \
 	    -run "^TestModel$$" ./test/egress; done'
+
+# SEED=N repeats the choices of the run that printed it.
+services: export PILASTER_SERVICES_CHANGES := $(or $(CHANGES),10000)
+services: ## CHANGES=10000 of services, their endpoints, policies and nodes against a model of the backends, with veths and macvlans
+	@$(as_root)
+	@$(MAKE) deps build
+	$(call suite,CHANGES=$(PILASTER_SERVICES_CHANGES)) bash -ec 'for device in veth macvlan; do \
+	    $(if $(SEED),PILASTER_SERVICES_SEED=$(SEED)) PILASTER_TEST_DEVICE=$$device $(go_test) -timeout 0 \
+	    -run "^TestModel$$" ./test/services; done'
 
 scans: export PILASTER_ATTACK_SCAN   := $(or $(ADDRESSES),1000000)
 scans: export PILASTER_TEST_PATIENCE := 30m
