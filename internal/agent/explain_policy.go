@@ -594,7 +594,7 @@ func (c *Core) NoClient(source netip.Addr) (why string, err error) {
 	for _, p := range own {
 		if p.Contains(source) {
 			return fmt.Sprintf("the source is in %v of the cluster: containers use the service's own address, and "+
-				"processes of nodes reach no exposed ports", p), nil
+				"processes of nodes reach exposed ports of their own node only", p), nil
 		}
 	}
 	protected, is, err := c.driver.LookupAccess(0, source)

@@ -134,7 +134,7 @@ func TestExposed(t *testing.T) {
 				of.Destination = outside.Addr().Next()
 			}},
 		"from another node": {to: "near", want: "uplink, source: dropped exposed-source",
-			says: "processes of nodes reach no exposed ports",
+			says: "processes of nodes reach exposed ports of their own node only",
 			change: func(_ *exposedBed, of *agent.Connection, _ *trace.Way) {
 				of.Source = tenant.NodeAddress(another)
 			}},
