@@ -156,8 +156,8 @@ func (c *Core) whyBeyond(of Connection, from, to Explanation) (all []Reason, is 
 		if r.Allowed, err = c.IsExposed(own.Plaintext, of); err != nil {
 			return nil, true, err
 		}
-		if r.Access = "hosts outside reach this port by an exposed port of a service"; !r.Allowed {
-			r.Access = "hosts outside only answer: they open no connections to this port, which no service exposes"
+		if r.Access = "hosts outside reach this port by an exposed port of a service, or by a host port"; !r.Allowed {
+			r.Access = "hosts outside only answer: they open no connections to this port, which no service and no host port exposes"
 			return []Reason{r}, true, nil
 		}
 	default:
@@ -471,11 +471,11 @@ func (c *Core) whyService(of Connection, from Explanation) (all []Reason, is boo
 // Exposed is what the tables of this node say of packets that hosts outside send to an exposed port.
 type Exposed struct {
 	Served
-	IsNode  bool           // the address is this node's
-	Service string         // its tenant and name, if the agent knows it
-	Tenant  tenant.Tenant  // of the service
-	Choice  *dpapi.Choice  // what the connection gets; nil if the client's port decides and is not known
-	Client  netip.AddrPort // whose address is checked
+	IsNode bool           // the address is this node's
+	Name   string         // of the service or host port, for people
+	Tenant tenant.Tenant  // whose it is
+	Choice *dpapi.Choice  // what the connection gets; nil if the client's port decides and is not known
+	Client netip.AddrPort // whose address is checked
 }
 
 // ToNode reports whether the node's own stack gets the packets.
@@ -502,8 +502,8 @@ func (c *Core) Exposed(of Connection) (e Exposed, is bool, err error) {
 	}
 	e.FrontendKey = key
 	if e.IsNode && !found {
-		e.Drop, e.Because = dropreason.NoService, fmt.Sprintf("no service of a tenant on this node has node port %d/%v",
-			of.Port, protocol)
+		e.Drop, e.Because = dropreason.NoService, fmt.Sprintf("no service of a tenant on this node has node port %[1]d/%[2]v, "+
+			"and no container here has host port %[1]d/%[2]v", of.Port, protocol)
 		return e, true, nil
 	}
 	if why, err := c.NoClient(of.Source); err != nil || why != "" {
@@ -518,13 +518,18 @@ func (c *Core) Exposed(of Connection) (e Exposed, is bool, err error) {
 	return e, true, c.chooseExposed(&e, of)
 }
 
-// nameExposed finds the service and its tenant by what the orchestrator has sent.
+// nameExposed finds the container with a host port, or the service by what the orchestrator has sent, and the tenant.
 func (c *Core) nameExposed(e *Exposed) (s service.Service) {
 	for _, k := range c.tenants.All() {
 		if k.Tenant.ServicesNumber == e.Frontend.Exposed.Services {
 			e.Tenant = k.Tenant
 		}
 	}
+	if holder, is := c.services.HostPort(e.FrontendKey); is && e.IsNode {
+		e.Name = fmt.Sprintf("host port %d/%v of %s", e.Address.Port(), service.Protocol(e.Protocol), holder)
+		return s
+	}
+	e.Name = "a service"
 	for _, of := range c.services.At(e.Address.Addr()) {
 		if of.Tenant == e.Tenant.Name && slices.ContainsFunc(of.Ports, func(p service.Port) bool {
 			at := p.Port
@@ -533,7 +538,7 @@ func (c *Core) nameExposed(e *Exposed) (s service.Service) {
 			}
 			return at == e.Address.Port() && uint8(p.Protocol) == e.Protocol
 		}) {
-			s, e.Service = of, of.Name.String()
+			s, e.Name = of, "service "+of.Name.String()
 		}
 	}
 	return s
@@ -542,11 +547,7 @@ func (c *Core) nameExposed(e *Exposed) (s service.Service) {
 // chooseExposed finds the endpoint that a connection gets.
 func (c *Core) chooseExposed(e *Exposed, of Connection) error {
 	s := c.nameExposed(e)
-	name := "a service"
-	if e.Service != "" {
-		name = "service " + e.Service
-	}
-	e.Because = fmt.Sprintf("%s of tenant %s", name, e.Tenant.Name)
+	e.Because = fmt.Sprintf("%s of tenant %s", e.Name, e.Tenant.Name)
 	switch {
 	case len(e.Backends) == 0 && s.TrafficPolicy == service.Local:
 		e.Drop = dropreason.NoBackend
@@ -594,7 +595,7 @@ func (c *Core) NoClient(source netip.Addr) (why string, err error) {
 	for _, p := range own {
 		if p.Contains(source) {
 			return fmt.Sprintf("the source is in %v of the cluster: containers use the service's own address, and "+
-				"processes of nodes reach no exposed ports", p), nil
+				"processes of nodes reach exposed ports of their own node only", p), nil
 		}
 	}
 	protected, is, err := c.driver.LookupAccess(0, source)

@@ -50,6 +50,9 @@ func (c *Core) Linked() { c.services.Linked() }
 // SetAddresses sets the addresses of this node, which have changed.
 func (c *Core) SetAddresses(is services.Addresses) { c.services.SetAddresses(is) }
 
+// OrchestratorAt notes an address at which the agent calls the orchestrator. No service is exposed at it.
+func (c *Core) OrchestratorAt(a netip.Addr) { c.services.OrchestratorAt(a) }
+
 // IsOwn reports whether an address is one of this node.
 func (c *Core) IsOwn(a netip.Addr) bool { return c.services.IsOwn(a) }
 

@@ -132,7 +132,7 @@ func (c *Core) setRestored(ctx context.Context, r endpoint.Record, lost error) {
 	if r.State == endpoint.Active {
 		c.services.RestoreHostPorts(r)
 	} else if err := c.services.ReleaseHostPorts(r); err != nil {
-		c.log.Error("releasing the host ports of an endpoint failed", "endpoint", r.ID, "error", err)
+		c.log.Error("releasing the host ports of an endpoint failed; retrying", "endpoint", r.ID, "error", err)
 	}
 	if err := c.store.Put(r); err != nil {
 		c.log.Error("writing the state of an endpoint failed", "endpoint", r.ID, "state", r.State, "error", err)

@@ -52,7 +52,7 @@ func (p HostPort) check() error {
 		return nil
 	case a.IsLoopback():
 		return fmt.Errorf("host port %d at %v: hosts outside reach no loopback address, and processes of the node "+
-			"reach no host port; leave the address out", p.Host, a)
+			"reach host ports at its other addresses; leave the address out", p.Host, a)
 	case a.Is4() || a.Is4In6():
 		return fmt.Errorf("host port %d at %v: the network is IPv6; leave the address out, or use an IPv6 address of "+
 			"this node", p.Host, a)

@@ -12,9 +12,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -33,6 +35,7 @@ type Config struct {
 	// identifies this machine, so that another machine with a copy of its disk is detected; empty means a new UUID
 	Instance string
 	Received func(procedure string, message any) // called with each message from the orchestrator; may be nil
+	Calling  func(netip.Addr)                    // called before each connection to the orchestrator; may be nil
 	Log      *slog.Logger
 
 	Now func() time.Time // nil means time.Now
@@ -112,7 +115,7 @@ func Dial(ctx context.Context, c Config) (*Client, error) {
 func (c *Client) use(m *member) {
 	roots := x509.NewCertPool()
 	roots.AddCert(m.ca)
-	was := c.current.Swap(&identity{m, newTransport(&tls.Config{
+	was := c.current.Swap(&identity{m, c.config.newTransport(&tls.Config{
 		MinVersion: tls.VersionTLS13,
 		RootCAs:    roots,
 		ServerName: ServerName,
@@ -182,7 +185,7 @@ func (c Config) loadOrJoin(ctx context.Context) (*member, error) {
 }
 
 func (c Config) join(ctx context.Context, token Token) (*member, error) {
-	transport := newTransport(token.tlsConfig(c.Now))
+	transport := c.newTransport(token.tlsConfig(c.Now))
 	defer transport.CloseIdleConnections()
 	key, csr, err := request()
 	if err != nil {
@@ -220,10 +223,15 @@ func (c Config) join(ctx context.Context, token Token) (*member, error) {
 }
 
 // newTransport uses HTTP/2 only: bidirectional streams need it.
-func newTransport(t *tls.Config) *http.Transport {
+func (c Config) newTransport(t *tls.Config) *http.Transport {
 	var p http.Protocols
 	p.SetHTTP2(true)
-	dialer := net.Dialer{Timeout: 5 * time.Second}
+	dialer := net.Dialer{Timeout: 5 * time.Second, Control: func(_, to string, _ syscall.RawConn) error {
+		if at, err := netip.ParseAddrPort(to); err == nil && c.Calling != nil {
+			c.Calling(at.Addr())
+		}
+		return nil
+	}}
 	return &http.Transport{
 		Protocols:           &p,
 		TLSClientConfig:     t,

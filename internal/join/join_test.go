@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"math/big"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -87,6 +88,19 @@ func newTestMember(t testing.TB, name, uuid string, until time.Time) *member {
 		t.Fatal(err)
 	}
 	return m
+}
+
+// TestCalling: the address of a connection is known before it is made.
+func TestCalling(t *testing.T) {
+	var called []netip.Addr
+	c := Config{Calling: func(a netip.Addr) { called = append(called, a) }}
+	if conn, err := c.newTransport(nil).DialContext(t.Context(), "tcp", "[::1]:1"); err == nil {
+		conn.Close()
+		t.Fatal("port 1 answers")
+	}
+	if len(called) != 1 || called[0] != netip.IPv6Loopback() {
+		t.Errorf("called %v", called)
+	}
 }
 
 func TestMemberFile(t *testing.T) {

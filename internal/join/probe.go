@@ -16,7 +16,7 @@ func Probe(ctx context.Context, baseURL string, token Token) (ahead time.Duratio
 	}
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
-	transport := newTransport(token.tlsConfig(func() time.Time { return time.Time{} }))
+	transport := Config{}.newTransport(token.tlsConfig(func() time.Time { return time.Time{} }))
 	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, baseURL+"/readyz", nil)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -119,6 +120,7 @@ type daemon struct {
 	joined    chan *join.Client
 	changed   chan struct{} // receives a value when addresses of this node changed, for its registration
 	readdress chan struct{} // likewise, for node ports
+	calls     calls
 	reserved  chan struct{} // receives a value when the cluster has reserved a prefix
 	driver    DriverCloser
 	opened    []agent.Network // in that order
@@ -288,13 +290,41 @@ func (d *daemon) dial(ctx context.Context) (pilasterv1connect.NodeServiceClient,
 	c, err := join.Dial(ctx, join.Config{
 		URL: d.OrchestratorURL, Token: d.Token, StateDir: d.StateDir, NodeName: d.node.Name(), NodeUUID: d.node.UUID(),
 		Instance: instance,
-		Received: d.received.Count, Log: d.Log,
+		Received: d.received.Count, Calling: d.calls.note, Log: d.Log,
 	})
 	if err != nil {
 		return nil, err
 	}
 	d.joined <- c // dialled once
 	return c, nil
+}
+
+// calls has the addresses at which the agent has called the orchestrator.
+type calls struct {
+	mu  sync.Mutex
+	all []netip.Addr
+	to  func(netip.Addr) // gets each; nil before tell
+}
+
+func (c *calls) note(a netip.Addr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if slices.Contains(c.all, a) {
+		return
+	}
+	if c.all = append(c.all, a); c.to != nil {
+		c.to(a)
+	}
+}
+
+// tell passes the addresses on, also those that come later.
+func (c *calls) tell(to func(netip.Addr)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.to = to
+	for _, a := range c.all {
+		to(a)
+	}
 }
 
 func (d *daemon) keepCertificate(ctx context.Context) error {
@@ -407,6 +437,7 @@ func (d *daemon) start(ctx context.Context, g *errgroup.Group) error {
 	if err := core.Start(ctx); err != nil {
 		return stateError(err)
 	}
+	d.calls.tell(core.OrchestratorAt)
 	d.serveTraces(core, m, networks)
 	d.service.Serve(core, func() error { return cmp.Or(overlap.Problem(), d.link.Problem()) })
 	d.Log.Info("agent is ready", "node", d.node.Name(), "prefix", m.Prefix, "endpoints", len(core.Endpoints()))

@@ -59,6 +59,20 @@ func daemonOptions(t *testing.T, d *closing) Options {
 	return o
 }
 
+// TestCalls: each address of the orchestrator is told once, whether it was called before or later.
+func TestCalls(t *testing.T) {
+	var c calls
+	var told []netip.Addr
+	first, later := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
+	c.note(first)
+	c.tell(func(a netip.Addr) { told = append(told, a) })
+	c.note(first)
+	c.note(later)
+	if !slices.Equal(told, []netip.Addr{first, later}) {
+		t.Errorf("told %v", told)
+	}
+}
+
 // supervisor receives READY=1 as systemd does.
 func supervisor(t *testing.T) *net.UnixConn {
 	t.Helper()

@@ -90,6 +90,25 @@ func TestExposedChanges(t *testing.T) {
 	})
 }
 
+// TestOrchestratorsAddress: a service is not exposed at an address at which the agent calls the orchestrator, also after
+// addresses of the node have changed.
+func TestOrchestratorsAddress(t *testing.T) {
+	run(t, func(b *bed) {
+		s := outside(service.Cluster)
+		s.ExternalIPs = append(s.ExternalIPs, netip.MustParseAddr("2001:db8:7::a"))
+		s.NodePorts, s.Ports[0].NodePort = false, 0
+		b.apply(services.Update{Whole: true, Services: []service.Service{s}})
+		const own, kept = "[fd70:696c:7300:5::1]:80/6 1m0s:", "[2001:db8:7::a]:80/6 1m0s outside 5:"
+		b.check(own, "[2001:db8:7::9]:80/6 1m0s outside 5:", kept)
+		b.OrchestratorAt(s.ExternalIPs[0])
+		synctest.Wait()
+		b.check(own, kept)
+		b.SetAddresses(services.Addresses{Ports: []netip.Addr{own1}})
+		b.apply(services.Update{Whole: true, Services: []service.Service{s}})
+		b.check(own, kept)
+	})
+}
+
 // TestLoadBalancer: the load-balancer address is like an external one, and counts once if it is also one.
 func TestLoadBalancer(t *testing.T) {
 	const own, external = "[fd70:696c:7300:5::1]:80/6 1m0s: n2/2:8080", "[2001:db8:7::9]:80/6 1m0s outside 5: n2/2:8080"

@@ -38,18 +38,18 @@ func (t *tenantServices) frontends(
 		return f.all
 	}
 	f.choose(service.SelectExposed(s, endpoints, c.Node), as) // some of the above: those that are lost are counted
-	for _, a := range s.Outside() {
-		// The store refuses addresses of uplinks, but a node may have others, or get one later.
-		if slices.Contains(t.addresses.Own, a) {
-			c.Log.Warn("an external address of a service is one of this node's own, so it is not exposed here; use "+
-				"another, or remove it from the node's interface", "service", s.Name, "tenant", s.Tenant, "address", a)
+	// The store refuses addresses of uplinks, but a node may have others, or get one later.
+	external := slices.DeleteFunc(slices.Clone(s.Outside()), func(a netip.Addr) bool {
+		whose, remedy := t.addresses.forbid(a)
+		if whose != "" {
+			c.Log.Warn("an external address of a service is "+whose+", so it is not exposed here; "+remedy,
+				"service", s.Name, "tenant", s.Tenant, "address", a)
 		}
-	}
+		return whose != ""
+	})
 	for _, p := range s.Ports {
-		for _, a := range s.Outside() {
-			if !slices.Contains(t.addresses.Own, a) {
-				f.add(a, p.Port, p, dpapi.Exposed{Services: as.tenant.ServicesNumber})
-			}
+		for _, a := range external {
+			f.add(a, p.Port, p, dpapi.Exposed{Services: as.tenant.ServicesNumber})
 		}
 		if !s.NodePorts || p.NodePort == 0 {
 			continue

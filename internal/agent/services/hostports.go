@@ -24,6 +24,7 @@ import (
 type publisher struct {
 	record    endpoint.Record
 	published bool // the container is reachable: its frontends are written
+	leaving   bool // it gives its host ports free as soon as its frontends are deleted
 	// what the packet path has, as far as known; the zero Frontend: perhaps something
 	written map[dpapi.FrontendKey]dpapi.Frontend
 	err     error // why some are not in the packet path; nil if all are
@@ -232,7 +233,7 @@ func (m *Manager) PublishHostPorts(r endpoint.Record) error {
 	defer m.writing.Unlock()
 	m.mu.Lock()
 	p := m.hosts.find(r.ID)
-	p.record, p.published = r, true
+	p.record, p.published, p.leaving = r, true, false
 	m.mu.Unlock()
 	if err := m.publish(p); errors.Is(err, endpoint.ErrExhausted) {
 		return refusal.New(refusal.ErrExhausted, "host ports: %w", err)
@@ -245,14 +246,19 @@ func (m *Manager) PublishHostPorts(r endpoint.Record) error {
 func (m *Manager) RestoreHostPorts(r endpoint.Record) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(r.HostPorts) > 0 && m.hosts.find(r.ID) == nil {
-		m.hosts.add(&publisher{record: r, published: true})
-		m.wake()
+	if len(r.HostPorts) == 0 {
+		return
 	}
+	if p := m.hosts.find(r.ID); p == nil {
+		m.hosts.add(&publisher{record: r, published: true})
+	} else { // they are not free yet
+		p.published, p.leaving, m.hosts.changed = true, false, true
+	}
+	m.wake()
 }
 
-// ReleaseHostPorts deletes the host ports of a container and gives them free. After an error they stay, and the next
-// call continues.
+// ReleaseHostPorts deletes the host ports of a container and gives them free. After an error they stay until Run, or
+// the next call, has deleted them.
 func (m *Manager) ReleaseHostPorts(r endpoint.Record) error {
 	if len(r.HostPorts) == 0 {
 		return nil
@@ -265,13 +271,20 @@ func (m *Manager) ReleaseHostPorts(r endpoint.Record) error {
 		m.mu.Unlock()
 		return nil
 	}
-	p.published = false
+	p.published, p.leaving = false, true
 	m.mu.Unlock()
 	if err := m.publish(p); err != nil {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.hosts.changed = true
+		m.wake()
 		return fmt.Errorf("delete host ports: %w", err)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	return nil
+}
+
+// free gives the host ports of a container free, whose frontends are deleted. The caller holds the lock.
+func (m *Manager) free(p *publisher) {
 	m.hosts.remove(p)
 	for _, t := range m.tenants { // services that had to leave these ports out
 		for name := range t.unexposed {
@@ -279,7 +292,6 @@ func (m *Manager) ReleaseHostPorts(r endpoint.Record) error {
 		}
 	}
 	m.wake()
-	return nil
 }
 
 // CheckHostPorts compares the host ports of a container with the packet path.
@@ -349,8 +361,8 @@ func (m *Manager) wanted(p *publisher) (all map[dpapi.FrontendKey]dpapi.Frontend
 	return all, problem
 }
 
-// publish writes what a container should have, and returns why the packet path did not take it. The caller holds
-// m.writing.
+// publish writes what a container should have, and returns why the packet path did not take it. One that is leaving
+// then goes. The caller holds m.writing.
 func (m *Manager) publish(p *publisher) error {
 	m.mu.Lock()
 	is, problem := m.wanted(p)
@@ -372,7 +384,9 @@ func (m *Manager) publish(p *publisher) error {
 	} else {
 		p.written = unknown(is, p.written)
 	}
-	p.err = cmp.Or(err, problem)
+	if p.err = cmp.Or(err, problem); err == nil && p.leaving {
+		m.free(p)
+	}
 	return err
 }
 

@@ -229,12 +229,14 @@ func TestHostPortFails(t *testing.T) {
 		if err := b.ClaimHostPorts(publishing(t, 2, "8080:80")); err == nil {
 			t.Error("a port that may be in the packet path is free")
 		}
+		b.checkProblems("host ports of container c1 (endpoint 1) are not as they should be: full")
 		b.SetFail(nil)
 		if err := b.ReleaseHostPorts(r); err != nil {
 			t.Error(err)
 		}
 		b.check()
 		b.publish(r)
+		time.Sleep(time.Minute) // until the failures are forgotten
 		b.SetFail(full)
 		b.SetAddresses(services.Addresses{Ports: ports})
 		synctest.Wait()
@@ -244,6 +246,38 @@ func TestHostPortFails(t *testing.T) {
 		synctest.Wait()
 		b.check("[fd70:696c:6100:1::1]:8080/6 0s node 5: n1/1:80", "[2001:db8:1::1]:8080/6 0s node 5: n1/1:80")
 		b.checkProblems()
+	})
+}
+
+// TestReleaseFails: the host ports of a lost container that could not be deleted go later, without another call, and
+// are free then. A container that is back meanwhile keeps them.
+func TestReleaseFails(t *testing.T) {
+	run(t, func(b *bed) {
+		r := publishing(t, 1, "8080:80")
+		b.publish(r)
+		failing := func() {
+			t.Helper()
+			b.SetFail(errors.New("full"))
+			if err := b.ReleaseHostPorts(r); err == nil {
+				t.Error("released without the packet path")
+			}
+			synctest.Wait()
+			b.checkProblems("host ports of container c1 (endpoint 1) are not as they should be: full")
+		}
+		later := func() {
+			b.SetFail(nil)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			b.checkProblems()
+		}
+		failing()
+		b.RestoreHostPorts(r)
+		later()
+		b.check("[fd70:696c:6100:1::1]:8080/6 0s node 5: n1/1:80")
+		failing()
+		later()
+		b.check()
+		b.publish(publishing(t, 2, "8080:80"))
 	})
 }
 

@@ -54,10 +54,24 @@ type Config struct {
 type Addresses struct {
 	Own   []netip.Addr // all that are valid beyond a link; no service has one of them as an external address here
 	Ports []netip.Addr // at which hosts outside of the cluster reach node ports
+	// orchestrator are those at which the agent calls it: no service has one as an external address here, or the
+	// agent would call the service
+	orchestrator []netip.Addr
 }
 
 func (a Addresses) equal(b Addresses) bool {
-	return slices.Equal(a.Own, b.Own) && slices.Equal(a.Ports, b.Ports)
+	return slices.Equal(a.Own, b.Own) && slices.Equal(a.Ports, b.Ports) && slices.Equal(a.orchestrator, b.orchestrator)
+}
+
+// forbid returns whose address is none that a service may have at this node, and what to do; "" if it may.
+func (a Addresses) forbid(external netip.Addr) (whose, remedy string) {
+	switch {
+	case slices.Contains(a.Own, external):
+		return "one of this node's own", "use another, or remove it from the node's interface"
+	case slices.Contains(a.orchestrator, external):
+		return "that of the orchestrator", "use another"
+	}
+	return "", ""
 }
 
 // Tenants is what a Manager reads and records of the node's tenants.
@@ -149,8 +163,20 @@ func (m *Manager) TenantChanged(name string) {
 func (m *Manager) SetAddresses(is Addresses) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	is.orchestrator = m.addresses.orchestrator
 	m.addresses = is
 	m.hosts.changed = true
+	m.wake()
+}
+
+// OrchestratorAt notes an address at which the agent calls the orchestrator.
+func (m *Manager) OrchestratorAt(a netip.Addr) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if slices.Contains(m.addresses.orchestrator, a) {
+		return
+	}
+	m.addresses.orchestrator = append(slices.Clone(m.addresses.orchestrator), a)
 	m.wake()
 }
 

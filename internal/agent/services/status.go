@@ -82,6 +82,16 @@ func (m *Manager) IsOwn(a netip.Addr) bool {
 	return slices.Contains(m.addresses.Own, a) || slices.Contains(m.addresses.Ports, a)
 }
 
+// HostPort returns the container whose host port is at an address of this node; false if none has it.
+func (m *Manager) HostPort(at dpapi.FrontendKey) (name string, found bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p := m.hosts.holder(hostPortOf(at)); p != nil {
+		return p.name(), true
+	}
+	return "", false
+}
+
 // At returns the services that containers or hosts outside reach at an address: those of hosted tenants that have it,
 // and at an address of this node those with node ports.
 func (m *Manager) At(a netip.Addr) (all []service.Service) {

@@ -139,7 +139,8 @@ func (r *run) notExposed() {
 	why := "no service of a tenant on this node has the address: the packet goes to the node's own stack; route an " +
 		"address of a service to nodes that host its tenant"
 	if r.isOwn(r.dst) {
-		why = "no service of a tenant on this node has node ports: the packet goes to the node's own stack"
+		why = "no service of a tenant on this node has node ports, and no container here has host ports: the packet goes to " +
+			"the node's own stack"
 	}
 	r.toStack(why, "")
 }
@@ -190,11 +191,11 @@ func (r *run) toTarget(ingress netip.Prefix) error {
 		return err
 	}
 	if !is {
-		r.drop("target", dropreason.NoService, "no service exposes "+what+" on this node: its exposed ports may have "+
-			"changed", fmt.Sprintf("no %v in %s", port, r.tables.Targets))
+		r.drop("target", dropreason.NoService, "no service or host port exposes "+what+" on this node: exposed ports "+
+			"may have changed", fmt.Sprintf("no %v in %s", port, r.tables.Targets))
 		return nil
 	}
-	r.step("target", "a service exposes "+what, fmt.Sprintf("%s: %v", r.tables.Targets, port))
+	r.step("target", "a service or host port exposes "+what, fmt.Sprintf("%s: %v", r.tables.Targets, port))
 	if allowed, err := r.policies(policy.Ingress); err != nil || !allowed {
 		return err
 	}

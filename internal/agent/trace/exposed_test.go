@@ -15,6 +15,7 @@ import (
 	"pilaster.io/pilaster/internal/agent/services"
 	"pilaster.io/pilaster/internal/agent/trace"
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/service"
 	"pilaster.io/pilaster/internal/tenant"
@@ -114,6 +115,15 @@ func TestExposed(t *testing.T) {
 			change: func(b *exposedBed, of *agent.Connection, _ *trace.Way) {
 				of.Destination, of.Port = b.node.Addr(), b.node.Port()
 			}},
+		"at a host port with the number of a node port": {to: "near", want: near, answer: "2001:db8:70::1",
+			says: "host port 30080/TCP of container default/c3 (endpoint 3) of tenant blue has 1 endpoint",
+			change: func(b *exposedBed, of *agent.Connection, _ *trace.Way) {
+				b.hostPort(t, b.node.Port())
+				of.Destination, of.Port = b.node.Addr(), b.node.Port()
+			}},
+		"at an external address with the number of a host port": {to: "near", want: near,
+			says:   "service shop/web of tenant blue has 1 endpoint",
+			change: func(b *exposedBed, _ *agent.Connection, _ *trace.Way) { b.hostPort(t, 80) }},
 		"without an endpoint": {to: "none", want: "uplink, service: dropped no-backend",
 			says: "has no endpoint that can serve: pilaster service describe shows why"},
 		"without an endpoint on this node": {to: "none", policy: service.Local,
@@ -134,7 +144,7 @@ func TestExposed(t *testing.T) {
 				of.Destination = outside.Addr().Next()
 			}},
 		"from another node": {to: "near", want: "uplink, source: dropped exposed-source",
-			says: "processes of nodes reach no exposed ports",
+			says: "processes of nodes reach exposed ports of their own node only",
 			change: func(_ *exposedBed, of *agent.Connection, _ *trace.Way) {
 				of.Source = tenant.NodeAddress(another)
 			}},
@@ -253,6 +263,11 @@ func TestWhyExposed(t *testing.T) {
 	if all = why(); len(all) != 1 || all[0].Allowed {
 		t.Errorf("at another port: %+v", all)
 	}
+	b.hostPort(t, b.node.Port())
+	of.Destination, of.Port = b.node.Addr(), b.node.Port()
+	if all = why(); !strings.Contains(all[0].Access, "host port 30080/TCP of container default/c3 (endpoint 3)") {
+		t.Errorf("at a host port: %+v", all)
+	}
 	of.Destination, of.Port = b.local.Seen, 8080
 	if all = why(); len(all) != 2 || !all[0].Allowed || all[1].Allowed {
 		t.Errorf("at the endpoint: %+v", all)
@@ -261,6 +276,22 @@ func TestWhyExposed(t *testing.T) {
 	if all = why(); len(all) != 1 || all[0].Allowed {
 		t.Errorf("at another port of the endpoint: %+v", all)
 	}
+}
+
+// hostPort makes a port of the node a host port of the new container c3, not the node port of a service.
+func (b *exposedBed) hostPort(t *testing.T, port uint16) {
+	t.Helper()
+	at := dpapi.FrontendKey{Address: b.node, Protocol: packet.ProtocolTCP}
+	if err := b.Driver.DeleteServices([]dpapi.FrontendKey{at}); err != nil {
+		t.Fatal(err)
+	}
+	q := b.Request("c3")
+	q.HostPorts = []endpoint.HostPort{{Host: port, Container: 8080, Protocol: "TCP"}}
+	r, err := b.bed.Core.Add(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.path.fill(r, false, true)
 }
 
 // deny applies a policy that lets no host outside reach blue's containers.
