@@ -98,7 +98,8 @@ func newLabCommand(env Env) *cobra.Command {
 		},
 	)
 	c.AddCommand(newLabUp(env, &flags), newLabDown(env, &flags), newLabStatus(env, &flags), newLabExec(env, &flags),
-		newLabMove(env, &flags), newLabRoute(env, &flags), newLabPing(env, &flags), newLabTrace(env, &flags),
+		newLabMove(env, &flags), newLabRoute(env, &flags), newLabAllowSource(env, &flags),
+		newLabPing(env, &flags), newLabTrace(env, &flags),
 		newLabSupervise(env), newLabHold(), newLabOVS())
 	return c
 }
@@ -117,6 +118,7 @@ func labHelp() string {
 func newLabUp(env Env, flags *labFlags) *cobra.Command {
 	spans := tenant.Networks(tenant.Regions)[0]
 	var file string
+	var arguments []string
 	c := &cobra.Command{
 		Use:   "up -f FILE",
 		Short: "Start a lab from a YAML file",
@@ -129,6 +131,7 @@ func newLabUp(env Env, flags *labFlags) *cobra.Command {
   tenants: [{name: blue}, {name: red, addressing: clear}]
   containers:
     - {name: b1, node: n1, tenant: blue, labels: {app: web}}
+    - {name: b2, node: n1, tenant: blue, publish: ["8080:80"]} # host ports, [IP:]HOST:CONTAINER[/udp]
 
 Hosts outside of the cluster, and tenants that may reach them and processes of nodes:
 
@@ -148,8 +151,9 @@ Hosts outside of the cluster, and tenants that may reach them and processes of n
     - {name: west, basePrefix: "fd70:696c:6100::/40", nodes: [w1, w2], edge: we}
     - {name: east, basePrefix: "fd70:696c:6200::/40", nodes: [e1], edge: ee}
   tenants: [{name: blue, network: ` + spans + `, regions: {west: [10.0.0.0/16], east: [10.1.0.0/16]}}]`,
-		Example: "  pilaster lab up -f demo.yaml",
-		Args:    cobra.NoArgs,
+		Example: "  pilaster lab up -f demo.yaml\n" +
+			"  pilaster lab up -f demo.yaml --orchestrator-arg=--list-rate=100",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			spec, err := lab.ReadSpec(file)
 			if err != nil {
@@ -163,9 +167,11 @@ Hosts outside of the cluster, and tenants that may reach them and processes of n
 			l, err := lab.Up(
 				c.Context(),
 				spec,
-				lab.Options{Root: flags.root, Binary: binary, Progress: func(what string) {
-					fmt.Fprintf(env.Stderr, "%5.1f s  %s\n", time.Since(started).Seconds(), what)
-				}},
+				lab.Options{
+					Root: flags.root, Binary: binary, OrchestratorArgs: arguments, Progress: func(what string) {
+						fmt.Fprintf(env.Stderr, "%5.1f s  %s\n", time.Since(started).Seconds(), what)
+					},
+				},
 			)
 			if err != nil {
 				return err
@@ -176,6 +182,8 @@ Hosts outside of the cluster, and tenants that may reach them and processes of n
 		},
 	}
 	c.Flags().StringVarP(&file, "file", "f", "", "the YAML file")
+	c.Flags().StringArrayVar(&arguments, "orchestrator-arg", nil,
+		"argument of the orchestrator (see pilaster orchestrator); may be repeated")
 	_ = c.MarkFlagRequired("file")
 	return c
 }
@@ -375,6 +383,33 @@ func newLabRoute(env Env, flags *labFlags) *cobra.Command {
 				return err
 			}
 			fmt.Fprintf(env.Stdout, "%v is routed to %s\n", to, args[1])
+			return nil
+		},
+	}
+}
+
+func newLabAllowSource(env Env, flags *labFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "allow-source PREFIX",
+		Short: "Have the fabric accept packets with a source prefix from all nodes",
+		Long: `Have the fabric accept packets with a source prefix from all nodes. Nodes answer from external addresses
+of services, and the fabric's source check drops such packets. "pilaster lab route" does this for one
+address and node.`,
+		Example: "  pilaster lab allow-source 2001:db8:7::/64",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			prefix, err := netip.ParsePrefix(args[0])
+			if err != nil || !prefix.Addr().Is6() || prefix != prefix.Masked() {
+				return usage("%q is not an IPv6 prefix, such as 2001:db8:7::/64", args[0])
+			}
+			l, err := flags.open()
+			if err != nil {
+				return err
+			}
+			if err := l.AllowSource(prefix); err != nil {
+				return err
+			}
+			fmt.Fprintf(env.Stdout, "nodes may send from %v\n", prefix)
 			return nil
 		},
 	}

@@ -31,7 +31,7 @@ func newServicePool(env Env) *cobra.Command {
 		Short: "Set the pools of load-balancer addresses",
 		Long: `Set the pools of load-balancer addresses: prefixes of /64 to /128, at most 16 in a cluster. A service
 with --load-balancer, or of type LoadBalancer, gets an address of a pool. The fabric must route the pools to nodes that
-host the tenants; the cluster does not announce them.`,
+host the tenants, or learn the addresses by BGP ("pilaster bgp").`,
 		Example: "  pilaster service pool add 2001:db8:8::/112\n  pilaster service pool list",
 		Args:    cobra.NoArgs,
 	}
