@@ -157,7 +157,8 @@ func (c *Core) whyBeyond(of Connection, from, to Explanation) (all []Reason, is 
 			return nil, true, err
 		}
 		if r.Access = "hosts outside reach this port by an exposed port of a service, or by a host port"; !r.Allowed {
-			r.Access = "hosts outside only answer: they open no connections to this port, which no service and no host port exposes"
+			r.Access = "hosts outside only answer: they open no connections to this port, which no service and "+
+				"no host port exposes"
 			return []Reason{r}, true, nil
 		}
 	default:
@@ -502,8 +503,8 @@ func (c *Core) Exposed(of Connection) (e Exposed, is bool, err error) {
 	}
 	e.FrontendKey = key
 	if e.IsNode && !found {
-		e.Drop, e.Because = dropreason.NoService, fmt.Sprintf("no service of a tenant on this node has node port %[1]d/%[2]v, "+
-			"and no container here has host port %[1]d/%[2]v", of.Port, protocol)
+		e.Drop, e.Because = dropreason.NoService, fmt.Sprintf("no service of a tenant on this node has node port "+
+			"%[1]d/%[2]v, and no container here has host port %[1]d/%[2]v", of.Port, protocol)
 		return e, true, nil
 	}
 	if why, err := c.NoClient(of.Source); err != nil || why != "" {

@@ -90,6 +90,8 @@ type Explanation struct {
 	Gateway          string           // the tenant whose containers hosts outside see at it, by an egress gateway
 	// of tenants on this node, with this address for containers or hosts outside
 	Services []service.Service
+	// containers with host ports at the address, which is this node's; they have these ports only
+	Publishers []endpoint.Record
 }
 
 // OverlayMatch is a tenant with an overlay CIDR that contains the address.
@@ -110,7 +112,7 @@ type TenantUnderlayService struct {
 func (c *Core) Explain(addr netip.Addr) Explanation {
 	e := Explanation{Overlays: c.overlayMatches(addr), UnderlayServices: explainUnderlayServices(c.tenants.All(), addr)}
 	e.Outside, e.Gateway = c.outside(addr)
-	e.Services = c.services.At(addr)
+	e.Services, e.Publishers = c.services.At(addr), c.services.Publishers(addr)
 	if all, err := c.plan.ServicePrefix(); err == nil && all.Contains(addr) {
 		e.Tenant = c.tenantOfServices(addr)
 		return e

@@ -32,8 +32,9 @@ type explanation struct {
 	// of an address of a network whose addresses are identifiers, and of what it is on the fabric
 	Identifier *explainedIdentifier `json:"identifier,omitempty"`
 	Service    *explainedService    `json:"service,omitempty"` // of an address in the prefix of services
-	Exposed    []explainedExposed   `json:"exposed,omitempty"` // services that hosts outside reach at the address
-	Pool       string               `json:"pool,omitempty"`    // of load-balancer addresses, if an orchestrator knows it
+	// services and host ports of containers that hosts outside reach at the address
+	Exposed []explainedExposed `json:"exposed,omitempty"`
+	Pool    string             `json:"pool,omitempty"` // of load-balancer addresses, if an orchestrator knows it
 	// tenants on this node that have the address in a CIDR of their own
 	Overlays []explainedOverlay `json:"overlays,omitempty"`
 	// underlay services with this virtual address, of tenants on this node
@@ -91,10 +92,10 @@ type explainedService struct {
 
 type explainedExposed struct {
 	Tenant string `json:"tenant"`
-	Name   string `json:"name"` // "namespace/name"
+	Name   string `json:"name"` // "namespace/name" of the service or pod, or the id of the container
 	Ports  string `json:"ports"`
-	As     string `json:"as"` // "external", "load-balancer" or "node"
-	Policy string `json:"trafficPolicy"`
+	As     string `json:"as"`                      // "external", "load-balancer", "node" or "host-port"
+	Policy string `json:"trafficPolicy,omitempty"` // of a service
 }
 
 type explainedUnderlayService struct {
@@ -349,8 +350,22 @@ func (e *explanation) expose(v serviceView, own bool) {
 	default:
 		return
 	}
+	e.addExposed(x)
+}
+
+func (e *explanation) addExposed(x explainedExposed) {
 	if e.Exposed = append(e.Exposed, x); e.Kind == "foreign" {
 		e.Kind = "exposed"
+	}
+}
+
+// addPublishers adds the containers with host ports at the address.
+func (e *explanation) addPublishers(all []*pilasterv1.Endpoint) {
+	for _, of := range all {
+		v := viewEndpoint(of)
+		e.addExposed(explainedExposed{
+			Tenant: v.Tenant, Name: v.name(), Ports: listHostPorts(v.HostPorts), As: "host-port",
+		})
 	}
 }
 
@@ -409,7 +424,10 @@ func explain(plan address.Plan, a netip.Addr, known *pilasterv1.ExplainResponse)
 	for _, s := range known.GetUnderlayServices() {
 		e.UnderlayServices = append(e.UnderlayServices, explainedUnderlayService{s.Tenant + "/" + s.Name, s.Real})
 	}
-	defer func() { e.addServices(known.GetServices()) }()
+	defer func() {
+		e.addServices(known.GetServices())
+		e.addPublishers(known.GetPublishers())
+	}()
 	switch {
 	case plan.Gateway4.Contains(a), plan.Gateway6.Contains(a):
 		e.Kind = "gateway"

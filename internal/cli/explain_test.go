@@ -88,6 +88,9 @@ func (explainAgent) Explain(
 		known.Plaintext, known.Tenant, known.Services = "", "blue", []*pilasterv1.Service{exposedService()}
 	case "2001:db8:7::9", "2001:db8:70::3":
 		known.Plaintext, known.Services = "", []*pilasterv1.Service{exposedService()}
+	case "2001:db8:70::4":
+		known.Plaintext, known.Publishers = "", []*pilasterv1.Endpoint{{Id: 7, Pod: "shop/front", Tenant: "blue",
+			HostPorts: []*pilasterv1.HostPort{{Host: 8080, Container: 80, Protocol: "TCP"}}}}
 	case "fd70:696c:6100:3:0:ff:0:2":
 		known.Publication, known.Published = "green/web", "fd12::3:1"
 	}
@@ -360,6 +363,10 @@ fd70:696c:7300:5::3
 		{"an address of the node", []string{"--agent-socket", agent, "2001:db8:70::3"}, `
 2001:db8:70::3
   exposed   shop/web   node port 30080/TCP, policy Local   for hosts outside, at this node, of tenant blue
+`},
+		{"an address of the node with a host port", []string{"--agent-socket", agent, "2001:db8:70::4"}, `
+2001:db8:70::4
+  host port   shop/front   8080/TCP to 80   for hosts outside, at this node, of tenant blue
 `},
 		{"the tunnel of a node", []string{"fd70:696c:6100:3:0:ff:100:1"}, `
 fd70:696c:6100:3:0:ff:100:1

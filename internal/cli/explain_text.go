@@ -39,6 +39,10 @@ func (e explanation) text(w io.Writer) {
 		}
 	}
 	for _, x := range e.Exposed {
+		if x.As == "host-port" {
+			row("host port", x.Name, x.Ports, "for hosts outside, at this node, of tenant "+x.Tenant)
+			continue
+		}
 		row("exposed", x.Name, x.Ports+", policy "+x.Policy, "for hosts outside, at "+map[string]string{
 			"external": "an external address", "load-balancer": "a load-balancer address", "node": "this node",
 		}[x.As]+", of tenant "+x.Tenant)

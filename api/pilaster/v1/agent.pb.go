@@ -3400,7 +3400,8 @@ type ExplainResponse struct {
 	Published        string                 `protobuf:"bytes,7,opt,name=published,proto3" json:"published,omitempty"`                                       // the container of that publication
 	UnderlayServices []*UnderlayService     `protobuf:"bytes,8,rep,name=underlay_services,json=underlayServices,proto3" json:"underlay_services,omitempty"` // of tenants on this node, with this virtual address
 	// of tenants on this node, with this address for containers or for hosts outside of the cluster
-	Services      []*Service `protobuf:"bytes,9,rep,name=services,proto3" json:"services,omitempty"`
+	Services      []*Service  `protobuf:"bytes,9,rep,name=services,proto3" json:"services,omitempty"`
+	Publishers    []*Endpoint `protobuf:"bytes,10,rep,name=publishers,proto3" json:"publishers,omitempty"` // with host ports at this address of the node; they have these host ports only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3494,6 +3495,13 @@ func (x *ExplainResponse) GetUnderlayServices() []*UnderlayService {
 func (x *ExplainResponse) GetServices() []*Service {
 	if x != nil {
 		return x.Services
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetPublishers() []*Endpoint {
+	if x != nil {
+		return x.Publishers
 	}
 	return nil
 }
@@ -5768,7 +5776,7 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vlast_minute\x18\x03 \x01(\x04R\n" +
 	"lastMinute\"*\n" +
 	"\x0eExplainRequest\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\tR\aaddress\"\x8e\x03\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\"\xc5\x03\n" +
 	"\x0fExplainResponse\x12\x1c\n" +
 	"\tplaintext\x18\x01 \x01(\tR\tplaintext\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\"\n" +
@@ -5778,7 +5786,11 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\vpublication\x18\x06 \x01(\tR\vpublication\x12\x1c\n" +
 	"\tpublished\x18\a \x01(\tR\tpublished\x12I\n" +
 	"\x11underlay_services\x18\b \x03(\v2\x1c.pilaster.v1.UnderlayServiceR\x10underlayServices\x120\n" +
-	"\bservices\x18\t \x03(\v2\x14.pilaster.v1.ServiceR\bservices\"\x81\x01\n" +
+	"\bservices\x18\t \x03(\v2\x14.pilaster.v1.ServiceR\bservices\x125\n" +
+	"\n" +
+	"publishers\x18\n" +
+	" \x03(\v2\x15.pilaster.v1.EndpointR\n" +
+	"publishers\"\x81\x01\n" +
 	"\bOverlaid\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04cidr\x18\x02 \x01(\tR\x04cidr\x12\x16\n" +
@@ -6136,73 +6148,74 @@ var file_pilaster_v1_agent_proto_depIdxs = []int32{
 	49, // 49: pilaster.v1.ExplainResponse.overlaid:type_name -> pilaster.v1.Overlaid
 	83, // 50: pilaster.v1.ExplainResponse.underlay_services:type_name -> pilaster.v1.UnderlayService
 	84, // 51: pilaster.v1.ExplainResponse.services:type_name -> pilaster.v1.Service
-	3,  // 52: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
-	53, // 53: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
-	52, // 54: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
-	3,  // 55: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
-	54, // 56: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
-	54, // 57: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
-	52, // 58: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
-	58, // 59: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
-	58, // 60: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
-	59, // 61: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
-	52, // 62: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
-	57, // 63: pilaster.v1.TraceResponse.backends:type_name -> pilaster.v1.TraceBackend
-	59, // 64: pilaster.v1.TraceResponse.answer:type_name -> pilaster.v1.TraceStep
-	76, // 65: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
-	62, // 66: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
-	54, // 67: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
-	68, // 68: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
-	77, // 69: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
-	54, // 70: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
-	69, // 71: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
-	69, // 72: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
-	2,  // 73: pilaster.v1.CheckEndpointRequest.HostPorts.all:type_name -> pilaster.v1.HostPort
-	0,  // 74: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
-	13, // 75: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
-	15, // 76: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
-	17, // 77: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
-	19, // 78: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
-	21, // 79: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
-	27, // 80: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
-	47, // 81: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
-	50, // 82: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
-	55, // 83: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
-	60, // 84: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
-	63, // 85: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
-	39, // 86: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
-	23, // 87: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
-	25, // 88: pilaster.v1.AgentService.SetEndpoint:input_type -> pilaster.v1.SetEndpointRequest
-	8,  // 89: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
-	10, // 90: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
-	5,  // 91: pilaster.v1.AgentService.FindEgressAddress:input_type -> pilaster.v1.FindEgressAddressRequest
-	67, // 92: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
-	65, // 93: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
-	1,  // 94: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
-	14, // 95: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
-	16, // 96: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
-	18, // 97: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
-	20, // 98: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
-	22, // 99: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
-	28, // 100: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
-	48, // 101: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
-	51, // 102: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
-	56, // 103: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
-	61, // 104: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
-	64, // 105: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
-	40, // 106: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
-	24, // 107: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
-	26, // 108: pilaster.v1.AgentService.SetEndpoint:output_type -> pilaster.v1.SetEndpointResponse
-	9,  // 109: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
-	11, // 110: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
-	6,  // 111: pilaster.v1.AgentService.FindEgressAddress:output_type -> pilaster.v1.FindEgressAddressResponse
-	68, // 112: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
-	66, // 113: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
-	94, // [94:114] is the sub-list for method output_type
-	74, // [74:94] is the sub-list for method input_type
-	74, // [74:74] is the sub-list for extension type_name
-	74, // [74:74] is the sub-list for extension extendee
-	0,  // [0:74] is the sub-list for field type_name
+	3,  // 52: pilaster.v1.ExplainResponse.publishers:type_name -> pilaster.v1.Endpoint
+	3,  // 53: pilaster.v1.Overlaid.endpoint:type_name -> pilaster.v1.Endpoint
+	53, // 54: pilaster.v1.WhyResponse.reasons:type_name -> pilaster.v1.Reason
+	52, // 55: pilaster.v1.WhyResponse.pre:type_name -> pilaster.v1.PreActions
+	3,  // 56: pilaster.v1.Reason.endpoint:type_name -> pilaster.v1.Endpoint
+	54, // 57: pilaster.v1.Reason.rule:type_name -> pilaster.v1.RuleName
+	54, // 58: pilaster.v1.Reason.audit:type_name -> pilaster.v1.RuleName
+	52, // 59: pilaster.v1.TraceRequest.pre:type_name -> pilaster.v1.PreActions
+	58, // 60: pilaster.v1.TraceResponse.source:type_name -> pilaster.v1.TraceEnd
+	58, // 61: pilaster.v1.TraceResponse.destination:type_name -> pilaster.v1.TraceEnd
+	59, // 62: pilaster.v1.TraceResponse.steps:type_name -> pilaster.v1.TraceStep
+	52, // 63: pilaster.v1.TraceResponse.pre:type_name -> pilaster.v1.PreActions
+	57, // 64: pilaster.v1.TraceResponse.backends:type_name -> pilaster.v1.TraceBackend
+	59, // 65: pilaster.v1.TraceResponse.answer:type_name -> pilaster.v1.TraceStep
+	76, // 66: pilaster.v1.TraceEnd.labels:type_name -> pilaster.v1.TraceEnd.LabelsEntry
+	62, // 67: pilaster.v1.FollowPacketsResponse.event:type_name -> pilaster.v1.PacketEvent
+	54, // 68: pilaster.v1.PacketEvent.rule:type_name -> pilaster.v1.RuleName
+	68, // 69: pilaster.v1.RecentEventsResponse.events:type_name -> pilaster.v1.MonitorResponse
+	77, // 70: pilaster.v1.MonitorResponse.time:type_name -> google.protobuf.Timestamp
+	54, // 71: pilaster.v1.MonitorResponse.rule:type_name -> pilaster.v1.RuleName
+	69, // 72: pilaster.v1.MonitorResponse.source_end:type_name -> pilaster.v1.PacketEnd
+	69, // 73: pilaster.v1.MonitorResponse.destination_end:type_name -> pilaster.v1.PacketEnd
+	2,  // 74: pilaster.v1.CheckEndpointRequest.HostPorts.all:type_name -> pilaster.v1.HostPort
+	0,  // 75: pilaster.v1.AgentService.AddEndpoint:input_type -> pilaster.v1.AddEndpointRequest
+	13, // 76: pilaster.v1.AgentService.DeleteEndpoint:input_type -> pilaster.v1.DeleteEndpointRequest
+	15, // 77: pilaster.v1.AgentService.CheckEndpoint:input_type -> pilaster.v1.CheckEndpointRequest
+	17, // 78: pilaster.v1.AgentService.CollectGarbage:input_type -> pilaster.v1.CollectGarbageRequest
+	19, // 79: pilaster.v1.AgentService.ListEndpoints:input_type -> pilaster.v1.ListEndpointsRequest
+	21, // 80: pilaster.v1.AgentService.GetEndpoint:input_type -> pilaster.v1.GetEndpointRequest
+	27, // 81: pilaster.v1.AgentService.Status:input_type -> pilaster.v1.StatusRequest
+	47, // 82: pilaster.v1.AgentService.Explain:input_type -> pilaster.v1.ExplainRequest
+	50, // 83: pilaster.v1.AgentService.Why:input_type -> pilaster.v1.WhyRequest
+	55, // 84: pilaster.v1.AgentService.Trace:input_type -> pilaster.v1.TraceRequest
+	60, // 85: pilaster.v1.AgentService.FollowPackets:input_type -> pilaster.v1.FollowPacketsRequest
+	63, // 86: pilaster.v1.AgentService.SendProbe:input_type -> pilaster.v1.SendProbeRequest
+	39, // 87: pilaster.v1.AgentService.ListRuleHits:input_type -> pilaster.v1.ListRuleHitsRequest
+	23, // 88: pilaster.v1.AgentService.LabelEndpoint:input_type -> pilaster.v1.LabelEndpointRequest
+	25, // 89: pilaster.v1.AgentService.SetEndpoint:input_type -> pilaster.v1.SetEndpointRequest
+	8,  // 90: pilaster.v1.AgentService.ExportSessions:input_type -> pilaster.v1.ExportSessionsRequest
+	10, // 91: pilaster.v1.AgentService.ImportSessions:input_type -> pilaster.v1.ImportSessionsRequest
+	5,  // 92: pilaster.v1.AgentService.FindEgressAddress:input_type -> pilaster.v1.FindEgressAddressRequest
+	67, // 93: pilaster.v1.AgentService.Monitor:input_type -> pilaster.v1.MonitorRequest
+	65, // 94: pilaster.v1.AgentService.RecentEvents:input_type -> pilaster.v1.RecentEventsRequest
+	1,  // 95: pilaster.v1.AgentService.AddEndpoint:output_type -> pilaster.v1.AddEndpointResponse
+	14, // 96: pilaster.v1.AgentService.DeleteEndpoint:output_type -> pilaster.v1.DeleteEndpointResponse
+	16, // 97: pilaster.v1.AgentService.CheckEndpoint:output_type -> pilaster.v1.CheckEndpointResponse
+	18, // 98: pilaster.v1.AgentService.CollectGarbage:output_type -> pilaster.v1.CollectGarbageResponse
+	20, // 99: pilaster.v1.AgentService.ListEndpoints:output_type -> pilaster.v1.ListEndpointsResponse
+	22, // 100: pilaster.v1.AgentService.GetEndpoint:output_type -> pilaster.v1.GetEndpointResponse
+	28, // 101: pilaster.v1.AgentService.Status:output_type -> pilaster.v1.StatusResponse
+	48, // 102: pilaster.v1.AgentService.Explain:output_type -> pilaster.v1.ExplainResponse
+	51, // 103: pilaster.v1.AgentService.Why:output_type -> pilaster.v1.WhyResponse
+	56, // 104: pilaster.v1.AgentService.Trace:output_type -> pilaster.v1.TraceResponse
+	61, // 105: pilaster.v1.AgentService.FollowPackets:output_type -> pilaster.v1.FollowPacketsResponse
+	64, // 106: pilaster.v1.AgentService.SendProbe:output_type -> pilaster.v1.SendProbeResponse
+	40, // 107: pilaster.v1.AgentService.ListRuleHits:output_type -> pilaster.v1.ListRuleHitsResponse
+	24, // 108: pilaster.v1.AgentService.LabelEndpoint:output_type -> pilaster.v1.LabelEndpointResponse
+	26, // 109: pilaster.v1.AgentService.SetEndpoint:output_type -> pilaster.v1.SetEndpointResponse
+	9,  // 110: pilaster.v1.AgentService.ExportSessions:output_type -> pilaster.v1.ExportSessionsResponse
+	11, // 111: pilaster.v1.AgentService.ImportSessions:output_type -> pilaster.v1.ImportSessionsResponse
+	6,  // 112: pilaster.v1.AgentService.FindEgressAddress:output_type -> pilaster.v1.FindEgressAddressResponse
+	68, // 113: pilaster.v1.AgentService.Monitor:output_type -> pilaster.v1.MonitorResponse
+	66, // 114: pilaster.v1.AgentService.RecentEvents:output_type -> pilaster.v1.RecentEventsResponse
+	95, // [95:115] is the sub-list for method output_type
+	75, // [75:95] is the sub-list for method input_type
+	75, // [75:75] is the sub-list for extension type_name
+	75, // [75:75] is the sub-list for extension extendee
+	0,  // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_pilaster_v1_agent_proto_init() }

@@ -315,6 +315,9 @@ func (s *Service) Explain(
 	for _, s := range e.Services {
 		resp.Services = append(resp.Services, s.Proto())
 	}
+	for _, r := range e.Publishers {
+		resp.Publishers = append(resp.Publishers, endpointToProto(core.Networks(), r))
+	}
 	if e.Published != nil {
 		resp.Publication, resp.Published = e.Publisher+"/"+e.Published.Name, e.Published.Container.String()
 	}

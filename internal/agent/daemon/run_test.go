@@ -59,17 +59,17 @@ func daemonOptions(t *testing.T, d *closing) Options {
 	return o
 }
 
-// TestCalls: each address of the orchestrator is told once, whether it was called before or later.
+// TestCalls: the manager gets each address of the orchestrator once, whether it was called before or later.
 func TestCalls(t *testing.T) {
 	var c calls
-	var told []netip.Addr
+	var got []netip.Addr
 	first, later := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
 	c.note(first)
-	c.tell(func(a netip.Addr) { told = append(told, a) })
+	c.tell(func(a netip.Addr) { got = append(got, a) })
 	c.note(first)
 	c.note(later)
-	if !slices.Equal(told, []netip.Addr{first, later}) {
-		t.Errorf("told %v", told)
+	if !slices.Equal(got, []netip.Addr{first, later}) {
+		t.Errorf("got %v", got)
 	}
 }
 

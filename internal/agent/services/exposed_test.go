@@ -90,7 +90,7 @@ func TestExposedChanges(t *testing.T) {
 	})
 }
 
-// TestOrchestratorsAddress: a service is not exposed at an address at which the agent calls the orchestrator, also after
+// TestOrchestratorsAddress: no service is exposed at an address at which the agent calls the orchestrator, also after
 // addresses of the node have changed.
 func TestOrchestratorsAddress(t *testing.T) {
 	run(t, func(b *bed) {

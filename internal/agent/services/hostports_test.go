@@ -125,6 +125,9 @@ func TestNodePortOfLaterService(t *testing.T) {
 		b.publish(r)
 		b.apply(services.Update{Whole: true, Services: []service.Service{outside(service.Cluster)}})
 		b.check(own, external, "[fd70:696c:6100:1::1]:30080/6 0s node 5: n1/1:80")
+		if at, all := b.At(own1), b.Publishers(own1); len(at) > 0 || len(all) != 1 || all[0].ID != r.ID {
+			t.Errorf("at the address are services %v and host ports of %v", at, all)
+		}
 		b.checkProblems("service web of tenant blue: hosts outside do not reach its node port by this node: " +
 			"[fd70:696c:6100:1::1]:30080/TCP is a host port of container c1 (endpoint 1)")
 		if err := b.ReleaseHostPorts(r); err != nil {
@@ -133,6 +136,9 @@ func TestNodePortOfLaterService(t *testing.T) {
 		synctest.Wait()
 		b.check(own, external, "[fd70:696c:6100:1::1]:30080/6 1m0s node 5:")
 		b.checkProblems()
+		if at, all := b.At(own1), b.Publishers(own1); len(at) != 1 || len(all) > 0 {
+			t.Errorf("at the address are services %v and host ports of %v", at, all)
+		}
 	})
 }
 

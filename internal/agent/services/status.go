@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/humanize"
 	"pilaster.io/pilaster/internal/service"
 )
@@ -92,16 +93,43 @@ func (m *Manager) HostPort(at dpapi.FrontendKey) (name string, found bool) {
 	return "", false
 }
 
+// Publishers returns the containers with host ports at an address of this node.
+func (m *Manager) Publishers(a netip.Addr) (all []endpoint.Record) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.hosts.all {
+		r := p.record
+		r.HostPorts = slices.DeleteFunc(slices.Clone(r.HostPorts), func(port endpoint.HostPort) bool {
+			keys, _ := m.addresses.keysOf(port)
+			return !slices.ContainsFunc(keys, func(key dpapi.FrontendKey) bool {
+				return key.Address.Addr() == a && m.hosts.holder(hostPortOf(key)) == p
+			})
+		})
+		if p.published && len(r.HostPorts) > 0 {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
 // At returns the services that containers or hosts outside reach at an address: those of hosted tenants that have it,
-// and at an address of this node those with node ports.
+// and at an address of this node those with node ports, without ports that are host ports there.
 func (m *Manager) At(a netip.Addr) (all []service.Service) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	node := slices.Contains(m.addresses.Ports, a)
 	for _, t := range m.tenants {
 		for _, s := range t.services {
-			if s.Address == a || slices.Contains(s.Outside(), a) || node && s.NodePorts {
+			if s.Address == a || slices.Contains(s.Outside(), a) {
 				all = append(all, s)
+			} else if node && s.NodePorts {
+				s.Ports = slices.DeleteFunc(slices.Clone(s.Ports), func(p service.Port) bool {
+					at := endpoint.HostPort{Host: p.NodePort, Protocol: p.Protocol.String(), Address: a}
+					return m.hosts.holder(at) != nil
+				})
+				if len(s.Ports) > 0 {
+					all = append(all, s)
+				}
 			}
 		}
 	}

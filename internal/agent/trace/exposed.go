@@ -139,8 +139,8 @@ func (r *run) notExposed() {
 	why := "no service of a tenant on this node has the address: the packet goes to the node's own stack; route an " +
 		"address of a service to nodes that host its tenant"
 	if r.isOwn(r.dst) {
-		why = "no service of a tenant on this node has node ports, and no container here has host ports: the packet goes to " +
-			"the node's own stack"
+		why = "no service of a tenant on this node has node ports, and no container here has host ports: the packet " +
+			"goes to the node's own stack"
 	}
 	r.toStack(why, "")
 }
