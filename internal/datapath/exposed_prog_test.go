@@ -200,6 +200,8 @@ func TestExposedPackets(t *testing.T) {
 			frame: b.onWire(withHops(between(outsideHost, exposedAt, udp(5000, farPort)), 1))},
 		{name: "from a node", frame: b.onWire(between(b.far.prefix.Addr().Next(), exposedAt, udp(5000, farPort))),
 			reason: "exposed-source"},
+		{name: "from a node to a port of this node", reason: "exposed-source",
+			frame: b.onWire(between(b.far.prefix.Addr().Next(), b.node, udp(5000, farPort)))},
 		{name: "from an egress address", reason: "exposed-source",
 			frame: b.onWire(between(tenant.EgressAddress(b.far.prefix, 1<<16), exposedAt, udp(5000, farPort)))},
 		{name: "from a container", frame: b.onWire(between(b.b3.Addr(), exposedAt, udp(5000, farPort))),

@@ -14,6 +14,7 @@ import (
 
 	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
+	"pilaster.io/pilaster/internal/netns"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -155,14 +156,23 @@ func TestExposed(t *testing.T) {
 			conn.Close()
 
 			// A process of the node has the node port as the port of a connection of its own.
-			watchedEcho(t, b.host, netip.AddrPortFrom(b.hostAddr, 7))
 			from := net.Dialer{Timeout: patience, LocalAddr: net.TCPAddrFromAddrPort(b.nodePort(b.nodes[0]))}
-			must(t, b.nodes[0].ns.Do(func() (err error) {
-				conn, err = from.Dial("tcp6", netip.AddrPortFrom(b.hostAddr, 7).String())
-				return err
-			}))
-			exchange(t, conn, 1000)
-			conn.Close()
+			for _, peer := range []struct {
+				name string
+				ns   *netns.Namespace
+				at   netip.Addr
+			}{{"a host outside", b.host, b.hostAddr}, {"another node", b.nodes[1].ns, b.nodes[1].address()}} {
+				to := netip.AddrPortFrom(peer.at, 7)
+				watchedEcho(t, peer.ns, to)
+				err := b.nodes[0].ns.Do(func() (err error) { conn, err = from.Dial("tcp6", to.String()); return err })
+				if err != nil {
+					t.Errorf("a connection of the node to %s: %v; drops %v", peer.name, err, b.allDrops(t))
+					continue
+				}
+				exchange(t, conn, 1000)
+				must(t, conn.(*net.TCPConn).SetLinger(0)) // the port is free at once
+				conn.Close()
+			}
 		})
 	}
 }

@@ -261,6 +261,13 @@ func TestServiceHostDatagrams(t *testing.T) {
 	if len(seen) != 3 {
 		t.Errorf("connected: backends %v, want all", seen)
 	}
+	both := b.socket()
+	connectTo(t, both, &to)
+	for range 20 {
+		if b.answer("connected, with an address", both, to, to) == "" {
+			break
+		}
+	}
 	clear(seen)
 	for range 40 {
 		conn := b.socket()
@@ -329,6 +336,14 @@ func TestServiceHostDatagrams(t *testing.T) {
 	answerUDP(t, b.backends[0], 8081, "0")
 	direct = netip.AddrPortFrom(direct.Addr(), 8081) // of another address the kernel accepts nothing
 	b.answer("another port after a connection", loose, direct, direct)
+	answerUDP(t, b.backends[0], 8082, "9")
+	f := b.frontend(to.String(), 17)
+	f.Backends = []dpapi.Backend{backendAt(b.backends[0], 8082)}
+	must(t, b.self.datapath.PutServices([]dpapi.Frontend{f}))
+	if got := b.answer("the service after a connection", loose, to, to); got != "9" {
+		t.Errorf("the service after a connection: the answer of %q", got)
+	}
+	b.put(t, []int{0}, nil)
 
 	conn, err = dialDatagrams(t, b.client, to)
 	must(t, err)
@@ -358,7 +373,7 @@ func connectTo(t testing.TB, conn *net.UDPConn, to *netip.AddrPort) {
 }
 
 // TestServiceHostExposed: processes of the node reach exposed ports: node ports at the node's addresses and at ::1, and
-// external addresses. The node's other ports are those of its processes.
+// external addresses. Other ports of these addresses are those of processes, and so are host ports at ::1.
 func TestServiceHostExposed(t *testing.T) {
 	b := newHostBed(t, serving(blue, 7))
 	b.reachNodes(b.nodes[0].datapath.config.Plan.Base)
@@ -389,21 +404,42 @@ func TestServiceHostExposed(t *testing.T) {
 	b.reachNodes()
 	put(0, 3)
 	b.connections("an exposed port, on this node", at, 0)
-	b.connectionRefused("another port of an external address", netip.MustParseAddrPort("[2001:db8:7::9]:81"))
 	put(0, 0)
 	watchedEcho(t, b.self.ns, netip.MustParseAddrPort("[::]:30080"))
 	b.connectionRefused("a node port without endpoints", netip.MustParseAddrPort("[::1]:30080"))
 
 	put(0, 3)
-	for _, own := range []string{"[::1]:30081", fmt.Sprintf("[%v]:30081", b.self.address())} {
-		to := netip.MustParseAddrPort(own)
-		watchedEcho(t, b.self.ns, to)
-		conn, err := dial(b.self.ns, netip.Addr{}, to, patience)
+	hostPort := b.frontend(netip.AddrPortFrom(b.self.address(), 8080).String(), 6)
+	hostPort.Exposed = dpapi.Exposed{Services: b.of.ServicesNumber, Node: true}
+	must(t, b.self.datapath.PutServices([]dpapi.Frontend{hostPort}))
+	// The external address is also that of another host.
+	external := netip.MustParseAddr("2001:db8:7::9")
+	it := host.IPNet(netip.PrefixFrom(external, 128))
+	lo, err := b.nodes[1].datapath.Netlink.LinkByName("lo")
+	must(t, err)
+	must(t, b.nodes[1].datapath.Netlink.AddrAdd(lo, &netlink.Addr{IPNet: it, Flags: unix.IFA_F_NODAD}))
+	must(t, b.self.datapath.Netlink.RouteReplace(&netlink.Route{Dst: it, Gw: b.nodes[1].underlay.AsSlice()}))
+	for name, own := range map[string]netip.AddrPort{
+		"another port of loopback":            netip.MustParseAddrPort("[::1]:30081"),
+		"a host port at loopback":             netip.MustParseAddrPort("[::1]:8080"),
+		"another port of the node":            netip.AddrPortFrom(b.self.address(), 30081),
+		"another port of an external address": netip.AddrPortFrom(external, 81),
+	} {
+		ns := b.self.ns
+		if own.Addr() == external {
+			ns = b.nodes[1].ns
+		}
+		clients := watchedEcho(t, ns, own)
+		conn, err := dial(b.self.ns, netip.Addr{}, own, patience)
 		if err != nil {
-			t.Errorf("a process of the node: %v", err)
+			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		exchange(t, conn, 1000)
+		select {
+		case <-clients:
+		case <-time.After(patience):
+			t.Errorf("%s: the process that listens there has no connection", name)
+		}
 		conn.Close()
 	}
 	// An IPv4 address of an IPv6 socket is left alone.

@@ -77,9 +77,16 @@ func exposed() []mutation {
 		{
 			name: "clients in the cluster, at the ingress node",
 			old: `if (!is_client(&d->back.remote) && (!why || why == REASON_NO_SERVICE))
-		why = REASON_EXPOSED_SOURCE;`,
+		why = is_of_node(skb, &d->back) ? EXPOSED_TO_NODE : REASON_EXPOSED_SOURCE;`,
 			test:  packets,
-			cases: []string{"from a node", "from an egress address"},
+			cases: []string{"from a node", "from an egress address", "from a node to a port of this node"},
+		},
+		{
+			name:  "connections of the node in the cluster",
+			old:   "is_of_node(skb, &d->back) ? EXPOSED_TO_NODE : REASON_EXPOSED_SOURCE",
+			new:   "REASON_EXPOSED_SOURCE",
+			test:  "TestExposed",
+			cases: []string{"a connection of the node to another node"},
 		},
 		{
 			name:  "clients in the cluster, at the backend's node",

@@ -58,6 +58,20 @@ func serviceHost() []mutation {
 			cases: []string{"a container, not connected"},
 		},
 		{
+			name: "datagrams of a connected socket, with an address",
+			old: `if (connected_backend(ctx, &asked))
+		return SOCK_ADDR_ALLOW;`,
+			test:  datagrams,
+			cases: []string{"connected, with an address"},
+		},
+		{
+			name:  "connections of datagrams that have ended",
+			old:   "if (ctx->sk->dst_port != kept->backend.port)",
+			new:   "if (0)",
+			test:  datagrams,
+			cases: []string{"the service after a connection"},
+		},
+		{
 			name: "refused datagrams",
 			old: `return refuse(ECONNREFUSED);
 	host_keep`,
@@ -70,7 +84,7 @@ func serviceHost() []mutation {
 			old:   "node_cookie || connected_service(ctx))",
 			new:   "node_cookie)",
 			test:  datagrams,
-			cases: []string{"connected", "connected, without its endpoint"},
+			cases: []string{"connected", "connected, with an address", "connected, without its endpoint"},
 		},
 		{
 			name:  "endpoints of this node",
@@ -136,18 +150,28 @@ func serviceHost() []mutation {
 			cases: []string{"TCP to loopback", "UDP to loopback", "a node port without endpoints"},
 		},
 		{
-			name:  "other ports of the node",
-			old:   "kind == EXPOSED_NODE ? NO_SERVICE : NO_BACKEND",
-			new:   "NO_BACKEND",
+			name:  "host ports at loopback",
+			old:   "if (!is_node_port(key.port))",
+			new:   "if (0)",
 			test:  exposed,
-			cases: []string{"a process of the node"},
+			cases: []string{"a host port at loopback"},
+		},
+		{
+			name: "other ports than those of services",
+			old:  "in_services(&key.address) ? NO_BACKEND : NO_SERVICE",
+			new:  "NO_BACKEND",
+			test: exposed,
+			cases: []string{
+				"another port of loopback", "another port of the node", "another port of an external address",
+				"an IPv4 address",
+			},
 		},
 		{
 			name:  "other ports of services",
-			old:   "return kind == EXPOSED_NODE ? NO_SERVICE : NO_BACKEND",
+			old:   "return in_services(&key.address) ? NO_BACKEND : NO_SERVICE",
 			new:   "return NO_SERVICE",
-			test:  exposed,
-			cases: []string{"another port of an external address"},
+			test:  connections,
+			cases: []string{"another port", "without the service"},
 		},
 		{
 			name:  "nodes that a socket no longer reaches",

@@ -99,12 +99,11 @@ static __always_inline int exposed_in(struct __sk_buff *skb)
 	if (why && kind == EXPOSED_NODE)
 		return TCX_NEXT; /* for a process of the node */
 	if (!is_client(&d->back.remote) && (!why || why == REASON_NO_SERVICE))
-		why = REASON_EXPOSED_SOURCE;
-	if (!why) {
+		why = is_of_node(skb, &d->back) ? EXPOSED_TO_NODE : REASON_EXPOSED_SOURCE;
+	if (!why)
 		why = exposed_connection(skb, &p, d, w);
-		if (why == EXPOSED_TO_NODE)
-			return TCX_NEXT;
-	}
+	if (why == EXPOSED_TO_NODE)
+		return TCX_NEXT;
 	if (skb->vlan_present)
 		bpf_skb_vlan_pop(skb); /* the tag is outside of the frame and belongs to the uplink */
 	if (why == REASON_NO_BACKEND || why == REASON_GATEWAY_FULL)

@@ -145,8 +145,25 @@ static __always_inline int service_peer(struct bpf_sock_addr *ctx)
 	return SOCK_ADDR_ALLOW;
 }
 
-/* service_send replaces the destination of a datagram to a service that a process of the node sends by a socket that is
- * not connected to it. */
+/* connected_backend gives a datagram to the service that its socket is connected to the backend of the connection: from
+ * another one, the socket receives nothing. */
+static __always_inline bool connected_backend(struct bpf_sock_addr *ctx, const struct svc_key *asked)
+{
+	struct svc_socket *kept;
+
+	if (!ctx->sk)
+		return false;
+	kept = bpf_sk_storage_get(&pil_svcsockets_v1, ctx->sk, NULL, 0);
+	if (!kept || !same_addr(&kept->service.address, &asked->address) || kept->service.port != asked->port)
+		return false;
+	if (ctx->sk->dst_port != kept->backend.port)
+		return false; /* the connection has ended */
+	set_sock_address(ctx, &kept->backend.address, kept->backend.port);
+	return true;
+}
+
+/* service_send replaces the destination of a datagram to a service that a process of the node sends with an address.
+ */
 static __always_inline int service_send(struct bpf_sock_addr *ctx)
 {
 	struct datagram_key key = {};
@@ -159,6 +176,8 @@ static __always_inline int service_send(struct bpf_sock_addr *ctx)
 	if (bpf_get_netns_cookie(ctx) != node_cookie)
 		return SOCK_ADDR_ALLOW;
 	asked = sock_key(ctx);
+	if (connected_backend(ctx, &asked))
+		return SOCK_ADDR_ALLOW;
 	key.socket = bpf_get_socket_cookie(ctx);
 	key.peer.address = asked.address;
 	key.peer.port = asked.port;
