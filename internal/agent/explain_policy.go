@@ -157,7 +157,7 @@ func (c *Core) whyBeyond(of Connection, from, to Explanation) (all []Reason, is 
 			return nil, true, err
 		}
 		if r.Access = "hosts outside reach this port by an exposed port of a service, or by a host port"; !r.Allowed {
-			r.Access = "hosts outside only answer: they open no connections to this port, which no service and "+
+			r.Access = "hosts outside only answer: they open no connections to this port, which no service and " +
 				"no host port exposes"
 			return []Reason{r}, true, nil
 		}
