@@ -331,7 +331,8 @@ func documented(t *testing.T, pages ...[]byte) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `(pilaster_[a-z_]+)` \\| ([a-z]+)").FindAllSubmatch(guide, -1) {
 		// internal/accelerate compares its own; the orchestrator has the others only with BGP peers.
 		if !bytes.HasPrefix(m[1], []byte("pilaster_accelerate_")) &&
-			!bytes.HasPrefix(m[1], []byte("pilaster_orchestrator_evpn_")) {
+			!bytes.HasPrefix(m[1], []byte("pilaster_orchestrator_evpn_")) &&
+			!bytes.HasPrefix(m[1], []byte("pilaster_orchestrator_bgp_")) {
 			shown[fmt.Sprintf("%s %s", m[1], m[2])] = true
 		}
 	}

@@ -20,7 +20,7 @@ const inFlight = 10
 
 // maxMemory is the limit of the agent's memory, without pages of files. The kernel shares these and reclaims them, and
 // how many are resident depends on how the page cache holds the executable: 37 to 44 MiB of the same build.
-const maxMemory = 24 << 20
+const maxMemory = 28 << 20
 
 // pace limits the durations of CNI calls on a node with a thousand containers. Other tests that run at the same time
 // change the durations, so only `make churn` checks these limits.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // The packet path gets the node's addresses at the start and after each change, also after a failure, and not again
@@ -107,6 +108,7 @@ func TestSourceTo(t *testing.T) {
 	for _, text := range []string{own.String() + "/128", "2001:db8:7::7/64"} {
 		a, err := netlink.ParseAddr(text)
 		if err == nil {
+			a.Flags = unix.IFA_F_NODAD // a route cannot have a tentative address as its source
 			err = handle.AddrReplace(lo, a)
 		}
 		if err != nil {
