@@ -140,7 +140,9 @@ func (s *state) predict(p probe, without rule) expected {
 	case p.from.container != nil && p.from.container.tenant != is.tenant:
 		return expected{nothing: true}
 	case !is.address.IsValid() || !has:
-		refuses := p.at == atOwn || p.at == atExternal && is.address.IsValid() && is.exposed
+		// Other ports of an external address are not those of services for processes of nodes: their packets leave.
+		external := p.at == atExternal && is.address.IsValid() && is.exposed && p.from.isOutside()
+		refuses := p.at == atOwn || external
 		return expected{refused: refuses, nothing: !refuses}
 	case p.at == atExternal && !is.exposed, p.at == atNodePort && port.node == 0:
 		return expected{nothing: true}
