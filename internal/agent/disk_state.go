@@ -73,3 +73,23 @@ func ReadDiskState(dir string) (DiskState, error) {
 	}
 	return s, errors.Join(errs...)
 }
+
+// validate refuses a record from disk that is invalid for its networks, or whose network this node lacks.
+func (c *Core) validate(r endpoint.Record) error {
+	for _, name := range r.Networks() {
+		n := c.networks.Get(name)
+		if n == nil {
+			return fmt.Errorf(
+				"endpoint %d is on network %s, which this node does not have\n  packets flow as before; %s, or "+
+					"remove such containers first",
+				r.ID,
+				name,
+				c.networks.HowToEnable(name),
+			)
+		}
+		if err := n.Validate(r.On(name)); err != nil {
+			return &statefile.CorruptError{Path: c.store.RecordPath(r.ID), Err: err}
+		}
+	}
+	return nil
+}

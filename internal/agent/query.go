@@ -11,6 +11,7 @@ import (
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent/refusal"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/endpoint"
 	"pilaster.io/pilaster/internal/service"
 	"pilaster.io/pilaster/internal/tenant"
@@ -320,4 +321,14 @@ type LinkStatus struct {
 	Refused   bool // the orchestrator knows this node and rejects it: LastError has the reason
 
 	NotTaken []string // parts of this node's reports that the orchestrator rejected, with the reason
+}
+
+// DatapathStatus is the driver's status plus drops and capabilities of the networks' switches.
+func (c *Core) DatapathStatus(ctx context.Context) (dpapi.Status, error) {
+	s, err := c.driver.Status()
+	if err != nil {
+		return s, err
+	}
+	err = c.networks.AddStatus(ctx, &s)
+	return s, err
 }

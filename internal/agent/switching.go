@@ -8,6 +8,7 @@ import (
 
 	"pilaster.io/pilaster/internal/agent/networks"
 	"pilaster.io/pilaster/internal/endpoint"
+	"pilaster.io/pilaster/internal/network"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -128,4 +129,26 @@ func (c *Core) lacksMappings(t tenant.Tenant) error {
 		}
 	}
 	return nil
+}
+
+// Network allocates addresses for containers and forwards their packets.
+type Network = network.Network
+
+// Networks returns the networks of this node.
+func (c *Core) Networks() *networks.Set { return c.networks }
+
+// networksOf returns the networks that must know a tenant: its own, the one it leaves, and those that endpoints here
+// have addresses of.
+func (c *Core) networksOf(t tenant.Tenant) []string {
+	names := []string{networks.Of(t)}
+	if c.networks.Get(t.Leaving) != nil {
+		names = append(names, t.Leaving)
+	}
+	for _, r := range c.store.List() {
+		if r.Tenant == t.Name {
+			names = append(names, r.Networks()...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
