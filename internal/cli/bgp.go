@@ -43,27 +43,13 @@ func newBGPCommand(env Env) *cobra.Command {
 }
 
 func newBGPStatus(env Env) *cobra.Command {
-	var socket orchestratorSocket
-	var out output
-	cmd := &cobra.Command{
-		Use:   "status",
+	return newOrchestratorStatus(env, orchestrator.BGPStatusPath, printBGP, cobra.Command{
 		Short: "Show BGP peers, and by which nodes each address is announced",
 		Long: `Show the BGP peers of the orchestrator on this machine, the external and load-balancer addresses of
 services, and by which nodes each is announced. A node that does not answer the orchestrator's probes is
 no next hop.`,
 		Example: "  pilaster bgp status\n  pilaster bgp status -o json",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			var s announce.Status
-			if err := socket.get(cmd.Context(), orchestrator.BGPStatusPath, &s); err != nil {
-				return err
-			}
-			return out.print(env.Stdout, s, func(w io.Writer) { printBGP(w, s, time.Now()) })
-		},
-	}
-	socket.bind(cmd)
-	out.bind(cmd)
-	return cmd
+	})
 }
 
 func printBGP(w io.Writer, s announce.Status, now time.Time) {

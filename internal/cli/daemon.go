@@ -89,6 +89,25 @@ func (s *orchestratorSocket) get(ctx context.Context, path string, to any) error
 	return nil
 }
 
+// newOrchestratorStatus returns the command "status" for a status that the orchestrator has as JSON.
+func newOrchestratorStatus[S any](
+	env Env, path string, show func(io.Writer, S, time.Time), c cobra.Command,
+) *cobra.Command {
+	var socket orchestratorSocket
+	var out output
+	c.Use, c.Args = "status", cobra.NoArgs
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		var s S
+		if err := socket.get(c.Context(), path, &s); err != nil {
+			return err
+		}
+		return out.print(env.Stdout, s, func(w io.Writer) { show(w, s, time.Now()) })
+	}
+	socket.bind(&c)
+	out.bind(&c)
+	return &c
+}
+
 // names completes the only argument of a command with names from a daemon. If the daemon does not respond, it offers no
 // names.
 func names(ask func(context.Context) ([]string, error)) cobra.CompletionFunc {

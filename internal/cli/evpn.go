@@ -51,26 +51,12 @@ func newEVPNCommand(env Env) *cobra.Command {
 }
 
 func newEVPNStatus(env Env) *cobra.Command {
-	var socket orchestratorSocket
-	var out output
-	cmd := &cobra.Command{
-		Use:   "status",
+	return newOrchestratorStatus(env, orchestrator.EVPNStatusPath, printEVPN, cobra.Command{
 		Short: "Show BGP peers, their routes by type, and why routes are refused",
 		Long: `Show the BGP peers of the orchestrator on this machine, their routes by type, and why routes are refused.
 docs/explanation/evpn.md explains the reasons.`,
 		Example: "  pilaster evpn status\n  pilaster evpn status -o json",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			var s evpnroutes.Status
-			if err := socket.get(cmd.Context(), orchestrator.EVPNStatusPath, &s); err != nil {
-				return err
-			}
-			return out.print(env.Stdout, s, func(w io.Writer) { printEVPN(w, s, time.Now()) })
-		},
-	}
-	socket.bind(cmd)
-	out.bind(cmd)
-	return cmd
+	})
 }
 
 func printEVPN(w io.Writer, s evpnroutes.Status, now time.Time) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -359,58 +358,6 @@ is the lab's own binary, and environment variables point it to the lab's daemons
 				return &exitError{code: status}
 			}
 			return err
-		},
-	}
-}
-
-func newLabRoute(env Env, flags *labFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:               "route ADDRESS NODE",
-		Short:             "Have the fabric route an address to a node, such as an external address of a service",
-		Example:           "  pilaster lab route 2001:db8:7::9 n1",
-		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: flags.offer(2, cobra.ShellCompDirectiveNoFileComp, (*lab.Lab).NodeNames),
-		RunE: func(c *cobra.Command, args []string) error {
-			to, err := netip.ParseAddr(args[0])
-			if err != nil || !to.Is6() || to.Is4In6() {
-				return usage("%q is not an IPv6 address", args[0])
-			}
-			l, err := flags.open()
-			if err != nil {
-				return err
-			}
-			if err := l.Route(to, args[1]); err != nil {
-				return err
-			}
-			fmt.Fprintf(env.Stdout, "%v is routed to %s\n", to, args[1])
-			return nil
-		},
-	}
-}
-
-func newLabAllowSource(env Env, flags *labFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:   "allow-source PREFIX",
-		Short: "Have the fabric accept packets with a source prefix from all nodes",
-		Long: `Have the fabric accept packets with a source prefix from all nodes. Nodes answer from external addresses
-of services, and the fabric's source check drops such packets. "pilaster lab route" does this for one
-address and node.`,
-		Example: "  pilaster lab allow-source 2001:db8:7::/64",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			prefix, err := netip.ParsePrefix(args[0])
-			if err != nil || !prefix.Addr().Is6() || prefix != prefix.Masked() {
-				return usage("%q is not an IPv6 prefix, such as 2001:db8:7::/64", args[0])
-			}
-			l, err := flags.open()
-			if err != nil {
-				return err
-			}
-			if err := l.AllowSource(prefix); err != nil {
-				return err
-			}
-			fmt.Fprintf(env.Stdout, "nodes may send from %v\n", prefix)
-			return nil
 		},
 	}
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -10,7 +11,11 @@ import (
 	"strings"
 	"time"
 
+	"connectrpc.com/connect"
+
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
+	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
+	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/service"
 )
 
@@ -212,4 +217,166 @@ func printService(w io.Writer, v serviceView) {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", e.Address, cmp.Or(e.Name, "-"), cmp.Or(e.Node, "-"),
 			cmp.Or(e.Zone, "-"), e.State, cmp.Or(e.Why, "-"))
 	}
+}
+
+type explainedService struct {
+	Prefix  netip.Prefix `json:"prefix"`            // of all services
+	Number  uint32       `json:"number"`            // of the tenant
+	Name    string       `json:"name,omitempty"`    // "namespace/name", if this node or an orchestrator knows it
+	Ports   string       `json:"ports,omitempty"`   // likewise
+	Outside string       `json:"outside,omitempty"` // likewise: where hosts outside reach it
+	Alias   bool         `json:"alias,omitempty"`   // at which a container sees itself behind a service
+	asked   bool         // the orchestrator
+}
+
+type explainedExposed struct {
+	Tenant string `json:"tenant"`
+	Name   string `json:"name"` // "namespace/name" of the service or pod, or the id of the container
+	Ports  string `json:"ports"`
+	As     string `json:"as"`                      // "external", "load-balancer", "node" or "host-port"
+	Policy string `json:"trafficPolicy,omitempty"` // of a service
+}
+
+// addService adds the names of a service and of its tenant.
+func (s *orchestratorSocket) addService(ctx context.Context, e *explanation) error {
+	tenants, err := s.client().ListTenants(ctx, connect.NewRequest(&pilasterv1.ListTenantsRequest{}))
+	if err != nil {
+		return err
+	}
+	e.Service.asked, e.Unknown = true, ""
+	i := slices.IndexFunc(tenants.Msg.Tenants, func(t *pilasterv1.Tenant) bool {
+		return e.Service.Number != 0 && t.ServicesNumber == e.Service.Number
+	})
+	if i < 0 {
+		return nil
+	}
+	e.Tenant = &explainedTenant{Name: tenants.Msg.Tenants[i].Name}
+	all, err := s.client().ListServices(ctx, connect.NewRequest(&pilasterv1.ListServicesRequest{Tenant: e.Tenant.Name}))
+	if err != nil {
+		return err
+	}
+	for _, its := range all.Msg.Services {
+		v, err := viewService(its.Service)
+		if err != nil {
+			return err
+		}
+		if its.Service.Address == e.Address.String() {
+			e.Service.set(v)
+		}
+	}
+	return nil
+}
+
+func (s *explainedService) set(v serviceView) {
+	s.Name, s.Ports, s.Outside = v.called(), v.ports(), v.exposed()
+}
+
+// addExposed adds the services that hosts outside reach at the address, and the pool that has it.
+func (s *orchestratorSocket) addExposed(ctx context.Context, e *explanation) error {
+	all, err := servicesAt(ctx, s.client(), e.Address)
+	if err != nil {
+		return err
+	}
+	pools, err := s.client().ListServicePools(ctx, connect.NewRequest(&pilasterv1.ListServicePoolsRequest{}))
+	if err != nil {
+		return err
+	}
+	e.asked = true
+	if len(all) > 0 {
+		e.Exposed = nil // as the agent knows them
+	}
+	for _, v := range all {
+		e.expose(v, false)
+	}
+	for _, p := range pools.Msg.Pools {
+		if prefix, err := netip.ParsePrefix(p.Prefix); err == nil && prefix.Contains(e.Address) {
+			if e.Pool = p.Prefix; e.Kind == "foreign" {
+				e.Kind = "pool"
+			}
+		}
+	}
+	return nil
+}
+
+// servicesAt returns the services of all tenants with an external or load-balancer address.
+func servicesAt(
+	ctx context.Context, of pilasterv1connect.OperatorServiceClient, a netip.Addr,
+) (at []serviceView, err error) {
+	all, err := of.ListServices(ctx, connect.NewRequest(&pilasterv1.ListServicesRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	for _, its := range all.Msg.Services {
+		v, err := viewService(its.Service)
+		if err != nil {
+			return nil, err
+		}
+		if v.isAt(a) {
+			at = append(at, v)
+		}
+	}
+	return at, nil
+}
+
+// addServices adds the services with the address that the agent knows.
+func (e *explanation) addServices(all []*pilasterv1.Service) {
+	for _, s := range all {
+		v, err := viewService(s)
+		if err != nil {
+			continue // of a newer agent
+		}
+		if e.Service != nil && v.Address == e.Address.String() {
+			e.Service.set(v)
+		}
+		e.expose(v, true)
+	}
+}
+
+// expose adds a service that hosts outside reach at the address. own says that it may be an address of this node.
+func (e *explanation) expose(v serviceView, own bool) {
+	x := explainedExposed{Tenant: v.Tenant, Name: v.called(), Ports: v.ports(), Policy: v.TrafficPolicy}
+	switch a := e.Address.String(); {
+	case v.LoadBalancerIP == a:
+		x.As = "load-balancer"
+	case slices.Contains(v.ExternalIPs, a):
+		x.As = "external"
+	case own && v.Address != a:
+		x.As, x.Ports = "node", v.nodePorts()
+	default:
+		return
+	}
+	e.addExposed(x)
+}
+
+func (e *explanation) addExposed(x explainedExposed) {
+	if e.Exposed = append(e.Exposed, x); e.Kind == "foreign" {
+		e.Kind = "exposed"
+	}
+}
+
+// addPublishers adds the containers with host ports at the address.
+func (e *explanation) addPublishers(all []*pilasterv1.Endpoint) {
+	for _, of := range all {
+		v := viewEndpoint(of)
+		e.addExposed(explainedExposed{
+			Tenant: v.Tenant, Name: v.name(), Ports: listHostPorts(v.HostPorts), As: "host-port",
+		})
+	}
+}
+
+// explainService sets the fields of an address in the prefix of services; false if it is in another one.
+func (e *explanation) explainService(plan address.Plan, of string) bool {
+	all, err := plan.ServicePrefix()
+	if err != nil || !all.Contains(e.Address) {
+		return false
+	}
+	own := netip.PrefixFrom(e.Address, address.NodeBits).Masked()
+	e.Kind = "service"
+	e.Service = &explainedService{
+		Prefix: all, Number: uint32(address.SubnetNumber(all, own)), Alias: e.Address == own.Addr(),
+	}
+	if of != "" {
+		e.Tenant = &explainedTenant{Name: of}
+	}
+	return true
 }

@@ -46,7 +46,7 @@ func TestModel(t *testing.T) {
 		bed: b, prober: newProber(b), present: b.Containers(), rules: map[string]map[netip.Prefix]lab.EgressRule{},
 		policies: map[string]map[string]bool{}, nodes: map[string]string{}, dead: map[string]bool{},
 		seen: map[netip.Addr]string{}, aliases: map[string]netip.Addr{},
-		took: map[string][]time.Duration{}, seed: number(t, "PILASTER_EGRESS_SEED", rand.Uint64()),
+		took: map[string][]time.Duration{}, seed: labtest.Number(t, "PILASTER_EGRESS_SEED", rand.Uint64()),
 	}
 	m.random = rand.New(rand.NewPCG(m.seed, 0))
 	t.Logf("PILASTER_EGRESS_SEED=%d", m.seed)
@@ -54,7 +54,7 @@ func TestModel(t *testing.T) {
 		m.rules[name], m.policies[name] = map[netip.Prefix]lab.EgressRule{}, map[string]bool{}
 	}
 	defer m.report()
-	for i := range number(t, "PILASTER_EGRESS_CHANGES", changesInCI) {
+	for i := range labtest.Number(t, "PILASTER_EGRESS_CHANGES", changesInCI) {
 		before := kernelDrops(t)
 		m.step(int(i) + 1)
 		if t.Failed() {
@@ -179,17 +179,6 @@ func (m *model) await(returned time.Time, when string, after []expectation) (too
 		}
 	}
 	return took
-}
-
-func number(t *testing.T, variable string, usual uint64) uint64 {
-	t.Helper()
-	text := os.Getenv(variable)
-	if text == "" {
-		return usual
-	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	must(t, err)
-	return n
 }
 
 // model is what the cluster should do.

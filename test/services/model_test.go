@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -61,7 +59,7 @@ type model struct {
 // PILASTER_SERVICES_CHANGES is the number of changes; PILASTER_SERVICES_SEED repeats the choices of a run.
 func TestModel(t *testing.T) {
 	m := newModel(t)
-	changes := int(number(t, "PILASTER_SERVICES_CHANGES", changesInCI))
+	changes := int(labtest.Number(t, "PILASTER_SERVICES_CHANGES", changesInCI))
 	defer m.report()
 	for made := 0; made < changes || made < 4*changes && len(m.needless()) > 0; {
 		var what []string
@@ -99,7 +97,7 @@ func newModel(t *testing.T) *model {
 			zones: s.Racks, address: map[string]netip.Addr{},
 		},
 		refuted: map[rule]int{}, kept: map[flowKey]string{}, keptBy: map[flowKey]probe{},
-		seed: number(t, "PILASTER_SERVICES_SEED", rand.Uint64()),
+		seed: labtest.Number(t, "PILASTER_SERVICES_SEED", rand.Uint64()),
 	}
 	m.random = rand.New(rand.NewPCG(m.seed, 0))
 	t.Logf("PILASTER_SERVICES_SEED=%d", m.seed)
@@ -141,17 +139,6 @@ func newModel(t *testing.T) *model {
 	})
 	m.places = newPlaces(m.bed)
 	return m
-}
-
-func number(t *testing.T, variable string, usual uint64) uint64 {
-	t.Helper()
-	text := os.Getenv(variable)
-	if text == "" {
-		return usual
-	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	must(t, err)
-	return n
 }
 
 func (m *model) one(of ...string) string { return of[m.random.IntN(len(of))] }

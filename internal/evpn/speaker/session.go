@@ -27,26 +27,27 @@ type session struct {
 
 // onPeer follows the state of a session.
 func (s *Speaker) onPeer(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) {
-	if e.Type != apiutil.PEER_EVENT_STATE && e.Type != apiutil.PEER_EVENT_INIT {
+	is, ok := ours.SessionOf(e)
+	if !ok {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.peers[e.Peer.State.NeighborAddress]
+	p := s.peers[is.Peer]
 	if p == nil {
 		return
 	}
-	switch up := e.Peer.State.SessionState == bgp.BGP_FSM_ESTABLISHED; {
-	case up && !p.up && p.excess == "":
+	switch {
+	case is.Up && !p.up && p.excess == "":
 		p.up, p.since, p.reason = true, at, ""
 		s.table.PeerUp(p.Addr)
 		s.config.Log.Info("BGP peer is up", "peer", p.Addr)
-	case !up && p.up:
-		s.lose(p, e.Peer.State.DisconnectMessage)
+	case !is.Up && p.up:
+		s.lose(p, is.Reason)
 		s.config.Log.Warn("BGP peer is down; its routes remain for a time", "peer", p.Addr,
 			"reason", p.reason, "stale", s.config.Stale)
-	case e.Peer.State.SessionState == bgp.BGP_FSM_IDLE && e.Peer.State.DisconnectMessage != "" && p.excess == "":
-		p.reason = e.Peer.State.DisconnectMessage // a connection that did not become a session
+	case is.Idle && is.Reason != "" && p.excess == "":
+		p.reason = is.Reason // a connection that did not become a session
 	}
 }
 

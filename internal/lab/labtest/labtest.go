@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -197,4 +198,18 @@ func showLogs(t testing.TB, l *lab.Lab) {
 		}
 		t.Logf("%s:\n%s", filepath.Base(path), b[max(0, len(b)-4000):])
 	}
+}
+
+// Number returns the number in an environment variable, such as a seed, or the usual one.
+func Number(t testing.TB, variable string, usual uint64) uint64 {
+	t.Helper()
+	text := os.Getenv(variable)
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", variable, err)
+	}
+	return n
 }

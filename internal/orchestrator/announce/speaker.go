@@ -202,25 +202,26 @@ func (s *speaker) path(r route) (*apiutil.Path, error) {
 }
 
 func (s *speaker) onPeer(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) {
-	if e.Type != apiutil.PEER_EVENT_STATE && e.Type != apiutil.PEER_EVENT_INIT {
+	is, ok := bgp.SessionOf(e)
+	if !ok {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.peers[e.Peer.State.NeighborAddress]
+	p := s.peers[is.Peer]
 	if p == nil {
 		return
 	}
-	switch up := e.Peer.State.SessionState == packet.BGP_FSM_ESTABLISHED; {
-	case up && !p.Up:
+	switch {
+	case is.Up && !p.Up:
 		p.Up, p.Since, p.Reason = true, at, ""
 		s.log.Info("BGP peer is up", "peer", p.Addr)
-	case !up && p.Up:
-		p.Up, p.Since, p.Reason = false, at, e.Peer.State.DisconnectMessage
+	case !is.Up && p.Up:
+		p.Up, p.Since, p.Reason = false, at, is.Reason
 		p.Flaps++
 		s.log.Warn("BGP peer is down", "peer", p.Addr, "reason", p.Reason)
-	case e.Peer.State.SessionState == packet.BGP_FSM_IDLE && e.Peer.State.DisconnectMessage != "":
-		p.Reason = e.Peer.State.DisconnectMessage // a connection that did not become a session
+	case is.Idle && is.Reason != "":
+		p.Reason = is.Reason // a connection that did not become a session
 	}
 }
 
