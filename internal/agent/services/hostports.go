@@ -106,9 +106,9 @@ func hostPortOf(key dpapi.FrontendKey) endpoint.HostPort {
 
 // keysOf returns the frontends of a host port. It fails for an address that is not of this node.
 func (a Addresses) keysOf(p endpoint.HostPort) (keys []dpapi.FrontendKey, err error) {
-	protocol := service.TCP
-	if p.Protocol == service.UDP.String() {
-		protocol = service.UDP
+	protocol, err := service.ParseProtocol(p.Protocol)
+	if err != nil {
+		return nil, fmt.Errorf("host port %s: %w", p.At(), err)
 	}
 	at := a.Ports
 	if p.Address.IsValid() {
