@@ -411,7 +411,7 @@ func (j *traceJob) run(ctx context.Context, env Env) error {
 			j.note += j.silent(ctx)
 		}
 	default:
-		if t, err = j.live(ctx, t, parts); err != nil {
+		if t, err = j.live(ctx, env.Stderr, t, parts); err != nil {
 			return err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -29,8 +30,10 @@ const (
 	longestProbe = 10 * time.Second
 )
 
-// live follows a packet on all nodes.
-func (j *traceJob) live(ctx context.Context, t trace.Trace, parts []*pilasterv1.TraceResponse) (trace.Trace, error) {
+// live follows a packet on all nodes. It writes to progress when it waits for a packet.
+func (j *traceJob) live(
+	ctx context.Context, progress io.Writer, t trace.Trace, parts []*pilasterv1.TraceResponse,
+) (trace.Trace, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	events := make(chan trace.Observed)
 	var followers sync.WaitGroup
@@ -45,12 +48,16 @@ func (j *traceJob) live(ctx context.Context, t trace.Trace, parts []*pilasterv1.
 		return t, err
 	}
 	ready := make(chan error, len(all))
+	var began *beginning // nil: no other packet has the probe's source port
 	probes := j.wait == 0 && (j.probeBy != nil || parts[0].Source.GetEndpointId() != 0 || parts[0].Source.GetIsNode())
 	if probes && j.ask.Port != 0 && j.ask.SourcePort == 0 {
 		j.ask.SourcePort = probePort()
 	}
+	if !probes {
+		began = new(beginning)
+	}
 	for _, f := range all {
-		followers.Go(func() { j.follow(ctx, f, events, ready, cancel) })
+		followers.Go(func() { j.follow(ctx, f, events, ready, began, cancel) })
 	}
 	go func() { followers.Wait(); close(events) }()
 	var errs []error
@@ -68,8 +75,15 @@ func (j *traceJob) live(ctx context.Context, t trace.Trace, parts []*pilasterv1.
 	} else {
 		wait = cmp.Or(wait, 10*time.Second)
 		answers = nil
+		began.set()
+		fmt.Fprintf(progress, "ready: waiting %v for a packet\n", wait)
 	}
-	seen, answer, err := j.collect(ctx, wait, len(all) == 1, events, answers, t.Ends)
+	asked := slices.ContainsFunc(all, func(f followed) bool { return f.name == t.Source.Node })
+	c := collector{alone: len(all) == 1, ends: t.Ends, fates: map[uint32]string{}}
+	if asked {
+		c.sender = t.Source.Node
+	}
+	seen, answer, err := c.collect(ctx, wait, events, answers)
 	if err != nil {
 		return t, err
 	}
@@ -106,10 +120,22 @@ func (j *traceJob) followed(t trace.Trace, parts []*pilasterv1.TraceResponse) (a
 	return all, nil
 }
 
-// follow delivers the events of a node. It reports to ready once, when no later packet is missed. If the node ends the
-// stream before ctx ends, it calls ended with the reason.
+// beginning is when all nodes have begun to follow packets.
+type beginning struct{ at atomic.Pointer[time.Time] }
+
+func (b *beginning) set() { now := time.Now(); b.at.Store(&now) }
+
+// before reports whether an event is of a packet before the beginning, which other nodes may have missed. Streams lag
+// behind the packets, each by another time, so the node's clock decides: it showed clock at a time of this machine.
+func (b *beginning) before(e *pilasterv1.PacketEvent, clock uint64, at time.Time) bool {
+	began := b.at.Load()
+	return began == nil || clock != 0 && e.Time < clock+uint64(began.Sub(at))
+}
+
+// follow delivers the events of a node; if it waits for a packet, those since the beginning. It reports to ready once,
+// when no later packet is missed. If the node ends the stream before ctx ends, it calls ended with the reason.
 func (j *traceJob) follow(ctx context.Context, f followed, events chan<- trace.Observed, ready chan<- error,
-	ended context.CancelCauseFunc) {
+	began *beginning, ended context.CancelCauseFunc) {
 	node := f.name
 	stream, err := f.node.client.FollowPackets(ctx, connect.NewRequest(f.ask))
 	if err != nil {
@@ -124,16 +150,21 @@ func (j *traceJob) follow(ctx context.Context, f followed, events chan<- trace.O
 		ready <- lostStream(node, cmp.Or(stream.Err(), io.ErrUnexpectedEOF))
 		return
 	}
+	clock, at := stream.Msg().Time, time.Now()
 	ready <- nil
 	for stream.Receive() {
-		if p := stream.Msg().Event.GetSourcePort(); j.ask.SourcePort != 0 && p != 0 && p != uint32(j.ask.SourcePort) {
+		e := stream.Msg().Event
+		if began != nil && began.before(e, clock, at) {
+			continue
+		}
+		if p := e.GetSourcePort(); j.ask.SourcePort != 0 && p != 0 && p != uint32(j.ask.SourcePort) {
 			continue // another connection's
 		}
-		if p := stream.Msg().Event.GetDestinationPort(); f.ports != nil && !slices.Contains(f.ports, p) {
+		if p := e.GetDestinationPort(); f.ports != nil && !slices.Contains(f.ports, p) {
 			continue
 		}
 		select {
-		case events <- trace.Observed{Node: node, PacketEvent: stream.Msg().Event}:
+		case events <- trace.Observed{Node: node, PacketEvent: e}:
 		case <-ctx.Done():
 			return
 		}
@@ -184,46 +215,74 @@ func (j *traceJob) probe(ctx context.Context, t trace.Trace, to string) (p probe
 	return p
 }
 
+// collector selects a packet from the events of all nodes: the first one with the source port of the first one that
+// was seen on the sender's node.
+type collector struct {
+	alone  bool              // only one node is asked
+	sender string            // the sender's node; empty if it is not asked
+	ends   []string          // nodes at which packets leave the cluster
+	seen   []trace.Observed  // events of the packet, and others before it was selected
+	port   uint32            // of the source; 0 until a packet with ports is seen
+	fates  map[uint32]string // of packets, by source port
+}
+
+// add adds an event, and returns the fate of the packet, as far as it is known.
+func (c *collector) add(e trace.Observed) (fate string) {
+	if c.port != 0 && e.SourcePort != 0 && e.SourcePort != c.port {
+		return c.fate()
+	}
+	c.seen = append(c.seen, e)
+	if c.port == 0 && (c.sender == "" || c.sender == e.Node) {
+		c.port = e.SourcePort
+	}
+	fate = e.Outcome()
+	if fate == trace.Sent && !c.alone && !(e.Hook == "uplink-out" && slices.Contains(c.ends, e.Node)) {
+		fate = "" // other nodes see the packet, too
+	}
+	if c.fates[e.SourcePort] == "" {
+		c.fates[e.SourcePort] = fate
+	}
+	return c.fate()
+}
+
+func (c *collector) fate() string { return cmp.Or(c.fates[c.port], c.fates[0]) }
+
 // collect returns the events of a packet, and the answer to the probe if answers is not nil. It ends when the packet's
-// fate is known and the probe is answered, or when the time is over. alone says that only one node is asked.
-func (j *traceJob) collect(ctx context.Context, wait time.Duration, alone bool, events <-chan trace.Observed,
-	answers <-chan probed, ends []string) (seen []trace.Observed, answer *trace.Answer, err error) {
+// fate is known and the probe is answered, or when the time is over.
+func (c *collector) collect(
+	ctx context.Context, wait time.Duration, events <-chan trace.Observed, answers <-chan probed,
+) (seen []trace.Observed, answer *trace.Answer, err error) {
 	if answers != nil {
 		answer = &trace.Answer{}
 	}
-	over, known, sent, waitsForAnswer := time.After(wait), false, false, answers != nil
+	over, fate, waitsForAnswer := time.After(wait), "", answers != nil
 	for settling := false; ; {
-		if known && !waitsForAnswer && !settling {
+		if (fate == trace.Dropped || fate == trace.Delivered) && !waitsForAnswer && !settling {
 			over, settling = time.After(settleWait), true
 		}
 		select {
 		case e, more := <-events:
 			if !more { // all nodes have ended the trace
-				return seen, answer, context.Cause(ctx)
+				return c.seen, answer, context.Cause(ctx)
 			}
-			seen = append(seen, e)
-			if known || sent { // later packets
+			before := fate
+			if fate = c.add(e); fate == before {
 				continue
 			}
-			switch e.Outcome() {
-			case trace.Dropped:
-				known, waitsForAnswer = true, false
-			case trace.Delivered:
-				known, over = true, time.After(answerWait)
-			case trace.Sent:
-				if alone || e.Hook == "uplink-out" && slices.Contains(ends, e.Node) {
-					sent, over = true, time.After(answerWait)
-				}
+			if fate == trace.Dropped {
+				waitsForAnswer = false
+			} else {
+				over = time.After(answerWait)
 			}
 		case p := <-answers:
 			if p.err != nil {
-				return seen, nil, p.err
+				return c.seen, nil, p.err
 			}
 			answer, answers, waitsForAnswer = &p.answer, nil, false
 		case <-over:
-			return seen, answer, nil
+			return c.seen, answer, nil
 		case <-ctx.Done():
-			return seen, answer, context.Cause(ctx)
+			return c.seen, answer, context.Cause(ctx)
 		}
 	}
 }

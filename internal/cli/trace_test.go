@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -20,6 +21,7 @@ type traceAgent struct {
 	pilasterv1connect.UnimplementedAgentServiceHandler
 	part   *pilasterv1.TraceResponse
 	events []*pilasterv1.PacketEvent
+	after  time.Duration // of the events, since it has answered FollowPackets
 	answer string
 	refuse error
 	dies   bool // after its first answer to FollowPackets
@@ -39,6 +41,7 @@ func (a traceAgent) FollowPackets(ctx context.Context, _ *connect.Request[pilast
 	if err := stream.Send(&pilasterv1.FollowPacketsResponse{}); err != nil {
 		return err
 	}
+	time.Sleep(a.after)
 	for _, e := range a.events {
 		if err := stream.Send(&pilasterv1.FollowPacketsResponse{Event: e}); err != nil {
 			return err
@@ -110,7 +113,10 @@ func TestTrace(t *testing.T) {
 		"beside another connection": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{others,
 			entered, leaves("web")}, answer: "connected"}, "tcp/80", ExitDone, "delivered 2.0 µs after the first step"},
 		"of an own packet": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{entered,
-			leaves("web")}}, "tcp/80 --wait 10s", ExitDone, "delivered 2.0 µs after the first step\n"},
+			leaves("web")}, after: time.Second}, "tcp/80 --wait 10s", ExitDone,
+			"delivered 2.0 µs after the first step\n"},
+		"of a packet before it is ready": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{
+			entered, leaves("web")}}, "tcp/80 --wait 200ms", ExitFailed, "no packet was seen"},
 		"dropped": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{entered, drop}}, "",
 			ExitFailed, "dropped: no-route"},
 		"no packet":           {traceAgent{part: partOf("delivered")}, "--wait 10ms", ExitFailed, "no packet was seen"},

@@ -79,6 +79,9 @@ func (t Trace) FromEvents(events []Observed) Trace {
 		if first, seen := l.packets[at]; seen && first != e.Packet {
 			continue
 		}
+		if e.Point == "leave" && e.Hook == "container" && l.entered[e.Node] == 0 {
+			continue // it has entered before the trace began
+		}
 		l.packets[at] = e.Packet
 		if by := at + " " + e.Hook; e.Point == "enter" && l.hooks[by] {
 			l.packets[at] = 0 // a later packet, which has the number of one that is gone

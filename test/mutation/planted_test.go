@@ -109,6 +109,7 @@ func bugs() []planted {
 			`!strings.HasPrefix(number, "00")`,
 		},
 		{"FuzzCursor", "internal/endpoint/cursor_load.go", "&& i > f.Reserved {", "&& i > f.Reserved+1 {"},
+		{"FuzzParseHostPort", "internal/endpoint/hostport.go", "p.At(), p.Container)", "p.At(), p.Container&0x3ff)"},
 		{
 			"FuzzDecodeRecord", "internal/endpoint/record.go",
 			"r.ID < 1 || r.ID > MaxID:",

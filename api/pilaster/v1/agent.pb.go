@@ -4613,7 +4613,8 @@ func (x *FollowPacketsRequest) GetVni() uint32 {
 
 type FollowPacketsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Event         *PacketEvent           `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
+	Event         *PacketEvent           `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"` // none in the first response: no later packet is missed
+	Time          uint64                 `protobuf:"varint,2,opt,name=time,proto3" json:"time,omitempty"`  // ns, as in PacketEvent; in the first response
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4653,6 +4654,13 @@ func (x *FollowPacketsResponse) GetEvent() *PacketEvent {
 		return x.Event
 	}
 	return nil
+}
+
+func (x *FollowPacketsResponse) GetTime() uint64 {
+	if x != nil {
+		return x.Time
+	}
+	return 0
 }
 
 // PacketEvent is one observation of a packet in a program of this node.
@@ -5896,9 +5904,10 @@ const file_pilaster_v1_agent_proto_rawDesc = "" +
 	"\bprotocol\x18\x03 \x01(\rR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x10\n" +
-	"\x03vni\x18\x06 \x01(\rR\x03vni\"G\n" +
+	"\x03vni\x18\x06 \x01(\rR\x03vni\"[\n" +
 	"\x15FollowPacketsResponse\x12.\n" +
-	"\x05event\x18\x01 \x01(\v2\x18.pilaster.v1.PacketEventR\x05event\"\xec\x04\n" +
+	"\x05event\x18\x01 \x01(\v2\x18.pilaster.v1.PacketEventR\x05event\x12\x12\n" +
+	"\x04time\x18\x02 \x01(\x04R\x04time\"\xec\x04\n" +
 	"\vPacketEvent\x12\x12\n" +
 	"\x04time\x18\x01 \x01(\x04R\x04time\x12\x16\n" +
 	"\x06packet\x18\x02 \x01(\x04R\x06packet\x12\x14\n" +

@@ -14,6 +14,7 @@ import (
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/agent"
 	"pilaster.io/pilaster/internal/agent/trace"
+	"pilaster.io/pilaster/internal/datapath/host"
 	"pilaster.io/pilaster/internal/dpapi"
 )
 
@@ -96,7 +97,13 @@ func (s *Service) FollowPackets(
 		return err
 	}
 	err = t.Follow(ctx, f, req.Msg.Tenant, func(e *pilasterv1.PacketEvent) error {
-		return stream.Send(&pilasterv1.FollowPacketsResponse{Event: e})
+		response := &pilasterv1.FollowPacketsResponse{Event: e}
+		if e == nil {
+			if response.Time, err = host.Monotonic(); err != nil {
+				return err
+			}
+		}
+		return stream.Send(response)
 	})
 	if errors.Is(err, context.Canceled) {
 		return connect.NewError(connect.CodeUnavailable, errors.New("the agent is stopping")) // or the client has gone

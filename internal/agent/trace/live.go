@@ -23,10 +23,11 @@ import (
 const (
 	longestFollow = 10 * time.Minute
 	longestSend   = 10 * time.Second // of one event, to a client that reads nothing
+	turnWait      = 2 * time.Second  // for another trace, whose client may have just gone
 )
 
 // Follow reports what the programs do with selected packets until ctx ends. It calls send with nil once no later packet
-// is missed, then with each event. One Follow runs at a time. It follows packets between containers of one tenant; an
+// is missed, then with each event. One Follow runs at a time; another one waits for a moment. It follows packets between containers of one tenant; an
 // empty name means all tenants.
 func (t *Tracer) Follow(
 	ctx context.Context,
@@ -34,21 +35,25 @@ func (t *Tracer) Follow(
 	tenant string,
 	send func(*pilasterv1.PacketEvent) error,
 ) error {
-	if !t.following.TryLock() {
+	select {
+	case t.following <- struct{}{}:
+	case <-time.After(turnWait):
 		return refusal.New(refusal.ErrExists, "another trace runs on this node; try again when it has ended")
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 	ctx, cancel := context.WithTimeout(ctx, longestFollow)
 	events, err := t.Path.Follow(ctx, t.withEnds(f, tenant))
 	if err != nil {
 		cancel()
-		t.following.Unlock()
+		<-t.following
 		return err
 	}
 	end := sync.OnceFunc(func() { // waits until the programs are detached
 		cancel()
 		for range events {
 		}
-		t.following.Unlock()
+		<-t.following
 	})
 	defer end()
 	// A blocked send returns only when the client reads or disconnects, so it does not keep the programs meanwhile.

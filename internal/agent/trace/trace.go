@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
@@ -45,11 +44,11 @@ type Pipeline struct {
 // Tracer traces packets on this node. Its methods are safe for concurrent use.
 type Tracer struct {
 	Config
-	following sync.Mutex // held during a Follow
+	following chan struct{} // full during a Follow
 }
 
 // New returns a tracer.
-func New(c Config) *Tracer { return &Tracer{Config: c} }
+func New(c Config) *Tracer { return &Tracer{Config: c, following: make(chan struct{}, 1)} }
 
 // Verdicts of a trace: what becomes of the packet on this node.
 const (

@@ -377,6 +377,10 @@ func TestTraceTunnels4(t *testing.T) {
 // TestFollow: events have names, the senders of this node are followed, and a second trace is refused meanwhile.
 func TestFollow(t *testing.T) {
 	b, tracer := newBed(t)
+	synctest.Test(t, func(t *testing.T) { b.follow(t, trace.New(tracer.Config)) })
+}
+
+func (b *bed) follow(t *testing.T, tracer *trace.Tracer) {
 	seen := []netip.Addr{b.c1.Attachments[0].Address}
 	b.path.events = []dpapi.PacketEvent{
 		{Point: dpapi.PacketEnters, Hook: "container", Device: 7, Source: seen[0], Destination: seen[0]},
@@ -406,7 +410,8 @@ func TestFollow(t *testing.T) {
 			t.Errorf("senders or receivers: %v", ends)
 		}
 	}
-	if err := tracer.Follow(ctx, filter, "red", func(*pilasterv1.PacketEvent) error { return nil }); err == nil ||
+	ctx, cancel = context.WithCancel(t.Context())
+	if err := tracer.Follow(ctx, filter, "red", func(*pilasterv1.PacketEvent) error { cancel(); return nil }); err == nil ||
 		len(b.path.filter.Senders)+len(b.path.filter.Receivers) != 0 {
 		t.Errorf("of another tenant: %v, %v, %v", b.path.filter.Senders, b.path.filter.Receivers, err)
 	}
@@ -418,6 +423,7 @@ func TestFollowBlocked(t *testing.T) {
 	seen := []netip.Addr{b.c1.Attachments[0].Address}
 	filter := dpapi.PacketFilter{Sources: seen, Destinations: seen, Protocol: packet.ProtocolTCP}
 	synctest.Test(t, func(t *testing.T) {
+		tracer := trace.New(tracer.Config)
 		reads, ended := make(chan struct{}), make(chan error, 1)
 		go func() {
 			ended <- tracer.Follow(t.Context(), filter, "", func(*pilasterv1.PacketEvent) error { <-reads; return nil })
@@ -429,7 +435,10 @@ func TestFollowBlocked(t *testing.T) {
 		if err := next(); !errors.Is(err, refusal.ErrExists) {
 			t.Errorf("a trace while another one is blocked: %v", err)
 		}
-		time.Sleep(10 * time.Second)
+		time.Sleep(7 * time.Second)
+		if err := next(); !errors.Is(err, io.EOF) {
+			t.Errorf("a trace shortly before another one ends: %v", err)
+		}
 		synctest.Wait()
 		if err := next(); !errors.Is(err, io.EOF) {
 			t.Errorf("a trace after another one was blocked: %v", err)
