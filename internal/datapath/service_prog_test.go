@@ -366,6 +366,19 @@ func TestServiceGone(t *testing.T) {
 	b.arrives(t, progCase{name: "its answer", frame: b.fromFar(udp(atPort, 5000)), out: b.toClient(udp(farPort, 5000))})
 	b.sends(t, "a half-open connection", tcp(5002, farPort, packet.SYN), b.toFar(tcp(5002, atPort, packet.SYN)))
 
+	establish(5005)
+	b.sends(t, "the end of another connection", tcp(5005, farPort, fin), b.toFar(tcp(5005, atPort, fin)))
+	b.arrives(t, progCase{name: "its other end", frame: b.fromFar(tcp(atPort, 5005, fin)),
+		out: b.toClient(tcp(farPort, 5005, fin))})
+	for _, k := range frontends(b.address, farPort) {
+		must(t, b.datapath.PutServices([]dpapi.Frontend{{
+			FrontendKey: k, Backends: []dpapi.Backend{other}, Draining: []dpapi.Backend{b.atFar(atPort)},
+		}}))
+	}
+	b.sends(t, "a segment to a draining backend", tcp(5000, farPort, packet.ACK), b.toFar(tcp(5000, atPort, packet.ACK)))
+	b.sends(t, "a SYN after a connection to a draining backend", tcp(5005, farPort, packet.SYN),
+		b.toFar(tcp(5005, atPort+1, packet.SYN)))
+
 	request := acknowledging(tcp(5000, farPort, packet.ACK), 1, 2)
 	b.put(t, b.address, farPort, other)
 	b.fromContainer1(t, progCase{name: "a connection whose backend is gone", frame: b.frame(b.sent(b.address, request)),

@@ -172,6 +172,7 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if err := s.startBGP(ctx); err != nil {
 		return nil, err
 	}
+	s.startSilentNodes()
 	return s, s.serve()
 }
 

@@ -31,10 +31,10 @@ const (
 
 // Select applies the rules of Kubernetes. An endpoint is ready if its node answers, if it is not terminating, and if it
 // is ready itself or the service publishes those that are not. If none is ready, terminating ones serve that are ready
-// otherwise. Of these, only those on the client's node or in its zone are active, if the service prefers them and there
+// otherwise; if there are none either, those on nodes that do not answer: the orchestrator may be wrong. Of these, only those on the client's node or in its zone are active, if the service prefers them and there
 // are any. The order is that of the slices.
 func Select(s Service, all []Slice, node, zone string) (c Choice) {
-	var ready, terminating []Placed
+	var ready, terminating, unreachable []Placed
 	seen := map[netip.Addr]bool{}
 	for _, slice := range all {
 		for _, e := range slice.Endpoints {
@@ -42,12 +42,12 @@ func Select(s Service, all []Slice, node, zone string) (c Choice) {
 			switch {
 			case seen[e.Address]:
 				c.exclude(p, WhyTwice)
-			case slice.Unreachable:
-				c.exclude(p, WhyUnreachable)
 			case !serves && e.Terminating:
 				c.drain(p, WhyTerminating)
 			case !serves:
 				c.drain(p, WhyNotReady)
+			case slice.Unreachable:
+				unreachable = append(unreachable, p)
 			case e.Terminating:
 				terminating = append(terminating, p)
 			default:
@@ -59,8 +59,14 @@ func Select(s Service, all []Slice, node, zone string) (c Choice) {
 	if len(ready) == 0 {
 		ready, terminating = terminating, nil
 	}
+	if len(ready) == 0 {
+		ready, unreachable = unreachable, nil
+	}
 	for _, p := range terminating {
 		c.drain(p, WhyTerminating)
+	}
+	for _, p := range unreachable {
+		c.drain(p, WhyUnreachable)
 	}
 	near, why := s.Distribution.near(node, zone)
 	if !slices.ContainsFunc(ready, near) {
@@ -113,10 +119,12 @@ func (d Distribution) near(node, zone string) (near func(Placed) bool, why strin
 func Ready(s Service, all []Slice) (ready, endpoints int) {
 	s.Distribution = Anywhere
 	c := Select(s, all, "", "")
-	for _, p := range c.Active {
+	endpoints = len(c.Active) + len(c.Draining) + len(c.Excluded)
+	answer := slices.DeleteFunc(slices.Clone(all), func(of Slice) bool { return of.Unreachable })
+	for _, p := range Select(s, answer, "", "").Active {
 		if !p.Terminating {
 			ready++
 		}
 	}
-	return ready, len(c.Active) + len(c.Draining) + len(c.Excluded)
+	return ready, endpoints
 }

@@ -52,8 +52,12 @@ func TestSelect(t *testing.T) {
 		{"terminating", Service{}, []string{"n1/z1 1! 2"}, "2", "1 terminating", ""},
 		{"all terminating", Service{}, []string{"n1/z1 1! 2!-", "n2/z1 3-"}, "1", "2 terminating, 3 not ready", ""},
 		{"all terminating, published", Service{PublishNotReady: true}, []string{"n1/z1 1! 2!-"}, "1, 2", "", ""},
-		{"unreachable", Service{}, []string{"n1/z1? 1 2!", "n2/z1 3"}, "3", "",
-			"1 its node does not answer, 2 its node does not answer"},
+		{"unreachable", Service{}, []string{"n1/z1? 1 2! 4-", "n2/z1 3"}, "3",
+			"4 not ready, 1 its node does not answer, 2 its node does not answer", ""},
+		{"all unreachable", Service{}, []string{"n1/z1? 1 4-", "n2/z1? 3", "n2/z1 5-"}, "1, 3",
+			"4 not ready, 5 not ready", ""},
+		{"terminating or unreachable", Service{}, []string{"n1/z1? 1", "n2/z1 3!"}, "3",
+			"1 its node does not answer", ""},
 		{"in two slices", Service{}, []string{"n1/z1 1", "/ 1 2"}, "1, 2", "", "1 in another slice, too"},
 		{"same node", Service{Distribution: PreferSameNode}, []string{"n1/z1 1", "n2/z1 2"}, "1",
 			"2 on another node", ""},
@@ -87,6 +91,9 @@ func TestSelect(t *testing.T) {
 	prefers := Service{Distribution: PreferSameNode}
 	if ready, all := Ready(prefers, []Slice{sliceOf("n1/z 1 2! 3-"), sliceOf("n2/z? 4")}); ready != 1 || all != 4 {
 		t.Errorf("%d of %d are ready, want 1 of 4", ready, all)
+	}
+	if ready, all := Ready(Service{}, []Slice{sliceOf("n1/z? 1")}); ready != 0 || all != 1 {
+		t.Errorf("%d of %d are ready on a node that does not answer, want 0 of 1", ready, all)
 	}
 	if ready, all := Ready(Service{}, []Slice{sliceOf("n1/z 1!")}); ready != 0 || all != 1 {
 		t.Errorf("%d of %d are ready, want 0 of 1", ready, all)

@@ -14,9 +14,25 @@ import (
 
 var web = map[string]string{"app": "web"}
 
+// internet is the host outside that policies admit to an exposed port; notAdmitted is one that they do not.
+const internet = "internet"
+
+var exposedAt, notAdmitted = netip.MustParseAddr("2001:db8:7::9"), netip.MustParseAddr("2001:db8:bad::2")
+
+const admitOne = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  ingress:
+  - from: [{podSelector: {}}, {ipBlock: {cidr: "2001:db8:f00d::2/128"}}]
+`
+
 var servicesSpec = lab.Spec{
 	Nodes:   []string{"n1", "n2"},
 	Tenants: []lab.Tenant{{Name: "blue"}, {Name: "red"}},
+	Outside: []lab.OutsideHost{{Name: internet}},
 	Containers: []lab.Container{
 		{Name: "mallory", Node: "n1", Tenant: "blue"},
 		{Name: "b1", Node: "n1", Tenant: "blue", Labels: web}, {Name: "b2", Node: "n2", Tenant: "blue", Labels: web},
@@ -40,13 +56,47 @@ func TestServiceAttacks(t *testing.T) {
 	}
 }
 
+// TestExposedAttacks sends packets to an exposed port whose policy admits one host outside: from hosts that it does not
+// admit, and from what no host outside can be. The host that it admits has answers before and after that.
+func TestExposedAttacks(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, servicesSpec, [][2]string{{"mallory", "b1"}, {"mallory", "b2"}, {"r2", "r1"}, {"r1", "r2"}})
+	for _, c := range []string{"b1", "b2"} {
+		b.echoServer(t, c)
+	}
+	if err := b.Route(exposedAt, "n1"); err != nil {
+		t.Fatal(err)
+	}
+	blues := b.echoService(t, "blue", "mallory", exposedAt.String())
+	b.apply(t, "blue", admitOne)
+	b.untilReceived(t, "n1", "blue")
+	admitted := func() {
+		t.Helper()
+		labtest.Until(t, labtest.Patience, "an exposed port answers the host that it admits", func() bool {
+			return b.ask(t, internet, netip.AddrPortFrom(exposedAt, echoPort)) == batch
+		})
+	}
+	admitted()
+	b.openAgain(t)
+	b1, r1 := b.container(t, "b1"), b.container(t, "r1")
+	for _, a := range []attack{
+		b.routed("n1", "a host that the policy denies", dropreason.PolicyDenied, datagram(notAdmitted, exposedAt)),
+		b.routed("n1", "containers as hosts outside", dropreason.TenantToNode,
+			datagram(b1.Plaintext, exposedAt), datagram(r1.Plaintext, exposedAt)),
+		b.routed("n1", "a service as a host outside", dropreason.TenantToNode, datagram(blues, exposedAt)),
+	} {
+		t.Run(a.name, func(t *testing.T) { b.try(t, a) })
+	}
+	admitted()
+}
+
 // echoService makes a service of a tenant's echo servers, and returns its address when a container has had an answer.
-func (b *bed) echoService(t *testing.T, tenant, client string) netip.Addr {
+func (b *bed) echoService(t *testing.T, tenant, client string, external ...string) netip.Addr {
 	t.Helper()
 	made, err := b.Operator().CreateService(b.ctx, connect.NewRequest(&pilasterv1.CreateServiceRequest{
 		Service: &pilasterv1.Service{Tenant: tenant, Name: "web", Selector: web, Ports: []*pilasterv1.ServicePort{
 			{Protocol: "UDP", Port: echoPort, Target: echoPort},
-		}},
+		}, ExternalIps: external, TrafficPolicy: "Local"},
 	}))
 	if err != nil {
 		t.Fatal(err)

@@ -246,7 +246,7 @@ func services() []mutation {
 			old: `if (f->proto == NEXTHDR_TCP && f->flags & (TCP_SYN | TCP_FIN | TCP_RST))
 		return 0;`,
 			test:  gone,
-			cases: []string{"a SYN after a connection"},
+			cases: []string{"a SYN after a connection to a draining backend"},
 		},
 		{
 			name:  "sessions apart from those of policies",

@@ -274,7 +274,7 @@ type EndpointSlice struct {
 	Node          string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`                // name of the node that has written it; empty: fixed endpoints
 	Zone          string                 `protobuf:"bytes,5,opt,name=zone,proto3" json:"zone,omitempty"`                // of the node
 	Endpoints     []*ServiceEndpoint     `protobuf:"bytes,6,rep,name=endpoints,proto3" json:"endpoints,omitempty"`      // at most 1,000
-	Unreachable   bool                   `protobuf:"varint,7,opt,name=unreachable,proto3" json:"unreachable,omitempty"` // the node does not answer; the orchestrator sets it, it is not stored
+	Unreachable   bool                   `protobuf:"varint,7,opt,name=unreachable,proto3" json:"unreachable,omitempty"` // the node does not answer; only the orchestrator sets it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

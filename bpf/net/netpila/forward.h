@@ -81,12 +81,17 @@ static __always_inline int write_addresses(struct __sk_buff *skb, struct eth_ip6
 	}
 }
 
-/* may_be_answer reports whether a backend and the client, as the client sees both, have a session of a service. */
-static __always_inline bool may_be_answer(const struct flow *f, enum hook hook)
+/* may_be_answer reports whether a backend and the client, as the client sees both, have a session of a service. An
+ * error may be about one of either protocol. */
+static __always_inline bool may_be_answer(const struct flow *f, const struct packet *p, enum hook hook)
 {
-	if (hook == HOOK_UPLINK_IN)
-		return service_pair_lives(&f->dst, &f->src);
-	return service_pair_lives(&f->key.dst, &f->key.src);
+	const struct addr *client = hook == HOOK_UPLINK_IN ? &f->dst : &f->key.dst;
+	const struct addr *backend = hook == HOOK_UPLINK_IN ? &f->src : &f->key.src;
+
+	if (p->proto == NEXTHDR_ICMP)
+		return service_pair_lives(client, backend, NEXTHDR_TCP) ||
+		       service_pair_lives(client, backend, NEXTHDR_UDP);
+	return service_pair_lives(client, backend, p->proto);
 }
 
 /* forward_allowed sends a packet that policy allows as its flow says. */
@@ -112,7 +117,7 @@ static __always_inline int forward_allowed(struct __sk_buff *skb, struct eth_ip6
 	address_frame(skb, h, f, egress);
 	if (f->translate & TRANSLATE && write_addresses(skb, h, p, f))
 		return drop(skb, REASON_MALFORMED, hook);
-	if (f->translate & MAY_ANSWER && may_be_answer(f, hook)) {
+	if (f->translate & MAY_ANSWER && may_be_answer(f, p, hook)) {
 		bpf_tail_call(skb, &pil_services_v1, SERVICE_IN);
 		return drop(skb, REASON_NO_PROGRAM, hook);
 	}

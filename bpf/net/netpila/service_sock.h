@@ -105,12 +105,13 @@ static __always_inline int service_connect(struct bpf_sock_addr *ctx)
 
 	if ((ctx->protocol != NEXTHDR_TCP && ctx->protocol != NEXTHDR_UDP) || !ctx->sk)
 		return SOCK_ADDR_ALLOW;
-	bpf_sk_storage_delete(&pil_svcsockets_v1, ctx->sk); /* of a connection before this one */
 	now.service = sock_key(ctx);
 	cookie = bpf_get_netns_cookie(ctx);
 	host = cookie == node_cookie;
 	choice = host ? host_choose(&now.service, &number, &now.backend)
 		      : container_choose(cookie, &now.service, &now.backend);
+	if (choice != CHOSEN)
+		bpf_sk_storage_delete(&pil_svcsockets_v1, ctx->sk); /* of a connection before this one */
 	if (choice == NO_SERVICE)
 		return SOCK_ADDR_ALLOW;
 	if (choice == NO_BACKEND)
@@ -118,6 +119,7 @@ static __always_inline int service_connect(struct bpf_sock_addr *ctx)
 	kept = bpf_sk_storage_get(&pil_svcsockets_v1, ctx->sk, &now, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!kept)
 		return host ? refuse(ENOMEM) : SOCK_ADDR_ALLOW; /* the packet path does it */
+	*kept = now; /* it may be of a connection before this one */
 	set_sock_address(ctx, &now.backend.address, now.backend.port);
 	return SOCK_ADDR_ALLOW;
 }

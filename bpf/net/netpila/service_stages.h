@@ -146,7 +146,7 @@ static __noinline int keep_answers(struct svc_work *w, const struct addr *peer)
 
 	w->translated = w->flow;
 	w->translated.peer = *peer;
-	keep_service_pair(&w->flow.client, peer);
+	keep_service_pair(&w->flow.client, peer, w->flow.proto);
 	w->translated.peer_port = w->backend.port;
 	nat = svc_session(&w->translated, w->backend.frontend, 0);
 	if (svc_refusal(nat) || (__u32)nat == w->backend.frontend)
@@ -386,7 +386,7 @@ static __noinline bool service_of_answer(struct svc_work *w, const struct packet
 	if (known)
 		return true;
 	svc_cache();
-	keep_service_pair(&w->flow.client, &w->flow.peer);
+	keep_service_pair(&w->flow.client, &w->flow.peer, w->flow.proto);
 	/* The session of the service sees that the backend has answered. */
 	*t = w->flow;
 	t->peer = w->front.address;

@@ -120,9 +120,9 @@ static __always_inline bool is_backend(const struct addr *plain)
 	return bpf_map_lookup_elem(&pil_svcpeers_v1, plain);
 }
 
-/* Until when a client and a backend may have a session of a service that the packet path translates, by a hash of both
- * addresses as the client sees them. Answers are looked up only until then: connections whose socket got its backend,
- * and those to a backend itself, pay nothing. Pairs may share an entry. */
+/* Until when a client and a backend may have a session of a service that the packet path translates, by a hash of
+ * protocol and both addresses as the client sees them. Answers are looked up only until then: connections whose socket
+ * got its backend, and those to a backend itself, pay nothing. Pairs may share an entry. */
 #define SERVICE_PAIRS 65536
 #define PAIR_TICK     10 /* log2, in jiffies: reading another clock costs more than the rest */
 /* As long as the longest timeout of a session (ct_timeout) where a second has 1,000 jiffies, longer elsewhere. */
@@ -135,29 +135,29 @@ struct {
 	__uint(max_entries, SERVICE_PAIRS);
 } pil_svcpairs_v1 SEC(".maps");
 
-static __always_inline __u32 *service_pair(const struct addr *client, const struct addr *backend)
+static __always_inline __u32 *service_pair(const struct addr *client, const struct addr *backend, __u8 proto)
 {
 	__u64 h = (client->lo ^ backend->hi) * 0x9e3779b97f4a7c15ULL;
 	__u32 slot;
 
-	h = (h ^ client->hi ^ backend->lo) * 0xc2b2ae3d27d4eb4fULL;
+	h = (h ^ client->hi ^ backend->lo ^ proto) * 0xc2b2ae3d27d4eb4fULL;
 	slot = h >> 48;
 	_Static_assert(SERVICE_PAIRS == 1 << 16, "the slot is the top 16 bits");
 	return bpf_map_lookup_elem(&pil_svcpairs_v1, &slot);
 }
 
 /* service_pair_lives reports whether packets of a backend to a client may be answers. */
-static __always_inline bool service_pair_lives(const struct addr *client, const struct addr *backend)
+static __always_inline bool service_pair_lives(const struct addr *client, const struct addr *backend, __u8 proto)
 {
-	__u32 *until = service_pair(client, backend);
+	__u32 *until = service_pair(client, backend, proto);
 
 	return until && *until > (__u32)(bpf_jiffies64() >> PAIR_TICK);
 }
 
 /* keep_service_pair notes that both have a session. Programs of other CPUs may write the same. */
-static __always_inline void keep_service_pair(const struct addr *client, const struct addr *backend)
+static __always_inline void keep_service_pair(const struct addr *client, const struct addr *backend, __u8 proto)
 {
-	__u32 *until = service_pair(client, backend), now = bpf_jiffies64() >> PAIR_TICK;
+	__u32 *until = service_pair(client, backend, proto), now = bpf_jiffies64() >> PAIR_TICK;
 
 	if (until && *until != now + PAIR_LIFE + 1)
 		*until = now + PAIR_LIFE + 1;

@@ -2,7 +2,6 @@ package announce
 
 import (
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -162,54 +161,11 @@ func TestRank(t *testing.T) {
 	}
 }
 
-// A node that does not answer is not usable, unless none answers: then the fault may be this machine's.
-func TestProber(t *testing.T) {
-	p, err := newProber(slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(p.close)
-	go p.run()
-	here, dead := netip.IPv6Loopback(), netip.MustParseAddr("2001:db8:dead::1")
-	rounds := func(n int) {
-		for range n {
-			_, next := p.round()
-			time.Sleep(next / 4)
-		}
-	}
-	want := func(a netip.Addr, usable, known bool) {
-		t.Helper()
-		if u, k := p.usable(a); u != usable || k != known {
-			t.Errorf("%v: usable %v, known %v, want %v, %v", a, u, k, usable, known)
-		}
-	}
-	p.watch(map[netip.Addr]bool{here: true, dead: true})
-	want(here, false, false)
-	rounds(2)
-	want(here, true, true)
-	want(dead, false, false)
-	rounds(deadAfter)
-	want(here, true, true)
-	want(dead, false, true)
-	p.watch(map[netip.Addr]bool{dead: true})
-	rounds(deadAfter + 1)
-	want(dead, false, true) // it stays as it is
-	other := netip.MustParseAddr("2001:db8:dead::2")
-	p.watch(map[netip.Addr]bool{other: true})
-	rounds(deadAfter + 1)
-	want(other, true, true)
-	p.watch(map[netip.Addr]bool{here: true, other: true}) // the network returns, but not yet for all
-	rounds(2)
-	want(here, true, true)
-	want(other, true, true)
-	rounds(deadAfter)
-	want(other, false, true)
-}
-
 // A node that gets an address waits, and begins only while its agent has a session. One that was there at the start, or
 // has begun, needs neither.
 func TestNewNodesWait(t *testing.T) {
-	c := &Control{config: Config{NextHops: 2}, speaker: &speaker{}, prober: &prober{nodes: map[netip.Addr]*state{}}}
+	c := &Control{config: Config{NextHops: 2}, speaker: &speaker{}}
+	c.usable = func(netip.Addr) (usable, known bool) { return false, false }
 	web := map[string]*pilasterv1.Service{"web": {ExternalIps: []string{external}}}
 	e := exposed(web, map[string][]string{"web": {"n1"}})
 	all := e.Nodes
@@ -251,16 +207,20 @@ func TestNewNodesWait(t *testing.T) {
 // until there are enough before it.
 func TestChoose(t *testing.T) {
 	var is target
-	c := &Control{config: Config{NextHops: 2}, since: map[route]time.Time{}}
-	c.prober, c.speaker = &prober{nodes: map[netip.Addr]*state{}}, &speaker{announced: map[route]bool{}}
+	c := &Control{
+		config: Config{NextHops: 2}, since: map[route]time.Time{}, speaker: &speaker{announced: map[route]bool{}},
+	}
+	type state struct{ usable, known bool }
+	states := map[netip.Addr]state{}
+	c.usable = func(a netip.Addr) (usable, known bool) { return states[a].usable, states[a].known }
 	for i := range 9 {
 		n := Node{fmt.Sprint("n", i), netip.MustParseAddr(fmt.Sprintf("fd70:696c:6100:%x::1", i+1))}
 		is.candidates = append(is.candidates, candidate{Node: n})
 		c.since[route{is.addr, n.Addr}] = time.Time{}
 	}
-	set := func(s *state, nodes ...int) {
+	set := func(s state, nodes ...int) {
 		for _, n := range nodes {
-			c.prober.nodes[is.candidates[n].Addr] = s
+			states[is.candidates[n].Addr] = s
 		}
 	}
 	names := func(nodes []Node) (all string) {
@@ -277,7 +237,7 @@ func TestChoose(t *testing.T) {
 				hops, probed, reason)
 		}
 	}
-	good, dead := &state{known: true, usable: true}, &state{known: true}
+	good, dead := state{known: true, usable: true}, state{known: true}
 	want("", "n0n1n2", whySettling)
 	set(dead, 0, 1, 2, 3, 4)
 	want("", "n0n1n2n3n4n5n6n7", whySilent)
@@ -286,6 +246,6 @@ func TestChoose(t *testing.T) {
 	c.speaker.announced[route{is.addr, is.candidates[8].Addr}] = true
 	set(good, 8)
 	want("n6n7", "n0n1n2n3n4n5n6n7n8", "")
-	set(&state{}, 0, 1, 2, 3)
+	set(state{}, 0, 1, 2, 3)
 	want("n8", "n0n1n2n8", "")
 }

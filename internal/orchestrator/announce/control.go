@@ -2,6 +2,7 @@ package announce
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	"pilaster.io/pilaster/internal/bgp"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
+	"pilaster.io/pilaster/internal/orchestrator/nodeprobe"
 	"pilaster.io/pilaster/internal/probe"
 )
 
@@ -19,8 +21,9 @@ type Control struct {
 	cache   *cache.Cache
 	log     *slog.Logger
 	speaker *speaker
-	prober  *prober
-	wake    chan struct{} // something changed
+	prober  *nodeprobe.Prober
+	usable  func(netip.Addr) (usable, known bool) // by the prober
+	wake    chan struct{}                         // something changed
 
 	// Only Run uses these.
 	revision int64 // of the cache, of which targets are
@@ -47,17 +50,17 @@ func Start(ctx context.Context, c Config, m *cache.Cache, identity [16]byte, log
 	if !c.RouterID.IsValid() {
 		c.RouterID = bgp.RouterID(identity)
 	}
-	p, err := newProber(log)
+	p, err := nodeprobe.New(log)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--bgp-peer: %w", err)
 	}
 	s, err := startSpeaker(ctx, c, log)
 	if err != nil {
-		p.close()
+		p.Close()
 		return nil, err
 	}
 	return &Control{
-		config: c, cache: m, log: log, speaker: s, prober: p, wake: make(chan struct{}, 1),
+		config: c, cache: m, log: log, speaker: s, prober: p, usable: p.Usable, wake: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -66,8 +69,8 @@ func (c *Control) Run(ctx context.Context) {
 	defer c.speaker.close()
 	var running sync.WaitGroup
 	defer running.Wait()
-	running.Go(c.prober.run)
-	defer c.prober.close()
+	running.Go(c.prober.Run)
+	defer c.prober.Close()
 	more := make(chan struct{}, 1)
 	running.Go(func() { probe.Rounds(ctx, more, c.probe) })
 	running.Go(func() { c.follow(ctx) })
@@ -115,7 +118,7 @@ func (c *Control) follow(ctx context.Context) {
 
 // probe is one round of probes.
 func (c *Control) probe() time.Duration {
-	changed, next := c.prober.round()
+	changed, next := c.prober.Round()
 	if changed {
 		notify(c.wake)
 	}
@@ -175,7 +178,7 @@ func (c *Control) announce(ctx context.Context, now time.Time) (probed bool, aga
 		}
 		status = append(status, s.is)
 	}
-	probed = c.prober.watch(nodes)
+	probed = c.prober.Watch(nodes)
 	var err error
 	if ready || c.speaker.connected {
 		err = c.speaker.announce(ctx, wanted)
@@ -221,7 +224,7 @@ func (c *Control) choose(t target, now time.Time) choice {
 			continue
 		}
 		s.probed = append(s.probed, n.Node)
-		usable, known := c.prober.usable(n.Addr)
+		usable, known := c.usable(n.Addr)
 		switch {
 		case !known:
 			s.unknown++

@@ -97,3 +97,42 @@ func (m *Cache) CurrentRevision() int64 {
 	defer m.Mu.RUnlock()
 	return m.Revision
 }
+
+// Suspect is a node with endpoints of services whose agent has no session: it may be dead.
+type Suspect struct {
+	Node   *pilasterv1.Node
+	Slices []*pilasterv1.EndpointSlice // that are not marked as unreachable
+}
+
+// Suspects returns the suspects, and some nodes whose agents have sessions: if these do not answer probes either, the
+// fault may be this machine's. Without suspects it returns nothing.
+func (m *Cache) Suspects() (suspects []Suspect, witnesses []*pilasterv1.Node) {
+	const enough = 5
+	m.Mu.RLock()
+	defer m.Mu.RUnlock()
+	without := map[string]int{} // index in suspects
+	for name, n := range m.Nodes {
+		switch {
+		case m.Sessions[name].None():
+			without[name] = len(suspects)
+			suspects = append(suspects, Suspect{Node: n})
+		case len(witnesses) < enough:
+			witnesses = append(witnesses, n)
+		}
+	}
+	if len(suspects) == 0 {
+		return nil, nil
+	}
+	for _, all := range m.Services.slices {
+		for _, is := range all {
+			if i, ok := without[is.Node]; ok && !is.Unreachable {
+				suspects[i].Slices = append(suspects[i].Slices, is)
+			}
+		}
+	}
+	suspects = slices.DeleteFunc(suspects, func(s Suspect) bool { return len(s.Slices) == 0 })
+	if len(suspects) == 0 {
+		return nil, nil
+	}
+	return suspects, witnesses
+}

@@ -1,4 +1,4 @@
-package announce
+package nodeprobe
 
 import (
 	"bytes"
@@ -44,8 +44,8 @@ type state struct {
 	fresh  bool      // the last probe was answered
 }
 
-// prober sends ICMPv6 echo requests to nodes, which their kernels answer.
-type prober struct {
+// Prober sends ICMPv6 echo requests to nodes, which their kernels answer.
+type Prober struct {
 	conn   net.PacketConn
 	raw    bool
 	log    *slog.Logger
@@ -58,26 +58,27 @@ type prober struct {
 	alive bool // some node answers
 }
 
-func newProber(log *slog.Logger) (*prober, error) {
-	p := &prober{log: log, nodes: map[netip.Addr]*state{}}
+// New returns a prober that probes nothing yet.
+func New(log *slog.Logger) (*Prober, error) {
+	p := &Prober{log: log, nodes: map[netip.Addr]*state{}}
 	rand.Read(p.secret[:])
 	var err error
 	if p.conn, p.raw, err = openSocket(); err != nil {
-		return nil, fmt.Errorf("--bgp-peer: open a socket to probe nodes: %w; permit ping sockets for the group of "+
+		return nil, fmt.Errorf("open a socket to probe nodes: %w; permit ping sockets for the group of "+
 			"this process (sysctl net.ipv4.ping_group_range) or give it CAP_NET_RAW", err)
 	}
 	return p, nil
 }
 
 // cookie is the content of probes of a node: only who receives them can answer for it.
-func (p *prober) cookie(a netip.Addr) []byte {
+func (p *Prober) cookie(a netip.Addr) []byte {
 	h, raw := hmac.New(sha256.New, p.secret[:]), a.As16()
 	h.Write(raw[:])
 	return h.Sum(nil)[:16]
 }
 
-// run reads answers until close.
-func (p *prober) run() {
+// Run reads answers until Close.
+func (p *Prober) Run() {
 	buffer := make([]byte, 1500)
 	for {
 		n, from, err := p.conn.ReadFrom(buffer)
@@ -85,7 +86,7 @@ func (p *prober) run() {
 			return
 		}
 		if err != nil {
-			time.Sleep(pause) // round notices that answers are missing
+			time.Sleep(pause) // Round notices that answers are missing
 			continue
 		}
 		m, err := icmp.ParseMessage(ipv6.ICMPTypeEchoReply.Protocol(), buffer[:n])
@@ -99,7 +100,8 @@ func (p *prober) run() {
 	}
 }
 
-func (p *prober) close() { p.conn.Close() }
+// Close ends Run.
+func (p *Prober) Close() { p.conn.Close() }
 
 func addressOf(a net.Addr) netip.Addr {
 	switch a := a.(type) {
@@ -112,7 +114,7 @@ func addressOf(a net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-func (p *prober) answered(a netip.Addr) {
+func (p *Prober) answered(a netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if s := p.nodes[a]; s != nil {
@@ -120,8 +122,8 @@ func (p *prober) answered(a netip.Addr) {
 	}
 }
 
-// watch sets which nodes are probed, and returns whether some are new.
-func (p *prober) watch(nodes map[netip.Addr]bool) (more bool) {
+// Watch sets which nodes are probed, and returns whether some are new.
+func (p *Prober) Watch(nodes map[netip.Addr]bool) (more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.nodes, func(a netip.Addr, _ *state) bool { return !nodes[a] })
@@ -133,9 +135,9 @@ func (p *prober) watch(nodes map[netip.Addr]bool) (more bool) {
 	return more
 }
 
-// round counts the answers to the last probes and sends the next ones. It returns whether a node became usable or
+// Round counts the answers to the last probes and sends the next ones. It returns whether a node became usable or
 // unusable, and the time of the next round; 0 if there is nothing to probe.
-func (p *prober) round() (changed bool, next time.Duration) {
+func (p *Prober) Round() (changed bool, next time.Duration) {
 	changed, all := p.count()
 	var failed error
 	for i, a := range all {
@@ -154,7 +156,7 @@ func (p *prober) round() (changed bool, next time.Duration) {
 }
 
 // count returns whether a node became usable or unusable, and the nodes to probe.
-func (p *prober) count() (changed bool, all []netip.Addr) {
+func (p *Prober) count() (changed bool, all []netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now, alive := time.Now(), false
@@ -187,7 +189,7 @@ func (p *prober) count() (changed bool, all []netip.Addr) {
 }
 
 // send sends a probe. A node without a route misses it like one that is dead.
-func (p *prober) send(to netip.Addr) error {
+func (p *Prober) send(to netip.Addr) error {
 	p.seq++
 	const id = 1 // of raw sockets; a ping socket has its own
 	m := icmp.Message{Type: ipv6.ICMPTypeEchoRequest, Body: &icmp.Echo{ID: id, Seq: int(p.seq), Data: p.cookie(to)}}
@@ -204,7 +206,7 @@ func (p *prober) send(to netip.Addr) error {
 }
 
 // report logs an error of a round once.
-func (p *prober) report(err error) {
+func (p *Prober) report(err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
@@ -215,8 +217,8 @@ func (p *prober) report(err error) {
 	p.failed = text
 }
 
-// usable reports whether packets may come in by a node; known is false before its first answer, or silence.
-func (p *prober) usable(a netip.Addr) (usable, known bool) {
+// Usable reports whether packets may come in by a node; known is false before its first answer, or silence.
+func (p *Prober) Usable(a netip.Addr) (usable, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.nodes[a]
