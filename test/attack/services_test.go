@@ -78,12 +78,17 @@ func TestExposedAttacks(t *testing.T) {
 	}
 	admitted()
 	b.openAgain(t)
-	b1, r1 := b.container(t, "b1"), b.container(t, "r1")
+	b1, b2 := b.container(t, "b1"), b.container(t, "b2")
+	r1, r2 := b.container(t, "r1"), b.container(t, "r2")
+	denied := b.routed("n1", "a host that the policy denies", dropreason.PolicyDenied, datagram(notAdmitted, exposedAt))
+	denied.ports = 0 // only frames of containers are counted
 	for _, a := range []attack{
-		b.routed("n1", "a host that the policy denies", dropreason.PolicyDenied, datagram(notAdmitted, exposedAt)),
-		b.routed("n1", "containers as hosts outside", dropreason.TenantToNode,
+		denied,
+		b.routed("n1", "containers of the node as hosts outside", dropreason.OwnSource,
 			datagram(b1.Plaintext, exposedAt), datagram(r1.Plaintext, exposedAt)),
-		b.routed("n1", "a service as a host outside", dropreason.TenantToNode, datagram(blues, exposedAt)),
+		b.routed("n1", "containers as hosts outside", dropreason.TenantToNode,
+			datagram(b2.Plaintext, exposedAt), datagram(r2.Plaintext, exposedAt)),
+		b.routed("n1", "a service as a host outside", dropreason.ExposedSource, datagram(blues, exposedAt)),
 	} {
 		t.Run(a.name, func(t *testing.T) { b.try(t, a) })
 	}

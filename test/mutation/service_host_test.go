@@ -35,6 +35,13 @@ func serviceHost() []mutation {
 			cases: []string{"connected elsewhere"},
 		},
 		{
+			name:  "a former connection to another service",
+			old:   "*kept = now;",
+			new:   ";",
+			test:  datagrams,
+			cases: []string{"connected to another service"},
+		},
+		{
 			name: "refused connections",
 			old: `return refuse(ECONNREFUSED);
 	kept =`,
