@@ -1,4 +1,4 @@
-// Package choice is a command-line flag with a fixed set of values.
+// Package choice is a command-line flag with a fixed set of values, in upper or lower case.
 package choice
 
 import (
@@ -25,10 +25,11 @@ func (f flag) String() string {
 func (flag) Type() string { return "kind" }
 
 func (f flag) Set(value string) error {
-	if !slices.Contains(f.of, value) {
+	i := slices.IndexFunc(f.of, func(one string) bool { return strings.EqualFold(one, value) })
+	if i < 0 {
 		return fmt.Errorf("use %s", strings.Join(f.of, ", "))
 	}
-	*f.to = value
+	*f.to = f.of[i]
 	return nil
 }
 

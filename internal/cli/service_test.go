@@ -215,7 +215,7 @@ func TestExposedService(t *testing.T) {
 		"[2001:db8:7::9]:53/UDP, [2001:db8:7::9]:80/TCP, node port 30053/TCP, node port 30053/UDP, "+
 		"node port 30080/TCP, policy Local\n", "service", "create", "dns", "--tenant", "blue", "--port", "53", "--port",
 		"53/udp", "--port", "web:80:8080", "--external-ip", "2001:db8:7::9", "--node-port", "53=30053", "--node-port",
-		"web=30080", "--traffic-policy", "local")
+		"web=30080", "--traffic-policy", "Local")
 	v := ask[serviceView](t, "service", "create", "web", "--tenant", "blue", "--port", "80", "--node-ports")
 	if v.Ports[0].NodePort < service.FirstNodePort || v.TrafficPolicy != "Cluster" || v.ExternalIPs != nil {
 		t.Errorf("service create: %+v", v)

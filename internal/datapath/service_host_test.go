@@ -329,6 +329,11 @@ func TestServiceHostDatagrams(t *testing.T) {
 	connectTo(t, conn, &direct)
 	b.answer("connected elsewhere", conn, no, direct)
 	conn.Close()
+	conn, err = dialDatagrams(t, node, to)
+	must(t, err)
+	connectTo(t, conn, &other.Address)
+	b.answer("connected to another service", conn, no, other.Address)
+	conn.Close()
 	b.reachNodes(b.nodes[0].datapath.config.Plan.Base) // else no unconnected socket gets answers but those of services
 	loose := b.socket()
 	connectTo(t, loose, &to)
