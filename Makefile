@@ -68,7 +68,7 @@ tests: ## every test, as root; a skipped test counts as failed; durations are in
 	@$(MAKE) build
 	@mkdir -p dist; rm -f $(times)
 	@trap '.ci/test-times $(times)' EXIT; \
-	    $(go_test) -p 3 -timeout 40m -skip '$(timed_tests)|$(evpn_tests)' $(slowest) ./... $(report); \
+	    $(go_test) -p 3 -timeout 55m -skip '$(timed_tests)|$(evpn_tests)' $(slowest) ./... $(report); \
 	    $(go_test) -p 1 ./test/policies ./test/restart ./test/move ./internal/datapath ./internal/accelerate \
 	        ./test/services ./test/egress ./internal/bench/suites -run '$(timed_tests)' $(report) -v least=11; \
 	    PILASTER_TEST_DEVICE=macvlan $(go_test) ./internal/datapath -run '$(few_macvlans)' $(report) -v least=5; \

@@ -198,10 +198,10 @@ func TestServiceHost(t *testing.T) {
 				t.Errorf("counts: %+v, then %d of 40 flows", before[b.tcp], n)
 			}
 			f := b.frontend(b.tcp.Address.String(), 6)
-			f.Affinity = time.Hour
+			f.Affinity, f.Backends = time.Hour, f.Backends[1:]
 			must(t, b.self.datapath.PutServices([]dpapi.Frontend{f}))
 			b.affine("affinity", b.tcp.Address)
-			f.Backends = f.Backends[1:2]
+			f.Backends = f.Backends[:1]
 			must(t, b.self.datapath.PutServices([]dpapi.Frontend{f}))
 			b.connections("affinity to another node", b.tcp.Address, 1)
 			f.Backends = b.frontend(b.tcp.Address.String(), 6).Backends

@@ -358,6 +358,9 @@ func TestServiceGone(t *testing.T) {
 	establish(5000)
 	establish(5001)
 	establish(5004)
+	if s, err := b.datapath.Sessions(); err != nil || s.Used != 6 || s.HalfOpen != 0 {
+		t.Errorf("sessions of established connections: %+v, %v; want 6, none half open", s, err)
+	}
 	fin := packet.FIN | packet.ACK
 	b.sends(t, "the end of a connection", tcp(5004, farPort, fin), b.toFar(tcp(5004, atPort, fin)))
 	b.arrives(t, progCase{name: "its other end", frame: b.fromFar(tcp(atPort, 5004, fin)),

@@ -239,7 +239,7 @@ func services() []mutation {
 	if (p->parts`,
 			new:   "if (p->parts",
 			test:  gone,
-			cases: []string{"a connection whose backend is gone"},
+			cases: []string{"sessions of established connections"},
 		},
 		{
 			name: "segments that change a session",
