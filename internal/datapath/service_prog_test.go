@@ -289,8 +289,11 @@ func TestServiceAnswers(t *testing.T) {
 		{"from the fabric", farPort, b.arrives, b.fromFar, b.b1.plain(), b.b3.Addr(), b.toFar, sees(b.b3.Addr())},
 		{"from this node", nearPort, b.fromContainer2, b.fromNear, b.b1.seen(), b.b2.seen(), b.toNear, b.b2.seen()},
 	} {
-		b.sends(t, "a SYN", tcp(5000, side.port, packet.SYN), side.sent(tcp(5000, atPort, packet.SYN)))
 		b.sends(t, "a datagram", udp(5000, side.port), side.sent(udp(5000, atPort)))
+		side.run(t, progCase{name: "an error before any connection, " + side.name,
+			frame: side.from(about(between(side.client, side.peer, udp(5000, atPort)))),
+			out:   b.toClient(about(b.sent(b.address, udp(5000, side.port))))})
+		b.sends(t, "a SYN", tcp(5000, side.port, packet.SYN), side.sent(tcp(5000, atPort, packet.SYN)))
 		stays := func(body packet.Body, extensions ...packet.Extension) packet.Packet {
 			return between(side.seen, b.b1.seen(), body, extensions...)
 		}

@@ -35,6 +35,14 @@ func services() []mutation {
 			cases: []string{"from a backend", "from a backend of this node"},
 		},
 		{
+			name: "errors about datagrams",
+			old:  " ||\n\t\t       service_pair_lives(client, backend, NEXTHDR_UDP)",
+			test: answers,
+			cases: []string{
+				"an error before any connection, from the fabric", "an error before any connection, from this node",
+			},
+		},
+		{
 			name:  "what may be an answer, from the fabric",
 			old:   "to->services && is_backend(&key->src)",
 			new:   "to->services",
