@@ -236,9 +236,14 @@ func (f *serviceFlags) expose(is *service.Service) (err error) {
 		}
 		found := false
 		for i, p := range is.Ports { // a number is that of TCP and of UDP
-			if p.Name == name && name != "" || strconv.Itoa(int(p.Port)) == name {
-				is.Ports[i].NodePort, found = uint16(n), true
+			if (p.Name != name || name == "") && strconv.Itoa(int(p.Port)) != name {
+				continue
 			}
+			if p.NodePort != 0 && p.NodePort != uint16(n) {
+				return usage("--node-port %q: port %d/%v has node port %d already; a port has one", text, p.Port,
+					p.Protocol, p.NodePort)
+			}
+			is.Ports[i].NodePort, found = uint16(n), true
 		}
 		if !found {
 			return usage("--node-port %q: no --port has name or number %q", text, name)

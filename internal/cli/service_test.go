@@ -63,6 +63,8 @@ func TestServices(t *testing.T) {
 		{ExitUsage, "of 30000 to 32767", "service create new --tenant blue --port 80 --node-port 80=8080"},
 		{ExitUsage, `no --port has name or number "81"`, "service create new --tenant blue --port 80 --node-port " +
 			"81=30080"},
+		{ExitUsage, "port 80/TCP has node port 30081 already", "service create new --tenant blue --port 80 " +
+			"--node-port 80=30081 --node-port 80=30082"},
 		{ExitUsage, "--traffic-policy", "service create new --tenant blue --port 80 --traffic-policy near"},
 		{ExitUsage, "policy Local is for hosts outside", "service create new --tenant blue --port 80 " +
 			"--traffic-policy local"},

@@ -159,13 +159,16 @@ func states(is service.Service, all []service.Slice, node, zone string) (views [
 	}
 	c := service.Select(is, all, node, zone)
 	for _, p := range c.Active {
-		if p.Terminating {
+		switch {
+		case p.Unreachable:
+			p.Why = service.WhyUnreachable + ", and no other is ready"
+		case p.Terminating:
 			p.Why = "terminating, and no other is ready"
 		}
 		add(p, "ready")
 	}
 	for _, p := range c.Draining {
-		add(p, choose(p.Terminating, "draining", "excluded"))
+		add(p, choose(p.Terminating || p.Unreachable, "draining", "excluded"))
 	}
 	for _, p := range c.Excluded {
 		add(p, "excluded")

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -41,7 +42,8 @@ func (f *traceFlags) bind(c *cobra.Command, ingress string) {
 	c.Flags().StringVar(&f.ingress, "ingress", "",
 		"`node` by which the packet of a host outside comes in"+ingress)
 	bindSourcePort(c, &f.port)
-	c.Flags().Var(&f.wait, "wait", "follow a packet that the source itself sends in this time, instead of a probe")
+	c.Flags().Var(&f.wait, "wait", "follow a packet that the source itself sends in this time, at most 10m, instead "+
+		"of a probe")
 }
 
 // ingressNode returns the /64 of a node by its name, its /64 or its address; empty if it is not given.
@@ -368,6 +370,9 @@ type traceNode struct {
 func newTraceJob(flags *traceFlags, args []string) (*traceJob, error) {
 	if flags.dryRun && flags.wait != 0 {
 		return nil, usage("--dry-run only reads the tables and waits for no packet: leave out --wait, or --dry-run")
+	}
+	if longest := 10 * time.Minute; time.Duration(flags.wait) > longest { // as agents have it
+		return nil, usage("--wait %v: a trace ends after %v; wait at most so long", time.Duration(flags.wait), longest)
 	}
 	if flags.backend != "" && !flags.dryRun {
 		return nil, usage("the packet path picks the endpoint of a service: --backend needs --dry-run")

@@ -75,7 +75,12 @@ func (j *traceJob) live(
 	} else {
 		wait = cmp.Or(wait, 10*time.Second)
 		answers = nil
-		began.set()
+		began.set(time.Now().Add(settleWait)) // by then the clocks that nodes have sent have arrived
+		select {
+		case <-time.After(settleWait):
+		case <-ctx.Done():
+			return t, context.Cause(ctx)
+		}
 		fmt.Fprintf(progress, "ready: waiting %v for a packet\n", wait)
 	}
 	asked := slices.ContainsFunc(all, func(f followed) bool { return f.name == t.Source.Node })
@@ -123,7 +128,7 @@ func (j *traceJob) followed(t trace.Trace, parts []*pilasterv1.TraceResponse) (a
 // beginning is when all nodes have begun to follow packets.
 type beginning struct{ at atomic.Pointer[time.Time] }
 
-func (b *beginning) set() { now := time.Now(); b.at.Store(&now) }
+func (b *beginning) set(at time.Time) { b.at.Store(&at) }
 
 // before reports whether an event is of a packet before the beginning, which other nodes may have missed. Streams lag
 // behind the packets, each by another time, so the node's clock decides: it showed clock at a time of this machine.

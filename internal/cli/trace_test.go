@@ -22,6 +22,7 @@ type traceAgent struct {
 	part   *pilasterv1.TraceResponse
 	events []*pilasterv1.PacketEvent
 	after  time.Duration // of the events, since it has answered FollowPackets
+	clock  uint64        // of the node, in its first response
 	answer string
 	refuse error
 	dies   bool // after its first answer to FollowPackets
@@ -38,7 +39,7 @@ func (a traceAgent) Trace(
 
 func (a traceAgent) FollowPackets(ctx context.Context, _ *connect.Request[pilasterv1.FollowPacketsRequest],
 	stream *connect.ServerStream[pilasterv1.FollowPacketsResponse]) error {
-	if err := stream.Send(&pilasterv1.FollowPacketsResponse{}); err != nil {
+	if err := stream.Send(&pilasterv1.FollowPacketsResponse{Time: a.clock}); err != nil {
 		return err
 	}
 	time.Sleep(a.after)
@@ -116,7 +117,8 @@ func TestTrace(t *testing.T) {
 			leaves("web")}, after: time.Second}, "tcp/80 --wait 10s", ExitDone,
 			"delivered 2.0 µs after the first step\n"},
 		"of a packet before it is ready": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{
-			entered, leaves("web")}}, "tcp/80 --wait 200ms", ExitFailed, "no packet was seen"},
+			entered, leaves("web")}, after: time.Second, clock: 1 << 40}, "tcp/80 --wait 2s", ExitFailed,
+			"no packet was seen"},
 		"dropped": {traceAgent{part: partOf("delivered"), events: []*pilasterv1.PacketEvent{entered, drop}}, "",
 			ExitFailed, "dropped: no-route"},
 		"no packet":           {traceAgent{part: partOf("delivered")}, "--wait 10ms", ExitFailed, "no packet was seen"},

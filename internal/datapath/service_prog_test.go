@@ -381,7 +381,8 @@ func TestServiceGone(t *testing.T) {
 			FrontendKey: k, Backends: []dpapi.Backend{other}, Draining: []dpapi.Backend{b.atFar(atPort)},
 		}}))
 	}
-	b.sends(t, "a segment to a draining backend", tcp(5000, farPort, packet.ACK), b.toFar(tcp(5000, atPort, packet.ACK)))
+	b.sends(t, "a segment to a draining backend", tcp(5000, farPort, packet.ACK),
+		b.toFar(tcp(5000, atPort, packet.ACK)))
 	b.sends(t, "a SYN after a connection to a draining backend", tcp(5005, farPort, packet.SYN),
 		b.toFar(tcp(5005, atPort+1, packet.SYN)))
 

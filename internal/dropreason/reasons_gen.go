@@ -117,5 +117,5 @@ var reasons = [...]struct{ name, text string }{
 	53: {"no-service", "Services: the tenant has no service with this address, port and protocol. The sender gets an ICMPv6 error or a TCP reset. See `pilaster service list`."},
 	54: {"no-backend", "Services: the service has no endpoint that can serve the packet. The sender gets an ICMPv6 error or a TCP reset. See `pilaster service describe`."},
 	55: {"service-protocol", "Services: their addresses answer TCP and UDP on the ports of the service, and nothing else, such as ping."},
-	56: {"exposed-source", "Exposed ports: a packet to one has a source in a prefix of the cluster. Containers use the address of the service; processes of nodes reach no exposed ports of other nodes."},
+	56: {"exposed-source", "Exposed ports: a packet to one has a source in a prefix of the cluster. Containers use the address of the service; processes of nodes need an address of an uplink as their source."},
 }

@@ -3,9 +3,13 @@ package orchestrator
 import (
 	"context"
 	"log/slog"
+	"net"
 	"net/netip"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/admission"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/orchestrator/nodeprobe"
@@ -14,18 +18,28 @@ import (
 	"pilaster.io/pilaster/internal/tenant"
 )
 
-// silentEvery is how often nodes without a session are looked for.
-const silentEvery = time.Second
+const (
+	silentEvery  = time.Second
+	silentAfter  = 5 * time.Second // without a session, before a node can be marked: agents restart in less
+	silentWrites = 32              // at the same time; the store puts them into few transactions
+	witnesses    = 5               // connected nodes that are probed, too
+)
 
-// silentNodes looks for dead nodes, and marks their endpoints of services: they get no new connections. A node is dead
-// if its agent has no session at any orchestrator, and its kernel answers no probes while that of another node does.
-// Its agent removes the marks when it reports its endpoints again. Several orchestrators may do so at the same time.
+// silentNodes looks for dead nodes, and marks them in the store, so that their endpoints of services get no new
+// connections. A node is dead if its agent has had no session at any orchestrator for a while, and its kernel answers
+// no probes while those of connected nodes do. It removes the mark of a node whose agent has a session. Several
+// orchestrators may do so at the same time.
 type silentNodes struct {
 	store  *store.Store
 	cache  *cache.Cache
 	log    *slog.Logger
 	prober *nodeprobe.Prober
+	usable func(netip.Addr) (usable, known bool)
 	more   chan struct{} // more nodes are probed
+
+	since     map[string]time.Time // by node: without a session
+	witnesses map[string]bool      // the same ones as long as they are connected: answers to come say nothing
+	tooMany   bool                 // most nodes are silent, so none is marked
 }
 
 // startSilentNodes starts it. An orchestrator that must not open sockets for probes works without.
@@ -36,7 +50,10 @@ func (s *Server) startSilentNodes() {
 			"is deleted", "error", err)
 		return
 	}
-	n := &silentNodes{s.store, s.cache, s.config.Log, p, make(chan struct{}, 1)}
+	n := &silentNodes{
+		store: s.store, cache: s.cache, log: s.config.Log, prober: p, usable: p.Usable, more: make(chan struct{}, 1),
+		since: map[string]time.Time{}, witnesses: map[string]bool{},
+	}
 	s.running.Go(p.Run)
 	s.running.Go(func() {
 		defer p.Close()
@@ -57,43 +74,100 @@ func (n *silentNodes) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		suspects, witnesses := n.cache.Suspects()
-		probed := map[netip.Addr]bool{}
-		for _, w := range witnesses {
-			if a, err := netip.ParsePrefix(w.Prefix); err == nil {
-				probed[tenant.NodeAddress(a)] = true
-			}
-		}
-		for _, s := range suspects {
-			prefix, err := netip.ParsePrefix(s.Node.Prefix)
-			if err != nil {
-				continue
-			}
-			a := tenant.NodeAddress(prefix)
-			probed[a] = true
-			if usable, known := n.prober.Usable(a); known && !usable {
-				n.mark(ctx, s)
-			}
-		}
+		r := n.cache.Reachability()
+		probed, dead := n.judge(time.Now(), r, ownAddresses())
 		if n.prober.Watch(probed) {
 			select {
 			case n.more <- struct{}{}:
 			default:
 			}
 		}
+		var writes errgroup.Group
+		writes.SetLimit(silentWrites)
+		for _, node := range dead {
+			writes.Go(func() error { n.set(ctx, node, true); return nil })
+		}
+		for _, node := range r.Returned {
+			writes.Go(func() error { n.set(ctx, node, false); return nil })
+		}
+		writes.Wait()
 	}
 }
 
-// mark marks the endpoints of a node, unless its agent has connected meanwhile.
-func (n *silentNodes) mark(ctx context.Context, s cache.Suspect) {
+// judge returns the addresses to probe, and the nodes that are dead. own are addresses of this machine, whose answers
+// say nothing about its network.
+func (n *silentNodes) judge(
+	now time.Time, r cache.Reachability, own map[netip.Addr]bool,
+) (probed map[netip.Addr]bool, dead []string) {
+	probed = map[netip.Addr]bool{}
+	since, chosen := map[string]time.Time{}, map[string]bool{}
+	witness := func(node *pilasterv1.Node) {
+		if a := addressOf(node); a.IsValid() && !own[a] && len(chosen) < witnesses {
+			chosen[node.Name], probed[a] = true, true
+		}
+	}
+	for _, node := range r.Connected {
+		if n.witnesses[node.Name] {
+			witness(node)
+		}
+	}
+	for _, node := range r.Connected {
+		witness(node)
+	}
+	for _, node := range r.Suspects {
+		if since[node.Name] = now; !n.since[node.Name].IsZero() {
+			since[node.Name] = n.since[node.Name]
+		}
+		a := addressOf(node)
+		probed[a] = true
+		if usable, known := n.usable(a); known && !usable && now.Sub(since[node.Name]) >= silentAfter {
+			dead = append(dead, node.Name)
+		}
+	}
+	n.since, n.witnesses = since, chosen
+	tooMany := 2*(len(dead)+len(r.Marked)) > r.Nodes
+	if tooMany && len(dead) > 0 && !n.tooMany {
+		n.log.Warn("more than half of the nodes with endpoints of services do not answer: the fault may be this "+
+			"machine's, so none is marked", "silent", len(dead), "marked", len(r.Marked), "nodes", r.Nodes)
+	}
+	if n.tooMany = tooMany && len(dead) > 0; n.tooMany {
+		dead = nil
+	}
+	return probed, dead
+}
+
+// set marks a node, or removes its mark, unless its session has changed meanwhile.
+func (n *silentNodes) set(ctx context.Context, node string, dead bool) {
 	ctx, cancel := context.WithTimeout(ctx, admission.CallTimeout)
 	defer cancel()
-	marked, err := n.store.MarkUnreachable(ctx, s.Node.Name, s.Slices)
+	changed, err := n.store.SetUnreachable(ctx, node, dead)
 	switch {
 	case err != nil:
-		n.log.Warn("marking the endpoints of a dead node failed; retrying", "node", s.Node.Name, "error", err)
-	case marked > 0:
+		n.log.Warn("marking a node as dead, or not, failed; retrying", "node", node, "dead", dead, "error", err)
+	case changed && dead:
 		n.log.Warn("a node does not answer; its endpoints of services get no new connections until its agent connects",
-			"node", s.Node.Name, "slices", marked)
+			"node", node)
+	case changed:
+		n.log.Info("a node is connected again; its endpoints of services get connections", "node", node)
 	}
+}
+
+func addressOf(node *pilasterv1.Node) netip.Addr {
+	prefix, err := netip.ParsePrefix(node.Prefix)
+	if err != nil {
+		return netip.Addr{}
+	}
+	return tenant.NodeAddress(prefix)
+}
+
+// ownAddresses are the addresses of this machine.
+func ownAddresses() map[netip.Addr]bool {
+	own := map[netip.Addr]bool{}
+	all, _ := net.InterfaceAddrs() // without them, this machine's own node may be a witness
+	for _, a := range all {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			own[prefix.Addr()] = true
+		}
+	}
+	return own
 }

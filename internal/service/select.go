@@ -15,8 +15,9 @@ type Choice struct {
 // Placed is an endpoint with the place where it is.
 type Placed struct {
 	Endpoint
-	Node, Zone string
-	Why        string // it gets no new connections; empty for active ones
+	Node, Zone  string
+	Unreachable bool   // its node does not answer
+	Why         string // it gets no new connections; empty for active ones
 }
 
 // Reasons why an endpoint gets no new connections.
@@ -31,14 +32,16 @@ const (
 
 // Select applies the rules of Kubernetes. An endpoint is ready if its node answers, if it is not terminating, and if it
 // is ready itself or the service publishes those that are not. If none is ready, terminating ones serve that are ready
-// otherwise; if there are none either, those on nodes that do not answer: the orchestrator may be wrong. Of these, only those on the client's node or in its zone are active, if the service prefers them and there
-// are any. The order is that of the slices.
+// otherwise; if there are none either, those on nodes that do not answer: the orchestrator may be wrong. Of these, only
+// those on the client's node or in its zone are active, if the service prefers them and there are any. The order is
+// that of the slices.
 func Select(s Service, all []Slice, node, zone string) (c Choice) {
 	var ready, terminating, unreachable []Placed
 	seen := map[netip.Addr]bool{}
 	for _, slice := range all {
 		for _, e := range slice.Endpoints {
-			p, serves := Placed{Endpoint: e, Node: slice.Node, Zone: slice.Zone}, !e.NotReady || s.PublishNotReady
+			p := Placed{Endpoint: e, Node: slice.Node, Zone: slice.Zone, Unreachable: slice.Unreachable}
+			serves := !e.NotReady || s.PublishNotReady
 			switch {
 			case seen[e.Address]:
 				c.exclude(p, WhyTwice)
@@ -119,12 +122,10 @@ func (d Distribution) near(node, zone string) (near func(Placed) bool, why strin
 func Ready(s Service, all []Slice) (ready, endpoints int) {
 	s.Distribution = Anywhere
 	c := Select(s, all, "", "")
-	endpoints = len(c.Active) + len(c.Draining) + len(c.Excluded)
-	answer := slices.DeleteFunc(slices.Clone(all), func(of Slice) bool { return of.Unreachable })
-	for _, p := range Select(s, answer, "", "").Active {
-		if !p.Terminating {
+	for _, p := range c.Active {
+		if !p.Terminating && !p.Unreachable {
 			ready++
 		}
 	}
-	return ready, endpoints
+	return ready, len(c.Active) + len(c.Draining) + len(c.Excluded)
 }

@@ -79,7 +79,7 @@ func (t Trace) FromEvents(events []Observed) Trace {
 		if first, seen := l.packets[at]; seen && first != e.Packet {
 			continue
 		}
-		if e.Point == "leave" && e.Hook == "container" && l.entered[e.Node] == 0 {
+		if e.Point == "leave" && e.Hook == "container" && l.entered[e.Node] == 0 && t.LostEvents == 0 {
 			continue // it has entered before the trace began
 		}
 		l.packets[at] = e.Packet

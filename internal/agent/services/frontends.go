@@ -76,6 +76,7 @@ type fronts struct {
 	service           service.Service
 	all               map[dpapi.FrontendKey]dpapi.Frontend
 	backends, leaving []dpapi.Backend
+	silent            []dpapi.Backend // of leaving, those on nodes that do not answer: only TCP connections stay
 }
 
 // choose sets the endpoints. It returns how many this node cannot reach.
@@ -83,16 +84,24 @@ func (f *fronts) choose(c service.Choice, as *translator) int {
 	var lost, more int
 	f.backends, lost = as.backends(c.Active)
 	f.leaving, more = as.backends(c.Draining)
+	f.silent, _ = as.backends(slices.DeleteFunc(slices.Clone(c.Draining), func(p service.Placed) bool {
+		return p.Why != service.WhyUnreachable
+	}))
 	return lost + more
 }
 
 // add adds a frontend for a port of the service.
 func (f *fronts) add(a netip.Addr, at uint16, p service.Port, is dpapi.Exposed) {
 	key := dpapi.FrontendKey{Address: netip.AddrPortFrom(a, at), Protocol: uint8(p.Protocol)}
-	target := cmp.Or(p.Target, p.Port)
+	target, leaving := cmp.Or(p.Target, p.Port), f.leaving
+	if p.Protocol == service.UDP && len(f.silent) > 0 {
+		leaving = slices.DeleteFunc(slices.Clone(leaving), func(b dpapi.Backend) bool {
+			return slices.Contains(f.silent, b)
+		})
+	}
 	f.all[key] = dpapi.Frontend{
 		FrontendKey: key, Exposed: is, Affinity: f.service.Affinity,
-		Backends: atPort(f.backends, target), Draining: atPort(f.leaving, target),
+		Backends: atPort(f.backends, target), Draining: atPort(leaving, target),
 	}
 }
 

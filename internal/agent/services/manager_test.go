@@ -52,6 +52,11 @@ func TestFrontends(t *testing.T) {
 		"one that is not ready gets no new connections": {web(),
 			marked(func(e *service.Endpoint) { e.NotReady = true }), nil, []string{
 				"[fd70:696c:7300:5::1]:80/6 0s: n2/3:8080 (n2/2:8080)"}, ""},
+		"one on a node that does not answer keeps connections of TCP only": {with(func(s *service.Service) {
+			s.Ports = append(s.Ports, service.Port{Protocol: service.UDP, Port: 53})
+		}), []service.Slice{dead(two[1]), {Tenant: "blue", Service: web().Name, Name: "n3.0", Node: "n3",
+			Endpoints: []service.Endpoint{{Address: plain("n1", 7)}}}}, nil, []string{
+			"[fd70:696c:7300:5::1]:53/17 0s: n1/7:53", "[fd70:696c:7300:5::1]:80/6 0s: n1/7:8080 (n2/2:8080)"}, ""},
 		"those of the zone first": {with(func(s *service.Service) { s.Distribution = service.PreferSameZone }),
 			[]service.Slice{two[1], {Tenant: "blue", Service: web().Name, Name: "n3.0", Node: "n3", Zone: "z1",
 				Endpoints: []service.Endpoint{{Address: plain("n1", 7)}}}}, nil, []string{
@@ -85,6 +90,11 @@ func TestFrontends(t *testing.T) {
 			})
 		})
 	}
+}
+
+func dead(s service.Slice) service.Slice {
+	s.Unreachable = true
+	return s
 }
 
 // TestChanges: a change writes the frontends that it changes, and no others.

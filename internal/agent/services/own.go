@@ -98,11 +98,7 @@ func (t *tenantServices) setOwn(own map[SliceName]service.Slice) {
 	t.own = own
 }
 
-// same reports whether two slices of a name are equal. One that the orchestrator has marked as unreachable differs from
-// that of a living node.
-func same(a, b service.Slice) bool {
-	return a.Zone == b.Zone && a.Unreachable == b.Unreachable && slices.Equal(a.Endpoints, b.Endpoints)
-}
+func same(a, b service.Slice) bool { return a.Zone == b.Zone && slices.Equal(a.Endpoints, b.Endpoints) }
 
 // ownSlices returns the slices that this node should have of a tenant's services.
 func ownSlices(

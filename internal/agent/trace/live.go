@@ -27,8 +27,8 @@ const (
 )
 
 // Follow reports what the programs do with selected packets until ctx ends. It calls send with nil once no later packet
-// is missed, then with each event. One Follow runs at a time; another one waits for a moment. It follows packets between containers of one tenant; an
-// empty name means all tenants.
+// is missed, then with each event. One Follow runs at a time; another one waits for a moment. It follows packets
+// between containers of one tenant; an empty name means all tenants.
 func (t *Tracer) Follow(
 	ctx context.Context,
 	f dpapi.PacketFilter,

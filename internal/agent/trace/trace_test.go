@@ -411,7 +411,8 @@ func (b *bed) follow(t *testing.T, tracer *trace.Tracer) {
 		}
 	}
 	ctx, cancel = context.WithCancel(t.Context())
-	if err := tracer.Follow(ctx, filter, "red", func(*pilasterv1.PacketEvent) error { cancel(); return nil }); err == nil ||
+	end := func(*pilasterv1.PacketEvent) error { cancel(); return nil }
+	if err := tracer.Follow(ctx, filter, "red", end); err == nil ||
 		len(b.path.filter.Senders)+len(b.path.filter.Receivers) != 0 {
 		t.Errorf("of another tenant: %v, %v, %v", b.path.filter.Senders, b.path.filter.Receivers, err)
 	}

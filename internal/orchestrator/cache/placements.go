@@ -51,7 +51,7 @@ type Exposed struct {
 
 func showsInExposed(e store.Event) bool {
 	return serviceTenantOf(e) != "" || e.Node != nil || e.DeletedNode != "" || e.DeletedTenant != "" ||
-		e.Hosting != nil || e.EndedHosting != nil || e.Session != nil
+		e.Hosting != nil || e.EndedHosting != nil || e.Session != nil || e.Unreachable != nil
 }
 
 // Exposed returns the tenants with such services, and ExposedRevision. If this is the revision that the caller knows,
@@ -98,41 +98,37 @@ func (m *Cache) CurrentRevision() int64 {
 	return m.Revision
 }
 
-// Suspect is a node with endpoints of services whose agent has no session: it may be dead.
-type Suspect struct {
-	Node   *pilasterv1.Node
-	Slices []*pilasterv1.EndpointSlice // that are not marked as unreachable
+// Reachability says which nodes with endpoints of services may be dead.
+type Reachability struct {
+	Nodes     int                // with endpoints
+	Marked    []string           // in the store as unreachable
+	Returned  []string           // of these, the ones whose agents have sessions
+	Suspects  []*pilasterv1.Node // with endpoints, without a session and not marked
+	Connected []*pilasterv1.Node // whose agents have sessions; only if there are suspects
 }
 
-// Suspects returns the suspects, and some nodes whose agents have sessions: if these do not answer probes either, the
-// fault may be this machine's. Without suspects it returns nothing.
-func (m *Cache) Suspects() (suspects []Suspect, witnesses []*pilasterv1.Node) {
-	const enough = 5
+// Reachability returns the present state.
+func (m *Cache) Reachability() (r Reachability) {
 	m.Mu.RLock()
 	defer m.Mu.RUnlock()
-	without := map[string]int{} // index in suspects
+	r.Nodes = len(m.Services.byNode)
+	for name := range m.Services.unreachable {
+		if r.Marked = append(r.Marked, name); !m.Sessions[name].None() {
+			r.Returned = append(r.Returned, name)
+		}
+	}
+	for name := range m.Services.byNode {
+		if n := m.Nodes[name]; n != nil && m.Sessions[name].None() && !m.Services.unreachable[name] {
+			r.Suspects = append(r.Suspects, n)
+		}
+	}
+	if len(r.Suspects) == 0 {
+		return r
+	}
 	for name, n := range m.Nodes {
-		switch {
-		case m.Sessions[name].None():
-			without[name] = len(suspects)
-			suspects = append(suspects, Suspect{Node: n})
-		case len(witnesses) < enough:
-			witnesses = append(witnesses, n)
+		if !m.Sessions[name].None() {
+			r.Connected = append(r.Connected, n)
 		}
 	}
-	if len(suspects) == 0 {
-		return nil, nil
-	}
-	for _, all := range m.Services.slices {
-		for _, is := range all {
-			if i, ok := without[is.Node]; ok && !is.Unreachable {
-				suspects[i].Slices = append(suspects[i].Slices, is)
-			}
-		}
-	}
-	suspects = slices.DeleteFunc(suspects, func(s Suspect) bool { return len(s.Slices) == 0 })
-	if len(suspects) == 0 {
-		return nil, nil
-	}
-	return suspects, witnesses
+	return r
 }

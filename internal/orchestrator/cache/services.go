@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/store"
@@ -18,8 +19,17 @@ import (
 type services struct {
 	of        map[string]map[service.Name]*pilasterv1.Service    // by tenant
 	slices    map[string]map[sliceName]*pilasterv1.EndpointSlice // by tenant
+	byNode    map[string]map[nodeSlice]bool                      // the slices that a node has written
 	count     int                                                // of all services
 	endpoints int                                                // in all slices
+	// unreachable are nodes that do not answer. Their slices say so.
+	unreachable map[string]bool
+}
+
+// nodeSlice names a slice among those of its node.
+type nodeSlice struct {
+	tenant string
+	sliceName
 }
 
 // sliceName is the name of a slice in a tenant.
@@ -32,6 +42,7 @@ func newServices() services {
 	return services{
 		of:     map[string]map[service.Name]*pilasterv1.Service{},
 		slices: map[string]map[sliceName]*pilasterv1.EndpointSlice{},
+		byNode: map[string]map[nodeSlice]bool{}, unreachable: map[string]bool{},
 	}
 }
 
@@ -59,12 +70,41 @@ func (s *services) remove(was *pilasterv1.Service) {
 func (s *services) addSlice(is *pilasterv1.EndpointSlice) {
 	s.removeSlice(is)
 	put(s.slices, is.Tenant, sliceNameOf(is), is)
+	if is.Node != "" {
+		add(s.byNode, is.Node, nodeSlice{is.Tenant, sliceNameOf(is)})
+	}
 	s.endpoints += len(is.Endpoints)
+}
+
+// marked returns a slice with whether its node answers. The slice of an event is that of the store, which does not say.
+func (s *services) marked(is *pilasterv1.EndpointSlice) *pilasterv1.EndpointSlice {
+	if is.Unreachable == s.unreachable[is.Node] {
+		return is
+	}
+	is = proto.CloneOf(is)
+	is.Unreachable = s.unreachable[is.Node]
+	return is
+}
+
+// setUnreachable records whether a node answers, and returns its slices as they are now.
+func (s *services) setUnreachable(is store.NodeUnreachable) (changed []*pilasterv1.EndpointSlice) {
+	if delete(s.unreachable, is.Node); is.Unreachable {
+		s.unreachable[is.Node] = true
+	}
+	for name := range s.byNode[is.Node] {
+		was := s.slices[name.tenant][name.sliceName]
+		if now := s.marked(was); now != was {
+			s.slices[name.tenant][name.sliceName] = now
+			changed = append(changed, now)
+		}
+	}
+	return changed
 }
 
 func (s *services) removeSlice(was *pilasterv1.EndpointSlice) {
 	if had := s.slices[was.Tenant][sliceNameOf(was)]; had != nil {
 		drop(s.slices, was.Tenant, sliceNameOf(was))
+		remove(s.byNode, had.Node, nodeSlice{had.Tenant, sliceNameOf(had)})
 		s.endpoints -= len(had.Endpoints)
 	}
 }

@@ -53,7 +53,11 @@ func serviceChanges(r *pilasterv1.FollowResponse) string {
 		words = append(words, "-"+is.Tenant+"/"+is.Name)
 	}
 	for _, is := range d.GetSlices() {
-		words = append(words, fmt.Sprintf("+%s/%s/%s=%d", is.Tenant, is.Service, is.Name, len(is.Endpoints)))
+		word := fmt.Sprintf("+%s/%s/%s=%d", is.Tenant, is.Service, is.Name, len(is.Endpoints))
+		if is.Unreachable {
+			word += "?"
+		}
+		words = append(words, word)
 	}
 	for _, is := range d.GetEndedSlices() {
 		words = append(words, "-"+is.Tenant+"/"+is.Service+"/"+is.Name)
@@ -125,6 +129,75 @@ func TestServicesResume(t *testing.T) {
 			ResumeRevision: c.resume, HostedTenants: strings.Fields(c.hosted), IncompleteTenants: c.incomplete,
 		}, func(error) {})
 		wantServiceChanges(t, f, c.want...)
+	}
+}
+
+// The slices of a node that does not answer say so, those of the store do not. The node is a suspect before it is
+// marked, and one that has returned afterwards.
+func TestUnreachable(t *testing.T) {
+	m, _ := newTestCache()
+	of := func(node string, e store.Event) store.Event {
+		e.Slice.Node = node
+		return e
+	}
+	marked := func(node string, is bool) store.Event {
+		return store.Event{Unreachable: &store.NodeUnreachable{Node: node, Unreachable: is}}
+	}
+	session := func(node string, is store.Session) store.Event {
+		return store.Event{Session: &store.NodeSession{Node: node, Session: is}}
+	}
+	reached := func(want string) {
+		t.Helper()
+		r := m.Reachability()
+		names := func(all []*pilasterv1.Node) (names []string) {
+			for _, n := range all {
+				names = append(names, n.Name)
+			}
+			return names
+		}
+		is := fmt.Sprint(r.Nodes, " suspects ", names(r.Suspects), " connected ", names(r.Connected), " marked ",
+			r.Marked, " returned ", r.Returned)
+		if is != want {
+			t.Errorf("got  %s\nwant %s", is, want)
+		}
+	}
+	m.applyNext(store.Event{Node: &pilasterv1.Node{Name: "n7"}}, store.Event{Node: &pilasterv1.Node{Name: "n8"}},
+		session("n7", store.Session{Orchestrator: "o"}), session("n8", store.Session{Orchestrator: "o"}),
+		serviceEvent("blue", "web", "a"), of("n7", sliceEvent("blue", "web", "n7.0", 1)),
+		of("n8", sliceEvent("blue", "web", "n8.0", 1)), of("n7", sliceEvent("red", "web", "n7.0", 2)))
+	f, _ := testFollow(m, 0, "blue")
+	wantServiceChanges(t, f, "*blue, +blue/web/n7.0=1, +blue/web/n8.0=1, +blue/web=a")
+	reached("2 suspects [] connected [] marked [] returned []")
+	m.applyNext(session("n7", store.Session{}))
+	reached("2 suspects [n7] connected [n8] marked [] returned []")
+	before := m.Revision
+	m.applyNext(marked("n7", true))
+	wantServiceChanges(t, f, "+blue/web/n7.0=1?")
+	reached("2 suspects [] connected [] marked [n7] returned []")
+	m.applyNext(of("n7", sliceEvent("blue", "web", "n7.0", 3)))
+	wantServiceChanges(t, f, "+blue/web/n7.0=3?")
+	f, _ = testFollow(m, 0, "blue")
+	wantServiceChanges(t, f, "*blue, +blue/web/n7.0=3?, +blue/web/n8.0=1, +blue/web=a")
+	f = m.Subscribe(testNode(1), store.Session{}, &pilasterv1.FollowRequest{
+		ResumeRevision: before, HostedTenants: []string{"blue"},
+	}, func(error) {})
+	wantServiceChanges(t, f, "+blue/web/n7.0=1?", "+blue/web/n7.0=3?", "")
+	m.applyNext(session("n7", store.Session{Orchestrator: "o"}))
+	reached("2 suspects [] connected [] marked [n7] returned [n7]")
+	m.applyNext(marked("n7", false))
+	wantServiceChanges(t, f, "+blue/web/n7.0=3")
+	reached("2 suspects [] connected [] marked [] returned []")
+	whole := store.Batch{Revision: m.Revision + 1, Whole: true, Events: []store.Event{
+		marked("n8", true), of("n8", sliceEvent("blue", "web", "n8.0", 1)),
+		of("n7", sliceEvent("blue", "web", "n7.0", 1)), marked("n7", true),
+	}}
+	m.Apply(whole)
+	for name, all := range m.SlicesOf("blue") {
+		for _, is := range all {
+			if !is.Unreachable {
+				t.Errorf("slice %s of %v is not marked after the whole state was read", is.Name, name)
+			}
+		}
 	}
 }
 

@@ -21,8 +21,8 @@ import (
 	"pilaster.io/pilaster/internal/probe"
 )
 
-// deadAfter is after how many probes without an answer a node is withdrawn: 0.5 s. With the time of a lost answer and
-// of the announcement, peers lose the route within 1 s.
+// deadAfter is after how many probes without an answer a node is unusable: 0.5 s. With the time of a lost answer and of
+// an announcement, BGP peers lose its routes within 1 s.
 const deadAfter = 5
 
 // Probes are sent in bursts, so that the answers fit into the socket's buffer, at most maxRate a second. With more than
@@ -37,8 +37,8 @@ const (
 type state struct {
 	probe.Pulse
 	known bool // usable is known
-	// usable: packets may come in by it. Without any answer from any node the fault may be this machine's; then it
-	// stays as it is.
+	// usable: its kernel answers. Without any answer from any node the fault may be this machine's; then it stays as it
+	// is.
 	usable bool
 	answer time.Time // of the last answer; zero: none
 	fresh  bool      // the last probe was answered
@@ -217,7 +217,7 @@ func (p *Prober) report(err error) {
 	p.failed = text
 }
 
-// Usable reports whether packets may come in by a node; known is false before its first answer, or silence.
+// Usable reports whether a node's kernel answers; known is false before its first answer, or silence.
 func (p *Prober) Usable(a netip.Addr) (usable, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -119,6 +119,7 @@ func TestStore(t *testing.T) {
 		"random retirement":                  testRandomRetirement,
 		"sessions":                           testSessions,
 		"lost sessions":                      testLostSessions,
+		"unreachable nodes":                  testUnreachable,
 	}
 	storetest.Each(t, func(t *testing.T, etcd *clientv3.Client) {
 		for name, part := range parts {

@@ -394,6 +394,7 @@ func (s *Store) deleteNode(t *txn, name string, force bool) error {
 		return err
 	}
 	t.delete(dirSessions + name) // its orchestrator ends the stream when the record is deleted
+	t.delete(dirUnreachable + name)
 	for _, tenant := range hosted {
 		if err := s.releaseAll(t, pki.Node{Name: name, UUID: node.Uuid}, tenant); err != nil {
 			return err

@@ -520,42 +520,6 @@ func (s *Store) PutEndpoints(ctx context.Context, n pki.Node, all []service.Slic
 	}, estimate, keys...)
 }
 
-// MarkUnreachable marks slices of a node that does not answer, unless the node has a session. PutEndpoints removes the
-// marks. It returns how many slices it has marked.
-func (s *Store) MarkUnreachable(ctx context.Context, node string, all []*pilasterv1.EndpointSlice) (n int, err error) {
-	const atOnce = 64 // in one transaction
-	for some := range slices.Chunk(all, atOnce) {
-		marked := 0
-		if err := s.change(ctx, func(t *txn) error {
-			marked = 0
-			session, err := t.get(dirSessions + node)
-			if err != nil || session != "" {
-				return err
-			}
-			for _, m := range some {
-				key, is := sliceKey(m.Tenant, service.ParseName(m.Service), m.Name), new(pilasterv1.EndpointSlice)
-				exists, err := t.load(key, is)
-				if err != nil {
-					return err
-				}
-				if !exists || is.Node != node || is.Unreachable {
-					continue
-				}
-				is.Unreachable = true
-				if err := t.save(key, is); err != nil {
-					return err
-				}
-				marked++
-			}
-			return nil
-		}); err != nil {
-			return n, err
-		}
-		n += marked
-	}
-	return n, nil
-}
-
 func (t *txn) putEndpoints(node *pilasterv1.Node, is service.Slice) error {
 	if _, exists, err := t.service(is.Tenant, is.Service); err != nil || !exists {
 		return err

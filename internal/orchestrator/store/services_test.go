@@ -373,37 +373,6 @@ func testEndpoints(t *testing.T, etcd *clientv3.Client) {
 		t.Errorf("endpoints of a node are %s, want %s", got, one)
 	}
 
-	// A node without a session can be marked as unreachable, until it reports its endpoints again.
-	gone := service.Slice{Tenant: "blue", Service: service.ParseName("web"), Name: "n1.0", Node: "n1"}
-	mark := func(want int) {
-		t.Helper()
-		unknown := service.Slice{Tenant: "blue", Service: service.ParseName("none"), Name: "n1.0", Node: "n1"}
-		of2 := service.Slice{Tenant: "blue", Service: service.ParseName("web"), Name: "n2.0", Node: "n2"}
-		n, err := s.MarkUnreachable(ctx, "n1", []*pilasterv1.EndpointSlice{gone.Proto(), unknown.Proto(), of2.Proto()})
-		if err != nil || n != want {
-			t.Errorf("%d slices are marked, %v, want %d", n, err, want)
-		}
-	}
-	session := store.Session{Orchestrator: "o1", Instance: "m1", Stream: "s1"}
-	if err := s.Connect(ctx, node(1), session); err != nil {
-		t.Fatal(err)
-	}
-	mark(0)
-	if err := s.Disconnect(ctx, "n1", session); err != nil {
-		t.Fatal(err)
-	}
-	mark(1)
-	mark(0)
-	if got := value("blue//web/n1.0"); got != strings.TrimSuffix(one, "}")+`,"unreachable":true}` {
-		t.Errorf("endpoints of a dead node are %s", got)
-	}
-	if err := put(1, endpoints("web", "n1.0", plain(1, 2))); err != nil {
-		t.Fatal(err)
-	}
-	if got := value("blue//web/n1.0"); got != one {
-		t.Errorf("endpoints of a node that is back are %s, want %s", got, one)
-	}
-
 	// The endpoints of a node end when it hosts the tenant no longer, and when it is deleted; all end with the service.
 	appliedServices(t, s, "blue", []service.Service{web("shop/web")})
 	if err := put(2, endpoints("shop/web", "n2.0", plain(2, 1))); err != nil {

@@ -149,3 +149,28 @@ func (s *Store) RecordLoad(ctx context.Context, n pki.Node, instance string, loa
 		return nil
 	}, weight{writes: 1, compares: 4}, nodeKeys(n)...)
 }
+
+// SetUnreachable records that a node does not answer, unless it has a session, or that it answers again, if it has one.
+// It returns whether that is new.
+func (s *Store) SetUnreachable(ctx context.Context, node string, unreachable bool) (changed bool, err error) {
+	key, keys := dirUnreachable+node, []string{dirNodes + node, dirSessions + node, dirUnreachable + node}
+	err = s.changeQueued(ctx, func(t *txn) error {
+		changed = false
+		if err := t.fetch(keys...); err != nil {
+			return err
+		}
+		value := func(key string) string { return t.readings[key].value }
+		if (value(dirSessions+node) == "") != unreachable || (value(key) != "") == unreachable {
+			return nil
+		}
+		if changed = true; unreachable && value(dirNodes+node) == "" {
+			changed = false
+		} else if unreachable {
+			t.put(key, "1")
+		} else {
+			t.delete(key)
+		}
+		return nil
+	}, weight{writes: 1, compares: len(keys)}, keys...)
+	return changed && err == nil, err
+}

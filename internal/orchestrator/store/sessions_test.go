@@ -62,6 +62,40 @@ func testSessions(t *testing.T, etcd *clientv3.Client) {
 	}
 }
 
+// A node without a session can be marked as unreachable, and the mark of one with a session can be removed.
+func testUnreachable(t *testing.T, etcd *clientv3.Client) {
+	ctx, s := t.Context(), open(t, etcd, address.Plan{})
+	set := func(unreachable, want bool, marks int64) {
+		t.Helper()
+		changed, err := s.SetUnreachable(ctx, "n1", unreachable)
+		left, failed := etcd.Get(ctx, "/pilaster/1/unreachable/n1")
+		if err := errors.Join(err, failed); err != nil || changed != want || left.Count != marks {
+			t.Errorf("unreachable %v: changed %v, %v, %d marks; want %v, %d", unreachable, changed, err, left.Count,
+				want, marks)
+		}
+	}
+	set(true, false, 0) // it is not registered
+	connect(t, s, 1)
+	set(true, false, 0)
+	if err := s.Disconnect(ctx, "n1", session(1)); err != nil {
+		t.Fatal(err)
+	}
+	set(false, false, 0)
+	set(true, true, 1)
+	set(true, false, 1)
+	set(false, false, 1)
+	connect(t, s, 1)
+	set(false, true, 0)
+	if err := s.Disconnect(ctx, "n1", session(1)); err != nil {
+		t.Fatal(err)
+	}
+	set(true, true, 1)
+	if err := s.DeleteNode(ctx, "n1", true); err != nil {
+		t.Fatal(err)
+	}
+	set(false, false, 0)
+}
+
 // When etcd loses the lease of the sessions, the orchestrator receives a notification and gets a new lease.
 func testLostSessions(t *testing.T, etcd *clientv3.Client) {
 	s := open(t, etcd, address.Plan{})

@@ -87,6 +87,7 @@ const (
 	dirAppQuarantine = root + "resting-apps/"
 	dirHosting       = root + "hosting/"
 	dirSessions      = root + "sessions/"
+	dirUnreachable   = root + "unreachable/" // nodes that do not answer
 	dirMappings      = root + "mappings/"
 	dirImporter      = root + "importer/" // the orchestrator that writes imported mappings
 	dirAllocations   = root + "given/"

@@ -37,6 +37,7 @@ type Event struct {
 	Hosting        *pilasterv1.Hosting
 	EndedHosting   *pilasterv1.Hosting
 	Session        *NodeSession
+	Unreachable    *NodeUnreachable
 	Mapping        *pilasterv1.Mapping
 	EndedMapping   *pilasterv1.Mapping // with tenant and prefix only
 	Region         *pilasterv1.Region
@@ -62,6 +63,12 @@ type Event struct {
 type NodeSession struct {
 	Node string
 	Session
+}
+
+// NodeUnreachable says that a node does not answer, or that it does again.
+type NodeUnreachable struct {
+	Node        string
+	Unreachable bool
 }
 
 // Watch calls apply with the whole state and then with each change, in order, from one goroutine, until ctx ends. It
@@ -299,6 +306,9 @@ var kinds = []kind{
 	}},
 	{dir: dirSessions, leased: true, event: func(name string, kv *mvccpb.KeyValue, _ bool) (Event, error) {
 		return Event{Session: &NodeSession{name, parseSession(string(kv.Value))}}, nil
+	}},
+	{dir: dirUnreachable, event: func(name string, _ *mvccpb.KeyValue, deleted bool) (Event, error) {
+		return Event{Unreachable: &NodeUnreachable{name, !deleted}}, nil
 	}},
 	{dir: dirLoads, leased: true, event: func(name string, kv *mvccpb.KeyValue, deleted bool) (Event, error) {
 		if deleted {
