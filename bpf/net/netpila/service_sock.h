@@ -119,7 +119,7 @@ static __always_inline int service_connect(struct bpf_sock_addr *ctx)
 	kept = bpf_sk_storage_get(&pil_svcsockets_v1, ctx->sk, &now, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!kept)
 		return host ? refuse(ENOMEM) : SOCK_ADDR_ALLOW; /* the packet path does it */
-	*kept = now; /* it may be of a connection before this one */
+	*kept = now;						/* it may be of a connection before this one */
 	set_sock_address(ctx, &now.backend.address, now.backend.port);
 	return SOCK_ADDR_ALLOW;
 }
