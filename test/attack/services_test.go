@@ -98,11 +98,12 @@ func TestExposedAttacks(t *testing.T) {
 // echoService makes a service of a tenant's echo servers, and returns its address when a container has had an answer.
 func (b *bed) echoService(t *testing.T, tenant, client string, external ...string) netip.Addr {
 	t.Helper()
-	made, err := b.Operator().CreateService(b.ctx, connect.NewRequest(&pilasterv1.CreateServiceRequest{
-		Service: &pilasterv1.Service{Tenant: tenant, Name: "web", Selector: web, Ports: []*pilasterv1.ServicePort{
-			{Protocol: "UDP", Port: echoPort, Target: echoPort},
-		}, ExternalIps: external, TrafficPolicy: "Local"},
-	}))
+	is := &pilasterv1.Service{Tenant: tenant, Name: "web", Selector: web, ExternalIps: external,
+		Ports: []*pilasterv1.ServicePort{{Protocol: "UDP", Port: echoPort, Target: echoPort}}}
+	if len(external) > 0 {
+		is.TrafficPolicy = "Local"
+	}
+	made, err := b.Operator().CreateService(b.ctx, connect.NewRequest(&pilasterv1.CreateServiceRequest{Service: is}))
 	if err != nil {
 		t.Fatal(err)
 	}
