@@ -14,8 +14,6 @@ import (
 	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/orchestrator/nodeprobe"
 	"pilaster.io/pilaster/internal/orchestrator/store"
-	"pilaster.io/pilaster/internal/probe"
-	"pilaster.io/pilaster/internal/tenant"
 )
 
 const (
@@ -35,10 +33,9 @@ type silentNodes struct {
 	log    *slog.Logger
 	prober *nodeprobe.Prober
 	usable func(netip.Addr) (usable, known bool)
-	more   chan struct{} // more nodes are probed
 
 	since     map[string]time.Time // by node: without a session
-	witnesses map[string]bool      // the same ones as long as they are connected: answers to come say nothing
+	witnesses map[string]bool      // they stay as long as they are connected: a new one has not answered yet
 	tooMany   bool                 // most nodes are silent, so none is marked
 }
 
@@ -51,17 +48,10 @@ func (s *Server) startSilentNodes() {
 		return
 	}
 	n := &silentNodes{
-		store: s.store, cache: s.cache, log: s.config.Log, prober: p, usable: p.Usable, more: make(chan struct{}, 1),
+		store: s.store, cache: s.cache, log: s.config.Log, prober: p, usable: p.Usable,
 		since: map[string]time.Time{}, witnesses: map[string]bool{},
 	}
-	s.running.Go(p.Run)
-	s.running.Go(func() {
-		defer p.Close()
-		probe.Rounds(s.background, n.more, func() time.Duration {
-			_, next := p.Round()
-			return next
-		})
-	})
+	s.running.Go(func() { p.Run(s.background, func() {}) })
 	s.running.Go(func() { n.run(s.background) })
 }
 
@@ -76,12 +66,7 @@ func (n *silentNodes) run(ctx context.Context) {
 		}
 		r := n.cache.Reachability()
 		probed, dead := n.judge(time.Now(), r, ownAddresses())
-		if n.prober.Watch(probed) {
-			select {
-			case n.more <- struct{}{}:
-			default:
-			}
-		}
+		n.prober.Watch(probed)
 		var writes errgroup.Group
 		writes.SetLimit(silentWrites)
 		for _, node := range dead {
@@ -102,7 +87,7 @@ func (n *silentNodes) judge(
 	probed = map[netip.Addr]bool{}
 	since, chosen := map[string]time.Time{}, map[string]bool{}
 	witness := func(node *pilasterv1.Node) {
-		if a := addressOf(node); a.IsValid() && !own[a] && len(chosen) < witnesses {
+		if a := nodeprobe.Address(node); a.IsValid() && !own[a] && len(chosen) < witnesses {
 			chosen[node.Name], probed[a] = true, true
 		}
 	}
@@ -118,7 +103,7 @@ func (n *silentNodes) judge(
 		if since[node.Name] = now; !n.since[node.Name].IsZero() {
 			since[node.Name] = n.since[node.Name]
 		}
-		a := addressOf(node)
+		a := nodeprobe.Address(node)
 		probed[a] = true
 		if usable, known := n.usable(a); known && !usable && now.Sub(since[node.Name]) >= silentAfter {
 			dead = append(dead, node.Name)
@@ -150,14 +135,6 @@ func (n *silentNodes) set(ctx context.Context, node string, dead bool) {
 	case changed:
 		n.log.Info("a node is connected again; its endpoints of services get connections", "node", node)
 	}
-}
-
-func addressOf(node *pilasterv1.Node) netip.Addr {
-	prefix, err := netip.ParsePrefix(node.Prefix)
-	if err != nil {
-		return netip.Addr{}
-	}
-	return tenant.NodeAddress(prefix)
 }
 
 // ownAddresses are the addresses of this machine.

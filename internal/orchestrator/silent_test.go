@@ -10,6 +10,7 @@ import (
 
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
+	"pilaster.io/pilaster/internal/orchestrator/nodeprobe"
 )
 
 // A node is dead if it has had no session for a while and does not answer, but not if most nodes are like that. The
@@ -30,18 +31,18 @@ func TestSilentNodes(t *testing.T) {
 		}
 		return all
 	}
-	own := map[netip.Addr]bool{addressOf(node(100)): true}
+	own := map[netip.Addr]bool{nodeprobe.Address(node(100)): true}
 	now := time.Now()
 	judge := func(after time.Duration, r cache.Reachability, probed int, dead ...string) {
 		t.Helper()
 		now = now.Add(after)
 		addrs, is := n.judge(now, r, own)
-		if slices.Sort(is); !slices.Equal(is, dead) || len(addrs) != probed || addrs[addressOf(node(100))] {
+		if slices.Sort(is); !slices.Equal(is, dead) || len(addrs) != probed || addrs[nodeprobe.Address(node(100))] {
 			t.Errorf("dead: %v, probed %v; want %v, %d", is, addrs, dead, probed)
 		}
 	}
 	two := cache.Reachability{Nodes: 4, Suspects: []*pilasterv1.Node{node(1), node(2)}, Connected: connected(1)}
-	answers[addressOf(node(1)).String()], answers[addressOf(node(2)).String()] = false, true
+	answers[nodeprobe.Address(node(1)).String()], answers[nodeprobe.Address(node(2)).String()] = false, true
 	judge(0, two, 7)
 	first := n.witnesses
 	judge(silentAfter-1, two, 7)
@@ -50,7 +51,7 @@ func TestSilentNodes(t *testing.T) {
 	if fmt.Sprint(n.witnesses) != fmt.Sprint(first) {
 		t.Errorf("witnesses %v, before %v", n.witnesses, first)
 	}
-	answers[addressOf(node(2)).String()] = false
+	answers[nodeprobe.Address(node(2)).String()] = false
 	judge(time.Second, two, 7, "n1", "n2")
 	two.Marked = []string{"n3"}
 	judge(time.Second, two, 7) // three of four

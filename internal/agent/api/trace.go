@@ -99,9 +99,11 @@ func (s *Service) FollowPackets(
 	err = t.Follow(ctx, f, req.Msg.Tenant, func(e *pilasterv1.PacketEvent) error {
 		response := &pilasterv1.FollowPacketsResponse{Event: e}
 		if e == nil {
-			if response.Time, err = host.Monotonic(); err != nil {
+			now, err := host.Monotonic()
+			if err != nil {
 				return err
 			}
+			response.Time = now
 		}
 		return stream.Send(response)
 	})

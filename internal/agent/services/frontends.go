@@ -73,10 +73,10 @@ func (t *tenantServices) frontends(
 
 // fronts are the frontends of a service, and the endpoints of those that are added next.
 type fronts struct {
-	service           service.Service
-	all               map[dpapi.FrontendKey]dpapi.Frontend
-	backends, leaving []dpapi.Backend
-	silent            []dpapi.Backend // of leaving, those on nodes that do not answer: only TCP connections stay
+	service                service.Service
+	all                    map[dpapi.FrontendKey]dpapi.Frontend
+	backends               []dpapi.Backend
+	leaving, leavingForUDP []dpapi.Backend // UDP flows do not stay on nodes that do not answer
 }
 
 // choose sets the endpoints. It returns how many this node cannot reach.
@@ -84,8 +84,8 @@ func (f *fronts) choose(c service.Choice, as *translator) int {
 	var lost, more int
 	f.backends, lost = as.backends(c.Active)
 	f.leaving, more = as.backends(c.Draining)
-	f.silent, _ = as.backends(slices.DeleteFunc(slices.Clone(c.Draining), func(p service.Placed) bool {
-		return p.Why != service.WhyUnreachable
+	f.leavingForUDP, _ = as.backends(slices.DeleteFunc(c.Draining, func(p service.Placed) bool {
+		return p.Why == service.WhyUnreachable
 	}))
 	return lost + more
 }
@@ -94,10 +94,8 @@ func (f *fronts) choose(c service.Choice, as *translator) int {
 func (f *fronts) add(a netip.Addr, at uint16, p service.Port, is dpapi.Exposed) {
 	key := dpapi.FrontendKey{Address: netip.AddrPortFrom(a, at), Protocol: uint8(p.Protocol)}
 	target, leaving := cmp.Or(p.Target, p.Port), f.leaving
-	if p.Protocol == service.UDP && len(f.silent) > 0 {
-		leaving = slices.DeleteFunc(slices.Clone(leaving), func(b dpapi.Backend) bool {
-			return slices.Contains(f.silent, b)
-		})
+	if p.Protocol == service.UDP {
+		leaving = f.leavingForUDP
 	}
 	f.all[key] = dpapi.Frontend{
 		FrontendKey: key, Exposed: is, Affinity: f.service.Affinity,

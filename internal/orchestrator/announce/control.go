@@ -12,7 +12,6 @@ import (
 	"pilaster.io/pilaster/internal/bgp"
 	"pilaster.io/pilaster/internal/orchestrator/cache"
 	"pilaster.io/pilaster/internal/orchestrator/nodeprobe"
-	"pilaster.io/pilaster/internal/probe"
 )
 
 // Control announces what the cache has.
@@ -69,10 +68,7 @@ func (c *Control) Run(ctx context.Context) {
 	defer c.speaker.close()
 	var running sync.WaitGroup
 	defer running.Wait()
-	running.Go(c.prober.Run)
-	defer c.prober.Close()
-	more := make(chan struct{}, 1)
-	running.Go(func() { probe.Rounds(ctx, more, c.probe) })
+	running.Go(func() { c.prober.Run(ctx, func() { notify(c.wake) }) })
 	running.Go(func() { c.follow(ctx) })
 	notify(c.wake)
 	for {
@@ -82,11 +78,7 @@ func (c *Control) Run(ctx context.Context) {
 			return
 		}
 		took := c.read()
-		probed, again := c.announce(ctx, time.Now())
-		if probed {
-			notify(more)
-		}
-		if again > 0 {
+		if again := c.announce(ctx, time.Now()); again > 0 {
 			time.AfterFunc(again, func() { notify(c.wake) })
 		}
 		select {
@@ -114,15 +106,6 @@ func (c *Control) follow(ctx context.Context) {
 	}) == nil {
 		notify(c.wake)
 	}
-}
-
-// probe is one round of probes.
-func (c *Control) probe() time.Duration {
-	changed, next := c.prober.Round()
-	if changed {
-		notify(c.wake)
-	}
-	return next
 }
 
 // read derives the targets again if the cache has changed, and returns how long that took.
@@ -158,9 +141,8 @@ func (c *Control) note(now time.Time) {
 	c.since, c.started = is, true
 }
 
-// announce announces what the cache and the probes say. It returns whether more nodes are to be probed, and after which
-// time it must run again without a change.
-func (c *Control) announce(ctx context.Context, now time.Time) (probed bool, again time.Duration) {
+// announce announces what the cache and the probes say. It returns after which time it must run again without a change.
+func (c *Control) announce(ctx context.Context, now time.Time) (again time.Duration) {
 	wanted, nodes := map[route]bool{}, map[netip.Addr]bool{}
 	ready := true // the state of all nodes is known
 	status := make([]AddressStatus, 0, len(c.targets))
@@ -178,7 +160,7 @@ func (c *Control) announce(ctx context.Context, now time.Time) (probed bool, aga
 		}
 		status = append(status, s.is)
 	}
-	probed = c.prober.Watch(nodes)
+	c.prober.Watch(nodes)
 	var err error
 	if ready || c.speaker.connected {
 		err = c.speaker.announce(ctx, wanted)
@@ -190,7 +172,7 @@ func (c *Control) announce(ctx context.Context, now time.Time) (probed bool, aga
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.status, c.err = status, err
-	return probed, again
+	return again
 }
 
 // choice is what follows for one address.

@@ -7,8 +7,8 @@ import (
 	"slices"
 
 	"pilaster.io/pilaster/internal/orchestrator/cache"
+	"pilaster.io/pilaster/internal/orchestrator/nodeprobe"
 	"pilaster.io/pilaster/internal/service"
-	"pilaster.io/pilaster/internal/tenant"
 )
 
 // Node is a node that packets to an address can come in by.
@@ -65,8 +65,8 @@ func derive(tenants []cache.Exposed) (all []target) {
 
 func nodesOf(e cache.Exposed) (all []candidate) {
 	for _, n := range e.Nodes {
-		if prefix, err := netip.ParsePrefix(n.Prefix); err == nil {
-			all = append(all, candidate{Node{n.Name, tenant.NodeAddress(prefix)}, e.Live[n.Name]})
+		if a := nodeprobe.Address(n); a.IsValid() {
+			all = append(all, candidate{Node{n.Name, a}, e.Live[n.Name]})
 		}
 	}
 	return all

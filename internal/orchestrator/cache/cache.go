@@ -51,17 +51,16 @@ type Cache struct {
 	Services        services
 	ExposedRevision int64 // of the last change that Exposed may show
 	reserved        reservations
-	regions         map[string]region           // other regions, by name
-	edge            string                      // name of the node that is the Edge Switch
-	protected       []string                    // prefixes that only egress rules for them or parts of them allow
-	transit         map[string]map[string]bool  // by node and tenant; see transitNodes
-	changedNodes    map[string]bool             // by the current batch: record or transit tenants may differ
-	reached         []*pilasterv1.EndpointSlice // changed by the current batch: their nodes answer again, or no longer
-	identifiers     bool                        // a tenant has had identifiers since this process started
-	Sessions        map[string]store.Session    // by node, of all orchestrators
-	serving         map[string]int              // number of sessions per orchestrator
-	Self            string                      // id of this orchestrator in sessions
-	Lag             time.Duration               // MaxLag, except in tests
+	regions         map[string]region          // other regions, by name
+	edge            string                     // name of the node that is the Edge Switch
+	protected       []string                   // prefixes that only egress rules for them or parts of them allow
+	transit         map[string]map[string]bool // by node and tenant; see transitNodes
+	changedNodes    map[string]bool            // by the current batch: record or transit tenants may differ
+	identifiers     bool                       // a tenant has had identifiers since this process started
+	Sessions        map[string]store.Session   // by node, of all orchestrators
+	serving         map[string]int             // number of sessions per orchestrator
+	Self            string                     // id of this orchestrator in sessions
+	Lag             time.Duration              // MaxLag, except in tests
 
 	history      []store.Batch // all updates after compactedRev, oldest first
 	historyCost  int           // of history; see eventCost
@@ -119,12 +118,8 @@ func (m *Cache) Apply(b store.Batch) {
 		m.endStreams(connect.CodeAborted, "restart", "the orchestrator has read the whole store again; follow again")
 	}
 	edge, identifiers := m.Nodes[m.edge], m.identifiers
-	m.reached = nil
-	for i, e := range b.Events {
-		if e.Slice != nil {
-			e.Slice = m.Services.marked(e.Slice)
-			b.Events[i] = e
-		}
+	b.Events = m.Services.markSlices(b.Events)
+	for _, e := range b.Events {
 		m.applyEvent(e, b.Revision)
 		if b.Whole || showsInExposed(e) {
 			m.ExposedRevision = b.Revision
@@ -133,9 +128,6 @@ func (m *Cache) Apply(b store.Batch) {
 	if b.Whole {
 		m.dropLoads()
 		m.Policies.succeed(before, b.Revision)
-	}
-	for _, is := range m.reached {
-		b.Events = append(b.Events, store.Event{Slice: is})
 	}
 	b.Events = m.deriveOffloads(m.derive(b.Events, edge != m.Nodes[m.edge]))
 	m.noteOffloads(b)
@@ -331,8 +323,6 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 		} else {
 			delete(m.Loads, e.Session.Node)
 		}
-	case e.Unreachable != nil:
-		m.reached = append(m.reached, m.Services.setUnreachable(*e.Unreachable)...)
 	case e.Load != nil:
 		m.Loads[e.Load.Node] = Load{e.Load, time.Now()}
 	case e.EndedLoad != "":
@@ -346,20 +336,6 @@ func (m *Cache) applyEvent(e store.Event, revision int64) {
 		m.dropLoads() // of former members, if it was off
 		m.OffloadAuto = *e.OffloadAuto
 		m.dropLoads()
-	}
-}
-
-// add and remove maintain an index of sets.
-func add[K, V comparable](index map[K]map[V]bool, k K, v V) {
-	if index[k] == nil {
-		index[k] = map[V]bool{}
-	}
-	index[k][v] = true
-}
-
-func remove[K, V comparable](index map[K]map[V]bool, k K, v V) {
-	if delete(index[k], v); len(index[k]) == 0 {
-		delete(index, k)
 	}
 }
 

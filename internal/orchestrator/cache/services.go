@@ -76,29 +76,35 @@ func (s *services) addSlice(is *pilasterv1.EndpointSlice) {
 	s.endpoints += len(is.Endpoints)
 }
 
-// marked returns a slice with whether its node answers. The slice of an event is that of the store, which does not say.
-func (s *services) marked(is *pilasterv1.EndpointSlice) *pilasterv1.EndpointSlice {
-	if is.Unreachable == s.unreachable[is.Node] {
+// markSlices returns events whose slices say whether their nodes answer, which those of the store do not. It adds the
+// slices of nodes that answer again, or no longer.
+func (s *services) markSlices(events []store.Event) (all []store.Event) {
+	marked := func(is *pilasterv1.EndpointSlice) *pilasterv1.EndpointSlice {
+		if is.Unreachable == s.unreachable[is.Node] {
+			return is
+		}
+		is = proto.CloneOf(is)
+		is.Unreachable = s.unreachable[is.Node]
 		return is
 	}
-	is = proto.CloneOf(is)
-	is.Unreachable = s.unreachable[is.Node]
-	return is
-}
-
-// setUnreachable records whether a node answers, and returns its slices as they are now.
-func (s *services) setUnreachable(is store.NodeUnreachable) (changed []*pilasterv1.EndpointSlice) {
-	if delete(s.unreachable, is.Node); is.Unreachable {
-		s.unreachable[is.Node] = true
-	}
-	for name := range s.byNode[is.Node] {
-		was := s.slices[name.tenant][name.sliceName]
-		if now := s.marked(was); now != was {
-			s.slices[name.tenant][name.sliceName] = now
-			changed = append(changed, now)
+	for _, e := range events {
+		if e.Unreachable == nil {
+			continue
+		}
+		if delete(s.unreachable, e.Unreachable.Node); e.Unreachable.Unreachable {
+			s.unreachable[e.Unreachable.Node] = true
+		}
+		for name := range s.byNode[e.Unreachable.Node] {
+			all = append(all, store.Event{Slice: marked(s.slices[name.tenant][name.sliceName])})
 		}
 	}
-	return changed
+	for _, e := range events { // last, because they may replace those above
+		if e.Slice != nil {
+			e.Slice = marked(e.Slice)
+		}
+		all = append(all, e)
+	}
+	return all
 }
 
 func (s *services) removeSlice(was *pilasterv1.EndpointSlice) {
@@ -118,6 +124,20 @@ func put[K, N comparable, R any](index map[K]map[N]R, k K, n N, r R) {
 
 func drop[K, N comparable, R any](index map[K]map[N]R, k K, n N) {
 	if delete(index[k], n); len(index[k]) == 0 {
+		delete(index, k)
+	}
+}
+
+// add and remove maintain an index of sets.
+func add[K, V comparable](index map[K]map[V]bool, k K, v V) {
+	if index[k] == nil {
+		index[k] = map[V]bool{}
+	}
+	index[k][v] = true
+}
+
+func remove[K, V comparable](index map[K]map[V]bool, k K, v V) {
+	if delete(index[k], v); len(index[k]) == 0 {
 		delete(index, k)
 	}
 }

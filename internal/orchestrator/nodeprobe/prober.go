@@ -2,6 +2,7 @@ package nodeprobe
 
 import (
 	"bytes"
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -18,7 +19,9 @@ import (
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv6"
 
+	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/probe"
+	"pilaster.io/pilaster/internal/tenant"
 )
 
 // deadAfter is after how many probes without an answer a node is unusable: 0.5 s. With the time of a lost answer and of
@@ -53,6 +56,8 @@ type Prober struct {
 	seq    uint16 // only round uses it
 	failed string // of the last round; likewise
 
+	more chan struct{} // there are more nodes to probe
+
 	mu    sync.Mutex
 	nodes map[netip.Addr]*state
 	alive bool // some node answers
@@ -60,7 +65,7 @@ type Prober struct {
 
 // New returns a prober that probes nothing yet.
 func New(log *slog.Logger) (*Prober, error) {
-	p := &Prober{log: log, nodes: map[netip.Addr]*state{}}
+	p := &Prober{log: log, nodes: map[netip.Addr]*state{}, more: make(chan struct{}, 1)}
 	rand.Read(p.secret[:])
 	var err error
 	if p.conn, p.raw, err = openSocket(); err != nil {
@@ -77,8 +82,23 @@ func (p *Prober) cookie(a netip.Addr) []byte {
 	return h.Sum(nil)[:16]
 }
 
-// Run reads answers until Close.
-func (p *Prober) Run() {
+// Run probes until ctx ends, and then closes the prober. It calls changed when nodes became usable or unusable.
+func (p *Prober) Run(ctx context.Context, changed func()) {
+	var reading sync.WaitGroup
+	reading.Go(p.read)
+	probe.Rounds(ctx, p.more, func() time.Duration {
+		is, next := p.round()
+		if is {
+			changed()
+		}
+		return next
+	})
+	p.Close()
+	reading.Wait()
+}
+
+// read reads answers until Close.
+func (p *Prober) read() {
 	buffer := make([]byte, 1500)
 	for {
 		n, from, err := p.conn.ReadFrom(buffer)
@@ -86,7 +106,7 @@ func (p *Prober) Run() {
 			return
 		}
 		if err != nil {
-			time.Sleep(pause) // Round notices that answers are missing
+			time.Sleep(pause) // round notices that answers are missing
 			continue
 		}
 		m, err := icmp.ParseMessage(ipv6.ICMPTypeEchoReply.Protocol(), buffer[:n])
@@ -100,7 +120,7 @@ func (p *Prober) Run() {
 	}
 }
 
-// Close ends Run.
+// Close closes a prober that does not run.
 func (p *Prober) Close() { p.conn.Close() }
 
 func addressOf(a net.Addr) netip.Addr {
@@ -122,22 +142,35 @@ func (p *Prober) answered(a netip.Addr) {
 	}
 }
 
-// Watch sets which nodes are probed, and returns whether some are new.
-func (p *Prober) Watch(nodes map[netip.Addr]bool) (more bool) {
+// Watch sets which nodes are probed.
+func (p *Prober) Watch(nodes map[netip.Addr]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.nodes, func(a netip.Addr, _ *state) bool { return !nodes[a] })
 	for a := range nodes {
-		if p.nodes[a] == nil {
-			p.nodes[a], more = &state{}, true
+		if p.nodes[a] != nil {
+			continue
+		}
+		p.nodes[a] = &state{}
+		select {
+		case p.more <- struct{}{}:
+		default:
 		}
 	}
-	return more
 }
 
-// Round counts the answers to the last probes and sends the next ones. It returns whether a node became usable or
+// Address is the address at which a node is probed. It is not valid if the record is not.
+func Address(n *pilasterv1.Node) netip.Addr {
+	prefix, err := netip.ParsePrefix(n.Prefix)
+	if err != nil {
+		return netip.Addr{}
+	}
+	return tenant.NodeAddress(prefix)
+}
+
+// round counts the answers to the last probes and sends the next ones. It returns whether a node became usable or
 // unusable, and the time of the next round; 0 if there is nothing to probe.
-func (p *Prober) Round() (changed bool, next time.Duration) {
+func (p *Prober) round() (changed bool, next time.Duration) {
 	changed, all := p.count()
 	var failed error
 	for i, a := range all {

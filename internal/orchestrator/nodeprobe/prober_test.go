@@ -14,11 +14,11 @@ func TestProber(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
-	go p.Run()
+	go p.read()
 	here, dead := netip.IPv6Loopback(), netip.MustParseAddr("2001:db8:dead::1")
 	rounds := func(n int) {
 		for range n {
-			_, next := p.Round()
+			_, next := p.round()
 			time.Sleep(next / 4)
 		}
 	}

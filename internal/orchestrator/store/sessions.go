@@ -159,17 +159,18 @@ func (s *Store) SetUnreachable(ctx context.Context, node string, unreachable boo
 		if err := t.fetch(keys...); err != nil {
 			return err
 		}
-		value := func(key string) string { return t.readings[key].value }
-		if (value(dirSessions+node) == "") != unreachable || (value(key) != "") == unreachable {
+		has := func(key string) bool { return t.readings[key].value != "" }
+		switch {
+		case has(dirSessions+node) == unreachable || has(key) == unreachable:
 			return nil
-		}
-		if changed = true; unreachable && value(dirNodes+node) == "" {
-			changed = false
-		} else if unreachable {
-			t.put(key, "1")
-		} else {
+		case !unreachable:
 			t.delete(key)
+		case !has(dirNodes + node): // it has been deleted
+			return nil
+		default:
+			t.put(key, "1")
 		}
+		changed = true
 		return nil
 	}, weight{writes: 1, compares: len(keys)}, keys...)
 	return changed && err == nil, err
