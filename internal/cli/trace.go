@@ -17,6 +17,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/api/pilaster/v1/pilasterv1connect"
 	"pilaster.io/pilaster/internal/address"
+	"pilaster.io/pilaster/internal/dpapi"
 	"pilaster.io/pilaster/internal/lab"
 	"pilaster.io/pilaster/internal/packet"
 	"pilaster.io/pilaster/internal/service"
@@ -371,8 +372,8 @@ func newTraceJob(flags *traceFlags, args []string) (*traceJob, error) {
 	if flags.dryRun && flags.wait != 0 {
 		return nil, usage("--dry-run only reads the tables and waits for no packet: leave out --wait, or --dry-run")
 	}
-	if longest := 10 * time.Minute; time.Duration(flags.wait) > longest { // as agents have it
-		return nil, usage("--wait %v: a trace ends after %v; wait at most so long", time.Duration(flags.wait), longest)
+	if wait := time.Duration(flags.wait); wait > dpapi.LongestTrace {
+		return nil, usage("--wait %v: a trace ends after %v; wait at most so long", wait, dpapi.LongestTrace)
 	}
 	if flags.backend != "" && !flags.dryRun {
 		return nil, usage("the packet path picks the endpoint of a service: --backend needs --dry-run")

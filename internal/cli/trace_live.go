@@ -83,12 +83,11 @@ func (j *traceJob) live(
 		}
 		fmt.Fprintf(progress, "ready: waiting %v for a packet\n", wait)
 	}
-	asked := slices.ContainsFunc(all, func(f followed) bool { return f.name == t.Source.Node })
-	c := collector{alone: len(all) == 1, ends: t.Ends, fates: map[uint32]string{}}
-	if asked {
-		c.sender = t.Source.Node
+	names := make([]string, len(all))
+	for i, f := range all {
+		names[i] = f.name
 	}
-	seen, answer, err := c.collect(ctx, wait, events, answers)
+	seen, answer, err := collect(ctx, t.NewCollector(names), wait, events, answers)
 	if err != nil {
 		return t, err
 	}
@@ -220,42 +219,10 @@ func (j *traceJob) probe(ctx context.Context, t trace.Trace, to string) (p probe
 	return p
 }
 
-// collector selects a packet from the events of all nodes: the first one with the source port of the first one that
-// was seen on the sender's node.
-type collector struct {
-	alone  bool              // only one node is asked
-	sender string            // the sender's node; empty if it is not asked
-	ends   []string          // nodes at which packets leave the cluster
-	seen   []trace.Observed  // events of the packet, and others before it was selected
-	port   uint32            // of the source; 0 until a packet with ports is seen
-	fates  map[uint32]string // of packets, by source port
-}
-
-// add adds an event, and returns the fate of the packet, as far as it is known.
-func (c *collector) add(e trace.Observed) (fate string) {
-	if c.port != 0 && e.SourcePort != 0 && e.SourcePort != c.port {
-		return c.fate()
-	}
-	c.seen = append(c.seen, e)
-	if c.port == 0 && (c.sender == "" || c.sender == e.Node) {
-		c.port = e.SourcePort
-	}
-	fate = e.Outcome()
-	if fate == trace.Sent && !c.alone && !(e.Hook == "uplink-out" && slices.Contains(c.ends, e.Node)) {
-		fate = "" // other nodes see the packet, too
-	}
-	if c.fates[e.SourcePort] == "" {
-		c.fates[e.SourcePort] = fate
-	}
-	return c.fate()
-}
-
-func (c *collector) fate() string { return cmp.Or(c.fates[c.port], c.fates[0]) }
-
 // collect returns the events of a packet, and the answer to the probe if answers is not nil. It ends when the packet's
 // fate is known and the probe is answered, or when the time is over.
-func (c *collector) collect(
-	ctx context.Context, wait time.Duration, events <-chan trace.Observed, answers <-chan probed,
+func collect(
+	ctx context.Context, c *trace.Collector, wait time.Duration, events <-chan trace.Observed, answers <-chan probed,
 ) (seen []trace.Observed, answer *trace.Answer, err error) {
 	if answers != nil {
 		answer = &trace.Answer{}
@@ -268,10 +235,10 @@ func (c *collector) collect(
 		select {
 		case e, more := <-events:
 			if !more { // all nodes have ended the trace
-				return c.seen, answer, context.Cause(ctx)
+				return c.Seen, answer, context.Cause(ctx)
 			}
 			before := fate
-			if fate = c.add(e); fate == before {
+			if fate = c.Add(e); fate == before {
 				continue
 			}
 			if fate == trace.Dropped {
@@ -281,13 +248,13 @@ func (c *collector) collect(
 			}
 		case p := <-answers:
 			if p.err != nil {
-				return c.seen, nil, p.err
+				return c.Seen, nil, p.err
 			}
 			answer, answers, waitsForAnswer = &p.answer, nil, false
 		case <-over:
-			return c.seen, answer, nil
+			return c.Seen, answer, nil
 		case <-ctx.Done():
-			return c.seen, answer, context.Cause(ctx)
+			return c.Seen, answer, context.Cause(ctx)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package dpapi
 import (
 	"context"
 	"net/netip"
+	"time"
 
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/endpoint"
@@ -86,6 +87,9 @@ type PacketFilter struct {
 
 // MaxTraced is the most addresses of a kind in a PacketFilter.
 const MaxTraced = 4
+
+// LongestTrace is the time after which Follow ends.
+const LongestTrace = 10 * time.Minute
 
 // PacketPoint is a place in a program where a packet is observed.
 type PacketPoint uint8

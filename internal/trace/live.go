@@ -34,6 +34,48 @@ func (o Observed) Outcome() string {
 	return ""
 }
 
+// Collector collects the events of one packet from all nodes: of the first one with the source port of the first one
+// that is seen on the sender's node, as FromEvents shows it.
+type Collector struct {
+	Seen   []Observed        // of the packet, and of others before it was selected
+	alone  bool              // only one node is asked
+	sender string            // the sender's node; empty if it is not asked
+	ends   []string          // nodes at which packets leave the cluster
+	port   uint32            // of the source; 0 until a packet with ports is seen
+	fates  map[uint32]string // of packets, by source port
+}
+
+// NewCollector returns a collector of events of some nodes.
+func (t Trace) NewCollector(nodes []string) *Collector {
+	c := &Collector{alone: len(nodes) == 1, ends: t.Ends, fates: map[uint32]string{}}
+	if slices.Contains(nodes, t.Source.Node) {
+		c.sender = t.Source.Node
+	}
+	return c
+}
+
+// Add adds an event. It returns what became of the packet: Delivered, Dropped, or Sent if no node that is asked sees
+// the rest of its way; empty if that is not known yet.
+func (c *Collector) Add(e Observed) (fate string) {
+	if c.port != 0 && e.SourcePort != 0 && e.SourcePort != c.port {
+		return c.fate()
+	}
+	c.Seen = append(c.Seen, e)
+	if c.port == 0 && (c.sender == "" || c.sender == e.Node) {
+		c.port = e.SourcePort
+	}
+	fate = e.Outcome()
+	if fate == Sent && !c.alone && !(e.Hook == "uplink-out" && slices.Contains(c.ends, e.Node)) {
+		fate = "" // other nodes see the packet, too
+	}
+	if c.fates[e.SourcePort] == "" {
+		c.fates[e.SourcePort] = fate
+	}
+	return c.fate()
+}
+
+func (c *Collector) fate() string { return cmp.Or(c.fates[c.port], c.fates[0]) }
+
 // ordered returns events in the order of time, with the source port of the packet to show.
 func (t Trace) ordered(events []Observed) ([]Observed, uint32) {
 	events = slices.Clone(events)

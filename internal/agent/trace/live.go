@@ -21,7 +21,7 @@ import (
 // A trace ends after these times even if its client stays connected: tracing programs are slower, and other clients
 // wait for their turn.
 const (
-	longestFollow = 10 * time.Minute
+	longestFollow = dpapi.LongestTrace
 	longestSend   = 10 * time.Second // of one event, to a client that reads nothing
 	turnWait      = 2 * time.Second  // for another trace, whose client may have just gone
 )
