@@ -12,9 +12,13 @@ static __always_inline __u32 csum_add(__u32 a, __u32 b)
 	return sum + (sum >> 32);
 }
 
-static __always_inline __u32 csum_diff_addr(struct addr *from, struct addr *to)
+/* csum_diff_addr returns what bpf_csum_diff does, without the call. */
+static __always_inline __u32 csum_diff_addr(const struct addr *from, const struct addr *to)
 {
-	return bpf_csum_diff((__be32 *)from, sizeof(*from), (__be32 *)to, sizeof(*to), 0);
+	__u64 sum = (__u64)(__u32)~from->hi + (__u32)(~from->hi >> 32) + (__u32)~from->lo + (__u32)(~from->lo >> 32);
+
+	sum += (__u64)(__u32)to->hi + (__u32)(to->hi >> 32) + (__u32)to->lo + (__u32)(to->lo >> 32);
+	return csum_add(sum, sum >> 32);
 }
 
 static __always_inline __u16 csum_fold(__u32 sum)

@@ -200,10 +200,12 @@ func services() []mutation {
 		},
 		{
 			name: "room for answers",
-			old: `if (svc_refusal(nat) || (__u32)nat == w->backend.frontend)
-		return svc_refusal(nat);`,
-			new: `if (svc_refusal(nat) || (__u32)nat == w->backend.frontend)
-		return 0;`,
+			old: `if (svc_refusal(nat))
+		return svc_refusal(nat);
+	if ((__u32)nat`,
+			new: `if (svc_refusal(nat))
+		return 0;
+	if ((__u32)nat`,
 			test:  limit,
 			cases: []string{"an answer"},
 		},
@@ -252,7 +254,7 @@ func services() []mutation {
 		{
 			name: "segments that change a session",
 			old: `if (f->proto == NEXTHDR_TCP && f->flags & (TCP_SYN | TCP_FIN | TCP_RST))
-		return 0;`,
+		return NULL;`,
 			test:  gone,
 			cases: []string{"a SYN after a connection to a draining backend"},
 		},
@@ -391,7 +393,8 @@ func services() []mutation {
 			cases: []string{
 				"an error about a datagram, from the fabric", "an error about a datagram, from this node",
 				"an error about a segment, from the fabric", "an error about a segment, from this node",
-				"an error of a router",
+				"an error before any connection, from the fabric",
+				"an error before any connection, from this node", "an error of a router",
 			},
 		},
 		{

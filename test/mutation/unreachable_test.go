@@ -61,7 +61,9 @@ func unreachable() map[string]map[string]string {
 		return REASON_GATEWAY_FULL;`: verifier,
 			"return bpf_map_update_elem(connections, &d->out, &d->entry, BPF_ANY) ? REASON_GATEWAY_FULL : 0;": "" +
 				"a full LRU table evicts an entry",
-			`if (fix_checksum(skb, p, difference) || write_port(skb, p, answer, is->port))
+			`if (fix_checksum(skb, p, difference))
+		return REASON_MALFORMED;`: within,
+			`if (write_port(skb, p, answer, is->port))
 		return REASON_MALFORMED;`: within,
 			`		       ? REASON_MALFORMED
 		       : 0;`: within,
@@ -189,7 +191,9 @@ func unreachable() map[string]map[string]string {
 		},
 		"net/netpila/service_stages.h": {
 			`if (bpf_skb_load_bytes(skb, p->l4, ports, sizeof(ports)))
-		return REASON_MALFORMED;`: within,
+			return REASON_MALFORMED;`: within,
+			`if (!p || !was || !is)
+		return REASON_MALFORMED;`: verifier,
 			`		       ? REASON_MALFORMED
 			       : 0;`: within,
 			`if (!h)
@@ -210,8 +214,8 @@ func unreachable() map[string]map[string]string {
 		return REASON_MALFORMED;`: within,
 			`if (!h || !w)
 		return drop(skb, REASON_MALFORMED, hook);`: again,
-			`if (!to)
-		return drop(skb, REASON_NO_ENDPOINT, hook);`: "only if the container has left since the caller found its flow",
+			`if (!client)
+			return drop(skb, REASON_NO_ENDPOINT, hook);`: "only if the container has left since the caller found its flow",
 		},
 		"policy/policy.h": {
 			`if (!v || !d || !rule)

@@ -83,15 +83,32 @@ static __always_inline int write_port(struct __sk_buff *skb, const struct packet
 static __always_inline int nat_write(struct __sk_buff *skb, const struct packet *p, bool answer,
 				     const struct nat_key *was, const struct nat_entry *is)
 {
-	struct addr old = was->local, new = is->address;
-	__u32 difference = csum_diff_addr(&old, &new);
+	__u32 difference = csum_diff_addr(&was->local, &is->address);
+	struct eth_ip6 *h;
 
 	if (!is_sum_pending(skb, p))
 		difference = csum_add(difference, csum_add((__u16)~was->local_port, is->port));
-	if (fix_checksum(skb, p, difference) || write_port(skb, p, answer, is->port))
+	if (fix_checksum(skb, p, difference))
 		return REASON_MALFORMED;
-	return bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src) + (answer ? sizeof(new) : 0), &new, sizeof(new),
-				   0)
+	h = eth_ip6_of(skb);
+	if (h && p->l4 == sizeof(*h) && p->proto != NEXTHDR_ICMP &&
+	    (void *)(h + 1) + 2 * sizeof(__be16) <= CTX_POINTER(skb, data_end)) {
+		__be16 *ports = (void *)(h + 1);
+
+		if (answer) {
+			*dst_of(h) = is->address;
+			ports[1] = is->port;
+			asm volatile(""); /* the verifier refuses an offset that depends on answer */
+		} else {
+			*src_of(h) = is->address;
+			ports[0] = is->port;
+		}
+		return 0;
+	}
+	if (write_port(skb, p, answer, is->port))
+		return REASON_MALFORMED;
+	return bpf_skb_store_bytes(skb, answer ? offsetof(struct eth_ip6, dst) : offsetof(struct eth_ip6, src),
+				   &is->address, sizeof(is->address), 0)
 		       ? REASON_MALFORMED
 		       : 0;
 }

@@ -144,25 +144,33 @@ __noinline __u32 svc_fragment(const struct svc_flow *f, __u32 id, __u32 nat)
 	return d->ct.result.state.nat;
 }
 
-/* svc_cached returns the translation that the verdict cache has for an established flow, or 0. There the ends are
- * swapped, so that no packet finds the verdict of a policy in place of that of a service, or the other way round. */
-static __always_inline __u32 svc_cached(const struct svc_flow *f)
+/* svc_cached returns the verdict in the cache that has the translation of an established flow, or NULL. There the ends
+ * are swapped, so that no packet finds the verdict of a policy in place of that of a service, or the other way round.
+ */
+static __always_inline struct verdict *svc_cached(const struct svc_flow *f)
 {
 	__u32 ports = (__u32)f->client_port | (__u32)f->peer_port << 16;
 	struct verdict *v = verdict_slot(&f->peer, &f->client, ports);
 
 	if (f->proto == NEXTHDR_TCP && f->flags & (TCP_SYN | TCP_FIN | TCP_RST))
-		return 0;
+		return NULL;
 	if (v && v->until > bpf_jiffies64() && v->key.session_kind == SESSION_SERVICE &&
 	    same_addr(&v->key.local, &f->peer) && same_addr(&v->key.remote, &f->client) && ports_of(&v->key) == ports &&
 	    v->key.proto == f->proto)
-		return v->nat;
-	return 0;
+		return v;
+	return NULL;
+}
+
+/* cached_front returns the frontend of a verdict for answers. */
+static __always_inline struct svc_end *cached_front(struct verdict *v)
+{
+	_Static_assert(sizeof(struct svc_end) <= sizeof(v->rest), "it fits into a verdict");
+	return (void *)v->rest;
 }
 
 /* svc_cache puts the session that svc_session has just updated into the verdict cache, if both ends have confirmed it.
- */
-static __always_inline void svc_cache(void)
+ * front: for answers; else NULL. */
+static __always_inline void svc_cache(const struct svc_end *front)
 {
 	struct pol_scratch *d = svc_scratch();
 	struct session_state *s;
@@ -188,6 +196,8 @@ static __always_inline void svc_cache(void)
 	v->key = d->ct.key;
 	v->key.local = d->ct.key.remote;
 	v->key.remote = d->ct.key.local;
+	if (front)
+		*cached_front(v) = *front;
 	v->until = bpf_jiffies64() + VERDICT_TTL;
 }
 

@@ -12,6 +12,7 @@
 static __always_inline int read_service_flow(struct __sk_buff *skb, const struct packet *p, const struct flow_key *key,
 					     bool answer, struct svc_flow *f)
 {
+	__u8 *l4 = CTX_POINTER(skb, data) + sizeof(struct eth_ip6);
 	__be16 ports[2] = {};
 
 	__builtin_memset(f, 0, sizeof(*f));
@@ -21,11 +22,16 @@ static __always_inline int read_service_flow(struct __sk_buff *skb, const struct
 	f->dir = answer ? RX : TX;
 	if (!p->l4)
 		return 0;
-	if (bpf_skb_load_bytes(skb, p->l4, ports, sizeof(ports)))
-		return REASON_MALFORMED;
+	if (p->l4 == sizeof(struct eth_ip6) && (void *)(l4 + TCP_FLAGS + 1) <= CTX_POINTER(skb, data_end)) {
+		__builtin_memcpy(ports, l4, sizeof(ports));
+		f->flags = p->proto == NEXTHDR_TCP ? l4[TCP_FLAGS] : 0;
+	} else {
+		if (bpf_skb_load_bytes(skb, p->l4, ports, sizeof(ports)))
+			return REASON_MALFORMED;
+		f->flags = tcp_flags(skb, p);
+	}
 	f->client_port = answer ? ports[1] : ports[0];
 	f->peer_port = answer ? ports[0] : ports[1];
-	f->flags = tcp_flags(skb, p);
 	return 0;
 }
 
@@ -36,13 +42,15 @@ static __always_inline void set_end(struct svc_end *e, const struct addr *addres
 }
 
 /* write_end replaces an end of a packet: its source, or its destination. It returns 0 or a reason. */
-static __noinline int write_end(struct __sk_buff *skb, const struct packet *p, bool source, const struct svc_end *was,
-				const struct svc_end *is)
+__noinline int write_end(struct __sk_buff *skb, const struct packet *p, bool source, const struct svc_end *was,
+			 const struct svc_end *is)
 {
 	struct nat_key old = {};
 	struct nat_entry new = {};
 	struct addr a;
 
+	if (!p || !was || !is)
+		return REASON_MALFORMED;
 	if (!p->l4) {
 		a = is->address;
 		return bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src) + (source ? 0 : sizeof(a)), &a, sizeof(a),
@@ -131,7 +139,7 @@ static __noinline int service_backend(struct svc_work *w, const struct packet *p
 		if (w->service.affinity)
 			svc_keep_affinity(&w->service, &w->flow.client, nat);
 	}
-	svc_cache();
+	svc_cache(NULL);
 	if (p->parts & HAS_FRAGMENT)
 		svc_fragment(&w->flow, p->fragment, nat);
 	return 0;
@@ -149,8 +157,14 @@ static __noinline int keep_answers(struct svc_work *w, const struct addr *peer)
 	keep_service_pair(&w->flow.client, peer, w->flow.proto);
 	w->translated.peer_port = w->backend.port;
 	nat = svc_session(&w->translated, w->backend.frontend, 0);
-	if (svc_refusal(nat) || (__u32)nat == w->backend.frontend)
+	if (svc_refusal(nat))
 		return svc_refusal(nat);
+	if ((__u32)nat == w->backend.frontend) {
+		set_end(&w->front, &w->flow.peer, w->flow.peer_port);
+		if (!is_hairpin_alias(peer))
+			svc_cache(&w->front);
+		return 0;
+	}
 	/* The session is of another service with the same backend, which may be gone. */
 	if (w->flow.proto == NEXTHDR_TCP) {
 		number = nat;
@@ -330,6 +344,7 @@ static __always_inline int service_out(struct __sk_buff *skb)
 {
 	struct svc_work *w = svc_work();
 	struct svc_backend *b = NULL;
+	struct verdict *v = NULL;
 	struct packet p = {};
 	bool itself = false;
 	struct miss m = {};
@@ -348,7 +363,9 @@ static __always_inline int service_out(struct __sk_buff *skb)
 	if (why)
 		return drop(skb, why, HOOK_CONTAINER);
 	if (p.l4 && !(p.parts & HAS_FRAGMENT))
-		b = svc_backend_of(svc_cached(&w->flow));
+		v = svc_cached(&w->flow);
+	if (v)
+		b = svc_backend_of(v->nat);
 	if (b && !same_addr(&b->seen, &w->flow.client)) {
 		w->backend = *b;
 		return service_forward(skb, &p, w);
@@ -362,30 +379,21 @@ static __always_inline int service_out(struct __sk_buff *skb)
 	return itself ? to_itself(skb, w->key.device) : service_forward(skb, &p, w);
 }
 
-/* service_of_answer finds the service that a packet to a client is an answer of. It returns false if it is of none. */
+/* service_of_answer finds the service that a packet to a client, which the cache of verdicts does not have, is an
+ * answer of. It returns false if it is of none. */
 static __noinline bool service_of_answer(struct svc_work *w, const struct packet *p)
 {
 	struct svc_flow *t = &w->translated;
 	struct svc_frontend *front;
-	__u32 number = 0;
-	bool known;
+	__u32 number = p->l4 ? svc_session(&w->flow, 0, 0) : svc_fragment(&w->flow, p->fragment, 0);
 
-	if (!p->l4)
-		number = svc_fragment(&w->flow, p->fragment, 0);
-	else if (!(p->parts & HAS_FRAGMENT))
-		number = svc_cached(&w->flow);
 	front = bpf_map_lookup_elem(&pil_svcfronts_v1, &number);
-	known = front || !p->l4;
-	if (!known) {
-		number = svc_session(&w->flow, 0, 0);
-		front = bpf_map_lookup_elem(&pil_svcfronts_v1, &number);
-	}
 	if (!front)
 		return false;
 	set_end(&w->front, &front->key.address, front->key.port);
-	if (known)
+	if (!p->l4)
 		return true;
-	svc_cache();
+	svc_cache(&w->front);
 	keep_service_pair(&w->flow.client, &w->flow.peer, w->flow.proto);
 	/* The session of the service sees that the backend has answered. */
 	*t = w->flow;
@@ -433,18 +441,19 @@ static __noinline int service_quote(struct __sk_buff *skb, const struct packet *
 	return translate_quoted_checksum(skb, p, csum_add(difference, csum_add((__u16)~ports[1], w->front.port)));
 }
 
-/* service_in gives an answer of a backend the source of the service, and delivers it. A packet of no service stays as
- * it is. Policy has accepted it; addresses and MACs are those that the client sees. */
+/* service_in gives an answer of a backend the source of the service, and delivers it to the device in cb[0]. A packet
+ * of no service stays as it is. Policy has accepted it; addresses and MACs are those that the client sees. */
 static __always_inline int service_in(struct __sk_buff *skb)
 {
 	bool from_uplink = skb->ifindex == skb->ingress_ifindex && is_uplink(skb->ifindex);
 	enum hook hook = from_uplink ? HOOK_UPLINK_IN : HOOK_CONTAINER;
 	struct svc_work *w = svc_work();
-	bool is_service, translated;
+	struct ep_src *client;
+	bool is_service, translated = true;
+	__u32 device, to = skb->cb[0];
+	struct verdict *v = NULL;
 	struct packet p = {};
 	struct eth_ip6 *h;
-	struct ep_src *to;
-	__u32 device;
 	int why;
 
 	h = eth_ip6_of(skb);
@@ -459,12 +468,18 @@ static __always_inline int service_in(struct __sk_buff *skb)
 		why = read_service_flow(skb, &p, &w->key, true, &w->flow);
 	if (why)
 		return drop(skb, why, hook);
-	to = bpf_map_lookup_elem(&pil_sources_v2, &w->key.dst);
-	if (!to)
-		return drop(skb, REASON_NO_ENDPOINT, hook);
-	w->flow.endpoint = to->endpoint;
-	w->flow.tenant = to->tenant_id;
-	translated = is_service && service_of_answer(w, &p);
+	if (is_service && p.l4 && !(p.parts & HAS_FRAGMENT))
+		v = svc_cached(&w->flow);
+	if (v) {
+		w->front = *cached_front(v);
+	} else {
+		client = bpf_map_lookup_elem(&pil_sources_v2, &w->key.dst);
+		if (!client)
+			return drop(skb, REASON_NO_ENDPOINT, hook);
+		w->flow.endpoint = client->endpoint;
+		w->flow.tenant = client->tenant_id;
+		translated = is_service && service_of_answer(w, &p);
+	}
 	if (translated) {
 		set_end(&w->back, &w->key.src, w->flow.peer_port);
 		why = write_end(skb, &p, true, &w->back, &w->front);
@@ -475,5 +490,5 @@ static __always_inline int service_in(struct __sk_buff *skb)
 		return drop(skb, why, hook);
 	skb->mark = 0;
 	skb->tstamp = 0;
-	return to_container(skb, to->ifindex, on_way_in(skb, device), from_uplink);
+	return to_container(skb, to, on_way_in(skb, device), from_uplink);
 }
