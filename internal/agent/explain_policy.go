@@ -216,6 +216,13 @@ func (c *Core) Access(id address.TenantID, peer netip.Addr) (a Access, err error
 		}
 		return a, nil
 	}
+	defer func() {
+		for _, s := range c.services.At(peer) {
+			if s.Tenant == of.Name && !a.Allowed && err == nil {
+				a.Because += fmt.Sprintf("; it is an external address of service %v: containers use %v", s.Name, s.Address)
+			}
+		}
+	}()
 	if !found {
 		a.Drop, a.Because = dropreason.DstNotPrivate, fmt.Sprintf("tenant %s has no egress rules", of.Name)
 		return a, nil

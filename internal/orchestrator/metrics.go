@@ -115,6 +115,11 @@ func (m *metrics) observe(model *cache.Cache, s *store.Store) {
 		"Nodes with a stream to this orchestrator.",
 		func(s cache.Counts) int64 { return int64(s.Streams) },
 	)
+	gauge(
+		"nodes_unreachable",
+		"Dead nodes, whose endpoints of services get no new connections.",
+		func(s cache.Counts) int64 { return int64(s.Unreachable) },
+	)
 	gauge("tenants", "Tenants.", func(s cache.Counts) int64 { return int64(s.Tenants) })
 	gauge("apps", "Apps of all tenants.", func(s cache.Counts) int64 { return int64(s.Apps) })
 	gauge("apps_most", "Apps of the tenant that has most.", func(s cache.Counts) int64 { return int64(s.MostApps) })

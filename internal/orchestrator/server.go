@@ -263,6 +263,7 @@ func (s *Server) serve() error {
 	mux.Handle(pilasterv1connect.NewOperatorServiceHandler(&rpc.OperatorService{
 		Store: s.store, Cache: s.cache, Token: s.token, Version: s.config.Version, Where: s.where(),
 		Listen: s.Addr().String(), RegionName: s.config.Region, Started: time.Now(), Offloads: s.offloads,
+		Occupied: s.occupied,
 	}, options, connect.WithReadMaxBytes(16<<20)))
 	s.start(operator, false, unixrpc.Server(mux))
 

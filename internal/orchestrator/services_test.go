@@ -21,7 +21,9 @@ func ofSlice(of, name string, addresses ...string) *connect.Request[pilasterv1.P
 // nothing.
 func TestServices(t *testing.T) {
 	t.Parallel()
-	s := start(t, testConfig(t))
+	c := testConfig(t)
+	c.Advertise = []string{"2001:db8:7::1"}
+	s := start(t, c)
 	op, ctx := operator(s.config.RunDir), t.Context()
 	createTenant(t, s, "blue")
 	createTenant(t, s, "red")
@@ -107,6 +109,15 @@ func TestServices(t *testing.T) {
 		}
 	}
 	f1.next(t)
+	apply.DryRun = true
+	apply.Services[0].ExternalIps = []string{"2001:db8:7::1"} // --advertise in s.config
+	_, err = op.ApplyServices(ctx, connect.NewRequest(apply))
+	wantCode(t, err, connect.CodeFailedPrecondition)
+	_, err = op.ChangeServicePools(ctx, connect.NewRequest(&pilasterv1.ChangeServicePoolsRequest{
+		Add: []string{"2001:db8:7::/64"},
+	}))
+	wantCode(t, err, connect.CodeFailedPrecondition)
+	apply.Services[0].ExternalIps = nil
 	apply.Services[0].Ports[0].Port = 1 << 16
 	_, err = op.ApplyServices(ctx, connect.NewRequest(apply))
 	wantCode(t, err, connect.CodeInvalidArgument)

@@ -137,7 +137,7 @@ func (n *silentNodes) set(ctx context.Context, node string, dead bool) {
 	}
 }
 
-// ownAddresses are the addresses of this machine.
+// ownAddresses returns the addresses of this machine.
 func ownAddresses() map[netip.Addr]bool {
 	own := map[netip.Addr]bool{}
 	all, _ := net.InterfaceAddrs() // without them, this machine's own node may be a witness

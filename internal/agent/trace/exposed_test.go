@@ -153,6 +153,15 @@ func TestExposed(t *testing.T) {
 			change: func(_ *exposedBed, of *agent.Connection, _ *trace.Way) {
 				of.Source = netip.MustParseAddr("2001:db8:70::2")
 			}},
+		"from a container of the tenant": {to: "near", want: "container, rule: dropped dst-not-private",
+			says: "; it is an external address of service shop/web: containers use fd70:696c:7300:5::1",
+			change: func(b *exposedBed, of *agent.Connection, _ *trace.Way) {
+				of.Source = b.c1.Attachments[0].Address
+				b.bed.Core.ApplyServices(services.Update{Tenant: "blue", Whole: true, Services: []service.Service{{
+					Tenant: "blue", Name: service.Name{Namespace: "shop", Name: "web"},
+					Address: netip.MustParseAddr("fd70:696c:7300:5::1"), ExternalIPs: []netip.Addr{outside.Addr()},
+				}}})
+			}},
 		"denied": {to: "near", want: "uplink, service, maglev, endpoint, target, policy: dropped policy-denied",
 			change: func(b *exposedBed, _ *agent.Connection, _ *trace.Way) { b.deny() }},
 		"without a route": {to: "far", want: "uplink, service, maglev, tunnel: dropped no-route",

@@ -456,6 +456,7 @@ type Counts struct {
 	Nodes, Connected, Streams, Tenants, Apps int
 	Policies, Subscriptions                  int
 	MostApps, RetiringApps, QuarantinedApps  int
+	Unreachable                              int // nodes
 }
 
 func (m *Cache) Size() Counts {
@@ -467,6 +468,8 @@ func (m *Cache) Size() Counts {
 		Connected: len(m.Subscribers) + len(m.Sessions) - m.serving[m.Self],
 		Streams:   len(m.Subscribers),
 		Tenants:   len(m.Tenants),
+
+		Unreachable: len(m.Services.unreachable),
 	}
 	for _, apps := range m.Apps {
 		s.Apps += len(apps)

@@ -155,6 +155,9 @@ func TestUnreachable(t *testing.T) {
 			}
 			return names
 		}
+		if n := m.Size().Unreachable; n != len(r.Marked) {
+			t.Errorf("%d nodes are counted as unreachable, and %v are marked", n, r.Marked)
+		}
 		is := fmt.Sprint(r.Nodes, " suspects ", names(r.Suspects), " connected ", names(r.Connected), " marked ",
 			r.Marked, " returned ", r.Returned)
 		if is != want {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"connectrpc.com/connect"
@@ -30,6 +31,7 @@ type OperatorService struct {
 	RegionName string // name of this region
 	Started    time.Time
 	Offloads   Offloads
+	Occupied   func() map[netip.Addr]string // addresses that no service may have, and what has them
 
 	applying keymutex.Locks // by tenant: the capacity check must see all policies of earlier calls
 }

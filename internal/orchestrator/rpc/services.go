@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"fmt"
+	"net/netip"
 
 	"connectrpc.com/connect"
 
@@ -57,6 +58,11 @@ func (s *OperatorService) applyServices(
 		if err != nil {
 			return nil, invalid(err)
 		}
+		for _, a := range is.Outside() {
+			if err := s.checkFree(netip.PrefixFrom(a, a.BitLen()), "address"); err != nil {
+				return nil, err
+			}
+		}
 		all, names = append(all, is), append(names, is.Name)
 	}
 	slices, err := slicesOf(fixed)
@@ -78,6 +84,20 @@ func (s *OperatorService) applyServices(
 	release(s.Store.Revision())
 	s.await(ctx)
 	return applied, nil
+}
+
+// checkFree refuses the addresses of machines that nodes must reach: what is announced draws their packets away.
+func (s *OperatorService) checkFree(p netip.Prefix, kind string) error {
+	if s.Occupied == nil {
+		return nil
+	}
+	for a, by := range s.Occupied() {
+		if p.Contains(a) {
+			return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%s %v has the address %v of %s, which "+
+				"hosts would no longer reach; nothing was changed: choose another", kind, p, a, by))
+		}
+	}
+	return nil
 }
 
 func invalid(err error) error {
@@ -170,6 +190,11 @@ func (s *OperatorService) ChangeServicePools(
 	remove, err := prefixes(req.Msg.Remove)
 	if err != nil {
 		return nil, err
+	}
+	for _, p := range add {
+		if err := s.checkFree(p, "pool"); err != nil {
+			return nil, err
+		}
 	}
 	pools, err := s.Store.ChangeServicePools(ctx, add, remove)
 	if err != nil {

@@ -372,6 +372,11 @@ func (a *applying) applyFixed(is service.Slice) error {
 		if is.Endpoints[i].Address, err = plaintextOf(a.plan, a.of, e.Address); err != nil {
 			return refuse(Invalid, "endpoints %s of service %s: %v; nothing was changed", is.Name, is.Service, err)
 		}
+		plain := is.Endpoints[i].Address
+		if slices.ContainsFunc(is.Endpoints[:i], func(o service.Endpoint) bool { return o.Address == plain }) {
+			return refuse(Invalid, "endpoints %s of service %s: %v and an endpoint before it are the same container; "+
+				"nothing was changed", is.Name, is.Service, e.Address)
+		}
 	}
 	changed, err := a.putSlice(a.of.Name, is)
 	if err != nil {

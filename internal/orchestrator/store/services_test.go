@@ -295,6 +295,9 @@ func testEndpoints(t *testing.T, etcd *clientv3.Client) {
 	if got != "blue web fd70:696c:7300:1::1 created" {
 		t.Errorf("got %s", got)
 	}
+	_, err = s.ApplyServices(ctx, "blue", nil, []service.Slice{endpoints("web", "fixed", plain(2, 7), seen)},
+		store.ApplyingServices{})
+	refused(t, err, store.Invalid, seen+" and an endpoint before it are the same container", "nothing was changed")
 	value := func(key string) string {
 		resp, err := etcd.Get(ctx, "/pilaster/1/endpoints/"+key)
 		if err != nil || len(resp.Kvs) != 1 {
