@@ -219,7 +219,8 @@ func (c *Core) Access(id address.TenantID, peer netip.Addr) (a Access, err error
 	defer func() {
 		for _, s := range c.services.At(peer) {
 			if s.Tenant == of.Name && !a.Allowed && err == nil {
-				a.Because += fmt.Sprintf("; it is an external address of service %v: containers use %v", s.Name, s.Address)
+				a.Because += fmt.Sprintf("; it is an external address of service %v: containers use %v", s.Name,
+					s.Address)
 			}
 		}
 	}()

@@ -294,8 +294,8 @@ func (v whyView) text(w io.Writer) {
 	if len(v.Reasons) == 0 {
 		fmt.Fprintln(
 			w,
-			"neither end is a container on this node; run this on the node of the source, and on the destination's, or "+
-				"for exposed ports on a node that hosts their tenant",
+			"neither end is a container on this node; run this on the node of the source, and on the destination's, "+
+				"or for exposed ports on a node that hosts their tenant",
 		)
 	}
 	for _, r := range v.Reasons {

@@ -40,7 +40,7 @@ func (s *Server) occupied() map[netip.Addr]string {
 			all[a] = "this orchestrator (--advertise)"
 		}
 	}
-	for _, p := range slices.Concat(s.config.BGP.Peers, s.config.EVPN.Peers) {
+	for _, p := range slices.Concat(s.config.BGP.Peers, s.fabricPeers()) {
 		all[p.Addr] = "a BGP peer"
 	}
 	return all

@@ -13,6 +13,9 @@ import (
 // EVPNStatusPath is where the operator's socket has a evpnroutes.Status as JSON. It is not found without BGP peers.
 const EVPNStatusPath = "/evpn"
 
+// fabricPeers returns the BGP peers with which routes of tenants are exchanged.
+func (s *Server) fabricPeers() []bgp.Peer { return s.config.EVPN.Peers }
+
 // startEVPN starts the exchange of routes with BGP peers, if there are any.
 func (s *Server) startEVPN(ctx context.Context) error {
 	if len(s.config.EVPN.Peers) == 0 {

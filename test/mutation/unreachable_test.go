@@ -215,7 +215,7 @@ func unreachable() map[string]map[string]string {
 			`if (!h || !w)
 		return drop(skb, REASON_MALFORMED, hook);`: again,
 			`if (!client)
-			return drop(skb, REASON_NO_ENDPOINT, hook);`: "only if the container has left since the caller found its flow",
+			return drop(skb, REASON_NO_ENDPOINT, hook);`: "only if the container has left since its flow was found",
 		},
 		"policy/policy.h": {
 			`if (!v || !d || !rule)
