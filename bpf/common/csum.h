@@ -12,7 +12,7 @@ static __always_inline __u32 csum_add(__u32 a, __u32 b)
 	return sum + (sum >> 32);
 }
 
-/* csum_diff_addr returns what bpf_csum_diff does, without the call. */
+/* csum_diff_addr returns the checksum difference of two addresses. */
 static __always_inline __u32 csum_diff_addr(const struct addr *from, const struct addr *to)
 {
 	__u64 sum = (__u64)(__u32)~from->hi + (__u32)(~from->hi >> 32) + (__u32)~from->lo + (__u32)(~from->lo >> 32);

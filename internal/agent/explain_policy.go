@@ -218,7 +218,7 @@ func (c *Core) Access(id address.TenantID, peer netip.Addr) (a Access, err error
 	}
 	defer func() {
 		for _, s := range c.services.At(peer) {
-			if s.Tenant == of.Name && !a.Allowed && err == nil {
+			if s.Tenant == of.Name && slices.Contains(s.Outside(), peer) && !a.Allowed && err == nil {
 				a.Because += fmt.Sprintf("; it is an external address of service %v: containers use %v", s.Name,
 					s.Address)
 			}

@@ -426,6 +426,13 @@ func TestServiceGone(t *testing.T) {
 		b.arrives(t, progCase{name: "an answer of a service that is back", frame: b.fromFar(udp(atPort, 5000)),
 			out: b.toClient(udp(farPort, 5000))})
 	}
+	b.put(t, b.address, sharedPort, b.atFar(atPort))
+	b.remove(t, farPort)
+	b.sends(t, "a datagram to another service with the backend", udp(5000, sharedPort), b.toFar(udp(5000, atPort)))
+	for range 2 {
+		b.arrives(t, progCase{name: "an answer of another service", frame: b.fromFar(udp(atPort, 5000)),
+			out: b.toClient(udp(sharedPort, 5000))})
+	}
 }
 
 // TestServiceToItself: a container that is its own backend sees both ends of the connection at different addresses.

@@ -202,10 +202,10 @@ func services() []mutation {
 			name: "room for answers",
 			old: `if (svc_refusal(nat))
 		return svc_refusal(nat);
-	if ((__u32)nat`,
+	set_end(`,
 			new: `if (svc_refusal(nat))
 		return 0;
-	if ((__u32)nat`,
+	set_end(`,
 			test:  limit,
 			cases: []string{"an answer"},
 		},
@@ -218,10 +218,17 @@ func services() []mutation {
 		},
 		{
 			name:  "sessions of other services",
-			old:   "return svc_refusal(svc_session(&w->translated, w->backend.frontend, nat));",
-			new:   "return 0;",
+			old:   "nat = svc_session(&w->translated, w->backend.frontend, nat);",
+			new:   ";",
 			test:  gone,
-			cases: []string{"an answer of a service that is back"},
+			cases: []string{"an answer of a service that is back", "an answer of another service"},
+		},
+		{
+			name:  "verdicts of other services",
+			old:   "svc_forget();",
+			new:   ";",
+			test:  gone,
+			cases: []string{"an answer of another service"},
 		},
 		{
 			name:  "connections of two services",
@@ -269,24 +276,17 @@ func services() []mutation {
 			name: "verdicts apart from those of policies",
 			old: `v = verdict_slot(&d->ct.key.remote, &d->ct.key.local, ports_of(&d->ct.key));
 	if (!v)
-		return;
-	if (!(s->seen & ESTABLISHED) || is_closed(s)) {
-		/* Of a connection before this one on the same ports. */
-		if (v->key.session_kind == SESSION_SERVICE && same_addr(&v->key.local, &d->ct.key.remote) &&
-		    same_addr(&v->key.remote, &d->ct.key.local) && ports_of(&v->key) == ports_of(&d->ct.key))
-			v->until = 0;
-		return;
-	}
+		return false;
 	v->until = 0;
-	v->generation = 0; /* what it says does not depend on rules */
+	v->generation = a ? generation() : 0;
 	v->apps = 0;
 	v->nat = s->nat;
 	v->key = d->ct.key;
 	v->key.local = d->ct.key.remote;
 	v->key.remote = d->ct.key.local;`,
 			new: `v = verdict_slot(&d->ct.key.local, &d->ct.key.remote, ports_of(&d->ct.key));
-	if (!v || !(s->seen & ESTABLISHED) || is_closed(s))
-		return;
+	if (!v)
+		return false;
 	v->until = 0;
 	v->generation = 0;
 	v->apps = 0;

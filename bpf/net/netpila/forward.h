@@ -118,7 +118,6 @@ static __always_inline int forward_allowed(struct __sk_buff *skb, struct eth_ip6
 	if (f->translate & TRANSLATE && write_addresses(skb, h, p, f))
 		return drop(skb, REASON_MALFORMED, hook);
 	if (f->translate & MAY_ANSWER && may_be_answer(f, p, hook)) {
-		skb->cb[0] = f->ifindex;
 		bpf_tail_call(skb, &pil_services_v1, SERVICE_IN);
 		return drop(skb, REASON_NO_PROGRAM, hook);
 	}

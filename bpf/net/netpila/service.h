@@ -17,6 +17,13 @@ struct svc_flow {
 	__u8 zero;
 };
 
+/* What a verdict for answers has, too: the frontend and the client's device. It is valid as long as the flow cache. */
+struct svc_answer {
+	struct svc_end front;
+	__u32 device;
+	__u32 zero;
+};
+
 /* Data that is too large for the stack. Programs run with softirqs off, so a CPU's copy is never shared. */
 struct svc_work {
 	struct flow_key key;
@@ -26,6 +33,8 @@ struct svc_work {
 	struct svc service;
 	struct svc_backend backend;
 	struct svc_end client, alias, front, back; /* ends of packets before and after the translation */
+	struct svc_answer answer;
+	bool confirmed; /* both ends have confirmed the session of the service */
 	struct addr next_hop;
 	struct flow refused; /* for errors about packets that have no flow */
 };
@@ -161,44 +170,69 @@ static __always_inline struct verdict *svc_cached(const struct svc_flow *f)
 	return NULL;
 }
 
-/* cached_front returns the frontend of a verdict for answers. */
-static __always_inline struct svc_end *cached_front(struct verdict *v)
+static __always_inline struct svc_answer *answer_of(struct verdict *v)
 {
-	_Static_assert(sizeof(struct svc_end) <= sizeof(v->rest), "it fits into a verdict");
+	_Static_assert(sizeof(struct svc_answer) <= sizeof(v->rest), "it fits into a verdict");
 	return (void *)v->rest;
 }
 
-/* svc_cache puts the session that svc_session has just updated into the verdict cache, if both ends have confirmed it.
- * front: for answers; else NULL. */
-static __always_inline void svc_cache(const struct svc_end *front)
+/* svc_cached_answer returns what the verdict cache has for an answer of an established flow, or NULL. */
+static __always_inline struct svc_answer *svc_cached_answer(const struct svc_flow *f)
+{
+	struct verdict *v = svc_cached(f);
+
+	return v && v->generation == generation() ? answer_of(v) : NULL;
+}
+
+/* svc_uncache removes the verdict of a session from the cache of this CPU. */
+static __always_inline void svc_uncache(const struct session_key *key)
+{
+	struct verdict *v = verdict_slot(&key->remote, &key->local, ports_of(key));
+
+	if (v && v->key.session_kind == SESSION_SERVICE && same_addr(&v->key.local, &key->remote) &&
+	    same_addr(&v->key.remote, &key->local) && ports_of(&v->key) == ports_of(key))
+		v->until = 0;
+}
+
+/* svc_cache puts the session that svc_session has just updated into the verdict cache, if both ends have confirmed it;
+ * else it removes what the cache has of a connection before it. It returns whether both have. a is for answers, else
+ * NULL. */
+static __always_inline bool svc_cache(const struct svc_answer *a)
 {
 	struct pol_scratch *d = svc_scratch();
 	struct session_state *s;
 	struct verdict *v;
 
 	if (!d)
-		return;
+		return false;
 	s = &d->ct.result.state;
+	if (!(s->seen & ESTABLISHED) || is_closed(s)) {
+		svc_uncache(&d->ct.key);
+		return false;
+	}
 	v = verdict_slot(&d->ct.key.remote, &d->ct.key.local, ports_of(&d->ct.key));
 	if (!v)
-		return;
-	if (!(s->seen & ESTABLISHED) || is_closed(s)) {
-		/* Of a connection before this one on the same ports. */
-		if (v->key.session_kind == SESSION_SERVICE && same_addr(&v->key.local, &d->ct.key.remote) &&
-		    same_addr(&v->key.remote, &d->ct.key.local) && ports_of(&v->key) == ports_of(&d->ct.key))
-			v->until = 0;
-		return;
-	}
+		return false;
 	v->until = 0;
-	v->generation = 0; /* what it says does not depend on rules */
+	v->generation = a ? generation() : 0;
 	v->apps = 0;
 	v->nat = s->nat;
 	v->key = d->ct.key;
 	v->key.local = d->ct.key.remote;
 	v->key.remote = d->ct.key.local;
-	if (front)
-		*cached_front(v) = *front;
+	if (a)
+		*answer_of(v) = *a;
 	v->until = bpf_jiffies64() + VERDICT_TTL;
+	return true;
+}
+
+/* svc_forget removes the session that svc_session has just updated from the verdict cache of this CPU. */
+static __always_inline void svc_forget(void)
+{
+	struct pol_scratch *d = svc_scratch();
+
+	if (d)
+		svc_uncache(&d->ct.key);
 }
 
 static __always_inline struct svc_backend *svc_backend_of(__u32 number)

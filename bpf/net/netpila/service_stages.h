@@ -139,7 +139,7 @@ static __noinline int service_backend(struct svc_work *w, const struct packet *p
 		if (w->service.affinity)
 			svc_keep_affinity(&w->service, &w->flow.client, nat);
 	}
-	svc_cache(NULL);
+	w->confirmed = svc_cache(NULL);
 	if (p->parts & HAS_FRAGMENT)
 		svc_fragment(&w->flow, p->fragment, nat);
 	return 0;
@@ -159,10 +159,13 @@ static __noinline int keep_answers(struct svc_work *w, const struct addr *peer)
 	nat = svc_session(&w->translated, w->backend.frontend, 0);
 	if (svc_refusal(nat))
 		return svc_refusal(nat);
+	set_end(&w->answer.front, &w->flow.peer, w->flow.peer_port);
+	w->answer.device = w->key.device;
 	if ((__u32)nat == w->backend.frontend) {
-		set_end(&w->front, &w->flow.peer, w->flow.peer_port);
-		if (!is_hairpin_alias(peer))
-			svc_cache(&w->front);
+		/* While answers come from the cache, they do not confirm the session of the service. Those to an alias
+		 * are packets to a service, which would take the number in the verdict for that of a backend. */
+		if (w->confirmed && !is_hairpin_alias(peer))
+			svc_cache(&w->answer);
 		return 0;
 	}
 	/* The session is of another service with the same backend, which may be gone. */
@@ -176,7 +179,9 @@ static __noinline int keep_answers(struct svc_work *w, const struct addr *peer)
 		w->translated.flags = w->flow.flags;
 		nat = 0;
 	}
-	return svc_refusal(svc_session(&w->translated, w->backend.frontend, nat));
+	nat = svc_session(&w->translated, w->backend.frontend, nat);
+	svc_forget(); /* answers are of this service from now on */
+	return svc_refusal(nat);
 }
 
 /* to_itself delivers a packet of a container to the container itself. */
@@ -393,7 +398,8 @@ static __noinline bool service_of_answer(struct svc_work *w, const struct packet
 	set_end(&w->front, &front->key.address, front->key.port);
 	if (!p->l4)
 		return true;
-	svc_cache(&w->front);
+	w->answer.front = w->front;
+	svc_cache(&w->answer);
 	keep_service_pair(&w->flow.client, &w->flow.peer, w->flow.proto);
 	/* The session of the service sees that the backend has answered. */
 	*t = w->flow;
@@ -441,17 +447,17 @@ static __noinline int service_quote(struct __sk_buff *skb, const struct packet *
 	return translate_quoted_checksum(skb, p, csum_add(difference, csum_add((__u16)~ports[1], w->front.port)));
 }
 
-/* service_in gives an answer of a backend the source of the service, and delivers it to the device in cb[0]. A packet
- * of no service stays as it is. Policy has accepted it; addresses and MACs are those that the client sees. */
+/* service_in gives an answer of a backend the source of the service, and delivers it. A packet of no service stays as
+ * it is. Policy has accepted it; addresses and MACs are those that the client sees. */
 static __always_inline int service_in(struct __sk_buff *skb)
 {
 	bool from_uplink = skb->ifindex == skb->ingress_ifindex && is_uplink(skb->ifindex);
 	enum hook hook = from_uplink ? HOOK_UPLINK_IN : HOOK_CONTAINER;
 	struct svc_work *w = svc_work();
-	struct ep_src *client;
 	bool is_service, translated = true;
-	__u32 device, to = skb->cb[0];
-	struct verdict *v = NULL;
+	struct svc_answer *known = NULL;
+	struct ep_src *client;
+	__u32 device;
 	struct packet p = {};
 	struct eth_ip6 *h;
 	int why;
@@ -469,15 +475,17 @@ static __always_inline int service_in(struct __sk_buff *skb)
 	if (why)
 		return drop(skb, why, hook);
 	if (is_service && p.l4 && !(p.parts & HAS_FRAGMENT))
-		v = svc_cached(&w->flow);
-	if (v) {
-		w->front = *cached_front(v);
+		known = svc_cached_answer(&w->flow);
+	if (known) {
+		w->answer = *known;
+		w->front = known->front;
 	} else {
 		client = bpf_map_lookup_elem(&pil_sources_v2, &w->key.dst);
 		if (!client)
 			return drop(skb, REASON_NO_ENDPOINT, hook);
 		w->flow.endpoint = client->endpoint;
 		w->flow.tenant = client->tenant_id;
+		w->answer.device = client->ifindex;
 		translated = is_service && service_of_answer(w, &p);
 	}
 	if (translated) {
@@ -490,5 +498,5 @@ static __always_inline int service_in(struct __sk_buff *skb)
 		return drop(skb, why, hook);
 	skb->mark = 0;
 	skb->tstamp = 0;
-	return to_container(skb, to, on_way_in(skb, device), from_uplink);
+	return to_container(skb, w->answer.device, on_way_in(skb, device), from_uplink);
 }

@@ -3,7 +3,6 @@ package rpc
 import (
 	"context"
 	"fmt"
-	"net/netip"
 
 	"connectrpc.com/connect"
 
@@ -58,11 +57,6 @@ func (s *OperatorService) applyServices(
 		if err != nil {
 			return nil, invalid(err)
 		}
-		for _, a := range is.Outside() {
-			if err := s.checkFree(netip.PrefixFrom(a, a.BitLen()), "address"); err != nil {
-				return nil, err
-			}
-		}
 		all, names = append(all, is), append(names, is.Name)
 	}
 	slices, err := slicesOf(fixed)
@@ -72,6 +66,7 @@ func (s *OperatorService) applyServices(
 	for i := range slices {
 		slices[i].Tenant = tenant
 	}
+	how.Occupied = s.Occupied()
 	release, err := s.Cache.ReserveServices(tenant, names, slices)
 	if err != nil {
 		return nil, err
@@ -84,20 +79,6 @@ func (s *OperatorService) applyServices(
 	release(s.Store.Revision())
 	s.await(ctx)
 	return applied, nil
-}
-
-// checkFree refuses the addresses of machines that nodes must reach: what is announced draws their packets away.
-func (s *OperatorService) checkFree(p netip.Prefix, kind string) error {
-	if s.Occupied == nil {
-		return nil
-	}
-	for a, by := range s.Occupied() {
-		if p.Contains(a) {
-			return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%s %v has the address %v of %s, which "+
-				"hosts would no longer reach; nothing was changed: choose another", kind, p, a, by))
-		}
-	}
-	return nil
 }
 
 func invalid(err error) error {
@@ -191,12 +172,7 @@ func (s *OperatorService) ChangeServicePools(
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range add {
-		if err := s.checkFree(p, "pool"); err != nil {
-			return nil, err
-		}
-	}
-	pools, err := s.Store.ChangeServicePools(ctx, add, remove)
+	pools, err := s.Store.ChangeServicePools(ctx, add, remove, s.Occupied())
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +184,7 @@ func (s *OperatorService) ListServicePools(
 	ctx context.Context,
 	_ *connect.Request[pilasterv1.ListServicePoolsRequest],
 ) (*connect.Response[pilasterv1.ListServicePoolsResponse], error) {
-	pools, err := s.Store.ChangeServicePools(ctx, nil, nil)
+	pools, err := s.Store.ChangeServicePools(ctx, nil, nil, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -383,7 +383,7 @@ func TestRestoreSkipsGateways(t *testing.T) {
 	joinEgress(t, s, 1, 2)
 	mustSet(t, s, "blue", "::/0", "n1")
 	pools := prefixes("2001:db8:8::/112")
-	if _, err := s.ChangeServicePools(t.Context(), pools, nil); err != nil {
+	if _, err := s.ChangeServicePools(t.Context(), pools, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	balanced := []service.Service{exposed("web", "80", "balanced")}
@@ -424,7 +424,7 @@ func TestRestoreSkipsGateways(t *testing.T) {
 	if err != nil || after[0].Service.LoadBalancerIp != before[0].Service.LoadBalancerIp {
 		t.Errorf("the load-balancer address is %v, %v; it was %v", after, err, before)
 	}
-	_, err = s.ChangeServicePools(t.Context(), nil, pools)
+	_, err = s.ChangeServicePools(t.Context(), nil, pools, nil)
 	refused(t, err, store.Refused, "service web of tenant red")
 }
 

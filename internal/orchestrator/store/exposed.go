@@ -183,6 +183,10 @@ func (a *applying) mayExpose(services []service.Service) error {
 				continue
 			}
 			fresh[address] = is.Name
+			if by := a.how.Occupied[address]; by != "" {
+				return refuse(Refused, "external address %v of service %s is that of %s, which hosts would no longer "+
+					"reach; nothing was changed: choose another", address, is.Name, by)
+			}
 			if by, protected := alwaysProtected(a.plan, netip.PrefixFrom(address, address.BitLen())); protected {
 				return refuse(Invalid, "external address %v of service %s is in %v, which has addresses of the "+
 					"cluster, or none that a host outside reaches; nothing was changed: use an address that the "+

@@ -273,7 +273,7 @@ func testLoadBalancers(t *testing.T, etcd *clientv3.Client) {
 	}
 	_, err := apply("blue", false, exposed("web", "80", "balanced"))
 	refused(t, err, store.Refused, "no pool", "pilaster service pool add PREFIX")
-	if _, err := s.ChangeServicePools(ctx, prefixes("2001:db8:8::/64"), nil); err != nil {
+	if _, err := s.ChangeServicePools(ctx, prefixes("2001:db8:8::/64"), nil, nil); err != nil {
 		t.Fatal(err)
 	}
 
@@ -335,7 +335,7 @@ func testLoadBalancers(t *testing.T, etcd *clientv3.Client) {
 
 	// Small pools: the first, then the next; addresses of nodes and external ones are not allocated.
 	if _, err := s.ChangeServicePools(ctx, prefixes("2001:db8:a::/127", "2001:db8:b::/126"),
-		prefixes("2001:db8:8::/64")); err != nil {
+		prefixes("2001:db8:8::/64"), nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Register(ctx, store.Registration{
@@ -362,9 +362,26 @@ func testLoadBalancers(t *testing.T, etcd *clientv3.Client) {
 	if err := s.DeleteService(ctx, "blue", service.ParseName("c")); err != nil {
 		t.Fatal(err)
 	}
-	if got := must("blue", exposed("e", "80", "balanced")); !strings.HasPrefix(got, "2001:db8:b:") {
-		t.Errorf("address %s, want that of service c", got)
+	freed := must("blue", exposed("e", "80", "balanced"))
+	if !strings.HasPrefix(freed, "2001:db8:b:") {
+		t.Errorf("address %s, want that of service c", freed)
 	}
+
+	// No service gets the address of a machine, and one that has it keeps it.
+	occupied := func(is service.Service) error {
+		_, err := s.ApplyServices(ctx, "blue", []service.Service{is}, nil, store.ApplyingServices{
+			Occupied: map[netip.Addr]string{netip.MustParseAddr(freed): "a BGP peer"},
+		})
+		return err
+	}
+	if err := occupied(exposed("e", "80", "81", "balanced")); err != nil {
+		t.Errorf("a service with an occupied address: %v", err)
+	}
+	if err := s.DeleteService(ctx, "blue", service.ParseName("e")); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, occupied(exposed("e", "80", "balanced")), store.Full, "pools of load-balancer addresses are taken")
+	refused(t, occupied(exposed("e", "80", freed)), store.Refused, freed, "that of a BGP peer", "nothing was changed")
 }
 
 // testServicePools: pools are the operator's, and stay as long as services have their addresses.
@@ -380,7 +397,8 @@ func testServicePools(t *testing.T, etcd *clientv3.Client) {
 	}
 	mustSet(t, s, "blue", "2001:db8:2::/48", "n1 2001:db8:9::9")
 	change := func(add, remove string) (string, error) {
-		all, err := s.ChangeServicePools(ctx, prefixes(strings.Fields(add)...), prefixes(strings.Fields(remove)...))
+		all, err := s.ChangeServicePools(ctx, prefixes(strings.Fields(add)...), prefixes(strings.Fields(remove)...),
+			map[netip.Addr]string{netip.MustParseAddr("2001:db8:8:3::9"): "a BGP peer"})
 		var got []string
 		for _, p := range all {
 			got = append(got, fmt.Sprint(p.Prefix, "=", p.Allocated))
@@ -413,6 +431,7 @@ func testServicePools(t *testing.T, etcd *clientv3.Client) {
 		{"fd70:696c:7300:1::/112", "", store.Invalid, "overlaps fd70:696c:7300::/40"},
 		{"fd00:ec2::/64", "", store.Invalid, "overlaps fd00:ec2::254/128"},
 		{"2001:db8:1::/64", "", store.Refused, "an address of node n1"},
+		{"2001:db8:8:3::/64", "", store.Refused, "contains 2001:db8:8:3::9, the address of a BGP peer"},
 		{"2001:db8:9::/64", "", store.Refused, "2001:db8:9::9, the address of tenant blue at node n1"},
 		{"", "2001:db8:7::/64", store.NotFound, "there is no pool 2001:db8:7::/64"},
 		{"", "2001:db8:8::/112", store.Refused, "of the pool: service web of tenant blue (2001:db8:8::7); nothing"},

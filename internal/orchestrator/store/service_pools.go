@@ -44,7 +44,7 @@ func (a *applying) allocateAddress(of service.Service) (netip.Addr, error) {
 			if i == count {
 				break
 			}
-			if !underlay[address(i)] {
+			if !underlay[address(i)] && a.how.Occupied[address(i)] == "" {
 				return address(i), a.claimAddress(of, address(i))
 			}
 		}
@@ -104,10 +104,11 @@ func (t *txn) servicePools() (all []netip.Prefix, err error) {
 }
 
 // ChangeServicePools adds and removes pools of load-balancer addresses: all of them, or none. It returns all pools with
-// the number of addresses that services have.
+// the number of addresses that services have. occupied are addresses of machines that no service may get.
 func (s *Store) ChangeServicePools(
 	ctx context.Context,
 	add, remove []netip.Prefix,
+	occupied map[netip.Addr]string,
 ) (all []*pilasterv1.ServicePool, err error) {
 	err = s.change(ctx, func(t *txn) error {
 		pools, err := t.servicePools()
@@ -125,6 +126,12 @@ func (s *Store) ChangeServicePools(
 		for _, p := range add {
 			if err := t.mayAddPool(pools, p); err != nil {
 				return err
+			}
+			for _, a := range slices.SortedFunc(maps.Keys(occupied), netip.Addr.Compare) {
+				if p.Contains(a) {
+					return refuse(Refused, "pool %v contains %v, the address of %s, which hosts would no longer "+
+						"reach; nothing was changed: choose another", p, a, occupied[a])
+				}
 			}
 			pools = append(pools, p)
 		}

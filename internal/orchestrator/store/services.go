@@ -31,6 +31,8 @@ const maxServiceAddress = 1<<32 - 1
 type ApplyingServices struct {
 	New    bool // refuse services that exist
 	DryRun bool // return the changes, but write nothing
+	// Occupied are addresses of machines that no service may get, and what has them.
+	Occupied map[netip.Addr]string
 }
 
 // Actions of AppliedServices.
