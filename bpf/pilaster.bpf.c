@@ -8,6 +8,7 @@
 #include "hooks/container.h"
 #include "hooks/uplink.h"
 #include "net/netpila/exposed_stages.h"
+#include "net/netpila/service_answers.h"
 #include "net/nimitz/gateway.h"
 #include "net/nimitz/offload_nsh.h"
 #include "net/nimitz/ovs_port.h"

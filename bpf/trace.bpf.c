@@ -10,6 +10,7 @@
 #include "hooks/traced.h"
 #include "hooks/uplink.h"
 #include "net/netpila/exposed_stages.h"
+#include "net/netpila/service_answers.h"
 #include "net/ila/stages.h"
 #include "net/nimitz/ovs_port.h"
 #include "net/nimitz/stages.h"

@@ -79,7 +79,8 @@ func table(t *testing.T) map[string][]mutation {
 	add(egressSessions(), "policy/policy.h", "policy/ct_session.h", "policy/verdict.h")
 	add(ways(), "common/ways.h")
 	add(gateway(), "net/netpila/gateway.h", "net/netpila/gateway_nat.h", "net/netpila/gateway_stages.h")
-	add(services(), "net/netpila/service_stages.h", "net/netpila/service.h", "net/netpila/service_table.h",
+	add(services(), "net/netpila/service_stages.h", "net/netpila/service_answers.h", "net/netpila/service.h",
+		"net/netpila/service_table.h",
 		"net/netpila/tcp_reset.h", "net/netpila/icmp.h", "net/netpila/forward.h", "net/netpila/gateway_nat.h",
 		"hooks/container.h", "hooks/uplink.h")
 	add(serviceHost(), "net/netpila/service_sock.h", "net/netpila/service_host.h", "net/netpila/service_table.h")

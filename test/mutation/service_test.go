@@ -225,8 +225,8 @@ func services() []mutation {
 		},
 		{
 			name:  "verdicts of other services",
-			old:   "svc_forget();",
-			new:   ";",
+			old:   "svc_forget(); /* answers",
+			new:   "; /* answers",
 			test:  gone,
 			cases: []string{"an answer of another service"},
 		},
@@ -250,8 +250,8 @@ func services() []mutation {
 		},
 		{
 			name: "answers that establish a connection",
-			old: `t->peer = w->front.address;
-	t->peer_port = w->front.port;
+			old: `t->peer = w->answer.front.address;
+	t->peer_port = w->answer.front.port;
 	svc_session(t, 0, 0);
 	if (p->parts`,
 			new:   "if (p->parts",

@@ -208,6 +208,8 @@ func unreachable() map[string]map[string]string {
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: within,
 			`if (!w)
 		return drop(skb, REASON_MALFORMED, HOOK_CONTAINER);`: verifier,
+		},
+		"net/netpila/service_answers.h": {
 			`bpf_skb_store_bytes(skb, offsetof(struct eth_ip6, src), &w->front.address, sizeof(struct addr), 0))
 			return REASON_MALFORMED;`: within,
 			`bpf_skb_store_bytes(skb, q.l4 + 2, &w->front.port, sizeof(w->front.port), 0))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The choice of a backend for a flow to a service, and its two sessions on the client's node: by the address of the
  * service the session has the number of the backend, by that of the backend the number of the frontend. Both have the
- * addresses as the client sees them. service_stages.h has the programs. */
+ * addresses as the client sees them. service_stages.h and service_answers.h have the programs. */
 #pragma once
 #include "net/netpila/gateway_nat.h"
 #include "net/netpila/service_table.h"
@@ -184,11 +184,17 @@ static __always_inline struct svc_answer *svc_cached_answer(const struct svc_flo
 	return v && v->generation == generation() ? answer_of(v) : NULL;
 }
 
-/* svc_uncache removes the verdict of a session from the cache of this CPU. */
-static __always_inline void svc_uncache(const struct session_key *key)
+/* svc_forget removes the session that svc_session has just updated from the verdict cache of this CPU. */
+static __always_inline void svc_forget(void)
 {
-	struct verdict *v = verdict_slot(&key->remote, &key->local, ports_of(key));
+	struct pol_scratch *d = svc_scratch();
+	struct session_key *key;
+	struct verdict *v;
 
+	if (!d)
+		return;
+	key = &d->ct.key;
+	v = verdict_slot(&key->remote, &key->local, ports_of(key));
 	if (v && v->key.session_kind == SESSION_SERVICE && same_addr(&v->key.local, &key->remote) &&
 	    same_addr(&v->key.remote, &key->local) && ports_of(&v->key) == ports_of(key))
 		v->until = 0;
@@ -207,7 +213,7 @@ static __always_inline bool svc_cache(const struct svc_answer *a)
 		return false;
 	s = &d->ct.result.state;
 	if (!(s->seen & ESTABLISHED) || is_closed(s)) {
-		svc_uncache(&d->ct.key);
+		svc_forget();
 		return false;
 	}
 	v = verdict_slot(&d->ct.key.remote, &d->ct.key.local, ports_of(&d->ct.key));
@@ -224,15 +230,6 @@ static __always_inline bool svc_cache(const struct svc_answer *a)
 		*answer_of(v) = *a;
 	v->until = bpf_jiffies64() + VERDICT_TTL;
 	return true;
-}
-
-/* svc_forget removes the session that svc_session has just updated from the verdict cache of this CPU. */
-static __always_inline void svc_forget(void)
-{
-	struct pol_scratch *d = svc_scratch();
-
-	if (d)
-		svc_uncache(&d->ct.key);
 }
 
 static __always_inline struct svc_backend *svc_backend_of(__u32 number)
