@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -52,16 +53,21 @@ func TestSectionsFail(t *testing.T) {
 	l := labtest.New(t, spec)
 	ctx := labtest.Context(t)
 
-	sections := map[string]func(*proof, context.Context) error{
-		"reach": (*proof).reach, "places": (*proof).places, "entries": (*proof).entries, "attacks": (*proof).attacks,
-		"outside": (*proof).outside, "service": (*proof).service,
-		"speed": func(p *proof, ctx context.Context) error { return p.speed(ctx, beside{1, 1}) },
-	}
 	// As in the demo: after service, late segments to the container that it removes are drops.
-	order := []string{"reach", "places", "speed", "entries", "attacks", "outside", "service"}
+	type demoSection struct {
+		name  string
+		check func(*proof, context.Context) error
+	}
+	sections := []demoSection{
+		{"reach", (*proof).reach}, {"places", (*proof).places},
+		{"speed", func(p *proof, ctx context.Context) error { return p.speed(ctx, beside{1, 1}) }},
+		{"entries", (*proof).entries}, {"attacks", (*proof).attacks}, {"outside", (*proof).outside},
+		{"service", (*proof).service},
+	}
 	run := func(section string) error {
 		p := &proof{lab: l, out: io.Discard}
-		if err := sections[section](p, ctx); err != nil {
+		i := slices.IndexFunc(sections, func(s demoSection) bool { return s.name == section })
+		if err := sections[i].check(p, ctx); err != nil {
 			return err
 		}
 		if len(p.failed) > 0 {
@@ -69,9 +75,9 @@ func TestSectionsFail(t *testing.T) {
 		}
 		return nil
 	}
-	for _, section := range order {
-		if err := run(section); err != nil {
-			t.Fatalf("%s on an intact lab: %v", section, err)
+	for _, section := range sections {
+		if err := run(section.name); err != nil {
+			t.Fatalf("%s on an intact lab: %v", section.name, err)
 		}
 	}
 
@@ -134,9 +140,9 @@ func TestSectionsFail(t *testing.T) {
 		}
 		inside(t, l, "b1", func(h *netlink.Handle) error { return setMTU(h, 1500) })
 	})
-	for _, section := range order {
-		if err := run(section); err != nil {
-			t.Errorf("%s on the repaired lab: %v", section, err)
+	for _, section := range sections {
+		if err := run(section.name); err != nil {
+			t.Errorf("%s on the repaired lab: %v", section.name, err)
 		}
 	}
 }
