@@ -216,16 +216,9 @@ func (c *Core) Access(id address.TenantID, peer netip.Addr) (a Access, err error
 		}
 		return a, nil
 	}
-	defer func() {
-		for _, s := range c.services.At(peer) {
-			if s.Tenant == of.Name && slices.Contains(s.Outside(), peer) && !a.Allowed && err == nil {
-				a.Because += fmt.Sprintf("; it is an external address of service %v: containers use %v", s.Name,
-					s.Address)
-			}
-		}
-	}()
 	if !found {
-		a.Drop, a.Because = dropreason.DstNotPrivate, fmt.Sprintf("tenant %s has no egress rules", of.Name)
+		a.Drop = dropreason.DstNotPrivate
+		a.Because = fmt.Sprintf("tenant %s has no egress rules", of.Name) + c.insteadOf(peer, of.Name)
 		return a, nil
 	}
 	protected, isProtected, err := c.driver.LookupAccess(0, peer)
@@ -251,8 +244,19 @@ func (c *Core) Access(id address.TenantID, peer netip.Addr) (a Access, err error
 	}
 	if a.Allowed = a.Action == dpapi.AccessOutside || a.Action == dpapi.AccessGateway; !a.Allowed {
 		a.Drop = dropreason.EgressDenied
+		a.Because += c.insteadOf(peer, of.Name)
 	}
 	return a, nil
+}
+
+// insteadOf says which address containers use, if peer is an external address of services of their tenant.
+func (c *Core) insteadOf(peer netip.Addr, of string) (hint string) {
+	for _, s := range c.services.At(peer) {
+		if s.Tenant == of && slices.Contains(s.Outside(), peer) {
+			hint += fmt.Sprintf("; it is an external address of service %v: containers use %v", s.Name, s.Address)
+		}
+	}
+	return hint
 }
 
 // whyOverlay is Why for networks whose addresses do not contain the app. Their nodes have the rules of all apps of a

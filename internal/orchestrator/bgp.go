@@ -5,8 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"net/http"
-	"net/netip"
-	"slices"
 
 	"pilaster.io/pilaster/internal/orchestrator/announce"
 )
@@ -27,23 +25,6 @@ func (s *Server) startBGP(ctx context.Context) error {
 	s.metrics.registry.MustRegister(announce.NewCollector(control.Status))
 	s.running.Go(func() { control.Run(s.background) })
 	return nil
-}
-
-// occupied returns the addresses that no service may have, and what has them: those of this machine and of BGP peers.
-func (s *Server) occupied() map[netip.Addr]string {
-	all := map[netip.Addr]string{}
-	for a := range ownAddresses() {
-		all[a] = "this orchestrator's machine"
-	}
-	for _, text := range s.config.Advertise {
-		if a, err := netip.ParseAddr(text); err == nil {
-			all[a] = "this orchestrator (--advertise)"
-		}
-	}
-	for _, p := range slices.Concat(s.config.BGP.Peers, s.fabricPeers()) {
-		all[p.Addr] = "a BGP peer"
-	}
-	return all
 }
 
 // identity is one that no other orchestrator has.

@@ -3,7 +3,6 @@ package orchestrator
 import (
 	"context"
 	"log/slog"
-	"net"
 	"net/netip"
 	"time"
 
@@ -135,16 +134,4 @@ func (n *silentNodes) set(ctx context.Context, node string, dead bool) {
 	case changed:
 		n.log.Info("a node is connected again; its endpoints of services get connections", "node", node)
 	}
-}
-
-// ownAddresses returns the addresses of this machine.
-func ownAddresses() map[netip.Addr]bool {
-	own := map[netip.Addr]bool{}
-	all, _ := net.InterfaceAddrs() // without them, this machine's own node may be a witness
-	for _, a := range all {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-			own[prefix.Addr()] = true
-		}
-	}
-	return own
 }
