@@ -121,6 +121,19 @@ func TestServices(t *testing.T) {
 	if !reflect.DeepEqual(v.Endpoints, endpoints) || !reflect.DeepEqual(v.Nodes, []string{"n1"}) {
 		t.Errorf("service describe: %+v, want endpoints %+v", v, endpoints)
 	}
+	put.Slices[0].Endpoints[0].Terminating = true
+	if _, err := n1.PutEndpoints(t.Context(), connect.NewRequest(put)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range endpoints {
+		endpoints[i].State, endpoints[i].Why = "serving", "terminating, and none is ready"
+	}
+	for end := time.Now().Add(10 * time.Second); !reflect.DeepEqual(v.Endpoints, endpoints); {
+		if time.Now().After(end) {
+			t.Fatalf("service describe: %+v, want endpoints %+v", v.Endpoints, endpoints)
+		}
+		v = ask[serviceView](t, "service", "describe", "web", "--tenant", "blue")
+	}
 	for line, says := range map[string]string{
 		"service create web --tenant": "blue\ngreen\n:", "service describe --tenant blue": "web\nshop/db\nshop/web\n:",
 		"service delete --tenant blue": "web\nshop/db\nshop/web\n:", "service describe web --node": "n1\n:",
@@ -197,7 +210,7 @@ endpoints: [{addresses: ["fd70:696c:6100:1:0:100:100:9"]}]
 	if len(v) != 1 || v[0].Action != "configured" || v[0].Ports[0].Target != 8081 {
 		t.Errorf("service apply: %+v", v)
 	}
-	refused(t, ExitUsage, db+`: document 1: Service db: unknown field "spec.externalName"`, "service", "apply",
+	refused(t, ExitUsage, db+": document 1: Service db: spec.externalName: Forbidden", "service", "apply",
 		"--tenant", "blue", "-f", web, "-f", write("db.yaml", `{apiVersion: v1, kind: Service, metadata: {name: db},
   spec: {externalName: a.example}}`))
 	refused(t, ExitUsage, "service shop/web is there twice", "service", "apply", "--tenant", "blue", "-f", web, "-f",

@@ -62,7 +62,7 @@ type endpointOf struct {
 	Name    string `json:"name,omitempty"`
 	Node    string `json:"node,omitempty"` // that reports it; none for fixed endpoints
 	Zone    string `json:"zone,omitempty"`
-	State   string `json:"state"` // "ready", "draining" or "excluded"
+	State   string `json:"state"` // "ready", "serving", "draining" or "excluded"
 	Why     string `json:"why,omitempty"`
 }
 
@@ -159,13 +159,16 @@ func states(is service.Service, all []service.Slice, node, zone string) (views [
 	}
 	c := service.Select(is, all, node, zone)
 	for _, p := range c.Active {
+		state := "serving"
 		switch {
 		case p.Unreachable:
-			p.Why = service.WhyUnreachable + ", and no other is ready"
+			p.Why = service.WhyUnreachable + ", and none is ready"
 		case p.Terminating:
-			p.Why = "terminating, and no other is ready"
+			p.Why = "terminating, and none is ready"
+		default:
+			state = "ready"
 		}
-		add(p, "ready")
+		add(p, state)
 	}
 	for _, p := range c.Draining {
 		add(p, choose(p.Terminating || p.Unreachable, "draining", "excluded"))

@@ -117,6 +117,12 @@ type serviceSpec struct {
 	IPFamilies            []string `json:"ipFamilies"`
 	IPFamilyPolicy        string   `json:"ipFamilyPolicy"`
 	InternalTrafficPolicy string   `json:"internalTrafficPolicy"`
+
+	// These are refused with what to do.
+	ExternalName             json.RawMessage `json:"externalName"`
+	HealthCheckNodePort      json.RawMessage `json:"healthCheckNodePort"`
+	LoadBalancerClass        json.RawMessage `json:"loadBalancerClass"`
+	LoadBalancerSourceRanges json.RawMessage `json:"loadBalancerSourceRanges"`
 }
 
 type portSpec struct {
@@ -125,6 +131,8 @@ type portSpec struct {
 	Port       int64           `json:"port"`
 	TargetPort json.RawMessage `json:"targetPort"`
 	NodePort   int64           `json:"nodePort"`
+
+	AppProtocol json.RawMessage `json:"appProtocol"` // ignored: a hint for proxies of applications
 }
 
 type affinitySpec struct {
@@ -180,6 +188,13 @@ func (d serviceDocument) service() (s Service, wrong field.ErrorList) {
 		}
 		s.ExternalIPs = append(s.ExternalIPs, a)
 	}
+	wrong = append(wrong, forbid(path,
+		unsupported{"externalName", spec.ExternalName, "names outside of the cluster are for a DNS server"},
+		unsupported{"healthCheckNodePort", spec.HealthCheckNodePort, "routers learn by BGP which nodes to use"},
+		unsupported{"loadBalancerClass", spec.LoadBalancerClass, "there is one kind of load balancer"},
+		unsupported{"loadBalancerSourceRanges", spec.LoadBalancerSourceRanges,
+			"use a NetworkPolicy with an ipBlock, and externalTrafficPolicy Local"},
+	)...)
 	for i, p := range spec.Ports {
 		port, more := p.port(path.Child("ports").Index(i))
 		s.Ports, wrong = append(s.Ports, port), append(wrong, more...)
@@ -282,7 +297,14 @@ type sliceDocument struct {
 }
 
 type endpointSpec struct {
-	Addresses  []string `json:"addresses"`
+	Addresses []string `json:"addresses"`
+
+	// These are refused with what to do.
+	Hints    json.RawMessage `json:"hints"`
+	Hostname json.RawMessage `json:"hostname"`
+	NodeName json.RawMessage `json:"nodeName"`
+	Zone     json.RawMessage `json:"zone"`
+
 	Conditions struct {
 		Ready       *bool `json:"ready"`
 		Serving     *bool `json:"serving"`
@@ -305,11 +327,15 @@ func (d sliceDocument) slice() (s Slice, wrong field.ErrorList) {
 	if d.AddressType != "IPv6" {
 		wrong = append(wrong, field.NotSupported(field.NewPath("addressType"), d.AddressType, []string{"IPv6"}))
 	}
-	if len(d.Ports) > 0 && string(d.Ports) != "null" {
-		wrong = append(wrong, field.Forbidden(field.NewPath("ports"), "the targetPort of the service's ports counts"))
-	}
+	wrong = append(wrong, forbid(nil, unsupported{"ports", d.Ports, "the targetPort of the service's ports counts"})...)
 	for i, e := range d.Endpoints {
 		path := field.NewPath("endpoints").Index(i)
+		wrong = append(wrong, forbid(path,
+			unsupported{"hints", e.Hints, "trafficDistribution of the service counts"},
+			unsupported{"hostname", e.Hostname, "endpoints have no DNS names of their own"},
+			unsupported{"nodeName", e.NodeName, "fixed endpoints are on no node"},
+			unsupported{"zone", e.Zone, "fixed endpoints are in no zone"},
+		)...)
 		if len(e.Addresses) != 1 {
 			wrong = append(wrong, field.Invalid(path.Child("addresses"), len(e.Addresses), "must be one address"))
 			continue
@@ -332,6 +358,23 @@ func (d sliceDocument) slice() (s Slice, wrong field.ErrorList) {
 		s.Endpoints = append(s.Endpoints, is)
 	}
 	return s, wrong
+}
+
+// unsupported is a field of Kubernetes that has no effect here.
+type unsupported struct {
+	name  string
+	value json.RawMessage
+	why   string
+}
+
+// forbid refuses those fields at a path that the document has.
+func forbid(path *field.Path, fields ...unsupported) (wrong field.ErrorList) {
+	for _, f := range fields {
+		if len(f.value) > 0 && string(f.value) != "null" {
+			wrong = append(wrong, field.Forbidden(path.Child(f.name), "not supported: "+f.why+"; leave it out"))
+		}
+	}
+	return wrong
 }
 
 func orTrue(b *bool) bool { return b == nil || *b }

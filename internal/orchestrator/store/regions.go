@@ -67,6 +67,15 @@ func (s *Store) ImportRegion(
 		if err := s.notReserved(t, "base prefix", base); err != nil {
 			return err
 		}
+		if err := t.checkExposed(func(what string, is netip.Prefix) error {
+			if !is.Overlaps(base) {
+				return nil
+			}
+			return refuse(Refused, "base prefix %v of region %s overlaps %v, %s here; nothing was changed: remove it "+
+				"first", base, kept.Name, is, what)
+		}); err != nil {
+			return err
+		}
 		if err := t.checkBeside(s.cluster.Plan, kept, before, cidrs); err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 	pilasterv1 "pilaster.io/pilaster/api/pilaster/v1"
 	"pilaster.io/pilaster/internal/address"
 	"pilaster.io/pilaster/internal/orchestrator/store"
+	"pilaster.io/pilaster/internal/service"
 	"pilaster.io/pilaster/internal/tenant"
 )
 
@@ -61,6 +62,18 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 	_, err = s.Register(ctx, store.Registration{Node: node(2)})
 	refused(t, err, store.Refused, "with --edge", "cannot change")
 
+	// Services have addresses for hosts outside, and a pool of them, where another region would be.
+	if _, err := s.CreateTenant(ctx, "blue", 0); err != nil {
+		t.Fatal(err)
+	}
+	outside := []service.Service{exposed("web", "2001:db8:8000::a", "80")}
+	if _, err := s.ApplyServices(ctx, "blue", outside, nil, store.ApplyingServices{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.ChangeServicePools(ctx, prefixes("2001:db8:9000::/64"), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+
 	for name, c := range map[string]struct {
 		change func(*pilasterv1.Region)
 		reason store.Reason
@@ -79,6 +92,12 @@ func testRegions(t *testing.T, etcd *clientv3.Client) {
 		"our gateway prefix": {func(r *pilasterv1.Region) {
 			r.BasePrefix, r.Edge = "fd70:696c:6700::/40", "fd70:696c:6700::/64"
 		}, store.Invalid, "gateway prefix"},
+		"an external address": {func(r *pilasterv1.Region) {
+			r.BasePrefix, r.Edge = "2001:db8:8000::/40", "2001:db8:8000:3::/64"
+		}, store.Refused, "overlaps 2001:db8:8000::a/128, an external address of services here"},
+		"a pool": {func(r *pilasterv1.Region) {
+			r.BasePrefix, r.Edge = "2001:db8:9000::/40", "2001:db8:9000:3::/64"
+		}, store.Refused, "overlaps 2001:db8:9000::/64, a pool of load-balancer addresses here"},
 		"edge elsewhere": {func(r *pilasterv1.Region) {
 			r.Edge = "fd70:696c:6300:3::/64"
 		}, store.Invalid, "not a /64 inside"},
