@@ -435,6 +435,36 @@ func TestServiceGone(t *testing.T) {
 	}
 }
 
+// TestServiceSessionEvicted: a flow whose session has been evicted gets another one. The next answer establishes it, so
+// that it does not stay half open, although the answer's own session was established before.
+func TestServiceSessionEvicted(t *testing.T) {
+	b := newServiceBench(t)
+	halfOpen := func(when string, want int) {
+		t.Helper()
+		if s, err := b.datapath.Sessions(); err != nil || s.HalfOpen != want {
+			t.Errorf("sessions %s: %+v, %v; want %d half open", when, s, err, want)
+		}
+	}
+	asks := func() { b.sends(t, "a datagram", question, b.toFar(udp(5000, atPort))) }
+	answers := func() {
+		b.arrives(t, progCase{name: "its answer", frame: b.fromFar(udp(atPort, 5000)),
+			out: b.toClient(udp(farPort, 5000))})
+	}
+	asks()
+	answers()
+	halfOpen("of an established flow", 0)
+	b.forEachSession(t, func(s *bpfobj.PilasterSession) {
+		if bigEndian(s.Key.RemotePort) == farPort {
+			s.Until = 0
+		}
+	})
+	must(t, b.datapath.InvalidateFlows()) // of the verdict for answers
+	asks()
+	halfOpen("after the eviction", 1)
+	answers()
+	halfOpen("after the next answer", 0)
+}
+
 // TestServiceToItself: a container that is its own backend sees both ends of the connection at different addresses.
 func TestServiceToItself(t *testing.T) {
 	b := newServiceBench(t)

@@ -231,6 +231,13 @@ func services() []mutation {
 			cases: []string{"an answer of another service"},
 		},
 		{
+			name:  "answers that establish a new session",
+			old:   "if (w->confirmed && !is_hairpin_alias(peer))",
+			new:   "if (!is_hairpin_alias(peer))",
+			test:  "TestServiceSessionEvicted",
+			cases: []string{"sessions after the next answer"},
+		},
+		{
 			name:  "connections of two services",
 			old:   "return REASON_NO_BACKEND; /* the client uses this port for both",
 			new:   "return 0; /* the client uses this port for both",
