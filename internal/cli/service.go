@@ -166,7 +166,8 @@ func newServiceDescribe(env Env) *cobra.Command {
 		Short: "Show a service, and why endpoints get connections or do not",
 		Long: `Show a service, and why endpoints get connections or do not. NAME is NAMESPACE/NAME for a service of a
 namespace. A ready endpoint gets new connections. A serving one gets them because none is ready. A draining
-one gets none, but its TCP connections go on until it is gone. With --node, the states are those for clients on this node.`,
+one gets none, but its TCP connections go on until it is gone. With --node, the states are those for clients
+on this node.`,
 		Example: "  pilaster service describe web --tenant blue\n" +
 			"  pilaster service describe shop/web --tenant blue --node n1",
 		Args: cobra.ExactArgs(1),

@@ -114,21 +114,17 @@ func TestRefusedManifests(t *testing.T) {
 		"apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n" +
 			"metadata: {name: a, labels: {kubernetes.io/service-name: web}}\n"
 	for text, says := range map[string]string{
-		"":                                     "no service in it",
-		"# nothing\n":                          "no service in it",
-		spec + "{ports: [{port: 80}\n":         "document 1: ",
-		"apiVersion: v1\nkind: Pod\n":          `document 1: kind "Pod" of apiVersion "v1"`,
-		"apiVersion: v1beta1\nkind: Service\n": `apiVersion "v1beta1": write kind Service of v1`,
-		spec + "{ports: [{port: 80}], x: 1}":   `document 1: Service web: unknown field "spec.x"`,
-		spec + "{externalName: a.example}":     "spec.externalName: Forbidden: not supported",
-		spec + "{ports: [{port: 80}], loadBalancerSourceRanges: ['2001:db8::/64'], healthCheckNodePort: 30100, " +
-			"loadBalancerClass: x}": "healthCheckNodePort: Forbidden: not supported: routers learn by BGP which nodes " +
-			"to use; leave it out; spec.loadBalancerClass: Forbidden: not supported: there is one kind of load " +
-			"balancer; leave it out; spec.loadBalancerSourceRanges: Forbidden: not supported: use a NetworkPolicy",
-		spec + "{ports: [{port: 80, nodePort: 30080}]}":                       "port 80/TCP has node port 30080, and the",
-		spec + "{ports: [{port: 80, nodePort: 65536}]}":                       "spec.ports[0].nodePort: Invalid value: 65536",
-		spec + "{type: ExternalName, ports: [{port: 80}]}":                    `spec.type: Unsupported value: "ExternalName"`,
-		spec + "{ports: [{port: 80}], loadBalancerIP: 'fd12::1'}":             "spec.loadBalancerIP: Forbidden",
+		"":                                                        "no service in it",
+		"# nothing\n":                                             "no service in it",
+		spec + "{ports: [{port: 80}\n":                            "document 1: ",
+		"apiVersion: v1\nkind: Pod\n":                             `document 1: kind "Pod" of apiVersion "v1"`,
+		"apiVersion: v1beta1\nkind: Service\n":                    `apiVersion "v1beta1": write kind Service of v1`,
+		spec + "{ports: [{port: 80}], x: 1}":                      `document 1: Service web: unknown field "spec.x"`,
+		spec + "{externalName: a.example}":                        "spec.externalName: Forbidden: not supported",
+		spec + "{ports: [{port: 80, nodePort: 30080}]}":           "port 80/TCP has node port 30080, and the",
+		spec + "{ports: [{port: 80, nodePort: 65536}]}":           "spec.ports[0].nodePort: Invalid value: 65536",
+		spec + "{type: ExternalName, ports: [{port: 80}]}":        `spec.type: Unsupported value: "ExternalName"`,
+		spec + "{ports: [{port: 80}], loadBalancerIP: 'fd12::1'}": "spec.loadBalancerIP: Forbidden",
 		spec + "{type: LoadBalancer, ports: [{port: 80}], loadBalancerIP: x}": "spec.loadBalancerIP: Invalid value",
 		spec + "{type: LoadBalancer, ports: [{port: 80, nodePort: 30080}], " +
 			"allocateLoadBalancerNodePorts: false}": "port 80/TCP has node port 30080, and the",
@@ -159,14 +155,38 @@ func TestRefusedManifests(t *testing.T) {
 		slice + "addressType: IPv6\nports: [{port: 80}]":           "ports: Forbidden",
 		slice + "addressType: IPv6\nendpoints: [{}]":               "endpoints[0].addresses: Invalid value: 0",
 		slice + "addressType: IPv6\nendpoints: [{addresses: [x]}]": "endpoints[0].addresses[0]: Invalid value",
-		slice + "addressType: IPv6\nendpoints: [{addresses: ['fd70::1'], hostname: a, nodeName: n1, zone: null}]": "endpoints" +
-			"[0].hostname: Forbidden: not supported: endpoints have no DNS names of their own; leave it out; " +
-			"endpoints[0].nodeName: Forbidden",
 		"apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a}\naddressType: IPv6": "metadata." +
 			"labels[kubernetes.io/service-name]: Required",
 	} {
 		if _, _, err := ParseManifests([]byte(text)); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s\n%v, want %s", text, err, says)
+		}
+	}
+}
+
+// TestUnsupportedFields: known fields of Kubernetes that have no effect here are refused, all at once, with what to do.
+func TestUnsupportedFields(t *testing.T) {
+	const text = `apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {ports: [{port: 80}], loadBalancerSourceRanges: ['2001:db8::/64'], healthCheckNodePort: 30100, externalName: null}
+`
+	const slice = `apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: a, labels: {kubernetes.io/service-name: web}}
+addressType: IPv6
+endpoints: [{addresses: ['fd70::1'], hostname: a, nodeName: n1, zone: null}]
+`
+	for text, want := range map[string]string{
+		text: "document 1: Service web: spec.healthCheckNodePort: Forbidden: not supported: routers learn by BGP " +
+			"which nodes to use; leave it out; spec.loadBalancerSourceRanges: Forbidden: not supported: use a " +
+			"NetworkPolicy with an ipBlock, and externalTrafficPolicy Local; leave it out",
+		slice: "document 1: EndpointSlice a: endpoints[0].hostname: Forbidden: not supported: endpoints have no DNS " +
+			"names of their own; leave it out; endpoints[0].nodeName: Forbidden: not supported: fixed endpoints are " +
+			"on no node; leave it out",
+	} {
+		if _, _, err := ParseManifests([]byte(text)); err == nil || err.Error() != want {
+			t.Errorf("%s\n%v, want\n%s", text, err, want)
 		}
 	}
 }

@@ -54,8 +54,12 @@ const threshold = 0.7
 const calibration = 3 * time.Second
 
 // turns is how often calibration and ramp are repeated at most. A connection takes longer on a busy machine, so the
-// load may not reach a budget that was measured beside other work.
-const turns = 3
+// load may reach a budget that was measured beside other work late or never. Later than at latest of the ramp, the
+// offload is not started, because it would be active for a few samples or none.
+const (
+	turns  = 3
+	latest = 5. / 6
+)
 
 const (
 	backendNode = "backend"
@@ -255,7 +259,8 @@ func (r *run) ramp(ctx context.Context) error {
 			return err
 		}
 		r.report.Samples = append(r.report.Samples, s)
-		if load[backendNode] < threshold*r.report.Budget || r.report.Started > 0 {
+		if load[backendNode] < threshold*r.report.Budget || r.report.Started > 0 ||
+			at.Seconds() > latest*r.Duration.Seconds() {
 			continue
 		}
 		if err := r.startOffload(ctx); err != nil {

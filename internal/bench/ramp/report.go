@@ -52,7 +52,7 @@ func (r *Report) complete() error {
 	}
 	switch {
 	case r.Started == 0:
-		return errors.New("not measured: the backend's load did not reach the threshold")
+		return errors.New("not measured: the backend's load did not reach the threshold early enough")
 	case before == 0 || after == 0:
 		return fmt.Errorf("not measured: %d samples before the offload, %d while it was active", before, after)
 	case r.Failed > 0:
