@@ -141,8 +141,9 @@ func newEndpointSetCommand(env Env) *cobra.Command {
 		Use:   "set ID|CONTAINER|POD|ADDRESS",
 		Short: "Set whether services send new connections to a container",
 		Long: `Set whether services send new connections to a running container. One that is not ready gets none. A
-terminating one gets none unless its service has no other endpoint. TCP connections go on in both cases. The setting
-lasts as long as the container.`,
+terminating one gets none unless its service has no other endpoint. TCP connections go on in both cases. A flag
+that is left out changes nothing; --terminating=false undoes --terminating. The setting lasts as long as the
+container.`,
 		Example: "  pilaster endpoint set shop/web-0 --terminating\n  pilaster endpoint set 3 --ready=false",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -353,8 +353,8 @@ fd70:696c:7300:5::3
   services   fd70:696c:7300::/40   addresses that stand for many containers each
   tenant     5                     blue
   service    shop/web              80/TCP to 8080
-  exposed    for hosts outside     [2001:db8:8::7]:80/TCP, [2001:db8:7::9]:80/TCP, node port 30080/TCP, ` +
-			`policy Local
+  exposed    for hosts outside     [2001:db8:8::7]:80/TCP, [2001:db8:7::9]:80/TCP, node port 30080/TCP ` +
+			`to 80, policy Local
 `},
 		{"an external address", []string{"--agent-socket", agent, "2001:db8:7::9"}, `
 2001:db8:7::9
@@ -362,7 +362,7 @@ fd70:696c:7300:5::3
 `},
 		{"an address of the node", []string{"--agent-socket", agent, "2001:db8:70::3"}, `
 2001:db8:70::3
-  exposed   shop/web   node port 30080/TCP, policy Local   for hosts outside, at this node, of tenant blue
+  exposed   shop/web   node port 30080/TCP to 80, policy Local   for hosts outside, at this node, of tenant blue
 `},
 		{"an address of the node with a host port", []string{"--agent-socket", agent, "2001:db8:70::4"}, `
 2001:db8:70::4

@@ -227,10 +227,10 @@ func TestExposedService(t *testing.T) {
 	command(t, "tenant", "create", "blue")
 	prints(t, "service dns of tenant blue created: its containers reach it at fd70:696c:7300:1::1, tcp-53 53/TCP, "+
 		"udp-53 53/UDP, web 80/TCP to 8080\nhosts outside of the cluster reach it at [2001:db8:7::9]:53/TCP, "+
-		"[2001:db8:7::9]:53/UDP, [2001:db8:7::9]:80/TCP, node port 30053/TCP, node port 30053/UDP, "+
-		"node port 30080/TCP, policy Local\n", "service", "create", "dns", "--tenant", "blue", "--port", "53", "--port",
-		"53/udp", "--port", "web:80:8080", "--external-ip", "2001:db8:7::9", "--node-port", "53=30053", "--node-port",
-		"web=30080", "--traffic-policy", "Local")
+		"[2001:db8:7::9]:53/UDP, [2001:db8:7::9]:80/TCP, node port 30053/TCP to 53, node port 30053/UDP to 53, "+
+		"node port 30080/TCP to 80, policy Local\n", "service", "create", "dns", "--tenant", "blue", "--port", "53",
+		"--port", "53/udp", "--port", "web:80:8080", "--external-ip", "2001:db8:7::9", "--node-port",
+		"53=30053", "--node-port", "web=30080", "--traffic-policy", "Local")
 	v := ask[serviceView](t, "service", "create", "web", "--tenant", "blue", "--port", "80", "--node-ports")
 	if v.Ports[0].NodePort < service.FirstNodePort || v.TrafficPolicy != "Cluster" || v.ExternalIPs != nil {
 		t.Errorf("service create: %+v", v)

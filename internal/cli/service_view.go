@@ -114,7 +114,7 @@ func (v serviceView) ports() string {
 }
 
 // exposed formats where hosts outside of the cluster reach a service, "" if nowhere:
-// "[2001:db8:7::9]:80/TCP, node port 30080/TCP, policy Cluster".
+// "[2001:db8:7::9]:80/TCP, node port 30080/TCP to 80, policy Cluster".
 func (v serviceView) exposed() string {
 	var all []string
 	at := v.ExternalIPs
@@ -140,12 +140,12 @@ func (v serviceView) isAt(a netip.Addr) bool {
 	return v.LoadBalancerIP == a.String() || slices.Contains(v.ExternalIPs, a.String())
 }
 
-// nodePorts formats the node ports: "node port 30080/TCP, node port 30081/UDP".
+// nodePorts formats the node ports: "node port 30080/TCP to 80, node port 30081/UDP to 53".
 func (v serviceView) nodePorts() string {
 	var all []string
 	for _, p := range v.Ports {
 		if p.NodePort != 0 {
-			all = append(all, fmt.Sprintf("node port %d/%s", p.NodePort, p.Protocol))
+			all = append(all, fmt.Sprintf("node port %d/%s to %d", p.NodePort, p.Protocol, p.Port))
 		}
 	}
 	return strings.Join(all, ", ")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -81,10 +82,12 @@ type metadata struct {
 	Annotations       json.RawMessage `json:"annotations"`
 	CreationTimestamp json.RawMessage `json:"creationTimestamp"`
 	Generation        json.RawMessage `json:"generation"`
+	Finalizers        json.RawMessage `json:"finalizers"`
 	GenerateName      json.RawMessage `json:"generateName"`
 	ManagedFields     json.RawMessage `json:"managedFields"`
 	OwnerReferences   json.RawMessage `json:"ownerReferences"`
 	ResourceVersion   json.RawMessage `json:"resourceVersion"`
+	SelfLink          json.RawMessage `json:"selfLink"`
 	UID               json.RawMessage `json:"uid"`
 }
 
@@ -167,13 +170,15 @@ func (d serviceDocument) service() (s Service, wrong field.ErrorList) {
 	choose("type", spec.Type, "ClusterIP", nodePort, loadBalancer)
 	choose("externalTrafficPolicy", spec.ExternalTrafficPolicy, Cluster.String(), Local.String())
 	choose("sessionAffinity", spec.SessionAffinity, headless, clientIP)
-	choose("ipFamilyPolicy", spec.IPFamilyPolicy, "SingleStack")
+	choose("ipFamilyPolicy", spec.IPFamilyPolicy, "SingleStack", "PreferDualStack")
 	choose("internalTrafficPolicy", spec.InternalTrafficPolicy, "Cluster")
 	for _, f := range spec.IPFamilies {
 		choose("ipFamilies", f, "IPv6")
 	}
-	for _, a := range spec.ClusterIPs {
-		choose("clusterIPs", a, spec.ClusterIP)
+	for i, a := range spec.ClusterIPs {
+		if at := path.Child("clusterIPs").Index(i); a != spec.ClusterIP {
+			wrong = append(wrong, field.Invalid(at, a, "must be clusterIP, and no other"))
+		}
 	}
 	if a := spec.ClusterIP; a != "" && !s.Headless {
 		var err error
@@ -192,8 +197,7 @@ func (d serviceDocument) service() (s Service, wrong field.ErrorList) {
 		unsupported{"externalName", spec.ExternalName, "names outside of the cluster are for a DNS server"},
 		unsupported{"healthCheckNodePort", spec.HealthCheckNodePort, "routers learn by BGP which nodes to use"},
 		unsupported{"loadBalancerClass", spec.LoadBalancerClass, "there is one kind of load balancer"},
-		unsupported{"loadBalancerSourceRanges", spec.LoadBalancerSourceRanges,
-			"use a NetworkPolicy with an ipBlock, and externalTrafficPolicy Local"},
+		unsupported{"loadBalancerSourceRanges", spec.LoadBalancerSourceRanges, "use a NetworkPolicy with an ipBlock"},
 	)...)
 	for i, p := range spec.Ports {
 		port, more := p.port(path.Child("ports").Index(i))
@@ -255,8 +259,8 @@ func (p portSpec) port(path *field.Path) (port Port, wrong field.ErrorList) {
 		if json.Unmarshal(p.TargetPort, &target) == nil {
 			port.Target = number(path.Child("targetPort"), target)
 		} else {
-			wrong = append(wrong, field.Invalid(path.Child("targetPort"), text, "must be a number: names of ports are "+
-				"not supported"))
+			wrong = append(wrong, field.Invalid(path.Child("targetPort"), strings.Trim(text, `"`),
+				"must be a number: names of ports are not supported"))
 		}
 	}
 	if p.NodePort < 0 || p.NodePort > 65535 { // 0 is none; Check knows the range

@@ -23,6 +23,8 @@ metadata:
   labels: {team: a}
   annotations: {x: y}
   uid: abc
+  finalizers: [a/b]
+  selfLink: /x
 spec:
   type: NodePort
   externalIPs: ["2001:db8:7::9"]
@@ -30,7 +32,7 @@ spec:
   clusterIP: "fd70:696c:7300:1::5"
   clusterIPs: ["fd70:696c:7300:1::5"]
   ipFamilies: [IPv6]
-  ipFamilyPolicy: SingleStack
+  ipFamilyPolicy: PreferDualStack
   internalTrafficPolicy: Cluster
   selector: {app: web}
   sessionAffinity: ClientIP
@@ -137,11 +139,11 @@ func TestRefusedManifests(t *testing.T) {
 		spec + "{ports: [{port: 65536}]}":                            "spec.ports[0].port: Invalid value: 65536",
 		spec + `{ports: [{port: "80"}]}`:                             "spec.ports.port: a string is not valid here",
 		spec + "{ports: [{port: 80, targetPort: 65616}]}":            "spec.ports[0].targetPort: Invalid value: 65616",
-		spec + "{ports: [{port: 80, targetPort: http}]}":             "names of ports are not supported",
+		spec + "{ports: [{port: 80, targetPort: http}]}":             `value: "http": must be a number: names`,
 		spec + "{ports: [{port: 80, protocol: SCTP}]}":               "spec.ports[0].protocol: Unsupported value",
 		spec + "{ports: [{port: 80}, {port: 81}]}":                   "document 1: service web: port 80/TCP has no",
 		spec + "{ports: [{port: 80}], clusterIP: 10.0.0.1}":          "spec.clusterIP: Invalid value",
-		spec + "{ports: [{port: 80}], clusterIPs: ['fd70::1']}":      "spec.clusterIPs: Unsupported value",
+		spec + "{ports: [{port: 80}], clusterIPs: ['fd70::1']}":      "spec.clusterIPs[0]: Invalid value",
 		spec + "{ports: [{port: 80}], ipFamilies: [IPv4, IPv6]}":     `spec.ipFamilies: Unsupported value: "IPv4"`,
 		spec + "{ports: [{port: 80}], internalTrafficPolicy: Local}": "spec.internalTrafficPolicy: Unsupported",
 		spec + "{ports: [{port: 80}], trafficDistribution: Near}":    "spec.trafficDistribution: Unsupported",
@@ -180,7 +182,7 @@ endpoints: [{addresses: ['fd70::1'], hostname: a, nodeName: n1, zone: null}]
 	for text, want := range map[string]string{
 		text: "document 1: Service web: spec.healthCheckNodePort: Forbidden: not supported: routers learn by BGP " +
 			"which nodes to use; leave it out; spec.loadBalancerSourceRanges: Forbidden: not supported: use a " +
-			"NetworkPolicy with an ipBlock, and externalTrafficPolicy Local; leave it out",
+			"NetworkPolicy with an ipBlock; leave it out",
 		slice: "document 1: EndpointSlice a: endpoints[0].hostname: Forbidden: not supported: endpoints have no DNS " +
 			"names of their own; leave it out; endpoints[0].nodeName: Forbidden: not supported: fixed endpoints are " +
 			"on no node; leave it out",

@@ -46,7 +46,7 @@ func Select(s Service, all []Slice, node, zone string) (c Choice) {
 			case seen[e.Address]:
 				c.exclude(p, WhyTwice)
 			case !serves && e.Terminating:
-				c.drain(p, WhyTerminating)
+				c.drain(p, WhyTerminating+", "+WhyNotReady)
 			case !serves:
 				c.drain(p, WhyNotReady)
 			case slice.Unreachable:
