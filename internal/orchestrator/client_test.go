@@ -225,9 +225,11 @@ func TestConcurrentCalls(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	fill := func(n pki.Node, procedure string) {
-		tr := transport(t, s, n)
-		for range admission.Allowances[procedure].AtOnce {
-			hang(ctx, t, tr, s.url()+procedure)
+		tr, before := transport(t, s, n), s.limiter.Running()
+		for i := range admission.Allowances[procedure].AtOnce {
+			if hang(ctx, t, tr, s.url()+procedure); i == 0 {
+				awaitRunning(before + 1) // the others share its connection, so that no limit of connections is reached
+			}
 		}
 	}
 	awaitRunning(0)
