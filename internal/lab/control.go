@@ -104,7 +104,7 @@ func startSupervisor(ctx context.Context, f folder, binary string) error {
 	case err := <-ended:
 		return fmt.Errorf("supervisor did not start: %w\n%s", err, tail(f.log("supervisor"), 2000))
 	case <-ctx.Done():
-		// It has no processes yet. Without the lock, which it may not hold yet, nothing else would find it.
+		// lab down finds a supervisor by its lock, which this one may not hold yet. It has started no daemon.
 		_ = cmd.Process.Kill() // fails only if it has ended
 		<-ended
 		return fmt.Errorf("start supervisor: %w", context.Cause(ctx))
