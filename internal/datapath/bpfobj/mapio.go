@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // DeleteOthers deletes the entries of a map whose keys are not in keep.
@@ -111,15 +113,37 @@ func ForEachBatch[K, V any](m *ebpf.Map, keys []K, values []V, do func([]K, []V)
 	}
 }
 
+// WriteEntries writes entries, and replaces those that exist.
 func WriteEntries[K, V any](m *ebpf.Map, keys []K, values []V) error {
 	for len(keys) > 0 {
 		n := min(len(keys), BatchSize)
-		if _, err := m.BatchUpdate(keys[:n], values[:n], nil); err != nil {
+		if err := retryAllocation(func() error {
+			_, err := m.BatchUpdate(keys[:n], values[:n], nil)
+			return err
+		}); err != nil {
 			return fmt.Errorf("%v: %w", m, err)
 		}
 		keys, values = keys[n:], values[n:]
 	}
 	return nil
+}
+
+// The kernel takes the entries of maps with BPF_F_NO_PREALLOC from a small reserve of each CPU, which it refills in the
+// background. A long batch can empty it, so a lack of memory is final only if it lasts.
+const (
+	maxAllocations = 50
+	refillTime     = 2 * time.Millisecond
+)
+
+// retryAllocation repeats a write that the kernel refuses for lack of memory. The write must be idempotent.
+func retryAllocation(write func() error) (err error) {
+	for range maxAllocations {
+		if err = write(); !errors.Is(err, unix.ENOMEM) {
+			return err
+		}
+		time.Sleep(refillTime)
+	}
+	return err
 }
 
 // DeleteKeys deletes entries, which may be gone already.
